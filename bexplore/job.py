@@ -1,0 +1,110 @@
+"""What is trained or evaluated, with what, on how many replicas: everything that decides the program that runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Mode(StrEnum):
+    """Training runs forward, backward and update; evaluation runs forward only."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Precision(StrEnum):
+    """The number formats of weights and of arithmetic."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"  # weights, gradients and arithmetic
+    AUTOCAST_BFLOAT16 = "autocast_bfloat16"  # float32 weights, bfloat16 arithmetic where torch.autocast says so
+    AUTOCAST_FLOAT16 = "autocast_float16"  # with gradient scaling; CUDA only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileSettings:
+    """How the user's own training will call torch.compile.
+
+    Attributes:
+        enabled: False trains eagerly.
+        backend: Backend of torch.compile.
+        mode: Mode of torch.compile; None for its default.
+        fullgraph: Whether a graph break is an error.
+        dynamic: As in torch.compile; False: each size has its own static program.
+        options: Backend options; excludes `mode`.
+    """
+
+    enabled: bool = True
+    backend: str = "inductor"
+    mode: str | None = None
+    fullgraph: bool = False
+    dynamic: bool | None = False
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One replica's program, as JSON values only, so that it crosses process borders and can be fingerprinted.
+
+    Attributes:
+        workload: Which builder of `bexplore.workloads` makes it: `decoder`, `transformers` or `imported`.
+        model: The builder's own parameters (for `decoder`: sizes of the model).
+        data: What a batch looks like (sequence length, vocabulary, image size, an import path ...).
+        mode: Train or eval.
+        optimizer: Name of a `torch.optim` class; ignored in evaluation.
+        optimizer_arguments: Its keyword arguments.
+        max_gradient_norm: Clip the global gradient norm to this before the update; None for no clipping.
+        precision: Number formats.
+        device: A torch device, such as `cpu`, `cuda` or `cuda:1`.
+        num_replicas: Data-parallel replicas.
+        sequence_length: Tokens a sample; None where samples are not sequences.
+        compile: How the user's training compiles.
+        seed: Of the initial weights and of the synthetic samples.
+        import_root: Folder put first on the import path of a worker (that of the configuration); None for none.
+    """
+
+    workload: str
+    model: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    mode: Mode = Mode.TRAIN
+    optimizer: str = "AdamW"
+    optimizer_arguments: Mapping[str, Any] = field(default_factory=dict)
+    max_gradient_norm: float | None = None
+    precision: Precision = Precision.FLOAT32
+    device: str = "cpu"
+    num_replicas: int = 1
+    sequence_length: int | None = None
+    compile: CompileSettings = field(default_factory=CompileSettings)
+    seed: int = 0
+    import_root: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary that `from_dict` turns back into an equal job."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Job:
+        """Rebuild a job from `as_dict`."""
+        fields = dict(record)
+        fields["mode"] = Mode(fields["mode"])
+        fields["precision"] = Precision(fields["precision"])
+        fields["compile"] = CompileSettings(**fields["compile"])
+        return cls(**fields)
+
+    def fingerprint(self, **environment: str) -> str:
+        """Sixteen hexadecimal digits that change with the program, and with nothing else.
+
+        The folder of the configuration is left out: the same job in another checkout is the same job.
+
+        Args:
+            environment: Facts beside the job that decide whether two measurements may be compared.
+        """
+        facts = self.as_dict() | {"import_root": None} | {"environment": environment}
+        text = json.dumps(facts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

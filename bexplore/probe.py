@@ -1,0 +1,182 @@
+"""One question to the hardware and its answer: `Probe` and `Observation`.
+
+`Runner` is the only seam that touches hardware. The engine, the replay of a recorded table and the simulator are its
+three implementations; nothing else measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+
+class Outcome(StrEnum):
+    """How a probe ended. A closed set: a failed probe is data, a broken program is an exception."""
+
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out_of_memory"
+    COMPILE_FAILED = "compile_failed"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    NOT_FINITE = "not_finite"
+
+
+class Compilation(StrEnum):
+    """Which program was run: the search's shared one, the user's exact one, or none."""
+
+    SHARED = "shared"
+    EXACT = "exact"
+    EAGER = "eager"
+
+
+class Purpose(StrEnum):
+    """Why a probe was made; a replicate, a base re-measurement and a confirmation each count as a probe."""
+
+    SEARCH = "search"
+    REPLICATE = "replicate"
+    BASE = "base"
+    CONTENDER = "contender"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One size to compile and run for real.
+
+    Attributes:
+        number: Position in the exploration, from 0; the Optuna trial has the same number.
+        micro_batch_size: Samples of one replica in one forward and backward pass.
+        compilation: Which program to run.
+        purpose: Why the probe is made.
+        fresh_worker: Start a new process first, so that process-to-process noise is seen.
+        max_passes: Upper bound on timed passes; the runner may stop earlier when the noise allows it.
+        predicted_peak_memory_bytes: What the trace or the memory model expects; None where unknown.
+        time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
+    """
+
+    number: int
+    micro_batch_size: int
+    compilation: Compilation = Compilation.SHARED
+    purpose: Purpose = Purpose.SEARCH
+    fresh_worker: bool = False
+    max_passes: int = 10
+    predicted_peak_memory_bytes: int | None = None
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a probe found. Raw times are kept; every statistic is derived from them.
+
+    Attributes:
+        probe: The question.
+        outcome: How it ended.
+        reason: Why, for people; empty for a measurement without remarks.
+        pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded.
+        update_times_s: Seconds of each timed optimizer update; empty in evaluation.
+        start_time_s: Seconds to start the worker and build the job, where this probe did; else 0.
+        compile_time_s: Seconds of the first pass beyond a warm one, where this probe compiled; else 0.
+        elapsed_s: Seconds that the whole probe cost, start and compile included.
+        started_at_s: Unix time of its start.
+        worker: Ordinal of the worker process within the exploration; None where there was none.
+        peak_memory_bytes: What the allocator held at its peak (reserved memory on CUDA); None if unknown.
+        peak_allocated_bytes: The same for live tensors only; None if unknown.
+        memory_budget_bytes: The budget in force; None for no limit.
+        num_graphs: Compiled graphs; None if not compiled.
+        num_graph_breaks: Graph breaks; None if not compiled.
+        graph_break_reasons: A line per distinct break.
+        num_recompiles: Compilations of this probe beyond the first; None if not compiled.
+        loss: The loss of the last pass; None if unknown.
+        warnings: What a reader must know before believing the numbers.
+        traceback_text: The user's own traceback of a crash.
+        details: Extra facts by name, JSON values only.
+    """
+
+    probe: Probe
+    outcome: Outcome
+    reason: str = ""
+    pass_times_s: tuple[float, ...] = ()
+    update_times_s: tuple[float, ...] = ()
+    start_time_s: float = 0.0
+    compile_time_s: float = 0.0
+    elapsed_s: float = 0.0
+    started_at_s: float = 0.0
+    worker: int | None = None
+    peak_memory_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    memory_budget_bytes: int | None = None
+    num_graphs: int | None = None
+    num_graph_breaks: int | None = None
+    graph_break_reasons: tuple[str, ...] = ()
+    num_recompiles: int | None = None
+    loss: float | None = None
+    warnings: tuple[str, ...] = ()
+    traceback_text: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one replica in one pass."""
+        return self.probe.micro_batch_size
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are times to rank."""
+        return self.outcome is Outcome.MEASURED
+
+    @property
+    def pass_time_s(self) -> float:
+        """Median seconds of a pass; NaN if nothing was timed."""
+        return float(np.median(self.pass_times_s)) if self.pass_times_s else math.nan
+
+    @property
+    def update_time_s(self) -> float:
+        """Median seconds of an update; NaN if nothing was timed."""
+        return float(np.median(self.update_times_s)) if self.update_times_s else math.nan
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of the pass, the quantity that is ranked; NaN if nothing was timed."""
+        return self.micro_batch_size / self.pass_time_s
+
+    @property
+    def log_pass_time_se(self) -> float:
+        """Standard error of ln(median pass time), from the median absolute deviation; NaN below two passes.
+
+        Source: 1.4826 MAD estimates the standard deviation of a normal sample, 1.2533 s / sqrt(n) the standard error
+        of its median; times 1.5 for the autocorrelation of consecutive steps, seen in public repeats.
+        """
+        if len(self.pass_times_s) < 2:
+            return math.nan
+        log_times = np.log(self.pass_times_s)
+        mad = float(np.median(np.abs(log_times - np.median(log_times))))
+        return 1.5 * 1.2533 * 1.4826 * mad / math.sqrt(len(log_times))
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary that `from_dict` turns back into an equal observation."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Observation:
+        """Rebuild an observation from `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: The record is not one of ours.
+        """
+        fields = dict(record)
+        question = dict(fields.pop("probe"))
+        question["compilation"] = Compilation(question["compilation"])
+        question["purpose"] = Purpose(question["purpose"])
+        fields["outcome"] = Outcome(fields["outcome"])
+        for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
+            fields[name] = tuple(fields.get(name, ()))
+        return cls(probe=Probe(**question), **fields)
+
+
+Runner = Callable[[Probe], Observation]

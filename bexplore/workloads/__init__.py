@@ -1,0 +1,7 @@
+"""What can be trained: `build` turns a `Job` into a `Workload` of live torch modules."""
+
+from __future__ import annotations
+
+from bexplore.workloads.workload import Batch, Workload, build
+
+__all__ = ["Batch", "Workload", "build"]
