@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from bexplore.workloads.workload import Batch, Workload, build
+from bexplore.workloads.builders import build
+from bexplore.workloads.workload import Batch, Workload
 
 __all__ = ["Batch", "Workload", "build"]

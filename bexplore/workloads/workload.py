@@ -1,4 +1,4 @@
-"""A job that has been built, and the one door through which it is built."""
+"""A job that has been built."""
 
 from __future__ import annotations
 

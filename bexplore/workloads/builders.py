@@ -1,0 +1,53 @@
+"""The one door through which a job is built."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+import torch
+
+from bexplore.errors import UserInputError
+from bexplore.job import Job
+from bexplore.workloads.decoder import build_decoder
+from bexplore.workloads.step import check_precision
+from bexplore.workloads.workload import Workload
+
+_BUILDERS: dict[str, Callable[[Job], Workload]] = {
+    "decoder": build_decoder,
+}
+
+
+def build(job: Job) -> Workload:
+    """Build the job on its device; the same job gives the same weights and the same samples.
+
+    It may be called under `FakeTensorMode` and with the device `meta`: then nothing is allocated. The global random
+    state is left as it was.
+
+    Raises:
+        UserInputError: The job asks for something that does not exist; whatever the user's own code raises is not
+            caught.
+    """
+    if job.workload not in _BUILDERS:
+        near = difflib.get_close_matches(job.workload, _BUILDERS, n=1)
+        known = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(_BUILDERS)}."
+        raise UserInputError(f"There is no workload named {job.workload!r}.", hint=known)
+    device = check_device(job.device)
+    check_precision(job)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" and torch.cuda.is_available() else []):
+        torch.manual_seed(job.seed)
+        return _BUILDERS[job.workload](job)
+
+
+def check_device(name: str) -> torch.device:
+    """Read the name of a torch device.
+
+    Raises:
+        UserInputError: torch knows no such device.
+    """
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise UserInputError(
+            f"torch knows no device named {name!r}.", hint="Use cpu, cuda, cuda:1, or another that torch names."
+        ) from error

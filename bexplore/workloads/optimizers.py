@@ -1,0 +1,85 @@
+"""Any `torch.optim` class by its name, its arguments checked before a worker is started for it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from bexplore.errors import UserInputError
+
+_REFUSED = {
+    "LBFGS": "it evaluates the loss several times within one update, so a pass and an update cannot be told apart",
+    "SparseAdam": "it takes sparse gradients only, and accumulated gradients are dense",
+}
+
+
+def build_optimizer(
+    name: str, arguments: Mapping[str, Any], parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Make the optimizer of the parameters that require gradients.
+
+    Args:
+        name: Name of a class of `torch.optim`, such as `AdamW`.
+        arguments: Its keyword arguments; `fused`, `foreach` and `capturable` are left to the user.
+        parameters: All parameters of the model; frozen ones are left out.
+
+    Raises:
+        UserInputError: The name or an argument is wrong, or nothing can be trained.
+    """
+    optimizer_class = _find_class(name)
+    _check_argument_names(optimizer_class, arguments)
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trainable:
+        raise UserInputError(
+            "The model has no parameter that requires a gradient, so there is nothing to train.",
+            hint="Leave some parameters unfrozen, or explore evaluation instead of training.",
+        )
+    try:
+        return optimizer_class(trainable, **arguments)
+    except (TypeError, ValueError, RuntimeError) as error:  # how torch.optim refuses a value
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise UserInputError(
+            f"torch.optim.{name}({given}) was refused: {error}", hint="Correct the optimizer's arguments."
+        ) from error
+
+
+def optimizer_names() -> list[str]:
+    """Names of the optimizers that can be used, sorted."""
+    return sorted(
+        name
+        for name, value in vars(torch.optim).items()
+        if inspect.isclass(value)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+        and name not in _REFUSED
+    )
+
+
+def _find_class(name: str) -> type[torch.optim.Optimizer]:
+    if name in _REFUSED:
+        raise UserInputError(
+            f"The optimizer {name} cannot be explored: {_REFUSED[name]}.",
+            hint="Choose another, such as AdamW, or bring a whole step of your own.",
+        )
+    if name not in optimizer_names():
+        by_lower_case = {known.lower(): known for known in optimizer_names()}
+        near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
+        known = f"Did you mean {by_lower_case[near[0]]}?" if near else f"Choose one of {', '.join(optimizer_names())}."
+        raise UserInputError(f"torch.optim has no optimizer named {name!r}.", hint=known)
+    return getattr(torch.optim, name)
+
+
+def _check_argument_names(optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
+    accepted = list(inspect.signature(optimizer_class).parameters)[1:]  # the first is the parameters themselves
+    for name in arguments:
+        if name not in accepted:
+            near = difflib.get_close_matches(name, accepted, n=1)
+            raise UserInputError(
+                f"torch.optim.{optimizer_class.__name__} has no argument {name!r}.",
+                hint=f"Did you mean {near[0]}?" if near else f"It takes {', '.join(accepted)}.",
+            )

@@ -1,0 +1,38 @@
+"""Synthetic samples: sample i depends on the seed and on i, never on how many samples are asked for.
+
+Each sample has its own generator on the CPU, so that the same job sees the same samples on every device, and so that
+making a batch leaves no temporary in the device's allocator before its peak is read.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+_SEED_STRIDE = 1_000_003  # a prime: the streams of neighbouring seeds do not meet within a million samples
+
+
+def random_tokens(num_samples: int, length: int, vocab_size: int, *, seed: int) -> torch.Tensor:
+    """Draw token ids, uniform in [0, vocab_size).
+
+    Returns:
+        (num_samples, length) int64, on the CPU.
+    """
+    return torch.stack(
+        [torch.randint(vocab_size, (length,), generator=_generator(seed, index)) for index in range(num_samples)]
+    )
+
+
+def random_values(num_samples: int, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
+    """Draw values of mean 0 and variance 1, uniform in [-sqrt(3), sqrt(3)): what a normalized image looks like.
+
+    Returns:
+        (num_samples, *shape) float32, on the CPU.
+    """
+    rows = [torch.rand(shape, generator=_generator(seed, index)) for index in range(num_samples)]
+    return torch.stack(rows).sub_(0.5).mul_(2 * math.sqrt(3))
+
+
+def _generator(seed: int, index: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * _SEED_STRIDE + index)
