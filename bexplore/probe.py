@@ -69,6 +69,16 @@ class Probe:
     predicted_peak_memory_bytes: int | None = None
     time_limit_s: float | None = None
 
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Probe:
+        """Rebuild a probe from `dataclasses.asdict`.
+
+        Raises:
+            TypeError, ValueError: The record is not one of ours.
+        """
+        compilation, purpose = Compilation(record["compilation"]), Purpose(record["purpose"])
+        return cls(**record | {"compilation": compilation, "purpose": purpose})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -170,13 +180,11 @@ class Observation:
             KeyError, TypeError, ValueError: The record is not one of ours.
         """
         fields = dict(record)
-        question = dict(fields.pop("probe"))
-        question["compilation"] = Compilation(question["compilation"])
-        question["purpose"] = Purpose(question["purpose"])
+        question = Probe.from_dict(fields.pop("probe"))
         fields["outcome"] = Outcome(fields["outcome"])
         for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
             fields[name] = tuple(fields.get(name, ()))
-        return cls(probe=Probe(**question), **fields)
+        return cls(probe=question, **fields)
 
 
 Runner = Callable[[Probe], Observation]

@@ -1,0 +1,155 @@
+"""Compiles a workload and keeps account of what the compiler did: graphs, breaks, recompilations, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import decorators
+from torch._dynamo import utils as dynamo_utils
+from torch._dynamo.callback import callback_handler
+from torch.utils._pytree import tree_leaves
+
+from bexplore.job import CompileSettings
+from bexplore.probe import Compilation
+from bexplore.workloads import Batch, Workload
+
+# How the batch dimension of a shared program is made symbolic, best first. An unbacked size has no hint to specialise
+# on, so that one program serves every size; a backed one compiles again for 1 and at the backend's own thresholds.
+SHARED_MODES = ("unbacked", "dynamic", "static")
+
+
+def make_limits_loud() -> None:
+    """Turn silent fallbacks to eager into errors, for this whole process.
+
+    Past `recompile_limit` torch.compile runs eagerly without a word, and the time of an eager pass would be reported as
+    a compiled one.
+    """
+    dynamo_config.fail_on_recompile_limit_hit = True
+    dynamo_config.suppress_errors = False
+
+
+def compile_workload(workload: Workload, settings: CompileSettings, compilation: Compilation) -> None:
+    """Compile the workload's modules in place; nothing is built before the first pass."""
+    if compilation is Compilation.EAGER or not settings.enabled:
+        return
+    arguments: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph}
+    if settings.mode is not None:
+        arguments["mode"] = settings.mode
+    if settings.options:
+        arguments["options"] = dict(settings.options)
+    # The shared program marks its one symbolic dimension by hand; everything else stays static.
+    arguments["dynamic"] = settings.dynamic if compilation is Compilation.EXACT else None
+    for module in workload.compiled_modules:
+        module.compile(**arguments)
+
+
+def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode: str) -> None:
+    """Declare the sample dimension of every tensor of a batch symbolic, and nothing else.
+
+    Args:
+        batch: Pytree of tensors.
+        dimensions: Sample dimension of each tensor leaf, None for a tensor without one; None for dimension 0 of all.
+        mode: One of `SHARED_MODES`.
+    """
+    if mode == "static":
+        return
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    for index, tensor in enumerate(tensors):
+        dimension = 0 if dimensions is None else dimensions[index]
+        if dimension is None or tensor.dim() == 0:
+            continue
+        if mode == "unbacked":
+            decorators.mark_unbacked(tensor, dimension, shape_id="samples")
+        else:
+            decorators.mark_dynamic(tensor, dimension)
+
+
+@dataclass(slots=True)
+class CompilerAccount:
+    """What the compiler did since the last `take`.
+
+    Attributes:
+        num_graphs: Graphs that were compiled.
+        num_recompiles: Those of them that replaced an earlier graph of the same code.
+        compile_time_s: Seconds inside the compiler, backward graphs included.
+        graph_break_reasons: Distinct reasons, first line of each.
+        recompile_reasons: Why, first line of each.
+    """
+
+    num_graphs: int = 0
+    num_recompiles: int = 0
+    compile_time_s: float = 0.0
+    graph_break_reasons: tuple[str, ...] = ()
+    recompile_reasons: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class CompilerWatch:
+    """Reads torch's own records of its compilations; `take` gives what is new."""
+
+    _seen_breaks: dict[str, int] = field(default_factory=dict)
+
+    def take(self) -> CompilerAccount:
+        """Return what was compiled since the last call, and forget it."""
+        metrics = dynamo_utils.get_compilation_metrics()
+        dynamo_utils.clear_compilation_metrics()
+        frames = [m for m in metrics if getattr(m, "is_forward", True) is not False and m.graph_op_count]
+        done = [frame for frame in frames if not frame.fail_type]
+        again = [frame for frame in done if _compile_ordinal(frame.compile_id) > 0]
+        reasons = {_first_line(getattr(frame, "recompile_reason", None)) for frame in again} - {""}
+        return CompilerAccount(
+            num_graphs=len(done),
+            num_recompiles=len(again),
+            compile_time_s=sum(_seconds(metric) for metric in metrics),
+            graph_break_reasons=self._new_breaks(),
+            recompile_reasons=tuple(sorted(reasons)),
+        )
+
+    def _new_breaks(self) -> tuple[str, ...]:
+        breaks = dict(dynamo_utils.counters["graph_break"])
+        new = [reason for reason, count in breaks.items() if count > self._seen_breaks.get(reason, 0)]
+        self._seen_breaks = breaks
+        return tuple(_first_line(reason) for reason in new)
+
+
+@contextmanager
+def around_compilations(on_start: Callable[[], None], on_end: Callable[[], None]):
+    """Call `on_start` before and `on_end` after each compilation that happens inside the block."""
+
+    def start(_arguments: Any) -> None:
+        on_start()
+
+    def end(_arguments: Any) -> None:
+        on_end()
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
+
+
+def _compile_ordinal(compile_id: str | None) -> int:
+    """The second number of torch's `frame/ordinal[_attempt]` compile id: 0 for a first compilation."""
+    try:
+        return int(str(compile_id).split("/")[1].split("_")[0])
+    except (IndexError, ValueError):
+        return 0
+
+
+def _seconds(metric: Any) -> float:
+    """Wall seconds of one compilation record: the frame's own for a forward, the lazy backward's otherwise."""
+    duration_us = getattr(metric, "duration_us", None)
+    return duration_us / 1e6 if duration_us else (metric.entire_frame_compile_time_s or 0.0)
+
+
+def _first_line(text: str | None) -> str:
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[0][:300] if lines else ""

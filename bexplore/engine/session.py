@@ -1,0 +1,291 @@
+"""One built and compiled job inside a worker, and how one size of it is measured.
+
+Order of a probe: (the pass that compiles) - an untimed step of two passes and an update, whose peak memory is read -
+timed passes that add to existing gradients, as accumulation does - timed updates. The optimizer's states appear at the
+first update, so the peak is read after it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bexplore.engine.allocator import measure_peak, storage_bytes
+from bexplore.engine.compilation import (
+    CompilerAccount,
+    CompilerWatch,
+    around_compilations,
+    compile_workload,
+    mark_batch_dimension,
+)
+from bexplore.engine.limits import DataLimit
+from bexplore.job import Job, Mode
+from bexplore.probe import Compilation, Probe
+from bexplore.workloads import Batch, Workload, build
+
+MIN_PASSES = 3
+MAX_UPDATES = 3
+# A probe stops timing when the standard error of its log median is below this: a fifth of the 2 % that counts as a tie.
+ENOUGH_SE = 0.004
+WARM_DEVICE_S = 0.3
+
+Report = Callable[..., None]
+
+
+class NotFiniteError(Exception):
+    """The loss is NaN or infinite, so that times may not be those of a real step."""
+
+
+class Session:
+    """A job that lives in this process, compiled one way.
+
+    Args:
+        job: What to build.
+        compilation: Which program to compile.
+        shared_mode: How the shared program's batch dimension is made symbolic.
+        budget_bytes: Memory budget of the job's tensors; None for no limit.
+        report: Called with `stage=...` or `pass_time_s=...` as the probe goes on.
+    """
+
+    def __init__(
+        self, job: Job, *, compilation: Compilation, shared_mode: str, budget_bytes: int | None, report: Report
+    ) -> None:
+        self.job = job
+        self.compilation = compilation
+        self.shared_mode = shared_mode
+        self.budget_bytes = budget_bytes
+        self.report = report
+        self.device = torch.device(job.device)
+        self.is_training = job.mode is Mode.TRAIN
+        self.has_states = False
+        self.is_compiled = False
+        self.watch = CompilerWatch()
+        self.limit = DataLimit(budget_bytes if self.device.type == "cpu" else None)
+        _bound_device_memory(self.device, budget_bytes)
+        report(stage="build")
+        self.workload: Workload = build(job)
+        compile_workload(self.workload, job.compile, compilation)
+        report(stage="warm")
+        _warm_device(self.device)
+
+    def measure(self, probe: Probe, *, pass_budget_s: float) -> dict[str, Any]:
+        """Run one size for real.
+
+        Args:
+            probe: The size, and the upper bound on timed passes.
+            pass_budget_s: Stop timing passes once this many seconds are spent and `MIN_PASSES` are done.
+
+        Returns:
+            Facts by the field names of `Observation`.
+
+        Raises:
+            NotFiniteError: The loss is not finite.
+            Exception: Whatever the user's step or the compiler raised.
+        """
+        batch = self._make_batch(probe.micro_batch_size)
+        # Without gradients, which a probe that failed half-way may have left.
+        self._clear_gradients()
+        with self.limit.around_steps(self._live_bytes(batch)), around_compilations(self.limit.lift, self.limit.lower):
+            first_pass_s = self._compile_pass(batch)
+            self.report(stage="memory")
+            gradients: list[Any] = []
+            peak = measure_peak(lambda: gradients.extend(self._step(batch)), self.device, alive=self._alive(batch))
+            self._attach(gradients)
+            account = self.watch.take()
+            self.report(stage="passes")
+            pass_times_s = self._time_passes(batch, probe.max_passes, pass_budget_s)
+            self.report(stage="updates")
+            update_times_s = self._time_updates()
+            loss = self._finite_loss(batch)
+        late = self.watch.take()
+        compiled = self.compilation is not Compilation.EAGER and self.job.compile.enabled
+        return {
+            "pass_times_s": pass_times_s,
+            "update_times_s": update_times_s,
+            "compile_time_s": _compile_time_s(account, first_pass_s, pass_times_s),
+            "peak_memory_bytes": peak.held_bytes if peak else None,
+            "peak_allocated_bytes": peak.allocated_bytes if peak else None,
+            "num_graphs": account.num_graphs + late.num_graphs if compiled else None,
+            "num_graph_breaks": len(account.graph_break_reasons) if compiled else None,
+            "graph_break_reasons": account.graph_break_reasons,
+            "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
+            "loss": loss,
+            "warnings": _warnings(late, peak.num_alloc_retries if peak else 0),
+            "details": {
+                "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
+                "compiler_s": account.compile_time_s + late.compile_time_s,
+                "num_alloc_retries": peak.num_alloc_retries if peak else 0,
+                "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
+            },
+        }
+
+    def _make_batch(self, micro_batch_size: int) -> Batch:
+        batch = tree_map(_with_standard_strides, self.workload.make_batch(micro_batch_size))
+        if self.compilation is Compilation.SHARED and self.job.compile.enabled:
+            mark_batch_dimension(batch, self.workload.batch_dimensions, self.shared_mode)
+        return batch
+
+    def _compile_pass(self, batch: Batch) -> float:
+        """Run a pass and an update where something may still have to be built; return its seconds."""
+        one_program = self.compilation is Compilation.SHARED and self.shared_mode == "unbacked"
+        if self.is_compiled and one_program:
+            return 0.0
+        self.report(stage="compile" if self.compilation is not Compilation.EAGER else "first pass")
+        seconds = self._timed(lambda: self.workload.forward_backward(batch))
+        if self.is_training and not self.has_states:
+            self.workload.update()
+            self.has_states = True
+        self._clear_gradients()
+        self.is_compiled = True
+        return seconds
+
+    def _step(self, batch: Batch) -> list[Any]:
+        """Two accumulation passes and an update; returns the gradients as they were before the update."""
+        self.workload.forward_backward(batch)
+        self.workload.forward_backward(batch)
+        gradients = self._gradients()
+        if self.is_training:
+            self.workload.update()
+        return gradients
+
+    def _time_passes(self, batch: Batch, max_passes: int, budget_s: float) -> list[float]:
+        times_s: list[float] = []
+        while len(times_s) < max(MIN_PASSES, max_passes):
+            seconds = self._timed(lambda: self.workload.forward_backward(batch))
+            times_s.append(seconds)
+            self.report(pass_time_s=seconds)
+            if len(times_s) >= MIN_PASSES and (sum(times_s) > budget_s or _se(times_s) < ENOUGH_SE):
+                break
+        return times_s
+
+    def _time_updates(self) -> list[float]:
+        """Time the update alone; the gradients it clears are put back, so that no further pass is needed."""
+        if not self.is_training:
+            return []
+        gradients = self._gradients()
+        times_s = []
+        for _ in range(MAX_UPDATES):
+            self._attach(gradients)
+            times_s.append(self._timed(self.workload.update))
+        return times_s
+
+    def _finite_loss(self, batch: Batch) -> float:
+        with torch.no_grad():
+            value = float(self._last_loss)
+        if not math.isfinite(value):
+            raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {value}")
+        return value
+
+    def _timed(self, run: Callable[[], Any]) -> float:
+        """Seconds of one call: device events on CUDA, wall clock elsewhere."""
+        if self.device.type == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize(self.device)
+            start.record()
+            result = run()
+            end.record()
+            torch.cuda.synchronize(self.device)
+            seconds = start.elapsed_time(end) / 1e3
+        else:
+            _synchronize(self.device)
+            begin = time.perf_counter()
+            result = run()
+            _synchronize(self.device)
+            seconds = time.perf_counter() - begin
+        if isinstance(result, torch.Tensor):
+            self._last_loss = result
+        return seconds
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        modules = list(self.workload.compiled_modules)
+        if self.workload.loss_module is not None:
+            modules.append(self.workload.loss_module)
+        stepped = [p for o in self.workload.optimizers for group in o.param_groups for p in group["params"]]
+        own = [p for module in modules for p in module.parameters()]
+        return list({id(p): p for p in stepped + own}.values())
+
+    def _gradients(self) -> list[Any]:
+        return [(parameter, parameter.grad) for parameter in self._parameters()]
+
+    def _attach(self, gradients: list[Any]) -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters():
+            parameter.grad = None
+
+    def _alive(self, batch: Batch) -> list[Any]:
+        modules = [m for m in [self.workload.loss_module, *self.workload.compiled_modules] if m is not None]
+        buffers = [b for module in modules for b in module.buffers()]
+        states = [optimizer.state for optimizer in self.workload.optimizers]
+        return [self._parameters(), buffers, [list(s.values()) for s in states], batch]
+
+    def _live_bytes(self, batch: Batch) -> int:
+        return storage_bytes(self._alive(batch))
+
+
+def len_of(batch: Batch) -> int:
+    """Samples of a batch, by its first tensor."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
+    return int(tensors[0].shape[0]) if tensors else 0
+
+
+def _with_standard_strides(leaf: Any) -> Any:
+    """Give a contiguous tensor its standard strides: with one sample, a view may have any, and torch guards on them."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_contiguous():
+        return leaf.clone(memory_format=torch.contiguous_format)
+    return leaf
+
+
+def _compile_time_s(account: CompilerAccount, first_pass_s: float, pass_times_s: list[float]) -> float:
+    """Seconds of building: the first pass beyond a warm one, or the compiler's own account where that is longer."""
+    if not account.num_graphs:
+        return 0.0
+    return max(first_pass_s - float(np.median(pass_times_s)), account.compile_time_s)
+
+
+def _warnings(late: CompilerAccount, num_alloc_retries: int) -> list[str]:
+    warnings = []
+    if late.num_graphs:
+        warnings.append(f"the compiler ran {late.num_graphs} times while passes were timed: the times include it")
+    if num_alloc_retries:
+        warnings.append(
+            f"the caching allocator ran out and retried {num_alloc_retries} times in one step: "
+            "throughput near the memory limit suffers from it"
+        )
+    return warnings
+
+
+def _se(times_s: list[float]) -> float:
+    """Standard error of ln(median), as `Observation.log_pass_time_se` has it."""
+    log_times = np.log(times_s)
+    mad = float(np.median(np.abs(log_times - np.median(log_times))))
+    return 1.5 * 1.2533 * 1.4826 * mad / math.sqrt(len(times_s))
+
+
+def _bound_device_memory(device: torch.device, budget_bytes: int | None) -> None:
+    if device.type == "cuda" and budget_bytes is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
+
+
+def _warm_device(device: torch.device) -> None:
+    """Keep the device busy for a moment: an idle one starts at a low clock."""
+    square = torch.ones(512, 512, device=device)
+    until = time.perf_counter() + WARM_DEVICE_S
+    while time.perf_counter() < until:
+        square = (square @ square).clamp_(max=1.0)
+        _synchronize(device)
+
+
+def _synchronize(device: torch.device) -> None:
+    module = getattr(torch, device.type, None)
+    if device.type != "cpu" and hasattr(module, "synchronize"):
+        module.synchronize()

@@ -1,0 +1,143 @@
+"""The worker process: builds the job once, answers probes until its compilation is no longer valid, and may die.
+
+Started as `python -m bexplore.engine.worker FD` with one end of a socket pair; it ends with the explorer, whatever
+happens to either.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from bexplore.engine.channel import receive, send
+from bexplore.engine.limits import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
+
+
+def main(file_descriptor: int) -> None:
+    """Serve requests from the explorer until it closes the connection."""
+    die_with_parent()
+    volunteer_for_the_oom_killer()
+    connection = Connection(file_descriptor)
+    requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
+    server = _Server(connection)
+    while True:
+        request = requests.get()
+        send(connection, {"kind": "answer"} | server.answer(request))
+
+
+def _listen(connection: Connection, requests: SimpleQueue[dict[str, Any]]) -> None:
+    """Queue what the explorer asks; when it is gone, end this worker and all that it started."""
+    while True:
+        try:
+            requests.put(receive(connection))
+        except (EOFError, OSError):
+            kill_own_group()
+
+
+class _Server:
+    """Answers the three kinds of request: facts, probe, same_training."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._session: Any = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a request; a failure of the job is an answer too."""
+        from bexplore.engine.failures import classify_exception  # after `die_with_parent`: this import takes a while
+
+        try:
+            return getattr(self, f"_{request['kind']}")(request)
+        except Exception as error:  # the border of the user's code: everything it raises becomes the probe's outcome
+            failure = self._diagnose(classify_exception(error), request)
+            return {
+                "outcome": failure.outcome,
+                "reason": failure.reason,
+                "traceback_text": failure.traceback_text,
+                "details": {"exception_type": failure.exception_type},
+            }
+
+    def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
+        from bexplore.engine.device import device_facts
+
+        self._report(stage="import")
+        return device_facts(request["device"])
+
+    def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
+        from bexplore.engine.compilation import make_limits_loud
+        from bexplore.engine.session import NotFiniteError, Session
+        from bexplore.job import Job
+        from bexplore.probe import Outcome, Probe
+
+        started = time.perf_counter()
+        make_limits_loud()
+        probe = Probe.from_dict(request["probe"])
+        if self._session is None:
+            self._session = Session(
+                Job.from_dict(request["job"]),
+                compilation=probe.compilation,
+                shared_mode=request["shared_mode"],
+                budget_bytes=request["budget_bytes"],
+                report=self._report,
+            )
+            start_time_s = time.perf_counter() - started
+        else:
+            start_time_s = 0.0
+        try:
+            facts = self._session.measure(probe, pass_budget_s=request["pass_budget_s"])
+        except NotFiniteError as error:
+            return {"outcome": Outcome.NOT_FINITE, "reason": str(error), "start_time_s": start_time_s}
+        return {"outcome": Outcome.MEASURED, "start_time_s": start_time_s} | facts
+
+    def _same_training(self, request: dict[str, Any]) -> dict[str, Any]:
+        import dataclasses
+
+        from bexplore.engine.same_training import compare_gradients
+        from bexplore.job import Job
+        from bexplore.workloads import build
+
+        self._report(stage="gradients")
+        comparison = compare_gradients(
+            build(Job.from_dict(request["job"])),
+            base_micro_batch_size=request["base_micro_batch_size"],
+            micro_batch_size=request["micro_batch_size"],
+        )
+        return {"outcome": "measured"} | dataclasses.asdict(comparison)
+
+    def _diagnose(self, failure: Any, request: dict[str, Any]) -> Any:
+        """Tell a bug of the user's from one of the compiler's by running the same size without the compiler.
+
+        Dynamo reports errors of the user's own code (a shape error met with fake tensors, say) under its own types.
+        """
+        import dataclasses
+
+        from bexplore.engine.failures import classify_exception
+        from bexplore.job import Job
+        from bexplore.probe import Outcome
+        from bexplore.workloads import build
+
+        if failure.outcome is not Outcome.COMPILE_FAILED or request["kind"] != "probe":
+            return failure
+        self._session = None
+        self._report(stage="eager check")
+        try:
+            workload = build(Job.from_dict(request["job"]))
+            workload.forward_backward(workload.make_batch(request["probe"]["micro_batch_size"]))
+        except Exception as error:  # the user's own code again
+            own = classify_exception(error)
+            return own if own.outcome is Outcome.CRASHED else failure
+        return dataclasses.replace(failure, reason=f"{failure.reason} (the same step runs without torch.compile)")
+
+    def _report(self, **message: Any) -> None:
+        send(self._connection, {"kind": "progress"} | message)
+
+
+if __name__ == "__main__":
+    # The import path of `-m` is the explorer's working folder; the job's own folder is put there by the workload.
+    sys.path[:] = [folder for folder in sys.path if folder not in ("", os.getcwd())] + [os.getcwd()]
+    main(int(sys.argv[1]))

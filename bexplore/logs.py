@@ -1,0 +1,67 @@
+"""structlog, configured once: short lines for people on stderr, JSON of everything in the run directory."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import structlog
+
+LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
+
+
+class _Logbook:
+    """Where log lines go: stderr above a level, and the run's file once there is one."""
+
+    def __init__(self) -> None:
+        self.console_level = logging.WARNING
+        self.file: TextIO | None = None
+        self.to_file = structlog.processors.JSONRenderer(default=str)
+        self.to_console = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
+
+    def __call__(self, logger: Any, name: str, event: structlog.typing.EventDict) -> str:
+        if self.file is not None:
+            self.file.write(str(self.to_file(logger, name, dict(event))) + "\n")
+            self.file.flush()
+        if getattr(logging, event["level"].upper()) < self.console_level:
+            raise structlog.DropEvent
+        event.pop("timestamp", None)
+        return str(self.to_console(logger, name, event))
+
+
+_logbook = _Logbook()
+
+
+def configure(verbosity: int) -> None:
+    """Set up structlog for this process.
+
+    Args:
+        verbosity: -1 errors, 0 warnings, 1 what happens, 2 everything; on stderr only, the file has everything.
+    """
+    _logbook.console_level = LEVELS[max(-1, min(2, verbosity))]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _logbook,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def attach_file(path: Path) -> None:
+    """From now on write every log event to this file, one JSON object a line."""
+    detach_file()
+    _logbook.file = path.open("a")
+
+
+def detach_file() -> None:
+    """Close the file, if there is one."""
+    if _logbook.file is not None:
+        _logbook.file.close()
+        _logbook.file = None
