@@ -1,0 +1,269 @@
+"""The only loop: ask, probe, record, tell, recommend. Streaming is iteration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import optuna
+from optuna.storages import BaseStorage
+
+from bexplore import sampler as studies
+from bexplore.errors import EngineError, NothingFitsError, UserProgramError
+from bexplore.policy import Decision, StopReason
+from bexplore.posterior import Evidence
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Runner
+from bexplore.recommendation import Recommendation, SearchSettings
+from bexplore.sampler import BexploreSampler
+from bexplore.space import MemoryPrior, Space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeStarted:
+    """A probe begins.
+
+    Attributes:
+        probe: The question.
+        expected_s: Seconds that it is expected to take.
+    """
+
+    probe: Probe
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFinished:
+    """A probe ended, in whatever way."""
+
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How an exploration ended.
+
+    Attributes:
+        stop_reason: A `StopReason`, or the words of `should_stop`.
+        recommendation: What to use; None where it was interrupted before anything was measured.
+        base_micro_batch_size: The smallest candidate.
+        smallest_within_tolerance: The smallest size that was run within the tolerance of the best; None as above.
+        outcomes: How many probes ended how, by outcome.
+        exact_over_shared: Throughput of exact over shared compilation at the sizes that ran both; None where none did.
+        peak_memory_bytes: Peak at the recommended size; None if unknown.
+        memory_headroom_bytes: Budget less that peak; None if unknown.
+        memory_saved_bytes: What the smallest size within the tolerance saves; None if unknown.
+        warnings: What a reader must know before believing the numbers.
+    """
+
+    stop_reason: str
+    recommendation: Recommendation | None
+    base_micro_batch_size: int
+    smallest_within_tolerance: int | None = None
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    exact_over_shared: float | None = None
+    peak_memory_bytes: int | None = None
+    memory_headroom_bytes: int | None = None
+    memory_saved_bytes: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+Event = ProbeStarted | ProbeFinished | Recommendation | Result
+
+
+def explore(
+    runner: Runner,
+    *,
+    space: Space,
+    settings: SearchSettings | None = None,
+    memory: MemoryPrior | None = None,
+    storage: str | Path | BaseStorage | None = None,
+    study_name: str = "bexplore",
+    record: Callable[[Observation], None] = lambda observation: None,
+    history: Sequence[Observation] = (),
+    clock: Callable[[], float] = time.monotonic,
+    should_stop: Callable[[], str | None] = lambda: None,
+) -> Iterator[Event]:
+    """Find the fastest micro-batch size that fits.
+
+    Args:
+        runner: Runs one probe; an interruption that it raises ends the exploration with what is known.
+        space: The candidates.
+        settings: How long to search and for what.
+        memory: What the trace says of memory.
+        storage: A database URL, a file for Optuna's journal, an open storage, or None for memory.
+        study_name: Of the study in the storage.
+        record: Called with each observation before the study is told; what it raises ends the exploration.
+        history: Observations of an earlier, unfinished exploration; none of its probes is repeated.
+        clock: Seconds; only differences count.
+        should_stop: Asked before each probe; its words, if any, are the stop reason.
+
+    Yields:
+        `ProbeStarted`, `ProbeFinished` and, once something was measured, a `Recommendation` for each probe; a `Result`
+        at the end.
+
+    Raises:
+        NothingFitsError: Not even the smallest candidate fits.
+        UserProgramError: The user's program fails in a way that would show at every size.
+        EngineError: No probe could be measured, for different reasons.
+    """
+    settings = settings or SearchSettings()
+    sampler = BexploreSampler(space, settings, memory=memory)
+    study = studies.open_study(sampler, storage=storage, name=study_name)
+    studies.rebuild(study, history, now=time.time())
+    observations = list(history)
+    began = clock() - sum(observation.elapsed_s for observation in history)
+    reason: str | None = None
+    try:
+        while reason is None:
+            decision = sampler.decide(study)
+            reason = decision.stop_reason or should_stop()
+            if reason is not None:
+                break
+            trial = study.ask({studies.PARAMETER: sampler.distribution})
+            decision = sampler.decision_of(study, trial.number)
+            probe = _probe(trial.number, decision, settings, memory)
+            with _given_up_on_error(study, trial):
+                studies.lease(trial, probe, now=time.time())
+                yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
+                observation = runner(probe)
+            record(observation)
+            observations.append(observation)
+            studies.tell(study, trial, observation)
+            yield ProbeFinished(observation=observation)
+            best = sampler.decide(study).recommendation
+            if best is not None:
+                yield dataclasses.replace(best, elapsed_s=clock() - began)
+    except KeyboardInterrupt:
+        reason = StopReason.INTERRUPTED
+    decision = sampler.decide(study)
+    if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
+        raise _failure(StopReason(reason), space, observations, memory)
+    best = decision.recommendation
+    yield _result(
+        reason, best and dataclasses.replace(best, elapsed_s=clock() - began), space, observations, _all_evidence(study)
+    )
+
+
+def _probe(number: int, decision: Decision, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:
+    size = decision.micro_batch_size
+    predicted = memory.peak_bytes(size) if memory and memory.peak_bytes else None
+    limit = settings.probe_time_limit_s
+    return Probe(
+        number=number,
+        micro_batch_size=size,
+        compilation=decision.compilation,
+        purpose=decision.purpose,
+        fresh_worker=decision.fresh_worker,
+        max_passes=settings.max_passes,
+        predicted_peak_memory_bytes=None if predicted is None else round(predicted),
+        time_limit_s=None if limit is None else max(limit, 3.0 * decision.expected_s),
+    )
+
+
+@contextmanager
+def _given_up_on_error(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
+    """Give the trial up where something ends the runner, or the iteration, instead of the probe."""
+    try:
+        yield
+    except BaseException:
+        studies.abandon(study, trial)
+        raise
+
+
+def _all_evidence(study: optuna.Study) -> list[Evidence]:
+    now = time.time()
+    trials = study.get_trials(deepcopy=False)
+    kept = (trial for trial in trials if trial.state.is_finished() and not studies.is_abandoned(trial, now))
+    return [studies.evidence_of(trial) for trial in kept if studies.PARAMETER in trial.params]
+
+
+def _result(
+    reason: str,
+    best: Recommendation | None,
+    space: Space,
+    observations: Sequence[Observation],
+    evidence: Sequence[Evidence],
+) -> Result:
+    outcomes = Counter(observation.outcome.value for observation in observations)
+    if best is None:
+        return Result(
+            stop_reason=str(reason), recommendation=None, base_micro_batch_size=space.base, outcomes=dict(outcomes)
+        )
+    peak = _peak(evidence, best.micro_batch_size)
+    small_peak = _peak(evidence, best.smallest_within_tolerance)
+    budgets = [item.memory_budget_bytes for item in evidence if item.memory_budget_bytes is not None]
+    return Result(
+        stop_reason=str(reason),
+        recommendation=best,
+        base_micro_batch_size=space.base,
+        smallest_within_tolerance=best.smallest_within_tolerance,
+        outcomes=dict(outcomes),
+        exact_over_shared=exact_over_shared(evidence),
+        peak_memory_bytes=peak,
+        memory_headroom_bytes=budgets[-1] - peak if budgets and peak is not None else None,
+        memory_saved_bytes=peak - small_peak if peak is not None and small_peak is not None else None,
+    )
+
+
+def _peak(evidence: Sequence[Evidence], size: int) -> int | None:
+    peaks = [item.peak_memory_bytes for item in evidence if item.micro_batch_size == size and item.is_measured]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def exact_over_shared(evidence: Sequence[Evidence]) -> float | None:
+    """Throughput of exact over shared compilation, geometric mean over the sizes that ran both; None where none did."""
+    ratios = []
+    for size in {item.micro_batch_size for item in evidence}:
+        by_kind = {
+            kind: [
+                item.log_throughput
+                for item in evidence
+                if item.micro_batch_size == size and item.is_measured and item.compilation is kind
+            ]
+            for kind in (Compilation.EXACT, Compilation.SHARED)
+        }
+        if all(by_kind.values()):
+            ratios.append(np.median(by_kind[Compilation.EXACT]) - np.median(by_kind[Compilation.SHARED]))
+    return math.exp(float(np.mean(ratios))) if ratios else None
+
+
+def _failure(
+    reason: StopReason, space: Space, observations: Sequence[Observation], memory: MemoryPrior | None
+) -> Exception:
+    last = observations[-1]
+    if reason is StopReason.NOTHING_FITS:
+        return _nothing_fits(space, observations, memory)
+    if reason is StopReason.BROKEN_PROGRAM:
+        told = next((item for item in reversed(observations) if item.traceback_text), last)
+        return UserProgramError(
+            f"the program fails at every micro-batch size tried ({_sizes(observations)}): {told.reason}",
+            hint="run one size alone: bexplore probe CONFIG --micro-batch-size " + str(space.base),
+            traceback_text=told.traceback_text,
+        )
+    told = "; ".join(f"{item.micro_batch_size}: {item.outcome.value} ({item.reason})" for item in observations)
+    return EngineError(f"no micro-batch size could be measured: {told}", hint="see the run log for each probe")
+
+
+def _nothing_fits(space: Space, observations: Sequence[Observation], memory: MemoryPrior | None) -> NothingFitsError:
+    refused = [item for item in observations if item.outcome is Outcome.OUT_OF_MEMORY]
+    last = min(refused, key=lambda item: item.micro_batch_size)
+    budget = last.memory_budget_bytes or (memory.budget_bytes if memory else None)
+    expected = last.probe.predicted_peak_memory_bytes
+    numbers = f"budget {budget / 2**30:.2f} GiB" if budget else "budget unknown"
+    if expected is not None:
+        numbers += f", expected peak {expected / 2**30:.2f} GiB"
+    return NothingFitsError(
+        f"micro-batch size {space.base}, the smallest candidate, does not fit: {numbers} ({last.reason})",
+        hint="use a smaller model or sequence length, a smaller min, or a larger memory budget",
+    )
+
+
+def _sizes(observations: Sequence[Observation]) -> str:
+    return ", ".join(str(size) for size in sorted({item.micro_batch_size for item in observations}))

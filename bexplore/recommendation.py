@@ -1,0 +1,113 @@
+"""What to recommend, how much faster it is than the base, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bexplore.posterior import Evidence, Posterior
+from bexplore.probe import Compilation
+
+MISSPECIFIED = 0.01  # share of the belief kept for everything that the model cannot represent; the score ends at 98
+CALIBRATION_OFFSET = 0.29  # log-odds; fitted on development problems only, see benchmarks/search.py
+CALIBRATION_SLOPE = 0.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """How long to search, for what, and what a probe costs.
+
+    Attributes:
+        tolerance: Two sizes within this share of each other are as good as each other.
+        target_confidence: Stop at this score (0 to 98).
+        max_probes: Stop after this many probes, the exact verification included.
+        time_budget_s: Stop after this many seconds; None for no limit.
+        seed: Of the draws of the belief.
+        search_compilation: Program of the search's probes.
+        user_compilation: Program that the user will run.
+        verify_exact: Run the winner once more as the user will compile it, where the search did not.
+        max_passes: Upper bound on timed passes of a probe.
+        probe_time_limit_s: A probe ends as `timed_out` beyond it; None for no limit.
+        start_time_s: Seconds to start a worker; a guess until one was seen.
+        compile_time_s: Seconds to compile; a guess until one was seen.
+    """
+
+    tolerance: float = 0.02
+    target_confidence: int = 90
+    max_probes: int = 16
+    time_budget_s: float | None = None
+    seed: int = 0
+    search_compilation: Compilation = Compilation.SHARED
+    user_compilation: Compilation = Compilation.EXACT
+    verify_exact: bool = True
+    max_passes: int = 10
+    probe_time_limit_s: float | None = None
+    start_time_s: float = 5.0
+    compile_time_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The size to use, of those that were run.
+
+    Attributes:
+        micro_batch_size: Samples of one pass.
+        relative_performance: Its samples/s over those of the base, as the belief has them.
+        confidence: P(it is within the tolerance of the best that fits) in percent, 0 to 98.
+        samples_per_s: Of the pass, as measured.
+        smallest_within_tolerance: The smallest size that was run and is within the tolerance of the best that was run.
+        base_micro_batch_size: The smallest candidate.
+        num_probes: Probes so far, all outcomes.
+        elapsed_s: Seconds since the exploration started.
+    """
+
+    micro_batch_size: int
+    relative_performance: float
+    confidence: int
+    samples_per_s: float
+    smallest_within_tolerance: int
+    base_micro_batch_size: int
+    num_probes: int
+    elapsed_s: float = 0.0
+
+
+def recommend(
+    posterior: Posterior, evidence: Sequence[Evidence], *, base: int, tolerance: float, elapsed_s: float = 0.0
+) -> Recommendation:
+    """Recommend the measured size that is most likely within the tolerance of the best that fits.
+
+    A size that ran exactly as the user will compile it goes before one that did not, once any did.
+    """
+    eligible = posterior.measured_exactly > 0 if posterior.measured_exactly.any() else posterior.measured > 0
+    eligible = eligible & posterior.open
+    if not eligible.any():
+        eligible = posterior.measured > 0
+    near = posterior.near_best(tolerance).mean(axis=0)
+    mean = posterior.log_throughput.mean(axis=0)
+    merit = np.where(eligible, near + 1e-3 * mean, -np.inf)
+    best = int(np.argmax(merit))
+    base_index = posterior.index(base)
+    gain = posterior.log_throughput[:, best] - posterior.log_throughput[:, base_index]
+    ran = (posterior.measured > 0) & posterior.open
+    within = ran & (mean >= mean[best] + math.log1p(-tolerance))
+    own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
+    return Recommendation(
+        micro_batch_size=int(posterior.sizes[best]),
+        relative_performance=float(np.exp(gain.mean())),
+        confidence=score(float(near[best])),
+        samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
+        smallest_within_tolerance=int(posterior.sizes[np.argmax(within)]),
+        base_micro_batch_size=base,
+        num_probes=len(evidence),
+        elapsed_s=elapsed_s,
+    )
+
+
+def score(probability: float) -> int:
+    """The confidence score, 0 to 98, of a raw posterior probability."""
+    clipped = min(max(probability, 0.001), 0.999)
+    logit = CALIBRATION_OFFSET + CALIBRATION_SLOPE * math.log(clipped / (1.0 - clipped))
+    return int(100.0 * (1.0 - MISSPECIFIED) / (1.0 + math.exp(-logit)))
