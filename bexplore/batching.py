@@ -1,0 +1,285 @@
+"""Micro-batch size x accumulation steps x replicas, and which global batch sizes that makes valid.
+
+Words: the *replica batch size* is what one replica works through in one optimizer step; it is cut into
+`accumulation_steps` micro-batches of `micro_batch_size` samples, and `num_replicas` of them make the *global* batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bexplore.errors import UserInputError
+
+
+class Divisibility(StrEnum):
+    """When a global batch may be cut into micro-batches.
+
+    Source: the two rules that the Cerebras documentation has had: releases 2.0 to 2.2, and 2.5.
+    """
+
+    STRICT = "strict"  # every micro-batch is whole
+    EVEN = "even"  # the replica batch is cut into equal parts; the last may be smaller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatchSize:
+    """A global batch size that is valid with a micro-batch size.
+
+    Attributes:
+        global_batch_size: Samples of one optimizer step over all replicas.
+        accumulation_steps: Micro-batches of one replica in one optimizer step.
+        num_tokens: Tokens of one optimizer step; None where the sequence length is unknown.
+    """
+
+    global_batch_size: int
+    accumulation_steps: int
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How one replica works through its share of a global batch.
+
+    Attributes:
+        micro_batch_size: Samples of each micro-batch but, with the even rule, perhaps the last.
+        accumulation_steps: Micro-batches in one optimizer step.
+        replica_batch_size: Samples of one replica in one optimizer step.
+        last_micro_batch_size: Samples of the last micro-batch; where it is smaller, the loss must be weighted by samples.
+    """
+
+    micro_batch_size: int
+    accumulation_steps: int
+    replica_batch_size: int
+    last_micro_batch_size: int
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of a positive integer, ascending."""
+    _require_positive(number, "number")
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def even_candidates(replica_batch_size: int) -> tuple[int, ...]:
+    """The sizes that cut a replica batch evenly: `{ceil(P / k) : k = 1..P}`, descending.
+
+    133 gives 133, 67, 45, 34, 27, 23, 19, 17, 15, 14, 13, ... 1.
+
+    Source: the even rule of the Cerebras documentation, release 2.5.
+    """
+    _require_positive(replica_batch_size, "replica_batch_size")
+    root = math.isqrt(replica_batch_size)
+    # Every size up to ceil(P / root) is one of the set or is reached by a k up to P / size: 2 sqrt(P) divisions suffice.
+    large = {-(-replica_batch_size // k) for k in range(1, root + 2)}
+    small = {size for size in range(1, root + 2) if is_even_split(replica_batch_size, size)}
+    return tuple(sorted(large | small, reverse=True))
+
+
+def is_even_split(replica_batch_size: int, micro_batch_size: int) -> bool:
+    """Whether `micro_batch_size` is `ceil(P / k)` for some k of 1..P."""
+    if not 1 <= micro_batch_size <= replica_batch_size:
+        return False
+    accumulation_steps = -(-replica_batch_size // micro_batch_size)
+    return -(-replica_batch_size // accumulation_steps) == micro_batch_size
+
+
+def replica_batch_size_of(global_batch_size: int, num_replicas: int, rule: Divisibility = Divisibility.STRICT) -> int:
+    """Samples of one replica in one optimizer step: the exact share (strict) or the largest one (even).
+
+    Raises:
+        UserInputError: Fewer samples than replicas, or, with the strict rule, not a multiple of the replicas.
+    """
+    _require_positive(global_batch_size, "batch_size")
+    _require_positive(num_replicas, "num_replicas")
+    if global_batch_size < num_replicas:
+        raise UserInputError(
+            f"batch_size {global_batch_size} is smaller than the {num_replicas} replicas: some would have no sample",
+            hint=f"type batch_size: {num_replicas}, or fewer replicas",
+        )
+    if rule is Divisibility.STRICT and global_batch_size % num_replicas:
+        below, above = _multiples_around(global_batch_size, num_replicas)
+        raise UserInputError(
+            f"batch_size {global_batch_size} is not a multiple of the {num_replicas} replicas",
+            hint=f"type batch_size: {_either(below, above)}, or set explore.divisibility: even",
+        )
+    return -(-global_batch_size // num_replicas)
+
+
+def split(
+    global_batch_size: int, num_replicas: int, micro_batch_size: int, rule: Divisibility = Divisibility.STRICT
+) -> Split:
+    """Cut a global batch into micro-batches, or say why that is impossible.
+
+    With the even rule a size that is not allowed moves to the next one that is: 168 of 337 becomes 169 in 2 parts.
+
+    Raises:
+        UserInputError: The three numbers do not fit together under the rule; the hint names the nearest that do.
+    """
+    _require_positive(micro_batch_size, "micro_batch_size")
+    replica_batch_size = replica_batch_size_of(global_batch_size, num_replicas, rule)
+    if micro_batch_size > replica_batch_size:
+        raise UserInputError(
+            f"micro_batch_size {micro_batch_size} is above the {replica_batch_size} samples that one replica has "
+            f"(batch_size {global_batch_size} on {num_replicas} {_replicas(num_replicas)})",
+            hint=f"type micro_batch_size: {replica_batch_size}, or a larger batch_size",
+        )
+    if rule is Divisibility.STRICT and replica_batch_size % micro_batch_size:
+        near = nearest(divisors(replica_batch_size), micro_batch_size)
+        raise UserInputError(
+            f"the {replica_batch_size} samples of one replica are not a multiple of micro_batch_size {micro_batch_size}",
+            hint=f"type micro_batch_size: {_either(*near)}, or set explore.divisibility: even",
+        )
+    accumulation_steps = -(-replica_batch_size // micro_batch_size)
+    allowed = -(-replica_batch_size // accumulation_steps)
+    return Split(
+        micro_batch_size=allowed,
+        accumulation_steps=accumulation_steps,
+        replica_batch_size=replica_batch_size,
+        last_micro_batch_size=replica_batch_size - allowed * (accumulation_steps - 1),
+    )
+
+
+def valid_global_batch_sizes(
+    micro_batch_size: int,
+    num_replicas: int,
+    near: int | None = None,
+    rule: Divisibility | str = Divisibility.STRICT,
+    sequence_length: int | None = None,
+    *,
+    count: int = 5,
+) -> tuple[GlobalBatchSize, ...]:
+    """Global batch sizes that are valid with a micro-batch size, ascending: those nearest to the user's own.
+
+    Strict: the multiples of `micro_batch_size * num_replicas`. Even: every global size whose replica batch is cut
+    into equal parts of `micro_batch_size`; there are many, so the nearest are listed.
+
+    Args:
+        micro_batch_size: Samples of one replica in one pass.
+        num_replicas: Data-parallel replicas.
+        near: The user's global batch size. It is in the result if it is valid; if not, the result has valid sizes on
+            both sides wherever there are any below. None lists the smallest ones.
+        rule: `strict` or `even`.
+        sequence_length: Tokens a sample; None leaves `num_tokens` unknown.
+        count: How many to list, at least 2.
+
+    Raises:
+        UserInputError: A number that is not positive, or a rule that is not known.
+    """
+    _require_positive(micro_batch_size, "micro_batch_size")
+    _require_positive(num_replicas, "num_replicas")
+    if near is not None:
+        _require_positive(near, "batch_size")
+    rule = _divisibility(rule)
+    center = near if near is not None else micro_batch_size * num_replicas
+    count = max(2, count)
+    if rule is Divisibility.STRICT:
+        sizes = _strict_around(center, micro_batch_size * num_replicas, count)
+    else:
+        sizes = _even_around(center, micro_batch_size, num_replicas, count)
+    return tuple(_global_batch_size(size, micro_batch_size, num_replicas, sequence_length) for size in sizes)
+
+
+def is_valid_global_batch_size(
+    global_batch_size: int, micro_batch_size: int, num_replicas: int, rule: Divisibility | str = Divisibility.STRICT
+) -> bool:
+    """Whether a global batch is cut by the micro-batch size and the replicas as the rule wants it."""
+    if min(global_batch_size, micro_batch_size, num_replicas) < 1 or global_batch_size < num_replicas:
+        return False
+    if _divisibility(rule) is Divisibility.STRICT:
+        return global_batch_size % (micro_batch_size * num_replicas) == 0
+    return is_even_split(-(-global_batch_size // num_replicas), micro_batch_size)
+
+
+def nearest(sizes: Sequence[int], wish: int) -> tuple[int | None, int | None]:
+    """The largest of `sizes` at or below a wish and the smallest at or above it; None where there is none."""
+    return (
+        max((size for size in sizes if size <= wish), default=None),
+        min((size for size in sizes if size >= wish), default=None),
+    )
+
+
+def near_value_message(
+    global_batch_size: int, micro_batch_size: int, num_replicas: int, rule: Divisibility | str = Divisibility.STRICT
+) -> str:
+    """A sentence on whether the user's global batch size is valid with a micro-batch size, and what is if not."""
+    with_what = f"micro_batch_size {micro_batch_size} on {num_replicas} {_replicas(num_replicas)}"
+    if is_valid_global_batch_size(global_batch_size, micro_batch_size, num_replicas, rule):
+        steps = -(-global_batch_size // (micro_batch_size * num_replicas))
+        return f"batch_size {global_batch_size} is valid with {with_what}: {steps} accumulation {_steps(steps)}"
+    listed = valid_global_batch_sizes(micro_batch_size, num_replicas, global_batch_size, rule)
+    below, above = nearest([size.global_batch_size for size in listed], global_batch_size)
+    return f"batch_size {global_batch_size} is not valid with {with_what}; nearest: {_either(below, above)}"
+
+
+def _strict_around(center: int, unit: int, count: int) -> list[int]:
+    """`count` multiples of `unit` around `center`, ascending, the nearest on both sides among them."""
+    below = center // unit
+    first = max(1, below - (count - 1) // 2)
+    return [unit * multiple for multiple in range(first, first + count)]
+
+
+def _even_around(center: int, micro_batch_size: int, num_replicas: int, count: int) -> list[int]:
+    """`count` global sizes around `center` whose replica batch is cut evenly into `micro_batch_size`.
+
+    For k accumulation steps the replica batches are (m - 1) k + 1 ... m k, so the valid global sizes are the interval
+    R ((m - 1) k) + 1 ... R m k. The nearest of them are those of the steps around center / (R m); each interval is
+    thinned to its end (all micro-batches whole) unless the wish itself lies in it.
+    """
+    whole = micro_batch_size * num_replicas
+    around = max(1, -(-center // whole))
+    ends: set[int] = set()
+    for steps in range(max(1, around - count), around + count + 1):
+        first, last = num_replicas * (micro_batch_size - 1) * steps + 1, whole * steps
+        first = max(first, num_replicas)
+        ends.update((min(max(center, first), last), last))
+    below = sorted((size for size in ends if size <= center), reverse=True)
+    above = sorted(size for size in ends if size > center)
+    num_below = max(min(len(below), (count + 1) // 2), count - len(above))
+    return sorted(below[:num_below] + above[: count - min(num_below, len(below))])
+
+
+def _global_batch_size(
+    global_batch_size: int, micro_batch_size: int, num_replicas: int, sequence_length: int | None
+) -> GlobalBatchSize:
+    """Attach the accumulation steps and the tokens."""
+    return GlobalBatchSize(
+        global_batch_size=global_batch_size,
+        accumulation_steps=-(-global_batch_size // (micro_batch_size * num_replicas)),
+        num_tokens=None if sequence_length is None else global_batch_size * sequence_length,
+    )
+
+
+def _divisibility(rule: Divisibility | str) -> Divisibility:
+    """The rule by name."""
+    try:
+        return Divisibility(rule)
+    except ValueError:
+        raise UserInputError(f'divisibility must be strict or even, not "{rule}"', hint="type strict") from None
+
+
+def _require_positive(number: int, name: str) -> None:
+    """Refuse what is not a positive integer."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise UserInputError(f"{name} must be a positive integer, not {number!r}", hint=f"type {name}: 1 or more")
+
+
+def _multiples_around(number: int, unit: int) -> tuple[int | None, int]:
+    """The multiples of `unit` on both sides of a number that is not one."""
+    return (number // unit * unit or None, (number // unit + 1) * unit)
+
+
+def _either(below: int | None, above: int | None) -> str:
+    """One or two numbers, as said in a hint."""
+    numbers = [str(number) for number in dict.fromkeys((below, above)) if number is not None]
+    return " or ".join(numbers)
+
+
+def _replicas(number: int) -> str:
+    return "replica" if number == 1 else "replicas"
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else "steps"

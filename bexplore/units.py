@@ -1,0 +1,155 @@
+"""Bytes and seconds: how each is written by people, and how each is shown to them.
+
+Inside the project a size in memory is an `int` of bytes and a duration a `float` of seconds; only this module knows
+the suffixes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from bexplore.errors import UserInputError
+
+_BYTES_PER_UNIT = {
+    "": 1,
+    "b": 1,
+    "k": 1024,
+    "m": 1024**2,
+    "g": 1024**3,
+    "t": 1024**4,
+    "kib": 1024,
+    "mib": 1024**2,
+    "gib": 1024**3,
+    "tib": 1024**4,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_SECONDS_PER_UNIT = {
+    "": 1.0,
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+_LONGEST_TEXT = 40  # characters; no sensible quantity is longer, and a message stays a line
+
+
+def parse_bytes(value: str | int | float) -> int:
+    """Read a size in memory.
+
+    `KiB`, `MiB`, `GiB`, `TiB` and the bare letters `K`, `M`, `G`, `T` are powers of 1024; `KB`, `MB`, `GB`, `TB` are
+    powers of 1000, as the standards have it. A bare number is bytes.
+
+    Args:
+        value: Such as `"80GiB"`, `"1.5 GB"`, `"512M"` or `1073741824`.
+
+    Returns:
+        Bytes, above 0.
+
+    Raises:
+        UserInputError: Not a size, or not above 0.
+    """
+    hint = 'write a number and a unit, such as "12GiB" or "1.5 GB"'
+    match = _QUANTITY.fullmatch(_as_text(value, "a size in memory", hint))
+    if match is None or match[2].lower() not in _BYTES_PER_UNIT:
+        raise UserInputError(f"{_show(value)} is not a size in memory", hint=hint)
+    num_bytes = round(float(match[1]) * _BYTES_PER_UNIT[match[2].lower()])
+    if num_bytes <= 0:
+        raise UserInputError(f"a size in memory must be above 0, not {_show(value)}", hint=hint)
+    return num_bytes
+
+
+def format_bytes(num_bytes: int | float | None) -> str:
+    """Show a size in powers of 1024 with three significant digits: `1.50 GiB`; `unknown` for None."""
+    if num_bytes is None:
+        return "unknown"
+    magnitude = abs(num_bytes)
+    for unit, scale in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if magnitude >= scale:
+            return f"{_three_digits(num_bytes / scale)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def parse_seconds(value: str | int | float) -> float:
+    """Read a duration.
+
+    Args:
+        value: Such as `"10min"`, `"90 s"`, `"1h30m"`, `"250ms"` or a bare number of seconds.
+
+    Returns:
+        Seconds, above 0.
+
+    Raises:
+        UserInputError: Not a duration, or not above 0.
+    """
+    hint = 'write a number and a unit, such as "10min", "90s" or "1h30m"'
+    text = _as_text(value, "a duration", hint).strip()
+    parts = _DURATION_PART.findall(text)
+    is_whole = bool(parts) and _DURATION_PART.sub("", text) == ""
+    is_known = all(unit.lower() in _SECONDS_PER_UNIT for _, unit in parts)
+    if not is_whole or not is_known or (len(parts) > 1 and not all(unit for _, unit in parts)):
+        raise UserInputError(f"{_show(value)} is not a duration", hint=hint)
+    seconds = sum(float(number) * _SECONDS_PER_UNIT[unit.lower()] for number, unit in parts)
+    if seconds <= 0:
+        raise UserInputError(f"a duration must be above 0, not {_show(value)}", hint=hint)
+    return seconds
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Show a duration as people say it: `250 ms`, `8.31 s`, `2 min 5 s`, `1 h 4 min`; `unknown` for None or NaN."""
+    if seconds is None or math.isnan(seconds):
+        return "unknown"
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    if math.isinf(seconds):
+        return "without end"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    if seconds < 59.95:
+        return f"{_three_digits(seconds)} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s} s" if rest_s else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def _three_digits(number: float) -> str:
+    """Three significant digits without an exponent."""
+    magnitude = abs(number)
+    return f"{number:.0f}" if magnitude >= 99.95 else f"{number:.1f}" if magnitude >= 9.995 else f"{number:.2f}"
+
+
+def _as_text(value: str | int | float, kind: str, hint: str) -> str:
+    """The text of a quantity; refuses what is neither text nor a finite number."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserInputError(f"{_show(value)} is not {kind}", hint=hint)
+    if isinstance(value, str):
+        return value[: _LONGEST_TEXT + 1]
+    if not math.isfinite(value):
+        raise UserInputError(f"{value} is not {kind}", hint=hint)
+    return f"{value:f}" if isinstance(value, float) else str(value)[: _LONGEST_TEXT + 1]
+
+
+def _show(value: object) -> str:
+    """A value as the user wrote it, cut to a sensible length."""
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
