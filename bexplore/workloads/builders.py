@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 import torch
@@ -10,11 +9,17 @@ import torch
 from bexplore.errors import UserInputError
 from bexplore.job import Job
 from bexplore.workloads.decoder import build_decoder
+from bexplore.workloads.hf import build_transformers
+from bexplore.workloads.imported import build_imported
+from bexplore.workloads.samples import seeded
+from bexplore.workloads.settings import suggestion
 from bexplore.workloads.step import check_precision
 from bexplore.workloads.workload import Workload
 
 _BUILDERS: dict[str, Callable[[Job], Workload]] = {
     "decoder": build_decoder,
+    "transformers": build_transformers,
+    "imported": build_imported,
 }
 
 
@@ -29,13 +34,10 @@ def build(job: Job) -> Workload:
             caught.
     """
     if job.workload not in _BUILDERS:
-        near = difflib.get_close_matches(job.workload, _BUILDERS, n=1)
-        known = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(_BUILDERS)}."
-        raise UserInputError(f"There is no workload named {job.workload!r}.", hint=known)
+        raise UserInputError(f"There is no workload named {job.workload!r}.", hint=suggestion(job.workload, _BUILDERS))
     device = check_device(job.device)
     check_precision(job)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" and torch.cuda.is_available() else []):
-        torch.manual_seed(job.seed)
+    with seeded(job.seed, device):
         return _BUILDERS[job.workload](job)
 
 

@@ -7,28 +7,23 @@ Sources: GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020), LLaMA (Touvron 
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bexplore.errors import UserInputError
 from bexplore.job import Job
+from bexplore.workloads.decoder_config import GATED_ACTIVATIONS, DecoderConfig
 from bexplore.workloads.samples import random_tokens
+from bexplore.workloads.settings import require
 from bexplore.workloads.step import assemble
 from bexplore.workloads.workload import Workload
 
-POSITION_EMBEDDINGS = ("learned", "fixed", "rotary", "alibi", "none")
-NORMS = ("layernorm", "rmsnorm")
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
@@ -38,138 +33,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "identity": lambda x: x,
 }
-GATED_ACTIVATIONS = {  # activation(gate(x)) * up(x): three matrices instead of two
-    "swiglu": "silu",
-    "geglu": "gelu",
-    "geglu_tanh": "gelu_tanh",
-    "reglu": "relu",
-    "bilinear": "identity",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """Sizes and parts of a decoder-only language model; the defaults are GPT-2 small.
-
-    Attributes:
-        vocab_size: Entries of the vocabulary.
-        hidden_size: Width of the residual stream.
-        num_layers: Transformer blocks.
-        num_heads: Query heads; divides `hidden_size` unless `head_size` is given.
-        num_key_value_heads: Key and value heads (grouped-query attention); divides `num_heads`; None for `num_heads`.
-        head_size: Width of a head; None for `hidden_size / num_heads`.
-        intermediate_size: Width of the feed-forward network; None for `4 * hidden_size`.
-        max_position_embeddings: Longest sequence, tokens.
-        position_embedding: One of `learned`, `fixed` (sinusoids), `rotary`, `alibi`, `none`.
-        rotary_dim: Leading channels of a head that are rotated; None for all. Even.
-        rope_theta: Base of the rotary frequencies.
-        norm: `layernorm` or `rmsnorm`, before each part and at the end.
-        norm_eps: Added to the variance.
-        activation: A key of `ACTIVATIONS` or of `GATED_ACTIVATIONS`.
-        use_bias: Biases in the linear layers of the blocks, where none of the next three says otherwise.
-        attention_bias: Biases of the query, key and value projections; None for `use_bias`.
-        attention_output_bias: Bias of the attention's output projection; None for `use_bias`.
-        feed_forward_bias: Biases of the feed-forward network; None for `use_bias`.
-        output_bias: Bias of the projection to the vocabulary.
-        tie_embeddings: The projection to the vocabulary uses the weights of the token embedding.
-        dropout: Dropout probability of the residual branches.
-        embedding_dropout: The same for the embeddings; None for `dropout`.
-        attention_dropout: The same for the attention probabilities.
-        activation_checkpointing: Recompute each block in the backward pass instead of keeping its activations.
-        initializer_range: Standard deviation of the initial weights.
-    """
-
-    vocab_size: int = 50257
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    num_key_value_heads: int | None = None
-    head_size: int | None = None
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 1024
-    position_embedding: str = "learned"
-    rotary_dim: int | None = None
-    rope_theta: float = 10000.0
-    norm: str = "layernorm"
-    norm_eps: float = 1e-5
-    activation: str = "gelu"
-    use_bias: bool = True
-    attention_bias: bool | None = None
-    attention_output_bias: bool | None = None
-    feed_forward_bias: bool | None = None
-    output_bias: bool = False
-    tie_embeddings: bool = True
-    dropout: float = 0.0
-    embedding_dropout: float | None = None
-    attention_dropout: float = 0.0
-    activation_checkpointing: bool = False
-    initializer_range: float = 0.02
-
-    @classmethod
-    def from_mapping(cls, model: Mapping[str, Any]) -> DecoderConfig:
-        """Read a configuration whose keys are the attributes; None means the default.
-
-        Raises:
-            UserInputError: A key is unknown, or the values contradict each other.
-        """
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in model:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                raise UserInputError(
-                    f"The decoder has no setting {key!r}.",
-                    hint=f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known)}.",
-                )
-        config = cls(**{key: value for key, value in model.items() if value is not None})
-        config.check()
-        return config
-
-    def check(self) -> None:
-        """Raise UserInputError at the first value that no model can have."""
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "max_position_embeddings"):
-            _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}.", f"Set {name} to 1 or more.")
-        _require(
-            self.head_size is not None or self.hidden_size % self.num_heads == 0,
-            f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}.",
-            "Change one of the two, or set head_size.",
-        )
-        _require(
-            self.num_heads % self.key_value_heads == 0,
-            f"num_heads {self.num_heads} is not a multiple of num_key_value_heads {self.key_value_heads}.",
-            "Each key and value head serves the same number of query heads.",
-        )
-        for name, known in (
-            ("position_embedding", POSITION_EMBEDDINGS),
-            ("norm", NORMS),
-            ("activation", (*ACTIVATIONS, *GATED_ACTIVATIONS)),
-        ):
-            value = getattr(self, name)
-            _require(value in known, f"{name} is {value!r}.", f"Choose one of {', '.join(known)}.")
-        _require(
-            self.position_embedding != "rotary" or (self.rotated % 2 == 0 and 0 < self.rotated <= self.head_width),
-            f"rotary_dim is {self.rotated} with heads of width {self.head_width}.",
-            f"Use an even number from 2 to {self.head_width}.",
-        )
-
-    @property
-    def key_value_heads(self) -> int:
-        """Key and value heads."""
-        return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-    @property
-    def head_width(self) -> int:
-        """Channels of one head."""
-        return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
-
-    @property
-    def rotated(self) -> int:
-        """Channels of one head that rotary positions turn."""
-        return self.head_width if self.rotary_dim is None else self.rotary_dim
-
-    @property
-    def feed_forward_width(self) -> int:
-        """Channels between the two matrices of the feed-forward network."""
-        return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
 
 
 def build_decoder(job: Job) -> Workload:
@@ -182,7 +45,7 @@ def build_decoder(job: Job) -> Workload:
     """
     config = DecoderConfig.from_mapping(job.model)
     length = job.sequence_length or config.max_position_embeddings
-    _require(
+    require(
         length <= config.max_position_embeddings,
         f"The sequence length {length} exceeds max_position_embeddings {config.max_position_embeddings}.",
         "Shorten the sequences, or raise max_position_embeddings.",
@@ -203,6 +66,7 @@ class DecoderLoss(nn.Module):
     """Next-token cross entropy of a `Decoder`, in float32."""
 
     def __init__(self, config: DecoderConfig) -> None:
+        """Make the layers; `init_weights` fills them."""
         super().__init__()
         self.decoder = Decoder(config)
 
@@ -233,6 +97,7 @@ class Decoder(nn.Module):
     """Token ids to logits."""
 
     def __init__(self, config: DecoderConfig) -> None:
+        """Make the layers, their weights not yet filled."""
         super().__init__()
         self.config = config
         self.token_embedding = _Embedding(config.vocab_size, config.hidden_size)
@@ -315,7 +180,7 @@ class _FeedForward(nn.Module):
         super().__init__()
         bias = config.use_bias if config.feed_forward_bias is None else config.feed_forward_bias
         self.gated = config.activation in GATED_ACTIVATIONS
-        self.activation = ACTIVATIONS[GATED_ACTIVATIONS.get(config.activation, config.activation)]
+        self.activation = _FUNCTIONS[GATED_ACTIVATIONS.get(config.activation, config.activation)]
         width = config.feed_forward_width
         self.up = _Linear(config.hidden_size, width, bias=bias)
         self.gate = _Linear(config.hidden_size, width, bias=bias) if self.gated else None
@@ -421,8 +286,3 @@ def _angles(length: int, channels: int, base: float) -> torch.Tensor:
     """(length, ceil(channels / 2)) float32, radians: position times base^(-2i / channels)."""
     frequencies = base ** (-torch.arange(0, channels, 2).float() / channels)
     return torch.outer(torch.arange(length).float(), frequencies)
-
-
-def _require(condition: bool, message: str, hint: str) -> None:
-    if not condition:
-        raise UserInputError(message, hint=hint)

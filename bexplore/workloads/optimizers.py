@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from bexplore.errors import UserInputError
+from bexplore.workloads.settings import check_keys, require, suggestion
 
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times within one update, so a pass and an update cannot be told apart",
@@ -34,11 +34,11 @@ def build_optimizer(
     optimizer_class = _find_class(name)
     _check_argument_names(optimizer_class, arguments)
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trainable:
-        raise UserInputError(
-            "The model has no parameter that requires a gradient, so there is nothing to train.",
-            hint="Leave some parameters unfrozen, or explore evaluation instead of training.",
-        )
+    require(
+        bool(trainable),
+        "The model has no parameter that requires a gradient, so there is nothing to train.",
+        "Leave some parameters unfrozen, or explore evaluation instead of training.",
+    )
     try:
         return optimizer_class(trainable, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:  # how torch.optim refuses a value
@@ -61,25 +61,16 @@ def optimizer_names() -> list[str]:
 
 
 def _find_class(name: str) -> type[torch.optim.Optimizer]:
-    if name in _REFUSED:
-        raise UserInputError(
-            f"The optimizer {name} cannot be explored: {_REFUSED[name]}.",
-            hint="Choose another, such as AdamW, or bring a whole step of your own.",
-        )
-    if name not in optimizer_names():
-        by_lower_case = {known.lower(): known for known in optimizer_names()}
-        near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
-        known = f"Did you mean {by_lower_case[near[0]]}?" if near else f"Choose one of {', '.join(optimizer_names())}."
-        raise UserInputError(f"torch.optim has no optimizer named {name!r}.", hint=known)
+    require(
+        name not in _REFUSED,
+        f"The optimizer {name} cannot be explored: {_REFUSED.get(name)}.",
+        "Choose another, such as AdamW, or bring a whole step of your own.",
+    )
+    known = optimizer_names()
+    require(name in known, f"torch.optim has no optimizer named {name!r}.", suggestion(name, known))
     return getattr(torch.optim, name)
 
 
 def _check_argument_names(optimizer_class: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
     accepted = list(inspect.signature(optimizer_class).parameters)[1:]  # the first is the parameters themselves
-    for name in arguments:
-        if name not in accepted:
-            near = difflib.get_close_matches(name, accepted, n=1)
-            raise UserInputError(
-                f"torch.optim.{optimizer_class.__name__} has no argument {name!r}.",
-                hint=f"Did you mean {near[0]}?" if near else f"It takes {', '.join(accepted)}.",
-            )
+    check_keys(arguments, accepted, f"torch.optim.{optimizer_class.__name__}")

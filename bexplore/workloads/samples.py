@@ -6,11 +6,22 @@ making a batch leaves no temporary in the device's allocator before its peak is 
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 
 _SEED_STRIDE = 1_000_003  # a prime: the streams of neighbouring seeds do not meet within a million samples
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's random numbers inside the block, and leave the caller's random state as it was."""
+    forked = [device] if device.type == "cuda" and torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=forked):
+        torch.manual_seed(seed)
+        yield
 
 
 def random_tokens(num_samples: int, length: int, vocab_size: int, *, seed: int) -> torch.Tensor:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.optimizers import build_optimizer
+from bexplore.workloads.settings import require
 from bexplore.workloads.workload import Batch, Workload
 
 _AUTOCAST_DTYPES = {
@@ -25,12 +25,11 @@ def check_precision(job: Job) -> None:
     Raises:
         UserInputError: float16 was asked for on a device without it.
     """
-    device = torch.device(job.device)
-    if job.precision is Precision.AUTOCAST_FLOAT16 and device.type != "cuda":
-        raise UserInputError(
-            f"Precision {job.precision.value} needs a CUDA device, and the device is {job.device!r}.",
-            hint=f"Use {Precision.AUTOCAST_BFLOAT16.value}, which every device has, or a CUDA device.",
-        )
+    require(
+        job.precision is not Precision.AUTOCAST_FLOAT16 or torch.device(job.device).type == "cuda",
+        f"Precision {job.precision.value} needs a CUDA device, and the device is {job.device!r}.",
+        f"Use {Precision.AUTOCAST_BFLOAT16.value}, which every device has, or a CUDA device.",
+    )
 
 
 def assemble(

@@ -1,0 +1,219 @@
+"""Models of the `transformers` library by configuration: random weights, nothing downloaded.
+
+`transformers` is an optional extra; this file is its only door and imports it when a job asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from bexplore.errors import UserInputError
+from bexplore.job import Job
+from bexplore.workloads.samples import random_tokens, random_values
+from bexplore.workloads.settings import check_keys, positive_int, require, suggestion
+from bexplore.workloads.step import assemble
+from bexplore.workloads.workload import Workload
+
+_MASKED_SHARE = 0.15  # of the tokens of a sample; source: BERT (arXiv 1810.04805)
+_IGNORED_LABEL = -100  # what torch's cross entropy leaves out by default
+_DEFAULT_IMAGE_SIZE = 224  # pixels; for models whose configuration does not say, such as ResNet
+_DEFAULT_LOSS = "ForCausalLM"
+
+HostBatch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What the library calls a task's models, and what its samples look like."""
+
+    auto_class: str
+    make_samples: Callable[[Job, Any, int], HostBatch]
+    data_keys: tuple[str, ...]
+
+
+def build_transformers(job: Job) -> Workload:
+    """Build `{"task", "model_type", "config", "activation_checkpointing"}` of `job.model`.
+
+    `task` is a key of `TASKS`; `model_type` and `config` are those of the library (`gpt2`, `{"n_layer": 2}`).
+    `job.data` may hold `sequence_length` and `target_length` (tokens), `image_size` (pixels) and `attention_mask`
+    (true: give the model a mask of ones, as a padding collator would). The loss is the model's own.
+
+    Raises:
+        UserInputError: The library is missing, or it knows no such model, or the settings are wrong.
+    """
+    check_keys(job.model, ("task", "model_type", "config", "activation_checkpointing"), "A transformers model")
+    task_name = job.model.get("task", "causal_lm")
+    require(task_name in TASKS, f"There is no task {task_name!r}.", suggestion(str(task_name), TASKS))
+    task = TASKS[task_name]
+    check_keys(job.data, task.data_keys, f"The data of {task_name}")
+    library = _import_library()
+    model = _build_model(library, job, task)
+    device = torch.device(job.device)
+
+    def make_batch(micro_batch_size: int) -> tuple[HostBatch]:
+        samples = task.make_samples(job, model.config, micro_batch_size)
+        if job.data.get("attention_mask"):
+            samples["attention_mask"] = torch.ones_like(samples["input_ids"])
+        dtype = next(model.parameters()).dtype
+        return ({key: _place(value, device, dtype) for key, value in samples.items()},)
+
+    batch_dimensions: list[int | None] = [0] * len(torch.utils._pytree.tree_leaves(make_batch(1)))
+    return assemble(job, _OwnLoss(model), make_batch, batch_dimensions=batch_dimensions)
+
+
+class _OwnLoss(nn.Module):
+    """The loss that a `transformers` model computes by itself when it is given labels."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: HostBatch) -> torch.Tensor:
+        """Scalar loss of a batch of keyword arguments."""
+        return self.model(**batch).loss
+
+
+def _import_library() -> ModuleType:
+    try:
+        import transformers  # an optional extra, and slow to import
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise UserInputError(
+            "The workload `transformers` needs the library of that name, which is not installed.",
+            hint="pip install 'bexplore[hf]'",
+        ) from error
+    return transformers
+
+
+def _build_model(library: ModuleType, job: Job, task: _Task) -> nn.Module:
+    from huggingface_hub.errors import StrictDataclassError  # comes with the optional extra
+
+    model_type = job.model.get("model_type")
+    known_types = library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    require(
+        model_type in known_types,
+        f"transformers {library.__version__} knows no model_type {model_type!r}.",
+        _nearest(str(model_type), known_types) or "Use the model_type of a config.json, such as gpt2.",
+    )
+    settings = dict(job.model.get("config") or {})
+    try:
+        config = library.AutoConfig.for_model(model_type, **settings)
+        _check_config_keys(settings, config)
+        _complete(config)
+        with torch.device(job.device), _cheap_under_fake_tensors():
+            model = getattr(library, task.auto_class).from_config(config)
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:  # how the library refuses a configuration
+        raise UserInputError(
+            f"transformers cannot build {job.model.get('task', 'causal_lm')} of {model_type} from {settings}: "
+            f"{str(error).splitlines()[0] if str(error) else error!r}",
+            hint="Correct `model.config`; its keys are those of the model's config.json.",
+        ) from error
+    if getattr(model, "loss_type", None) is None:
+        model.loss_type = _DEFAULT_LOSS  # what the library would fall back to, with a warning that breaks the graph
+    if job.model.get("activation_checkpointing"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _check_config_keys(settings: Mapping[str, Any], config: Any) -> None:
+    """Refuse near misses only: the library takes any key, and real config.json files hold some that it ignores."""
+    known = {*dir(type(config)), *config.attribute_map, *inspect.signature(type(config)).parameters}
+    for key in settings:
+        near = None if key in known else _nearest(key, known)
+        require(near is None, f"The configuration of {config.model_type} has no key {key!r}.", near or "")
+
+
+def _nearest(value: str, known: Any) -> str | None:
+    near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.8)
+    return f"Did you mean {near[0]}?" if near else None
+
+
+def _complete(config: Any) -> None:
+    """Set what training needs and the library leaves open."""
+    config.use_cache = False
+    if getattr(config, "problem_type", None) is None:
+        config.problem_type = "single_label_classification"  # else the first forward pass sets it, and recompiles
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id or 0
+
+
+def _cheap_under_fake_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Leave the weights out where they are fake: truncated normal draws look at values, and there are none."""
+    if torch._guards.detect_fake_mode() is None:
+        return contextlib.nullcontext()
+    return importlib.import_module("transformers.initialization").no_init_weights()
+
+
+def _place(value: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+
+
+def _causal_samples(job: Job, config: Any, count: int) -> HostBatch:
+    tokens = _tokens(job, config, count)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _masked_samples(job: Job, config: Any, count: int) -> HostBatch:
+    """Mask the same number of tokens in every sample, so that a mean over them weighs all samples alike."""
+    tokens = _tokens(job, config, count)
+    length = tokens.size(1)
+    stride = max(1, round(1 / _MASKED_SHARE))
+    masked = torch.arange(length) % stride == 0
+    labels = torch.where(masked, tokens, _IGNORED_LABEL)
+    mask_token = getattr(config, "mask_token_id", None) or config.get_text_config().vocab_size - 1
+    return {"input_ids": torch.where(masked, mask_token, tokens), "labels": labels}
+
+
+def _seq2seq_samples(job: Job, config: Any, count: int) -> HostBatch:
+    source = _tokens(job, config, count)
+    target_length = positive_int(job.data.get("target_length") or source.size(1), "target_length")
+    vocab_size = config.get_text_config().vocab_size
+    return {
+        "input_ids": source,
+        "labels": random_tokens(count, target_length, vocab_size, seed=job.seed + 1),
+    }
+
+
+def _image_samples(job: Job, config: Any, count: int) -> HostBatch:
+    size = job.data.get("image_size") or getattr(config, "image_size", None) or _DEFAULT_IMAGE_SIZE
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    shape = (getattr(config, "num_channels", 3), positive_int(height, "image_size"), positive_int(width, "image_size"))
+    labels = random_tokens(count, 1, config.num_labels, seed=job.seed + 1).squeeze(1)
+    return {"pixel_values": random_values(count, shape, seed=job.seed), "labels": labels}
+
+
+def _tokens(job: Job, config: Any, count: int) -> torch.Tensor:
+    text_config = config.get_text_config()
+    length = job.sequence_length or job.data.get("sequence_length")
+    require(length is not None, "The job has no sequence_length.", "Set sequence_length to the tokens of a sample.")
+    longest = getattr(text_config, "max_position_embeddings", None)
+    require(
+        longest is None or positive_int(length, "sequence_length") <= longest,
+        f"The sequence length {length} exceeds the {longest} positions of {config.model_type}.",
+        "Shorten the sequences, or raise the limit in `model.config`.",
+    )
+    return random_tokens(count, positive_int(length, "sequence_length"), text_config.vocab_size, seed=job.seed)
+
+
+_TEXT_KEYS = ("sequence_length", "attention_mask")
+TASKS = {
+    "causal_lm": _Task(auto_class="AutoModelForCausalLM", make_samples=_causal_samples, data_keys=_TEXT_KEYS),
+    "masked_lm": _Task(auto_class="AutoModelForMaskedLM", make_samples=_masked_samples, data_keys=_TEXT_KEYS),
+    "seq2seq_lm": _Task(
+        auto_class="AutoModelForSeq2SeqLM", make_samples=_seq2seq_samples, data_keys=(*_TEXT_KEYS, "target_length")
+    ),
+    "image_classification": _Task(
+        auto_class="AutoModelForImageClassification", make_samples=_image_samples, data_keys=("image_size",)
+    ),
+}

@@ -1,0 +1,172 @@
+"""Models, batches and losses of the user's own, by import path; `imported_step` holds whole steps.
+
+Exceptions of the user's code are not caught here: they are the user's own tracebacks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bexplore.errors import UserInputError
+from bexplore.job import Job, Precision
+from bexplore.workloads.import_path import check_arguments, load_callable
+from bexplore.workloads.imported_step import build_step
+from bexplore.workloads.settings import check_keys, require
+from bexplore.workloads.step import assemble
+from bexplore.workloads.user_batch import batch_dimensions, batch_maker
+from bexplore.workloads.workload import Batch, Workload
+
+_MODEL_KEYS = ("model", "batch", "loss", "arguments", "batch_arguments", "loss_arguments")
+
+
+def build_imported(job: Job) -> Workload:
+    """Build what the import paths of `job.model` name.
+
+    Either a whole step (see `imported_step`), or these keys:
+
+    * `model`: returns a `torch.nn.Module`, from the keyword arguments `arguments`.
+    * `batch`: called with the micro-batch size and the keyword arguments `batch_arguments`, returns a batch: a tensor,
+      a mapping (the model's keyword arguments), or a tuple or list.
+    * `loss`, optional: called with (output, targets) where the batch is a pair (inputs, targets), else with
+      (output, batch); or a `torch.nn.Module` class, made from `loss_arguments`. Without it the model's own loss is
+      taken: its output if that is a scalar, its `loss`, or the only scalar of a tuple; and where the batch is a pair
+      of which the model takes only the first, the cross entropy of its output and the second.
+
+    Random numbers of torch are seeded before the model is made and before each batch.
+
+    Raises:
+        UserInputError: A path, or what it gave, cannot be used.
+    """
+    if "step" in job.model:
+        return build_step(job)
+    check_keys(job.model, _MODEL_KEYS, "An imported model")
+    for key in ("model", "batch"):
+        require(key in job.model, f"An imported model needs `{key}`.", "Give `model` and `batch`, or `step`.")
+    device = torch.device(job.device)
+    model = _make_model(job).to(device)
+    loss_module = ImportedLoss(model, _make_loss(job))
+    dtype = torch.bfloat16 if job.precision is Precision.BFLOAT16 else None
+    function = load_callable(job.model["batch"], setting="model.batch", import_root=job.import_root)
+    arguments = dict(job.model.get("batch_arguments") or {})
+    check_arguments(function, 1, given=arguments, setting="model.batch")
+    make_user_batch = batch_maker(lambda size: function(size, **arguments), seed=job.seed, device=device, dtype=dtype)
+
+    def make_batch(micro_batch_size: int) -> tuple[Batch]:
+        return (make_user_batch(micro_batch_size),)
+
+    return assemble(job, loss_module.to(device), make_batch, batch_dimensions=batch_dimensions(make_batch))
+
+
+class ImportedLoss(nn.Module):
+    """A user's model and loss as one module, so that one compilation covers both."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
+        """Decide once, from signatures, how the model is called."""
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self._takes_pairs = loss is None and _takes(model.forward, 2)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Scalar loss of a batch in any of the forms of `build_imported`."""
+        if isinstance(batch, Mapping):
+            return self._loss(self.model(**batch), batch)
+        if not isinstance(batch, (tuple, list)):
+            return self._loss(self.model(batch), batch)
+        if len(batch) == 2 and not self._takes_pairs:
+            return self._loss(_call(self.model, batch[0]), batch[1])
+        return self._loss(self.model(*batch), batch)
+
+    def _loss(self, output: Any, targets: Any) -> torch.Tensor:
+        if self.loss is not None:
+            return _scalar(self.loss(output, targets))
+        found = _own_loss(output)
+        if found is not None:
+            return found
+        if isinstance(output, torch.Tensor) and isinstance(targets, torch.Tensor):
+            return _cross_entropy(output, targets)
+        raise _no_loss(output)
+
+
+def _make_model(job: Job) -> nn.Module:
+    factory = load_callable(job.model["model"], setting="model.model", import_root=job.import_root)
+    arguments = dict(job.model.get("arguments") or {})
+    check_arguments(factory, given=arguments, setting="model.model")
+    model = factory(**arguments)
+    require(
+        isinstance(model, nn.Module),
+        f"model.model is {job.model['model']!r}, which returned {type(model).__name__}, not a torch.nn.Module.",
+        "Name a function or class that returns the module; a module itself is not called.",
+    )
+    return model
+
+
+def _make_loss(job: Job) -> Callable[..., Any] | None:
+    path = job.model.get("loss")
+    if path is None:
+        return None
+    loss = load_callable(path, setting="model.loss", import_root=job.import_root)
+    arguments = dict(job.model.get("loss_arguments") or {})
+    if inspect.isclass(loss):
+        check_arguments(loss, given=arguments, setting="model.loss")
+        made: Callable[..., Any] = loss(**arguments)
+        return made
+    check_arguments(loss, None, None, given=arguments, setting="model.loss")
+    return (lambda output, targets: loss(output, targets, **arguments)) if arguments else loss
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _own_loss(output: Any) -> torch.Tensor | None:
+    """The loss that the model computed itself, if it did."""
+    if isinstance(output, torch.Tensor):
+        return output if output.dim() == 0 else None
+    if isinstance(output, Mapping) and "loss" in output:
+        return output["loss"]
+    if isinstance(getattr(output, "loss", None), torch.Tensor):
+        return output.loss
+    if isinstance(output, (tuple, list)):
+        scalars = [part for part in output if isinstance(part, torch.Tensor) and part.dim() == 0]
+        return scalars[0] if len(scalars) == 1 else None
+    return None
+
+
+def _cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy over the last dimension, in float32; targets are class indices of any leading shape."""
+    if targets.is_floating_point() or output.shape[:-1] != targets.shape:
+        raise _no_loss(output)
+    return F.cross_entropy(output.flatten(0, -2).float(), targets.flatten())
+
+
+def _scalar(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        raise _no_loss(loss)
+    return loss
+
+
+def _no_loss(output: Any) -> UserInputError:
+    shape = f" of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else ""
+    return UserInputError(
+        f"No scalar loss was found in {type(output).__name__}{shape}.",
+        hint="Name a function loss(output, targets) -> scalar tensor in `model.loss`.",
+    )

@@ -1,0 +1,141 @@
+"""Whole training steps of the user's own: several losses, frozen parts, clipping, several optimizers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from bexplore.errors import UserInputError
+from bexplore.job import Job, Mode, Precision
+from bexplore.workloads.import_path import check_arguments, load_callable
+from bexplore.workloads.settings import check_keys, require
+from bexplore.workloads.user_batch import batch_dimensions, batch_maker
+from bexplore.workloads.workload import Batch, Workload
+
+
+class Step(Protocol):
+    """What the path `step` must return.
+
+    Attributes:
+        modules: Modules, or a mapping to modules: moved to the device, and compiled in place before the first pass.
+
+    Two members are optional. `optimizers` (one, an iterable or a mapping) lets memory of their states be reported.
+    `evaluate(batch) -> loss`, forward only, is what an evaluation job runs.
+    """
+
+    modules: Iterable[nn.Module] | Mapping[str, nn.Module]
+
+    def make_batch(self, micro_batch_size: int) -> Batch:
+        """Give a batch of so many samples; its tensors are moved to the device."""
+
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        """Run one pass, add to `.grad`, and return the loss; may also take `loss_scale`, a factor of the loss."""
+
+    def update(self) -> None:
+        """Clip, step the optimizers and clear the gradients."""
+
+
+def build_step(job: Job) -> Workload:
+    """Build `{"step", "arguments"}` of `job.model`: a path that returns a `Step` from keyword arguments.
+
+    Precision, optimizers and clipping are the step's own business.
+
+    Raises:
+        UserInputError: The path, or what it gave, cannot be used; or the job sets what is the step's own business.
+    """
+    check_keys(job.model, ("step", "arguments"), "An imported step")
+    _check_own_business(job)
+    factory = load_callable(job.model["step"], setting="model.step", import_root=job.import_root)
+    arguments = dict(job.model.get("arguments") or {})
+    check_arguments(factory, given=arguments, setting="model.step")
+    step = factory(**arguments)
+    _check_members(step, job)
+    device = torch.device(job.device)
+    modules = _listed(step.modules, nn.Module, "modules")
+    for module in modules:
+        module.to(device)
+    make_batch = batch_maker(step.make_batch, seed=job.seed, device=device)
+    training = job.mode is Mode.TRAIN
+    return Workload(
+        job=job,
+        loss_module=None,
+        compiled_modules=modules,
+        make_batch=make_batch,
+        forward_backward=_training_pass(step) if training else _evaluation_pass(step),
+        update=step.update if training else _do_nothing,
+        optimizers=_listed(getattr(step, "optimizers", ()), torch.optim.Optimizer, "optimizers") if training else [],
+        batch_dimensions=batch_dimensions(make_batch),
+    )
+
+
+def _check_own_business(job: Job) -> None:
+    require(
+        job.precision is Precision.FLOAT32,
+        f"precision is {job.precision.value}, but the step of your own decides its precision.",
+        "Leave precision at float32, and use torch.autocast inside the step.",
+    )
+    require(
+        job.max_gradient_norm is None,
+        f"max_gradient_norm is {job.max_gradient_norm}, but the step of your own clips by itself.",
+        "Remove max_gradient_norm, and clip in the step's update.",
+    )
+
+
+def _check_members(step: Any, job: Job) -> None:
+    needed = ["make_batch", "modules"]
+    needed += ["forward_backward", "update"] if job.mode is Mode.TRAIN else ["evaluate"]
+    missing = [name for name in needed if not hasattr(step, name)]
+    require(
+        not missing,
+        f"model.step is {job.model['step']!r}, which returned {type(step).__name__} without {', '.join(missing)}.",
+        f"Give it {', '.join(needed)}.",
+    )
+
+
+def _listed(members: Any, kind: type, name: str) -> list[Any]:
+    if isinstance(members, kind) and not isinstance(members, nn.ModuleList):
+        return [members]
+    listed = list(members.values() if isinstance(members, (Mapping, nn.ModuleDict)) else members)
+    wrong = next((member for member in listed if not isinstance(member, kind)), None)
+    require(
+        wrong is None,
+        f"The step's {name} hold {type(wrong).__name__}, which is not a {kind.__module__}.{kind.__name__}.",
+        f"Make {name} an iterable or a mapping of them.",
+    )
+    return listed
+
+
+def _training_pass(step: Any) -> Callable[..., torch.Tensor]:
+    takes_scale = "loss_scale" in inspect.signature(step.forward_backward).parameters
+
+    def forward_backward(batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
+        loss = step.forward_backward(batch, loss_scale=loss_scale) if takes_scale else step.forward_backward(batch)
+        return _detached(loss, "forward_backward")
+
+    return forward_backward
+
+
+def _evaluation_pass(step: Any) -> Callable[..., torch.Tensor]:
+    def forward_backward(batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
+        del loss_scale  # nothing is differentiated
+        with torch.no_grad():
+            return _detached(step.evaluate(batch), "evaluate")
+
+    return forward_backward
+
+
+def _detached(loss: Any, method: str) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise UserInputError(
+            f"The step's {method} returned {type(loss).__name__}, not a scalar tensor.",
+            hint=f"Return the loss from {method}; of several, their sum.",
+        )
+    return loss.detach()
+
+
+def _do_nothing() -> None:
+    """Evaluation updates nothing."""
