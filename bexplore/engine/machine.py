@@ -59,6 +59,16 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def accelerator_name() -> str:
+    """Names of the host's NVIDIA devices as the driver tells them, without torch; empty where it tells none."""
+    names = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in path.read_text().splitlines():
+            if line.startswith("Model:"):
+                names.append(line.split(":", 1)[1].strip())
+    return ", ".join(names)
+
+
 @dataclass(slots=True)
 class TenantWatch:
     """How much of the host's processors other processes used since `start`, the worker and its children left out."""

@@ -26,7 +26,15 @@ POLL_S = 0.05
 MAX_LOG_BYTES = 4 * 2**20
 TAIL_BYTES = 4096
 
+# Whether this thread waits for a worker just now, so that an interruption loses nothing but the probe.
+_waiting = threading.local()
+
 Progress = Callable[[dict[str, Any]], None]
+
+
+def is_waiting() -> bool:
+    """Whether this thread waits for a worker just now."""
+    return getattr(_waiting, "now", False)
 
 
 class WorkerProcess:
@@ -84,6 +92,19 @@ class WorkerProcess:
         Returns:
             The worker's answer, or how it ended without one.
         """
+        _waiting.now = True
+        try:
+            return self._converse(request, on_progress, time_limit_s, resident_limit_bytes)
+        finally:
+            _waiting.now = False
+
+    def _converse(
+        self,
+        request: dict[str, Any],
+        on_progress: Progress,
+        time_limit_s: Callable[[str], float | None],
+        resident_limit_bytes: int | None,
+    ) -> dict[str, Any] | Failure:
         try:
             send(self._connection, request)
         except OSError:

@@ -41,7 +41,7 @@ def _listen(connection: Connection, requests: SimpleQueue[dict[str, Any]]) -> No
 
 
 class _Server:
-    """Answers the three kinds of request: facts, probe, same_training."""
+    """Answers the kinds of request: facts, trace, probe, same_training."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -93,6 +93,13 @@ class _Server:
         except NotFiniteError as error:
             return {"outcome": Outcome.NOT_FINITE, "reason": str(error), "start_time_s": start_time_s}
         return {"outcome": Outcome.MEASURED, "start_time_s": start_time_s} | facts
+
+    def _trace(self, request: dict[str, Any]) -> dict[str, Any]:
+        from bexplore.job import Job
+        from bexplore.trace import trace_job
+
+        self._report(stage="trace")
+        return {"outcome": "measured", "cost_model": trace_job(Job.from_dict(request["job"])).as_dict()}
 
     def _same_training(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses

@@ -1,0 +1,53 @@
+# The two commands that matter: `make explore` and `make test`. Each does all the set-up that it needs, in .venv here.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CONFIG ?= configs/quickstart.yaml
+ARGS ?=
+
+.PHONY: help setup explore test check bench bench-search bench-trace clean dist
+help:
+	@echo "make setup         install everything into $(VENV)"
+	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
+	@echo "make test          run the tests"
+	@echo "make check         lint, format and types"
+	@echo "make bench         all benchmarks below, ARGS=--quick for short ones"
+	@echo "make bench-search  the search, replayed and simulated"
+	@echo "make bench-trace   the trace against the allocator"
+	@echo "make dist          build the wheel"
+	@echo "make clean         remove $(VENV) and everything that was built"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bexplore needs Python 3.11 or newer: make PYTHON=python3.12 setup")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+explore: $(STAMP)
+	$(BIN)/bexplore explore $(CONFIG) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: bench-search bench-trace
+
+bench-search: $(STAMP)
+	$(BIN)/python -m benchmarks.search $(ARGS)
+
+bench-trace: $(STAMP)
+	$(BIN)/python -m benchmarks.trace $(ARGS)
+
+dist: $(STAMP)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""`python -m bexplore`."""
+
+from bexplore.cli import main
+
+main()

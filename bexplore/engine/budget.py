@@ -1,0 +1,88 @@
+"""How much memory one replica may use, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from bexplore.config import ExploreSettings
+from bexplore.engine.machine import available_memory_bytes
+from bexplore.units import format_bytes
+
+# Share of the host's available memory that a job on the CPU may take; the rest is for page cache and other programs.
+HOST_SHARE = 0.8
+# Interpreter, torch and the compiler at work, beside the job's tensors. Measured: 0.6 to 1.4 GiB resident.
+HOST_OVERHEAD_BYTES = int(1.5 * 2**30)
+# Kept free on an accelerator: fragmentation and libraries that load late. Source: shared practice of 3 to 5 % or 0.5 GiB.
+DEVICE_MARGIN_SHARE = 0.03
+DEVICE_MARGIN_BYTES = 512 * 2**20
+# What collectives allocate outside torch's allocator, 1 to 2 GiB. Source: NCCL's channels and buffers as field-reported.
+COLLECTIVES_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """The bytes that one replica's tensors may take at their peak.
+
+    Attributes:
+        budget_bytes: The limit in force.
+        reserve_bytes: Of the whole, kept free for what several replicas add.
+        why: One line for people.
+        warnings: What a reader must know: other tenants, a budget beyond the device.
+    """
+
+    budget_bytes: int
+    reserve_bytes: int
+    why: str
+    warnings: tuple[str, ...] = ()
+
+
+def resolve_budget(
+    settings: ExploreSettings, facts: Mapping[str, Any], *, num_replicas: int, gradient_bytes: int | None
+) -> MemoryBudget:
+    """The budget that the user gave, or a safe one.
+
+    Args:
+        settings: The `explore:` section.
+        facts: What the worker's torch says of the device.
+        num_replicas: Data-parallel replicas; a reserve is kept from two on.
+        gradient_bytes: One copy of the gradients; None if unknown.
+    """
+    total = facts.get("total_memory_bytes") or psutil.virtual_memory().total
+    free = facts.get("free_memory_bytes")
+    warnings: tuple[str, ...] = ()
+    given = settings.memory_budget_bytes(total)
+    if given is not None:
+        whole, why = given, "as the configuration says"
+        limit = available_memory_bytes() if free is None else free
+        if given > limit:
+            warnings = (
+                f"the memory budget of {format_bytes(given)} is more than the {format_bytes(limit)} that are free",
+            )
+    elif free is None:
+        available = available_memory_bytes()
+        whole = max(0, int(available * HOST_SHARE) - HOST_OVERHEAD_BYTES)
+        why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available, less {format_bytes(HOST_OVERHEAD_BYTES)} for torch"
+    else:
+        margin = max(DEVICE_MARGIN_BYTES, int(DEVICE_MARGIN_SHARE * total))
+        whole = max(0, free - margin)
+        why = f"{format_bytes(free)} free on the device, less a margin of {format_bytes(margin)}"
+        if total - free > 2 * margin:
+            warnings = (f"{format_bytes(total - free)} of the device's memory are used by others already",)
+    reserve = _reserve(settings, num_replicas=num_replicas, gradient_bytes=gradient_bytes, on_host=free is None)
+    if reserve:
+        why += f"; {format_bytes(reserve)} kept free for gradient buckets and collectives of {num_replicas} replicas"
+    return MemoryBudget(budget_bytes=max(0, whole - reserve), reserve_bytes=reserve, why=why, warnings=warnings)
+
+
+def _reserve(settings: ExploreSettings, *, num_replicas: int, gradient_bytes: int | None, on_host: bool) -> int:
+    """Gradient buckets take up to one more copy of the gradients. Source: DistributedDataParallel's bucket views."""
+    given = settings.replica_reserve_bytes
+    if given is not None:
+        return given
+    if num_replicas < 2:
+        return 0
+    return (gradient_bytes or 0) + (0 if on_host else COLLECTIVES_BYTES)

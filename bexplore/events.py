@@ -1,0 +1,266 @@
+"""What an exploration says while it goes on, and how each event is written as JSON.
+
+Events of the loop itself are those of `bexplore.explorer`; here stand those of a whole job, from the plan to the last
+words. Unknown is null in JSON, never 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bexplore.batching import GlobalBatchSize
+from bexplore.explorer import ProbeFinished, ProbeStarted, Result
+from bexplore.journal import Run
+from bexplore.probe import Observation
+from bexplore.recommendation import Recommendation
+from bexplore.trace.cost_model import CostModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What is about to happen.
+
+    Attributes:
+        title: The job in a few words.
+        run: Where it is kept; None in a dry run.
+        num_known_probes: Observations of an earlier, unfinished run that this one goes on from.
+        changes: Why the newest earlier run here could not be used; a line each.
+        device: As torch names it, and its own name.
+        candidates: How many sizes, from which to which.
+        max_probes: Probes at most.
+        expected_s: Rough length of the whole; None if unknown.
+        warnings: What a reader must know.
+    """
+
+    title: str
+    run: Run | None
+    num_known_probes: int
+    changes: tuple[str, ...]
+    device: str
+    candidates: str
+    max_probes: int
+    expected_s: float | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What one look at the traced program tells of every size.
+
+    Attributes:
+        record: The fields of the `trace` event; None where the program could not be traced.
+        reason: Why it could not; empty where it could.
+        memory_budget_bytes: The budget in force.
+        why_budget: Where the budget comes from.
+        warnings: What a reader must know.
+    """
+
+    record: Mapping[str, Any] | None
+    reason: str
+    memory_budget_bytes: int
+    why_budget: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommended:
+    """The recommendation so far.
+
+    Attributes:
+        recommendation: Size, relative performance, confidence.
+        global_batch_sizes: Those that are valid with it, around the user's own.
+    """
+
+    recommendation: Recommendation
+    global_batch_sizes: tuple[GlobalBatchSize, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The last words.
+
+    Attributes:
+        result: How the loop ended; its recommendation may be None after an interruption.
+        run: Where everything is.
+        verified: The observation that stands behind the recommended size: the latest exact one, else the latest.
+        base: An observation of the base size; None where it was not measured.
+        global_batch_sizes: Those that are valid with the recommended size, around the user's own.
+        user_batch_size: The user's own global batch size; None if none was given.
+        user_batch_message: Whether it is valid with the recommended size, and what is near; empty if none was given.
+        same_training: What the comparison of gradients said; None where it could not be made.
+        num_probes: Probes in all.
+        elapsed_s: Seconds from the start of the exploration.
+    """
+
+    result: Result
+    run: Run
+    verified: Observation | None
+    base: Observation | None
+    global_batch_sizes: tuple[GlobalBatchSize, ...] = ()
+    user_batch_size: int | None = None
+    user_batch_message: str = ""
+    same_training: Mapping[str, Any] | None = None
+    num_probes: int = 0
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A finished run was found: nothing is run again.
+
+    Attributes:
+        record: The `result` event of that run.
+        run: Where it is.
+    """
+
+    record: Mapping[str, Any]
+    run: Run
+
+
+JobEvent = Planned | Traced | ProbeStarted | ProbeFinished | Recommended | Finished | Stored
+
+
+def event_record(event: JobEvent) -> dict[str, Any] | None:
+    """The JSON object of an event; None for an event that is not written."""
+    if isinstance(event, Stored):
+        return dict(event.record) | {"stored": True}
+    if isinstance(event, ProbeStarted):
+        return None
+    if isinstance(event, Planned):
+        return {"event": "plan"} | _plain(event) | {"run_dir": str(event.run.directory) if event.run else None}
+    if isinstance(event, Traced):
+        return _trace_record(event)
+    if isinstance(event, ProbeFinished):
+        return probe_record(event.observation)
+    if isinstance(event, Recommended):
+        return {"event": "recommendation"} | recommendation_record(event.recommendation, event.global_batch_sizes)
+    return _result_record(event)
+
+
+def trace_facts(
+    cost_model: CostModel, *, budget_bytes: int, micro_batch_sizes: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """What the `trace` event says of a traced step.
+
+    Args:
+        cost_model: The trace.
+        budget_bytes: The memory budget in force.
+        micro_batch_sizes: Sizes to tell the peak of; None for powers of two up to the first that does not fit.
+    """
+    fits = cost_model.max_micro_batch_size(budget_bytes)
+    if micro_batch_sizes is None:
+        micro_batch_sizes = [2**exponent for exponent in range(fits.bit_length() + 1)]
+    return {
+        "num_parameters": cost_model.num_parameters,
+        "flops_per_sample": cost_model.flops_per_sample,
+        "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
+        "max_micro_batch_size": fits or None,
+        "trace_s": cost_model.trace_s,
+        "fingerprint": cost_model.fingerprint,
+        "notes": list(cost_model.notes),
+    }
+
+
+def probe_record(observation: Observation) -> dict[str, Any]:
+    """The `probe` event of an observation."""
+    return {
+        "event": "probe",
+        "number": observation.probe.number,
+        "micro_batch_size": observation.micro_batch_size,
+        "outcome": observation.outcome.value,
+        "reason": observation.reason,
+        "purpose": observation.probe.purpose.value,
+        "pass_times_s": list(observation.pass_times_s),
+        "update_times_s": list(observation.update_times_s),
+        "start_time_s": observation.start_time_s,
+        "compile_time_s": observation.compile_time_s,
+        "elapsed_s": observation.elapsed_s,
+        "peak_memory_bytes": observation.peak_memory_bytes,
+        "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
+        "memory_budget_bytes": observation.memory_budget_bytes,
+        "compilation": observation.probe.compilation.value,
+        "num_graphs": observation.num_graphs,
+        "num_graph_breaks": observation.num_graph_breaks,
+        "graph_break_reasons": list(observation.graph_break_reasons),
+        "num_recompiles": observation.num_recompiles,
+        "samples_per_s": _known(observation.samples_per_s),
+        "loss": observation.loss,
+        "warnings": list(observation.warnings),
+    }
+
+
+def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ...]) -> dict[str, Any]:
+    """The fields that the `recommendation` and `result` events share."""
+    return {
+        "micro_batch_size": best.micro_batch_size,
+        "relative_performance": best.relative_performance,
+        "confidence": best.confidence,
+        "samples_per_s": _known(best.samples_per_s),
+        "num_probes": best.num_probes,
+        "elapsed_s": best.elapsed_s,
+        "global_batch_sizes": [dataclasses.asdict(size) for size in sizes],
+    }
+
+
+def step_time_s(observation: Observation | None, accumulation_steps: int) -> float | None:
+    """Seconds of one optimizer step: passes and one update; synchronisation of replicas is not in it."""
+    if observation is None or not observation.is_measured:
+        return None
+    update_s = observation.update_time_s if observation.update_times_s else 0.0
+    return accumulation_steps * observation.pass_time_s + update_s
+
+
+def _trace_record(event: Traced) -> dict[str, Any]:
+    unknown = {
+        "num_parameters": None,
+        "flops_per_sample": None,
+        "peak_memory_bytes": None,
+        "max_micro_batch_size": None,
+        "trace_s": None,
+        "fingerprint": None,
+    }
+    record = {"event": "trace"} | unknown | dict(event.record or {})
+    return record | {"memory_budget_bytes": event.memory_budget_bytes, "reason": event.reason}
+
+
+def _result_record(event: Finished) -> dict[str, Any]:
+    result, best = event.result, event.result.recommendation
+    record: dict[str, Any] = {"event": "result"}
+    if best is None:
+        record |= dict.fromkeys(("micro_batch_size", "relative_performance", "confidence", "samples_per_s"))
+        record |= {"num_probes": event.num_probes, "elapsed_s": event.elapsed_s, "global_batch_sizes": []}
+    else:
+        record |= recommendation_record(best, event.global_batch_sizes)
+        for size in record["global_batch_sizes"]:
+            size["step_time_s"] = step_time_s(event.verified, size["accumulation_steps"])
+    return record | {
+        "num_probes": event.num_probes,
+        "elapsed_s": event.elapsed_s,
+        "base_micro_batch_size": result.base_micro_batch_size,
+        "stop_reason": str(result.stop_reason),
+        "smallest_within_tolerance": result.smallest_within_tolerance,
+        "memory_saved_bytes": result.memory_saved_bytes,
+        "exact_over_shared": result.exact_over_shared,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "memory_headroom_bytes": result.memory_headroom_bytes,
+        "outcomes": dict(result.outcomes),
+        "batch_size": event.user_batch_size,
+        "batch_message": event.user_batch_message,
+        "same_training": None if event.same_training is None else dict(event.same_training),
+        "compilation": event.verified.probe.compilation.value if event.verified else None,
+        "warnings": list(result.warnings),
+        "run_dir": str(event.run.directory),
+    }
+
+
+def _plain(event: Planned) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(event) if field.name != "run"]
+    return {name: getattr(event, name) for name in names}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,409 @@
+"""A whole exploration, from a checked configuration to the last words; the command line and Python share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from bexplore import dialects, events, explorer, journal, logs
+from bexplore.batching import GlobalBatchSize, near_value_message, valid_global_batch_sizes
+from bexplore.config import Config
+from bexplore.engine import EngineRunner
+from bexplore.engine.budget import MemoryBudget, resolve_budget
+from bexplore.engine.machine import accelerator_name, package_version, processor_name
+from bexplore.engine.tracer import trace_in_worker
+from bexplore.errors import NothingFitsError, UserInputError
+from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
+from bexplore.job import Mode, Precision
+from bexplore.posterior import ENGINE_VERSION
+from bexplore.probe import Compilation, Observation
+from bexplore.recommendation import SearchSettings
+from bexplore.space import MemoryPrior, Space, candidate_sizes
+from bexplore.trace.cost_model import CostModel
+
+log = structlog.get_logger()
+
+# Largest size that is a candidate where nothing bounds it: no `max`, no trace, no batch to divide.
+DEFAULT_MAXIMUM = 4096
+# Sizes up to this factor beyond what the trace says fits stay candidates: the trace may be wrong, the probes decide.
+BEYOND_TRACE = 1.25
+# Rough seconds of a cold compilation, for the plan's estimate only; measured on the built-in 4-layer model, two cores.
+COMPILE_GUESS_S = 15.0
+PROBE_GUESS_S = 6.0
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What comes from outside: places, time, and who listens.
+
+    Attributes:
+        model_dir: Folder of the results; None for what the configuration says.
+        fresh: Start over even if an earlier run could go on.
+        dry_run: End after the plan.
+        on_progress: Called with what a worker reports while it works.
+        should_stop: Asked before each probe; its words, if any, end the exploration.
+        clock: Seconds; only differences count.
+        now: The present.
+    """
+
+    model_dir: str | None = None
+    fresh: bool = False
+    dry_run: bool = False
+    on_progress: Progress = lambda message: None
+    should_stop: Callable[[], str | None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+def explore(config: Config | str | Path, surroundings: Surroundings | None = None) -> Iterator[JobEvent]:
+    """Find the micro-batch size of a training job; yields what happens as it happens.
+
+    Args:
+        config: The job's YAML file, or the file already loaded.
+        surroundings: Places, time and listeners; None for the defaults.
+
+    Yields:
+        `Planned`; `Traced`; for each probe `ProbeStarted`, `ProbeFinished` and, once something was measured,
+        `Recommended`; `Finished`. Or `Stored` alone where a finished run of the same job is on disk.
+
+    Raises:
+        UserInputError: The configuration is wrong, or asks for nothing that could be explored.
+        NothingFitsError: Not even the smallest candidate fits the memory budget.
+        UserProgramError: The user's own program fails at every size.
+        EngineError: The device, the disk or the storage cannot be used.
+    """
+    loaded = config if isinstance(config, Config) else dialects.load(Path(config))
+    if not loaded.request.is_search:
+        raise UserInputError(
+            f"{loaded.path}: micro_batch_size is {loaded.request.kind.value}: there is nothing to explore",
+            hint="set micro_batch_size: explore",
+        )
+    yield from _Exploration(loaded, surroundings or Surroundings()).events()
+
+
+class _Exploration:
+    """The state of one exploration while it goes on."""
+
+    def __init__(self, config: Config, surroundings: Surroundings) -> None:
+        self.config = config
+        self.out = surroundings
+        self.folder = journal.model_directory(config.mode, surroundings.model_dir or config.model_dir)
+        self.began_s = surroundings.clock()
+        self.known: list[Observation] = []
+
+    def events(self) -> Iterator[JobEvent]:
+        """Plan, trace, explore, check, conclude."""
+        earlier, changes = (None, ()) if self.out.fresh else self._earlier_run()
+        stored = earlier.result() if earlier else None
+        if earlier and stored is not None:
+            yield Stored(record=stored, run=earlier)
+            return
+        if self.out.dry_run:
+            yield self._plan(None, changes)
+            return
+        run = earlier or journal.create_run(self.folder, meta=self._meta(), now=self.out.now())
+        self.known = run.journal.read()
+        logs.attach_file(run.directory / "log.jsonl")
+        try:
+            yield self._plan(run, changes)
+            yield from self._run(run)
+        finally:
+            logs.detach_file()
+
+    def _run(self, run: journal.Run) -> Iterator[JobEvent]:
+        with EngineRunner(
+            self.config.job, run_dir=run.directory, budget_bytes=None, on_progress=self.out.on_progress
+        ) as runner:
+            cost_model, reason, facts = self._look(runner, run)
+            budget = self._budget(facts, cost_model)
+            runner.budget_bytes = budget.budget_bytes
+            yield self._traced(cost_model, reason, budget)
+            result = None
+            for event in self._search(runner, run, cost_model, budget):
+                if isinstance(event, explorer.Result):
+                    result = event
+                elif isinstance(event, explorer.Recommendation):
+                    sizes = self._global_batch_sizes(event.micro_batch_size)
+                    yield Recommended(recommendation=event, global_batch_sizes=sizes)
+                else:
+                    yield event
+            assert result is not None  # the loop ends with a result or an error
+            yield self._finish(result, runner, run)
+
+    def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
+        """Import torch in the worker and trace in a second process meanwhile; then fix the device."""
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            if self.config.job.device == "auto":
+                facts = self._on_device(runner)
+                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.out.on_progress)
+            else:
+                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.out.on_progress)
+                facts = self._on_device(runner)
+            traced = tracing.result()
+        cost_model = traced if isinstance(traced, CostModel) else None
+        return cost_model, "" if cost_model else str(traced), facts
+
+    def _on_device(self, runner: EngineRunner) -> dict[str, Any]:
+        facts = runner.facts()
+        self.config = self.config.on_device(facts["device"])
+        runner.job = self.config.job
+        log.info("device", **facts)
+        return facts
+
+    def _budget(self, facts: dict[str, Any], cost_model: CostModel | None) -> MemoryBudget:
+        gradient_bytes = None
+        if cost_model is not None and self.config.mode is Mode.TRAIN:
+            bytes_each = 2 if self.config.job.precision is Precision.BFLOAT16 else 4
+            gradient_bytes = bytes_each * cost_model.num_parameters
+        return resolve_budget(
+            self.config.explore, facts, num_replicas=self.config.num_replicas, gradient_bytes=gradient_bytes
+        )
+
+    def _traced(self, cost_model: CostModel | None, reason: str, budget: MemoryBudget) -> Traced:
+        record = None
+        if cost_model is not None:
+            record = events.trace_facts(cost_model, budget_bytes=budget.budget_bytes)
+        return Traced(
+            record=record,
+            reason=reason,
+            memory_budget_bytes=budget.budget_bytes,
+            why_budget=budget.why,
+            warnings=budget.warnings,
+        )
+
+    def _search(
+        self, runner: EngineRunner, run: journal.Run, cost_model: CostModel | None, budget: MemoryBudget
+    ) -> Iterator[explorer.Event]:
+        self._refuse_the_impossible(cost_model, budget)
+        return explorer.explore(
+            runner,
+            space=Space.of(self._candidates(cost_model, budget)),
+            settings=self.search_settings(),
+            memory=MemoryPrior(
+                peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
+                relative_sd=cost_model.relative_sd if cost_model else 0.12,
+                budget_bytes=budget.budget_bytes,
+            ),
+            storage=self.config.explore.storage or run.directory / "study.log",
+            study_name=f"{self.folder.name}-{self.fingerprint()}",
+            record=run.journal.append,
+            history=self.known,
+            clock=self.out.clock,
+            should_stop=self.out.should_stop,
+        )
+
+    def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:
+        """End before the first compilation where the trace says that even the smallest size is far too big."""
+        if cost_model is None:
+            return
+        smallest = self.config.minimum
+        peak = cost_model.peak_memory_bytes(smallest)
+        if peak > 2.0 * budget.budget_bytes:
+            raise NothingFitsError(
+                f"micro-batch size {smallest}, the smallest, needs {peak / 2**30:.2f} GiB by the trace; the budget is "
+                f"{budget.budget_bytes / 2**30:.2f} GiB ({cost_model.num_parameters:,} parameters)",
+                hint="use a smaller model or sequence length, or a device with more memory",
+            )
+
+    def _candidates(self, cost_model: CostModel | None, budget: MemoryBudget) -> tuple[int, ...]:
+        maximum = self.config.maximum
+        if maximum is None:
+            maximum = DEFAULT_MAXIMUM
+            if cost_model is not None:
+                fits = cost_model.max_micro_batch_size(budget.budget_bytes) or 0
+                maximum = max(self.config.minimum, int(fits * BEYOND_TRACE) + 2)
+        return candidate_sizes(
+            self.config.candidates,
+            minimum=self.config.minimum,
+            maximum=max(maximum, self.config.minimum),
+            replica_batch_size=self.config.replica_batch_size,
+        )
+
+    def search_settings(self) -> SearchSettings:
+        """What the configuration says of the search."""
+        explore, compiled = self.config.explore, self.config.job.compile.enabled
+        return SearchSettings(
+            tolerance=explore.tolerance,
+            target_confidence=int(explore.target_confidence),
+            max_probes=explore.max_probes,
+            time_budget_s=explore.time_budget_s,
+            seed=explore.seed,
+            search_compilation=Compilation.SHARED if compiled else Compilation.EAGER,
+            user_compilation=Compilation.EXACT if compiled else Compilation.EAGER,
+            verify_exact=compiled,
+            max_passes=explore.passes_per_probe,
+            probe_time_limit_s=explore.probe_time_limit_s,
+        )
+
+    def _finish(self, result: explorer.Result, runner: EngineRunner, run: journal.Run) -> Finished:
+        observations = run.journal.read()
+        best = result.recommendation
+        if best is None:
+            return Finished(result=result, run=run, verified=None, base=None, num_probes=len(observations))
+        own = [o for o in observations if o.is_measured and o.micro_batch_size == best.micro_batch_size]
+        exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
+        base = [o for o in observations if o.is_measured and o.micro_batch_size == result.base_micro_batch_size]
+        interrupted = result.stop_reason == "interrupted"
+        finished = Finished(
+            result=result,
+            run=run,
+            verified=(exact or own)[-1],
+            base=base[-1] if base else None,
+            global_batch_sizes=self._global_batch_sizes(best.micro_batch_size),
+            user_batch_size=self.config.batch_size,
+            user_batch_message=self._batch_message(best.micro_batch_size),
+            same_training=None if interrupted else self._same_training(runner, observations, best.micro_batch_size),
+            num_probes=len(observations),
+            elapsed_s=self.out.clock() - self.began_s,
+        )
+        if not interrupted:
+            run.write_result(events.event_record(finished) or {})
+        return finished
+
+    def _same_training(
+        self, runner: EngineRunner, observations: Sequence[Observation], micro_batch_size: int
+    ) -> dict[str, Any] | None:
+        """The smallest measured split stands for the base; at one size alone there is nothing to compare."""
+        smallest = min(o.micro_batch_size for o in observations if o.is_measured)
+        if self.config.mode is Mode.EVAL or smallest == micro_batch_size:
+            return None
+        return runner.same_training(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
+
+    def _global_batch_sizes(self, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
+        return valid_global_batch_sizes(
+            micro_batch_size,
+            self.config.num_replicas,
+            self.config.batch_size,
+            self.config.divisibility,
+            sequence_length=self.config.job.sequence_length,
+        )
+
+    def _batch_message(self, micro_batch_size: int) -> str:
+        if self.config.batch_size is None:
+            return ""
+        return near_value_message(
+            self.config.batch_size, micro_batch_size, self.config.num_replicas, self.config.divisibility
+        )
+
+    def _plan(self, run: journal.Run | None, changes: Sequence[str]) -> Planned:
+        settings = self.search_settings()
+        rule = self.config.candidates
+        sizes = f"{len(rule)} given sizes" if not isinstance(rule, str) else f"sizes by the rule '{rule}'"
+        upper = self.config.maximum if self.config.maximum is not None else "what fits"
+        guess_s = 2 * COMPILE_GUESS_S + PROBE_GUESS_S * min(10, settings.max_probes)
+        return Planned(
+            title=describe(self.config),
+            run=run,
+            num_known_probes=len(self.known),
+            changes=tuple(changes),
+            device=self.config.job.device,
+            candidates=f"{sizes} from {self.config.minimum} to {upper}",
+            max_probes=settings.max_probes,
+            expected_s=min(guess_s, settings.time_budget_s or guess_s),
+            warnings=self.config.warnings,
+        )
+
+    # What may be compared with what: a run goes on only if all of these are the same.
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits of the job and of everything that decides its speed."""
+        return self.config.job.fingerprint(**self.environment())
+
+    def environment(self) -> dict[str, str]:
+        """Facts beside the job that decide whether two measurements may be compared; read without importing torch."""
+        return {
+            "torch": package_version("torch"),
+            "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
+            "processor": processor_name(),
+            "accelerator": accelerator_name(),
+            "threads": os.environ.get("OMP_NUM_THREADS", "") or str(len(os.sched_getaffinity(0))),
+            "engine": str(ENGINE_VERSION),
+        }
+
+    def _question(self) -> dict[str, Any]:
+        """What decides the search beside the job: another question is another run."""
+        return {
+            "settings": dataclasses.asdict(self.search_settings()),
+            "minimum": self.config.minimum,
+            "maximum": self.config.maximum,
+            "candidates": self.config.candidates,
+            "memory_budget": self.config.explore.memory_budget,
+            "replica_reserve": self.config.explore.replica_reserve,
+            "num_replicas": self.config.num_replicas,
+            "storage": self.config.explore.storage,
+        }
+
+    def _meta(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.fingerprint(),
+            "config": str(self.config.path),
+            "title": describe(self.config),
+            "job": self.config.job.as_dict(),
+            "environment": self.environment(),
+            "question": self._question(),
+            "batch_size": self.config.batch_size,
+            "created_at": self.out.now().isoformat(),
+        }
+
+    def _earlier_run(self) -> tuple[journal.Run | None, tuple[str, ...]]:
+        """The newest run that this one can go on from, and else what changed since the newest."""
+        runs = journal.find_runs(self.folder)
+        wanted = _flat(self._meta())
+        for run in runs:
+            if not _changes(run.meta(), wanted):
+                return run, ()
+        return None, tuple(_changes(runs[0].meta(), wanted)) if runs else ()
+
+
+def describe(config: Config) -> str:
+    """A job in a few words."""
+    job = config.job
+    words = [job.workload if job.workload != "transformers" else str(job.model.get("model_type", "transformers"))]
+    if job.workload == "decoder":
+        words.append(f"{job.model.get('num_layers')} layers of width {job.model.get('hidden_size')}")
+    if job.sequence_length:
+        words.append(f"{job.sequence_length} tokens")
+    words += [job.precision.value, job.optimizer if job.mode is Mode.TRAIN else "evaluation"]
+    words.append(f"{config.num_replicas} replica{'s' if config.num_replicas > 1 else ''}")
+    return ", ".join(words)
+
+
+def _flat(meta: dict[str, Any]) -> dict[str, str]:
+    """Dotted names of what decides a run, as text, so that a file and a live object compare equal."""
+    kept = {name: meta.get(name, {}) for name in ("job", "environment", "question")}
+    kept["job"] = dict(kept["job"]) | {"import_root": None}
+    pairs: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                walk(f"{prefix}.{name}" if prefix else str(name), inner)
+        elif isinstance(value, list | tuple):
+            pairs[prefix] = ", ".join(map(str, value))
+        else:
+            pairs[prefix] = str(value)
+
+    walk("", kept)
+    return pairs
+
+
+def _changes(meta: dict[str, Any], wanted: dict[str, str]) -> list[str]:
+    """A line for each fact that differs from an earlier run."""
+    before = _flat(meta)
+    names = sorted(before.keys() | wanted.keys())
+    return [
+        f"{name.partition('.')[2]}: {before.get(name, 'absent')} -> {wanted.get(name, 'absent')}"
+        for name in names
+        if before.get(name) != wanted.get(name)
+    ]

@@ -1,0 +1,75 @@
+"""One probe, or one trace, of a configuration; for people who want to see a single size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from bexplore import events, journal
+from bexplore.config import Config
+from bexplore.engine import EngineRunner
+from bexplore.engine.budget import resolve_budget
+from bexplore.engine.tracer import trace_in_worker
+from bexplore.errors import EngineError
+from bexplore.probe import Compilation, Observation, Probe, Purpose
+
+
+def probe_once(config: Config, *, micro_batch_size: int, compilation: str, model_dir: str | None) -> Observation:
+    """Compile and run one size for real.
+
+    Args:
+        config: The job.
+        micro_batch_size: The size.
+        compilation: `exact`, `shared` or `eager`.
+        model_dir: Folder of the worker's log; None for the configuration's own.
+
+    Raises:
+        EngineError: The device cannot be used.
+    """
+    folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "probes"
+    with EngineRunner(config.job, run_dir=folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}", budget_bytes=None) as runner:
+        facts = runner.facts()
+        runner.job = config.on_device(facts["device"]).job
+        budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=None)
+        runner.budget_bytes = budget.budget_bytes
+        return runner(
+            Probe(
+                number=0,
+                micro_batch_size=micro_batch_size,
+                compilation=Compilation(compilation),
+                purpose=Purpose.VERIFY,
+                max_passes=config.explore.passes_per_probe,
+                time_limit_s=config.explore.probe_time_limit_s,
+            )
+        )
+
+
+def trace_once(
+    config: Config, *, micro_batch_sizes: Sequence[int] | None, device_name: str | None, model_dir: str | None
+) -> dict[str, Any]:
+    """Trace the step; the `trace` event.
+
+    Args:
+        config: The job.
+        micro_batch_sizes: Sizes to tell of; None for powers of two.
+        device_name: A device whose memory is the budget; None for this machine's.
+        model_dir: Folder of the worker's log; None for the configuration's own.
+
+    Raises:
+        EngineError: The program cannot be traced.
+        UserInputError: The device is not in the table.
+    """
+    from bexplore.trace.devices import device_memory_bytes
+
+    folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "traces"
+    job = config.on_device("cpu" if config.job.device == "auto" else config.job.device).job
+    memory_bytes = device_memory_bytes(device_name) if device_name else None
+    facts = {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
+    traced = trace_in_worker(job, folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}", lambda message: None)
+    if isinstance(traced, str):
+        raise EngineError(f"this job cannot be traced: {traced}", hint="bexplore explore works without a trace")
+    gradient_bytes = 4 * traced.num_parameters
+    budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
+    facts_of_trace = events.trace_facts(traced, budget_bytes=budget.budget_bytes, micro_batch_sizes=micro_batch_sizes)
+    return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}

@@ -1,0 +1,110 @@
+"""What a run says at its end: which size and why, what is valid with it, where everything is, what to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bexplore.units import format_bytes, format_seconds
+
+STOP_REASONS = {
+    "target_confidence": "the confidence that was asked for is reached",
+    "nothing_left": "no further probe is worth its cost",
+    "max_probes": "the number of probes that was allowed is used up",
+    "time_budget": "the time that was allowed is used up",
+    "interrupted": "it was interrupted; the same command goes on from here",
+}
+WIDTH = 10
+
+
+def last_words(record: Mapping[str, Any], *, yaml_key: str, tolerance: float) -> str:
+    """The closing text of a `result` record, for people.
+
+    Args:
+        record: The `result` event.
+        yaml_key: Where the size goes, dotted.
+        tolerance: Within which sizes are as good as each other.
+    """
+    if record["micro_batch_size"] is None:
+        return f"No recommendation: {_stop(record)}.\nResults: {record['run_dir']}"
+    lines = [_headline(record), ""]
+    lines += [_row("why", _why(record)), _row("memory", _memory(record))]
+    lines += _rows("smaller", _smaller(record, tolerance))
+    lines += _rows("compiled", _compiled(record))
+    lines += _rows("training", (record.get("same_training") or {}).get("message"))
+    lines += [_row("warning", text) for text in record.get("warnings", ())]
+    lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
+    lines += [f"Results: {record['run_dir']}", f"Paste:   {yaml_key}: {record['micro_batch_size']}"]
+    return "\n".join(lines)
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    return (
+        f"Use micro_batch_size {record['micro_batch_size']}: {record['relative_performance']:.2f}x the speed of "
+        f"size {record['base_micro_batch_size']}, {record['samples_per_s']:.4g} samples/s; "
+        f"confidence {record['confidence']} out of 100."
+    )
+
+
+def _why(record: Mapping[str, Any]) -> str:
+    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(record["outcomes"].items()))
+    took = format_seconds(record["elapsed_s"])
+    return f"fastest of {record['num_probes']} probes ({outcomes}) in {took}; ended because {_stop(record)}"
+
+
+def _stop(record: Mapping[str, Any]) -> str:
+    return STOP_REASONS.get(record["stop_reason"], record["stop_reason"])
+
+
+def _memory(record: Mapping[str, Any]) -> str:
+    if record["peak_memory_bytes"] is None:
+        return "peak unknown on this device"
+    text = f"peak {format_bytes(record['peak_memory_bytes'])}"
+    headroom = record["memory_headroom_bytes"]
+    if headroom is not None:
+        share = headroom / (headroom + record["peak_memory_bytes"])
+        text += f", {format_bytes(headroom)} ({share:.0%}) of the budget stay free"
+    return text
+
+
+def _smaller(record: Mapping[str, Any], tolerance: float) -> str | None:
+    small = record["smallest_within_tolerance"]
+    if small is None or small == record["micro_batch_size"]:
+        return None
+    saved = record.get("memory_saved_bytes")
+    saves = f" and saves {format_bytes(saved)}" if saved else ""
+    return f"{small} is within {tolerance:.0%} of it{saves}"
+
+
+def _compiled(record: Mapping[str, Any]) -> str | None:
+    ratio = record.get("exact_over_shared")
+    if ratio is None:
+        return None
+    return f"run exactly as your training will compile it: {ratio:.2f}x of the search's shared compilation"
+
+
+def _batch_table(record: Mapping[str, Any]) -> list[str]:
+    sizes = record["global_batch_sizes"]
+    has_tokens = any(size["num_tokens"] for size in sizes)
+    has_times = any(size.get("step_time_s") for size in sizes)
+    head = f"  {'batch_size':>10}  {'accumulation':>12}"
+    head += f"  {'tokens':>12}" if has_tokens else ""
+    head += f"  {'step time':>12}" if has_times else ""
+    rows = [head]
+    for size in sizes:
+        row = f"  {size['global_batch_size']:>10}  {size['accumulation_steps']:>12}"
+        row += f"  {size['num_tokens']:>12,}" if has_tokens else ""
+        row += f"  {format_seconds(size.get('step_time_s')):>12}" if has_times else ""
+        row += "  <- yours" if size["global_batch_size"] == record.get("batch_size") else ""
+        rows.append(row)
+    if record.get("batch_message"):
+        rows.append(f"  {record['batch_message']}")
+    return rows
+
+
+def _rows(label: str, text: str | None) -> list[str]:
+    return [_row(label, text)] if text else []
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<{WIDTH}}{text}"

@@ -1,0 +1,26 @@
+"""What a trace tells of every size, as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bexplore.units import format_bytes, format_seconds
+
+
+def trace_table(record: Mapping[str, Any]) -> str:
+    """The text of a `trace` event."""
+    lines = [
+        f"{record['num_parameters']:,} parameters, {record['flops_per_sample']:.4g} flops a sample, "
+        f"traced in {format_seconds(record['trace_s'])} (fingerprint {record['fingerprint']})",
+        f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
+        "",
+        f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits",
+    ]
+    for size, peak in record["peak_memory_bytes"].items():
+        fits = "yes" if peak <= record["memory_budget_bytes"] else "no"
+        lines.append(f"  {size:>16}  {format_bytes(peak):>12}  {fits}")
+    largest = record["max_micro_batch_size"]
+    lines += ["", f"Largest size that fits: {largest}" if largest else "Not even the smallest size fits."]
+    lines += [f"note: {note}" for note in record["notes"]]
+    return "\n".join(lines)
