@@ -195,9 +195,13 @@ def _image_samples(job: Job, config: Any, count: int) -> HostBatch:
 
 def _tokens(job: Job, config: Any, count: int) -> torch.Tensor:
     text_config = config.get_text_config()
-    length = job.sequence_length or job.data.get("sequence_length")
-    require(length is not None, "The job has no sequence_length.", "Set sequence_length to the tokens of a sample.")
     longest = getattr(text_config, "max_position_embeddings", None)
+    length = job.sequence_length or job.data.get("sequence_length") or longest
+    require(
+        length is not None,
+        f"The job has no sequence_length, and {config.model_type} has no longest one.",
+        "Set sequence_length to the tokens of a sample.",
+    )
     require(
         longest is None or positive_int(length, "sequence_length") <= longest,
         f"The sequence length {length} exceeds the {longest} positions of {config.model_type}.",

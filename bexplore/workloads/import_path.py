@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bexplore.errors import UserInputError
@@ -40,27 +41,85 @@ def load_callable(path: Any, *, setting: str, import_root: str | None = None) ->
     return found
 
 
-def check_arguments(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any], setting: str) -> None:
-    """Raise UserInputError where a function cannot be called with these arguments.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCallable:
+    """A callable of the user's own with the arguments that it takes.
+
+    Attributes:
+        path: What was imported.
+        function: What it gave.
+        arguments: Keyword arguments of every call.
+    """
+
+    path: str
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+
+    def __call__(self, *positional: Any) -> Any:
+        """Call it; whatever it raises is not caught."""
+        return self.function(*positional, **self.arguments)
+
+
+def load_callables(
+    paths: Mapping[str, Any], arguments: Mapping[str, Any], *, import_root: str | None = None
+) -> dict[str, UserCallable]:
+    """Import callables that share one set of keyword arguments: each gets those that its signature names.
 
     Args:
-        function: What will be called.
-        positional: Stand-ins for the positional arguments.
-        given: Its keyword arguments.
-        setting: Where the function stands in the configuration, for messages.
+        paths: Import path of each, by the name of its setting.
+        arguments: Keyword arguments of all of them together.
+        import_root: As in `load_callable`.
+
+    Raises:
+        UserInputError: A path is wrong, or no callable takes an argument.
+    """
+    functions = {name: load_callable(path, setting=name, import_root=import_root) for name, path in paths.items()}
+    taken = {name: _taken(function, arguments) for name, function in functions.items()}
+    for argument in arguments:
+        require(
+            any(argument in names for names in taken.values()),
+            f"arguments holds {argument!r}, which {' and '.join(map(str, paths.values()))} do not take.",
+            "Remove it, or correct its name.",
+        )
+    return {
+        name: UserCallable(path=paths[name], function=function, arguments={key: arguments[key] for key in taken[name]})
+        for name, function in functions.items()
+    }
+
+
+def check_call(user_callable: UserCallable, *positional: str, setting: str) -> None:
+    """Raise UserInputError where a call with these positional arguments lacks some, or has too many.
+
+    Args:
+        user_callable: What will be called.
+        positional: Names of what it will be given, for the message.
+        setting: Where its path stands in the configuration.
     """
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(user_callable.function)
     except ValueError:  # some functions written in C have none
         return
     try:
-        signature.bind(*positional, **given)
+        signature.bind(*positional, **user_callable.arguments)
     except TypeError as error:
-        name = getattr(function, "__qualname__", repr(function))
+        given = [*positional, *(f"{key}={value!r}" for key, value in user_callable.arguments.items())]
         raise UserInputError(
-            f"{setting} names {name}{signature}, which cannot be called with {dict(given)}: {error}.",
-            hint="Correct the arguments in the configuration, or the function's signature.",
+            f"{setting} is {user_callable.path!r}, whose signature {signature} does not fit the call "
+            f"({', '.join(given)}): {error}.",
+            hint="Correct arguments in the configuration, or the signature.",
         ) from error
+
+
+def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
+    """Names of the arguments that a callable takes by keyword."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some functions written in C have none
+        return list(arguments)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return list(arguments)
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in by_keyword and parameter.name in arguments]
 
 
 def _import_module(name: str, path: str, setting: str, import_root: str | None) -> Any:

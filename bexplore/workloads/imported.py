@@ -5,6 +5,7 @@ Exceptions of the user's code are not caught here: they are the user's own trace
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,14 +16,14 @@ from torch import nn
 
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Precision
-from bexplore.workloads.import_path import check_arguments, load_callable
+from bexplore.workloads.import_path import UserCallable, check_call, load_callables
 from bexplore.workloads.imported_step import build_step
 from bexplore.workloads.settings import check_keys, require
 from bexplore.workloads.step import assemble
 from bexplore.workloads.user_batch import batch_dimensions, batch_maker
 from bexplore.workloads.workload import Batch, Workload
 
-_MODEL_KEYS = ("model", "batch", "loss", "arguments", "batch_arguments", "loss_arguments")
+_PATHS = ("model", "batch", "loss")
 
 
 def build_imported(job: Job) -> Workload:
@@ -30,13 +31,14 @@ def build_imported(job: Job) -> Workload:
 
     Either a whole step (see `imported_step`), or these keys:
 
-    * `model`: returns a `torch.nn.Module`, from the keyword arguments `arguments`.
-    * `batch`: called with the micro-batch size and the keyword arguments `batch_arguments`, returns a batch: a tensor,
-      a mapping (the model's keyword arguments), or a tuple or list.
+    * `model`: returns a `torch.nn.Module`.
+    * `batch`: called with the micro-batch size, returns a batch: a tensor, a mapping (the model's keyword arguments),
+      or a tuple or list.
     * `loss`, optional: called with (output, targets) where the batch is a pair (inputs, targets), else with
-      (output, batch); or a `torch.nn.Module` class, made from `loss_arguments`. Without it the model's own loss is
-      taken: its output if that is a scalar, its `loss`, or the only scalar of a tuple; and where the batch is a pair
-      of which the model takes only the first, the cross entropy of its output and the second.
+      (output, batch); or a `torch.nn.Module` class of such a loss. Without it the model's own loss is taken: its
+      output if that is a scalar, its `loss`, or the only scalar of a tuple; and where the batch is a pair of which the
+      model takes only the first, the cross entropy of its output and the second.
+    * `arguments`, optional: keyword arguments; each of the three gets those that its signature names.
 
     Random numbers of torch are seeded before the model is made and before each batch.
 
@@ -45,22 +47,21 @@ def build_imported(job: Job) -> Workload:
     """
     if "step" in job.model:
         return build_step(job)
-    check_keys(job.model, _MODEL_KEYS, "An imported model")
-    for key in ("model", "batch"):
-        require(key in job.model, f"An imported model needs `{key}`.", "Give `model` and `batch`, or `step`.")
+    check_keys(job.model, (*_PATHS, "arguments"), "An imported model")
+    paths = {name: job.model[name] for name in _PATHS if job.model.get(name) is not None}
+    for name in ("model", "batch"):
+        require(name in paths, f"An imported model needs `{name}`.", "Give `model` and `batch`, or `step`.")
+    callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
     device = torch.device(job.device)
-    model = _make_model(job).to(device)
-    loss_module = ImportedLoss(model, _make_loss(job))
+    loss_module = ImportedLoss(_make_model(callables["model"]), _make_loss(callables.get("loss"))).to(device)
+    check_call(callables["batch"], "micro_batch_size", setting="batch")
     dtype = torch.bfloat16 if job.precision is Precision.BFLOAT16 else None
-    function = load_callable(job.model["batch"], setting="model.batch", import_root=job.import_root)
-    arguments = dict(job.model.get("batch_arguments") or {})
-    check_arguments(function, 1, given=arguments, setting="model.batch")
-    make_user_batch = batch_maker(lambda size: function(size, **arguments), seed=job.seed, device=device, dtype=dtype)
+    make_user_batch = batch_maker(callables["batch"], seed=job.seed, device=device, dtype=dtype)
 
     def make_batch(micro_batch_size: int) -> tuple[Batch]:
         return (make_user_batch(micro_batch_size),)
 
-    return assemble(job, loss_module.to(device), make_batch, batch_dimensions=batch_dimensions(make_batch))
+    return assemble(job, loss_module, make_batch, batch_dimensions=batch_dimensions(make_batch))
 
 
 class ImportedLoss(nn.Module):
@@ -94,31 +95,26 @@ class ImportedLoss(nn.Module):
         raise _no_loss(output)
 
 
-def _make_model(job: Job) -> nn.Module:
-    factory = load_callable(job.model["model"], setting="model.model", import_root=job.import_root)
-    arguments = dict(job.model.get("arguments") or {})
-    check_arguments(factory, given=arguments, setting="model.model")
-    model = factory(**arguments)
+def _make_model(factory: UserCallable) -> nn.Module:
+    check_call(factory, setting="model")
+    model = factory()
     require(
         isinstance(model, nn.Module),
-        f"model.model is {job.model['model']!r}, which returned {type(model).__name__}, not a torch.nn.Module.",
+        f"model is {factory.path!r}, which returned {type(model).__name__}, not a torch.nn.Module.",
         "Name a function or class that returns the module; a module itself is not called.",
     )
     return model
 
 
-def _make_loss(job: Job) -> Callable[..., Any] | None:
-    path = job.model.get("loss")
-    if path is None:
+def _make_loss(loss: UserCallable | None) -> Callable[..., Any] | None:
+    if loss is None:
         return None
-    loss = load_callable(path, setting="model.loss", import_root=job.import_root)
-    arguments = dict(job.model.get("loss_arguments") or {})
-    if inspect.isclass(loss):
-        check_arguments(loss, given=arguments, setting="model.loss")
-        made: Callable[..., Any] = loss(**arguments)
+    if inspect.isclass(loss.function):
+        check_call(loss, setting="loss")
+        made: Callable[..., Any] = loss()
         return made
-    check_arguments(loss, None, None, given=arguments, setting="model.loss")
-    return (lambda output, targets: loss(output, targets, **arguments)) if arguments else loss
+    check_call(loss, "output", "targets", setting="loss")
+    return functools.partial(loss.function, **loss.arguments)  # a partial, which the compiler sees through
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:

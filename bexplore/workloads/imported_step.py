@@ -11,7 +11,7 @@ from torch import nn
 
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
-from bexplore.workloads.import_path import check_arguments, load_callable
+from bexplore.workloads.import_path import check_call, load_callables
 from bexplore.workloads.settings import check_keys, require
 from bexplore.workloads.user_batch import batch_dimensions, batch_maker
 from bexplore.workloads.workload import Batch, Workload
@@ -40,25 +40,26 @@ class Step(Protocol):
 
 
 def build_step(job: Job) -> Workload:
-    """Build `{"step", "arguments"}` of `job.model`: a path that returns a `Step` from keyword arguments.
+    """Build `{"step", "batch", "arguments"}` of `job.model`: `step` is a path that returns a `Step`.
 
-    Precision, optimizers and clipping are the step's own business.
+    `batch`, optional, is a path that makes the batches instead of the step's own `make_batch`. Each gets those of the
+    keyword arguments `arguments` that its signature names. Precision, optimizers and clipping are the step's own.
 
     Raises:
         UserInputError: The path, or what it gave, cannot be used; or the job sets what is the step's own business.
     """
-    check_keys(job.model, ("step", "arguments"), "An imported step")
+    check_keys(job.model, ("step", "batch", "arguments"), "An imported step")
     _check_own_business(job)
-    factory = load_callable(job.model["step"], setting="model.step", import_root=job.import_root)
-    arguments = dict(job.model.get("arguments") or {})
-    check_arguments(factory, given=arguments, setting="model.step")
-    step = factory(**arguments)
+    paths = {name: job.model[name] for name in ("step", "batch") if job.model.get(name) is not None}
+    callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
+    check_call(callables["step"], setting="step")
+    step = callables["step"]()
     _check_members(step, job)
     device = torch.device(job.device)
     modules = _listed(step.modules, nn.Module, "modules")
     for module in modules:
         module.to(device)
-    make_batch = batch_maker(step.make_batch, seed=job.seed, device=device)
+    make_batch = batch_maker(callables.get("batch") or step.make_batch, seed=job.seed, device=device)
     training = job.mode is Mode.TRAIN
     return Workload(
         job=job,
@@ -86,12 +87,12 @@ def _check_own_business(job: Job) -> None:
 
 
 def _check_members(step: Any, job: Job) -> None:
-    needed = ["make_batch", "modules"]
+    needed = ["modules"] if job.model.get("batch") else ["make_batch", "modules"]
     needed += ["forward_backward", "update"] if job.mode is Mode.TRAIN else ["evaluate"]
     missing = [name for name in needed if not hasattr(step, name)]
     require(
         not missing,
-        f"model.step is {job.model['step']!r}, which returned {type(step).__name__} without {', '.join(missing)}.",
+        f"step is {job.model['step']!r}, which returned {type(step).__name__} without {', '.join(missing)}.",
         f"Give it {', '.join(needed)}.",
     )
 
