@@ -146,10 +146,11 @@ def test_one_dynamic_graph_without_breaks_serves_every_size(model):
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.BFLOAT16, Precision.AUTOCAST_BFLOAT16])
 @pytest.mark.parametrize("model", [GPT, LLAMA])
-def test_a_step_runs_with_fake_tensors(model):
+def test_a_step_runs_with_fake_tensors(model, precision):
     with FakeTensorMode():
-        workload = build(Job(workload="decoder", model=model))
+        workload = build(Job(workload="decoder", model=model, precision=precision))
         loss = workload.forward_backward(workload.make_batch(3))
         workload.update()
     assert loss.shape == ()

@@ -19,6 +19,7 @@ from torch import nn
 
 from bexplore.errors import UserInputError
 from bexplore.job import Job
+from bexplore.workloads.placement import is_fake
 from bexplore.workloads.samples import random_tokens, random_values
 from bexplore.workloads.settings import check_keys, positive_int, require, suggestion
 from bexplore.workloads.step import assemble
@@ -65,7 +66,7 @@ def build_transformers(job: Job) -> Workload:
         if job.data.get("attention_mask"):
             samples["attention_mask"] = torch.ones_like(samples["input_ids"])
         dtype = next(model.parameters()).dtype
-        return ({key: _place(value, device, dtype) for key, value in samples.items()},)
+        return ({key: _on_device(value, device, dtype) for key, value in samples.items()},)
 
     batch_dimensions: list[int | None] = [0] * len(torch.utils._pytree.tree_leaves(make_batch(1)))
     return assemble(job, _OwnLoss(model), make_batch, batch_dimensions=batch_dimensions)
@@ -150,12 +151,12 @@ def _complete(config: Any) -> None:
 
 def _cheap_under_fake_tensors() -> contextlib.AbstractContextManager[Any]:
     """Leave the weights out where they are fake: truncated normal draws look at values, and there are none."""
-    if torch._guards.detect_fake_mode() is None:
+    if not is_fake():
         return contextlib.nullcontext()
     return importlib.import_module("transformers.initialization").no_init_weights()
 
 
-def _place(value: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _on_device(value: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
 

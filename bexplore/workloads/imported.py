@@ -18,6 +18,7 @@ from bexplore.errors import UserInputError
 from bexplore.job import Job, Precision
 from bexplore.workloads.import_path import UserCallable, check_call, load_callables
 from bexplore.workloads.imported_step import build_step
+from bexplore.workloads.placement import creation_device, place
 from bexplore.workloads.settings import check_keys, require
 from bexplore.workloads.step import assemble
 from bexplore.workloads.user_batch import batch_dimensions, batch_maker
@@ -53,7 +54,9 @@ def build_imported(job: Job) -> Workload:
         require(name in paths, f"An imported model needs `{name}`.", "Give `model` and `batch`, or `step`.")
     callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
     device = torch.device(job.device)
-    loss_module = ImportedLoss(_make_model(callables["model"]), _make_loss(callables.get("loss"))).to(device)
+    with creation_device(device):
+        loss_module = ImportedLoss(_make_model(callables["model"]), _make_loss(callables.get("loss")))
+    place(loss_module, device)
     check_call(callables["batch"], "micro_batch_size", setting="batch")
     dtype = torch.bfloat16 if job.precision is Precision.BFLOAT16 else None
     make_user_batch = batch_maker(callables["batch"], seed=job.seed, device=device, dtype=dtype)

@@ -12,6 +12,7 @@ from torch import nn
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.import_path import check_call, load_callables
+from bexplore.workloads.placement import creation_device, place
 from bexplore.workloads.settings import check_keys, require
 from bexplore.workloads.user_batch import batch_dimensions, batch_maker
 from bexplore.workloads.workload import Batch, Workload
@@ -53,12 +54,13 @@ def build_step(job: Job) -> Workload:
     paths = {name: job.model[name] for name in ("step", "batch") if job.model.get(name) is not None}
     callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
     check_call(callables["step"], setting="step")
-    step = callables["step"]()
-    _check_members(step, job)
     device = torch.device(job.device)
+    with creation_device(device):
+        step = callables["step"]()
+    _check_members(step, job)
     modules = _listed(step.modules, nn.Module, "modules")
     for module in modules:
-        module.to(device)
+        place(module, device)
     make_batch = batch_maker(callables.get("batch") or step.make_batch, seed=job.seed, device=device)
     training = job.mode is Mode.TRAIN
     return Workload(

@@ -10,6 +10,7 @@ from torch import nn
 
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.optimizers import build_optimizer
+from bexplore.workloads.placement import place
 from bexplore.workloads.settings import require
 from bexplore.workloads.workload import Batch, Workload
 
@@ -51,7 +52,7 @@ def assemble(
         UserInputError: The optimizer or its arguments are wrong.
     """
     if job.precision is Precision.BFLOAT16:
-        loss_module.to(torch.bfloat16)
+        place(loss_module, torch.device(job.device), torch.bfloat16)
     if job.mode is Mode.EVAL:
         loss_module.eval()
         optimizer = None
