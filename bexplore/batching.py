@@ -47,7 +47,7 @@ class Split:
         micro_batch_size: Samples of each micro-batch but, with the even rule, perhaps the last.
         accumulation_steps: Micro-batches in one optimizer step.
         replica_batch_size: Samples of one replica in one optimizer step.
-        last_micro_batch_size: Samples of the last micro-batch; where it is smaller, the loss must be weighted by samples.
+        last_micro_batch_size: Samples of the last micro-batch; if it is smaller, the loss must be weighted by samples.
     """
 
     micro_batch_size: int
@@ -72,7 +72,7 @@ def even_candidates(replica_batch_size: int) -> tuple[int, ...]:
     """
     _require_positive(replica_batch_size, "replica_batch_size")
     root = math.isqrt(replica_batch_size)
-    # Every size up to ceil(P / root) is one of the set or is reached by a k up to P / size: 2 sqrt(P) divisions suffice.
+    # A part count above sqrt(P) gives a size of at most sqrt(P), which is tested directly: 2 sqrt(P) divisions in all.
     large = {-(-replica_batch_size // k) for k in range(1, root + 2)}
     small = {size for size in range(1, root + 2) if is_even_split(replica_batch_size, size)}
     return tuple(sorted(large | small, reverse=True))
@@ -129,7 +129,7 @@ def split(
     if rule is Divisibility.STRICT and replica_batch_size % micro_batch_size:
         near = nearest(divisors(replica_batch_size), micro_batch_size)
         raise UserInputError(
-            f"the {replica_batch_size} samples of one replica are not a multiple of micro_batch_size {micro_batch_size}",
+            f"one replica's {replica_batch_size} samples are not a multiple of micro_batch_size {micro_batch_size}",
             hint=f"type micro_batch_size: {_either(*near)}, or set explore.divisibility: even",
         )
     accumulation_steps = -(-replica_batch_size // micro_batch_size)

@@ -1,35 +1,68 @@
-"""`explore.workload` to a `Job`: what the file's own family does not describe."""
+"""`explore.workload`, or the decoder that a dialect has read, to a `Job`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore.config import ExploreSettings, TransformersOptions, WorkloadOptions
-from bexplore.job import CompileSettings, Job
+from bexplore.dialects.values import is_integer
+from bexplore.document import Problems
+from bexplore.job import CompileSettings, Job, Precision
+from bexplore.settings import ExploreSettings, TransformersOptions, WorkloadOptions
+from bexplore.yaml_reader import quoted
 
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 
 
-def workload_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: Mapping[str, Any] | None = None) -> Job:
-    """The job of the workload section, or of a decoder that a dialect has read.
+def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: Mapping[str, Any]) -> Job:
+    """The job of a built-in decoder.
 
     Args:
         settings: The `explore:` section.
         common: Fields of `Job` that do not depend on the kind of workload.
-        decoder: Fields of `Job` of a built-in decoder; None takes `settings.workload`.
+        decoder: Its `model`, `data` and `sequence_length`.
     """
-    fields = dict(common) | {"compile": CompileSettings(**settings.compile.model_dump())}
-    workload = settings.workload
-    if decoder is not None or workload is None:
-        return Job(**(fields | {"workload": "decoder"} | dict(decoder or {})))
-    fields |= _optimizer(workload)
+    fields = dict(common) | dict(decoder) | {"workload": "decoder", "compile": _compile(settings)}
+    if settings.activation_checkpointing:
+        fields["model"] = fields["model"] | {"activation_checkpointing": True}
+    return Job(**fields)
+
+
+def workload_job(
+    settings: ExploreSettings, workload: WorkloadOptions, common: Mapping[str, Any], problems: Problems
+) -> Job:
+    """The job of the workload section; its optimizer, where it has one, comes before that of the file."""
+    fields = dict(common) | {"compile": _compile(settings)} | _optimizer(workload)
     if workload.transformers is not None:
-        return Job(**(fields | _transformers(workload.transformers, workload.sequence_length)))
-    named = {name: getattr(workload, name) for name in ("model", "batch", "loss", "step")}
-    model = {name: path for name, path in named.items() if path is not None}
-    model["arguments"] = dict(workload.arguments)
-    return Job(**(fields | {"workload": "imported", "model": model, "sequence_length": workload.sequence_length}))
+        fields |= _transformers(workload.transformers, workload.sequence_length)
+        if settings.activation_checkpointing:
+            fields["model"] = fields["model"] | {"activation_checkpointing": True}
+        return Job(**fields)
+    if settings.activation_checkpointing:
+        problems.error(
+            ("explore", "activation_checkpointing"), "code of your own checkpoints its activations itself", "remove it"
+        )
+    fields |= {"workload": "imported", "model": _imported(workload), "sequence_length": workload.sequence_length}
+    if workload.step is not None:
+        if settings.precision not in (None, "float32"):
+            problems.error(
+                ("explore", "precision"),
+                f"a step of your own decides its precision itself; precision is {quoted(settings.precision)}",
+                "remove it, and use torch.autocast inside the step",
+            )
+        for name in ("optimizer", "optimizer_arguments", "max_gradient_norm"):
+            fields.pop(name, None)
+        fields["precision"] = Precision.FLOAT32
+    return Job(**fields)
+
+
+def _imported(workload: WorkloadOptions) -> dict[str, Any]:
+    names = ("model", "batch", "loss", "step", "arguments")
+    return {name: getattr(workload, name) for name in names if getattr(workload, name)}
+
+
+def _compile(settings: ExploreSettings) -> CompileSettings:
+    return CompileSettings(**settings.compile.model_dump())
 
 
 def _optimizer(workload: WorkloadOptions) -> dict[str, Any]:
@@ -44,11 +77,22 @@ def _optimizer(workload: WorkloadOptions) -> dict[str, Any]:
 
 def _transformers(options: TransformersOptions, sequence_length: int | None) -> dict[str, Any]:
     data = {name: getattr(options, name) for name in _TRANSFORMERS_DATA if getattr(options, name) is not None}
-    if "sequence_length" not in data and sequence_length is not None:
-        data["sequence_length"] = sequence_length
+    if options.task != "image_classification":
+        if sequence_length is not None:
+            data.setdefault("sequence_length", sequence_length)
+        if options.attention_mask:
+            data["attention_mask"] = True
     return {
         "workload": "transformers",
         "model": {"task": options.task, "model_type": options.model_type, "config": dict(options.config)},
         "data": data,
-        "sequence_length": data.get("sequence_length"),
+        "sequence_length": data.get("sequence_length") or _longest_sequence(options),
     }
+
+
+def _longest_sequence(options: TransformersOptions) -> int | None:
+    """Tokens a sample where only the model's configuration says; None for images and where it does not."""
+    if options.task == "image_classification":
+        return None
+    lengths = [options.config.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return next((length for length in lengths if is_integer(length) and length > 0), None)
