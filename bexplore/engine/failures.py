@@ -28,29 +28,8 @@ OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
     (r"could not create a (memory|primitive)( object)?$", "oneDNN was refused memory"),
 )
 
-# By name, because these types move between torch releases and some are absent from older ones.
-COMPILER_EXCEPTIONS = frozenset(
-    {
-        "BackendCompilerFailed",
-        "CppCompileError",
-        "CUDACompileError",
-        "FailOnRecompileLimitHit",
-        "RecompileLimitExceeded",
-        "GuardOnDataDependentSymNode",
-        "InductorError",
-        "InternalTorchDynamoError",
-        "LoweringException",
-        "PendingUnbackedSymbolNotFound",
-        "SubprocException",
-        "TorchRuntimeError",
-        "Unsupported",
-        "UncapturedHigherOrderOpError",
-        "UserError",
-        "ConstraintViolationError",
-        "InvalidCxxCompiler",
-        "CppWrapperCodegenError",
-    }
-)
+# Exceptions that are defined here are the compiler's own.
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +83,7 @@ def is_compiler_failure(error: BaseException) -> bool:
     Dynamo reports some errors of the user's own code under its own types (a shape error seen with fake tensors, say),
     so a True here is checked against an eager pass before it is believed.
     """
-    return any(type(link).__name__ in COMPILER_EXCEPTIONS for link in _chain(error))
+    return any(type(link).__module__.startswith(COMPILER_MODULES) for link in _chain(error))
 
 
 def classify_exit(return_code: int | None, *, killed_by_kernel: bool, last_output: str) -> Failure:

@@ -1,0 +1,144 @@
+"""Small programs of "the user", good and bad, that the tests train by import path."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WIDTH = 32
+
+
+class Perceptron(nn.Module):
+    """Two layers; `hook(x)` is called in the forward pass, outside the compiler where it is disabled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def perceptron() -> nn.Module:
+    return Perceptron()
+
+
+def samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(micro_batch_size, WIDTH), torch.randint(4, (micro_batch_size,))
+
+
+def cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, targets)
+
+
+class Convolutional(nn.Module):
+    """A small vision network with batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def convolutional() -> nn.Module:
+    return Convolutional()
+
+
+def images(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(micro_batch_size, 3, 16, 16), torch.randint(4, (micro_batch_size,))
+
+
+class ShapeError(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.reshape(x.shape[0], WIDTH // 2, 3))
+
+
+def shape_error() -> nn.Module:
+    return ShapeError()
+
+
+class BreaksAboveFour(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        refuse_above_four(x)
+        return super().forward(x)
+
+
+@torch.compiler.disable
+def refuse_above_four(x: torch.Tensor) -> None:
+    if x.shape[0] > 4:
+        raise ValueError(f"this model was written for 4 samples, not for {x.shape[0]}")
+
+
+def breaks_above_four() -> nn.Module:
+    return BreaksAboveFour()
+
+
+class NotANumber(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * float("nan")
+
+
+def not_a_number() -> nn.Module:
+    return NotANumber()
+
+
+class Greedy(Perceptron):
+    """Takes 64 MiB a sample in the forward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + take_memory(x.shape[0]).sum() * 0
+
+
+@torch.compiler.disable
+def take_memory(samples: int) -> torch.Tensor:
+    return torch.ones(samples, 16 * 2**20)
+
+
+def greedy() -> nn.Module:
+    return Greedy()
+
+
+class Breaking(Perceptron):
+    """Has one graph break."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        return self.second(hidden)
+
+
+def breaking() -> nn.Module:
+    return Breaking()
+
+
+class Ends(Perceptron):
+    """Ends its process in the forward pass, in a way chosen by the environment."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        end_process(os.environ["TEST_END"])
+        return super().forward(x)
+
+
+@torch.compiler.disable
+def end_process(how: str) -> None:
+    if how == "exit":
+        print("last words of the worker", flush=True)
+        os._exit(7)
+    if how == "hang":
+        time.sleep(3600)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def ends() -> nn.Module:
+    return Ends()

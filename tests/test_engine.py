@@ -1,0 +1,215 @@
+"""The engine, with real workers: what a probe measures, and how every kind of failure ends."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+import pytest
+from conftest import imported_job
+
+from bexplore.errors import EngineError
+from bexplore.job import CompileSettings, Job, Mode
+from bexplore.probe import Compilation, Outcome, Probe
+
+MIB = 2**20
+
+
+def probe(micro_batch_size: int, **fields) -> Probe:
+    return Probe(number=0, micro_batch_size=micro_batch_size, max_passes=3, **fields)
+
+
+def test_a_probe_times_passes_and_updates_apart_and_says_what_was_compiled(run_on):
+    observation = run_on(imported_job())(probe(8))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert len(observation.pass_times_s) == 3
+    assert len(observation.update_times_s) == 3
+    assert (observation.num_graphs, observation.num_graph_breaks, observation.num_recompiles) == (1, 0, 0)
+    assert observation.compile_time_s > 0
+    assert observation.loss == pytest.approx(1.4, abs=0.5)
+
+
+def test_one_shared_compilation_serves_every_size_in_one_worker(run_on):
+    runner = run_on(imported_job(backend="inductor"))
+
+    observations = [runner(probe(size)) for size in (8, 1, 64)]
+
+    assert [o.num_graphs for o in observations] == [1, 0, 0]
+    assert {o.worker for o in observations} == {0}
+    assert observations[0].details["shared_mode"] == "unbacked"
+
+
+def test_an_exact_probe_gets_a_worker_and_a_program_of_its_own(run_on):
+    runner = run_on(imported_job())
+
+    shared, exact, other = (
+        runner(probe(4)),
+        runner(probe(4, compilation=Compilation.EXACT)),
+        runner(probe(6, compilation=Compilation.EXACT)),
+    )
+
+    assert [o.worker for o in (shared, exact, other)] == [0, 1, 2]
+    assert [o.num_graphs for o in (shared, exact, other)] == [1, 1, 1]
+
+
+def test_an_eager_probe_reports_no_graphs(run_on):
+    observation = run_on(imported_job())(probe(4, compilation=Compilation.EAGER))
+
+    assert observation.outcome is Outcome.MEASURED
+    assert observation.num_graphs is None
+
+
+def test_graph_breaks_are_counted_with_their_reasons(run_on):
+    observation = run_on(imported_job("breaking"))(probe(4))
+
+    assert observation.outcome is Outcome.MEASURED
+    assert observation.num_graph_breaks == 1
+    assert "graph_break" in observation.graph_break_reasons[0]
+
+
+def test_the_peak_holds_weights_two_gradients_optimizer_states_and_activations(run_on):
+    width = 512
+    job = Job(
+        workload="decoder",
+        model={"vocab_size": 64, "hidden_size": width, "num_layers": 1, "num_heads": 4, "max_position_embeddings": 8},
+        data={"sequence_length": 8},
+        sequence_length=8,
+        compile=CompileSettings(enabled=False),
+    )
+
+    observation = run_on(job)(probe(1))
+
+    num_parameters = 12 * width**2  # the block's matrices; embeddings and norms are small
+    # Weights, accumulated gradients and two states of AdamW are 16 bytes; new gradients come one by one.
+    assert 16 * num_parameters < observation.peak_memory_bytes < 22 * num_parameters
+
+
+def test_evaluation_runs_forward_only_and_updates_nothing(run_on):
+    observation = run_on(imported_job(mode=Mode.EVAL))(probe(4))
+
+    assert observation.outcome is Outcome.MEASURED
+    assert observation.update_times_s == ()
+
+
+def test_a_vision_network_with_batch_statistics_is_measured(run_on):
+    observation = run_on(imported_job("convolutional", batch="images"))(probe(4))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+
+
+def test_what_exceeds_the_budget_is_out_of_memory_and_the_next_probe_runs(run_on):
+    runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB)
+
+    too_big, fits = runner(probe(100)), runner(probe(1))
+
+    assert too_big.outcome is Outcome.OUT_OF_MEMORY
+    assert "memory" in too_big.reason
+    assert fits.outcome is Outcome.MEASURED, fits.reason
+
+
+def test_a_peak_over_the_budget_is_out_of_memory_even_if_the_host_had_the_memory(run_on):
+    observation = run_on(imported_job("greedy"), budget_bytes=150 * MIB)(probe(3))
+
+    assert observation.outcome is Outcome.OUT_OF_MEMORY
+
+
+def test_a_bug_of_the_users_is_a_crash_with_its_own_place_and_never_out_of_memory(run_on):
+    observation = run_on(imported_job("shape_error"))(probe(4))
+
+    assert observation.outcome is Outcome.CRASHED
+    assert "programs.py" in observation.traceback_text
+    assert "shape" in observation.reason
+
+
+def test_a_bug_at_some_sizes_only_leaves_the_other_sizes_measurable(run_on):
+    runner = run_on(imported_job("breaks_above_four"))
+
+    broken, whole = runner(probe(8)), runner(probe(4))
+
+    assert broken.outcome is Outcome.CRASHED
+    assert "written for 4 samples" in broken.reason
+    assert whole.outcome is Outcome.MEASURED
+
+
+def test_a_loss_that_is_not_a_number_is_its_own_outcome(run_on):
+    observation = run_on(imported_job("not_a_number"))(probe(4))
+
+    assert observation.outcome is Outcome.NOT_FINITE
+    assert "nan" in observation.reason
+
+
+def test_a_compiler_that_is_not_there_is_compile_failed(run_on):
+    observation = run_on(imported_job(backend="no_such_backend"))(probe(4, compilation=Compilation.EXACT))
+
+    assert observation.outcome is Outcome.COMPILE_FAILED
+    assert "no_such_backend" in observation.reason
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [("exit", "status 7"), ("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT")]
+)
+def test_a_worker_that_dies_is_a_crash_and_the_next_worker_starts(run_on, monkeypatch, how, reason):
+    monkeypatch.setenv("TEST_END", how)
+    runner = run_on(imported_job("ends"))
+
+    died = runner(probe(4))
+
+    assert died.outcome is Outcome.CRASHED
+    assert reason in died.reason
+    if how == "exit":
+        assert "last words of the worker" in died.traceback_text
+    assert runner(probe(4)).worker == 1
+
+
+def test_a_hang_is_timed_out_and_its_process_is_gone(run_on, monkeypatch):
+    monkeypatch.setenv("TEST_END", "hang")
+    runner = run_on(imported_job("ends"))
+    runner.facts()
+    pid = runner._worker.pid
+
+    observation = runner(probe(4, time_limit_s=3.0))
+
+    assert observation.outcome is Outcome.TIMED_OUT
+    assert not psutil.pid_exists(pid)
+
+
+def test_the_worker_and_its_children_end_with_the_runner(run_on):
+    runner = run_on(imported_job(backend="inductor"))
+    runner(probe(2))
+    tree = [psutil.Process(runner._worker.pid), *psutil.Process(runner._worker.pid).children(recursive=True)]
+
+    runner.close()
+
+    _, alive = psutil.wait_procs(tree, timeout=5)
+    assert alive == []
+
+
+def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
+    script = (
+        "import sys; from conftest import imported_job; from bexplore.engine import EngineRunner; from pathlib import Path\n"
+        f"runner = EngineRunner(imported_job(), run_dir=Path({str(tmp_path)!r}), budget_bytes=None)\n"
+        "runner.facts(); print(runner._worker.pid, flush=True); sys.stdin.read()"
+    )
+    explorer = psutil.Popen(
+        [os.sys.executable, "-c", script],
+        stdin=-1,
+        stdout=-1,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+    )
+    worker = psutil.Process(int(explorer.stdout.readline()))
+
+    explorer.kill()
+    explorer.wait()
+
+    deadline = time.monotonic() + 10
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_device_that_is_not_there_is_an_error_of_the_engine(run_on):
+    with pytest.raises(EngineError, match="device 'cuda:77' cannot be used"):
+        run_on(imported_job(device="cuda:77")).facts()
