@@ -244,7 +244,8 @@ class ExploreSettings(_Section):
         False, description="Recompute activations in the backward pass (built-in decoder and transformers models)."
     )
     compile: Annotated[CompileOptions, BeforeValidator(_compile)] = Field(
-        default_factory=CompileOptions, description="How the training is compiled; true or false for short."
+        default_factory=lambda: CompileOptions.model_validate({}),
+        description="How the training is compiled; true or false for short.",
     )
     storage: str | None = Field(
         None, description="URL of the Optuna storage (sqlite:///..., postgresql://...); null: in the run directory."

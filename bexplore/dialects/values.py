@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from bexplore.document import Problems
 from bexplore.settings import MAX_SAMPLES, close_match
@@ -34,12 +34,12 @@ def as_number(value: Any) -> Any:
         return value
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> TypeGuard[int]:
     """Whether a value is a whole number; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -11,6 +11,8 @@ DECODERS = frozenset(
         *("mistral", "starcoder", "santacoder", "bloom", "mpt", "jais", "btlm"),
     )
 )
+# Attention and feed-forward side by side: by name, or by a key that only those families have.
+PARALLEL_KEY = "use_untied_layer_norm"
 PARALLEL_DECODERS = frozenset(("gptj", "gpt-j", "gpt_j", "gptneox", "gpt-neox", "gpt_neox", "falcon"))
 
 # Keys that only encoders, encoder-decoders and vision models have; in 2.0 to 2.2 a section does not say its name.
@@ -18,7 +20,7 @@ OTHER_ARCHITECTURES = frozenset(
     (
         *("disable_nsp", "num_segments", "pooler_nonlinearity", "mlm_nonlinearity", "num_classes"),
         *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "src_vocab_size", "tgt_vocab_size"),
-        *("d_model", "d_kv", "image_size", "patch_size", "vit_model", "projection_layer", "image_model"),
+        *("d_model", "d_kv", "image_size", "patch_size", "vit_model", "projection_layer", "image_model", "dpo"),
     )
 )
 
@@ -64,7 +66,7 @@ READ = frozenset(
         *("use_position_embedding", "rotary_dim", "rope_theta", "norm_type", "layer_norm_epsilon", "nonlinearity"),
         *("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "attention_inner_dim"),
         *("attention_module", "extra_attention_params", "mixed_precision", "fp16_type", "use_bfloat16"),
-        *("moe", "moe_params"),
+        *("moe", "moe_params", PARALLEL_KEY),
     )
 )
 NO_EFFECT = frozenset(  # on time and memory: initial values, scales of the loss, generation, metrics, their compiler

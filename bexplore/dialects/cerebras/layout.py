@@ -80,7 +80,8 @@ def trainer_layout(problems: Problems) -> Layout:
     sections = [(*init, name) for name in ("model", "optimizer", "precision", "backend")]
     for path in (root, init, *sections, (*backend, "cluster_config"), (*root, "fit"), (*root, "validate")):
         require_mapping(problems, path)
-    data = {side: path for side in Mode if (path := _dataloader(problems, root, side)) is not None}
+    found = {side: _dataloader(problems, root, side) for side in Mode}
+    data = {side: path for side, path in found.items() if path is not None}
     if not data and not problems.found:
         problems.error(root, "the trainer has neither fit.train_dataloader nor validate.val_dataloader")
     callbacks: KeyPath = (*init, "callbacks")

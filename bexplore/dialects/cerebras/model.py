@@ -18,6 +18,7 @@ from bexplore.dialects.cerebras.known_keys import (
     NORMS,
     OTHER_ARCHITECTURES,
     PARALLEL_DECODERS,
+    PARALLEL_KEY,
     POSITIONS,
     READ,
     SCALES,
@@ -80,9 +81,9 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
         rule = f"not a decoder-only language model, by its {', '.join(foreign)}; only those are built in"
         problems.error((*path, foreign[0]), rule, _DESCRIBE_IT)
     else:
-        if lowered in PARALLEL_DECODERS:
-            text = f"{shown(name)} runs attention and feed-forward side by side; here one follows the other"
-            problems.warn((*path, "name"), text)
+        if lowered in PARALLEL_DECODERS or PARALLEL_KEY in values:
+            text = "this family runs attention and feed-forward side by side; here one follows the other"
+            problems.warn((*path, "name" if name is not None else PARALLEL_KEY), text)
         return True
     return False
 
