@@ -1,0 +1,151 @@
+"""`CostModel`: memory, operations and traffic of one job as functions of the micro-batch size.
+
+It is made by `trace_job` and evaluated anywhere: nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Buffer, Peak, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """What a training step of one replica costs, for every micro-batch size at once.
+
+    Attributes:
+        fingerprint: Sixteen hexadecimal digits: the same for the same traced program, on every machine.
+        num_parameters: Elements of all parameters, shared ones once.
+        model_flops: Operations of a pass, recomputation left out; a fused attention backward counts twice its
+            forward. A multiplication and an addition are two; attention is counted without its causal half.
+        hardware_flops: Operations of a pass as they are run, recomputation included; a fused attention backward
+            counts 2.5 times its forward. The convention of `torch.utils.flop_counter`.
+        bytes_moved: Bytes that the kernels of a pass read and write at least.
+        resident: What is alive during the whole step: weights, gradients, optimizer states, the batch.
+        peaks: For each phase, the moments that are the highest for some size.
+        relative_sd: Standard deviation of the relative error of the memory, from the benchmark of the trace.
+        trace_s: Seconds that the trace took.
+        device: Device type of the traced program; where it is not the job's, the numbers are an estimate.
+        compiler: The versions that made the program, such as `torch 2.13.0`.
+        is_partial: Whether something of the step is not covered; `notes` says what.
+        notes: What a reader must know before believing the numbers.
+    """
+
+    fingerprint: str
+    num_parameters: int
+    model_flops: Polynomial
+    hardware_flops: Polynomial
+    bytes_moved: Polynomial
+    resident: tuple[Buffer, ...]
+    peaks: Mapping[Phase, tuple[Peak, ...]]
+    relative_sd: float
+    trace_s: float
+    device: str
+    compiler: str
+    is_partial: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Model operations of a pass for one sample; the quantity of the model-flops utilization."""
+        return self.model_flops(1)
+
+    @property
+    def hardware_flops_per_sample(self) -> float:
+        """Operations of a pass for one sample as they are run, recomputation included."""
+        return self.hardware_flops(1)
+
+    def peak_memory_bytes(self, micro_batch_size: int) -> int:
+        """Bytes that the allocator holds at the highest moment of a step.
+
+        Two accumulation passes are assumed, so that old and new gradients meet, and states of the optimizer that
+        exist already.
+        """
+        return max(self.phases(micro_batch_size).values())
+
+    def phases(self, micro_batch_size: int) -> dict[str, int]:
+        """Peak bytes by phase: `forward`, `backward`, `update`; evaluation has the first alone."""
+        return {
+            phase.value: max(math.ceil(peak.size(micro_batch_size)) for peak in peaks)
+            for phase, peaks in self.peaks.items()
+        }
+
+    def peak_at(self, micro_batch_size: int) -> tuple[Phase, Peak]:
+        """The highest moment of a step and the phase in which it lies."""
+        return max(
+            ((phase, peak) for phase, peaks in self.peaks.items() for peak in peaks),
+            key=lambda moment: moment[1].size(micro_batch_size),
+        )
+
+    def largest_buffers(self, micro_batch_size: int) -> list[tuple[str, int]]:
+        """Places of the source, or kinds of state, that hold most bytes at the peak, largest first."""
+        _, peak = self.peak_at(micro_batch_size)
+        sizes = [(buffer.label, round(buffer.size(micro_batch_size))) for buffer in peak.buffers]
+        return sorted((item for item in sizes if item[1] > 0), key=lambda item: -item[1])
+
+    def max_micro_batch_size(self, budget_bytes: float, limit: int = 1 << 24) -> int:
+        """The largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.peak_memory_bytes(middle) <= budget_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary that `from_dict` turns back into an equal cost model."""
+        return {
+            "fingerprint": self.fingerprint,
+            "num_parameters": self.num_parameters,
+            "model_flops": self.model_flops.as_list(),
+            "hardware_flops": self.hardware_flops.as_list(),
+            "bytes_moved": self.bytes_moved.as_list(),
+            "resident": _buffers_as_list(self.resident),
+            "peaks": {
+                phase.value: [
+                    {"size": peak.size.as_list(), "buffers": _buffers_as_list(peak.buffers)} for peak in peaks
+                ]
+                for phase, peaks in self.peaks.items()
+            },
+            "relative_sd": self.relative_sd,
+            "trace_s": self.trace_s,
+            "device": self.device,
+            "compiler": self.compiler,
+            "is_partial": self.is_partial,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> CostModel:
+        """Rebuild a cost model from `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: The record is not one of ours.
+        """
+        fields = dict(record)
+        for name in ("model_flops", "hardware_flops", "bytes_moved"):
+            fields[name] = Polynomial.of_list(fields[name])
+        fields["resident"] = _buffers_of_list(fields["resident"])
+        fields["peaks"] = {
+            Phase(phase): tuple(
+                Peak(size=Polynomial.of_list(peak["size"]), buffers=_buffers_of_list(peak["buffers"])) for peak in peaks
+            )
+            for phase, peaks in fields["peaks"].items()
+        }
+        fields["notes"] = tuple(fields["notes"])
+        return cls(**fields)
+
+
+def _buffers_as_list(buffers: tuple[Buffer, ...]) -> list[list[Any]]:
+    return [[buffer.label, *buffer.size.as_list()] for buffer in buffers]
+
+
+def _buffers_of_list(records: list[list[Any]]) -> tuple[Buffer, ...]:
+    return tuple(Buffer(label=record[0], size=Polynomial.of_list(record[1:])) for record in records)

@@ -1,0 +1,99 @@
+"""Operations of a traced graph, by the formulas of `torch.utils.flop_counter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from bexplore.trace.polynomial import NOTHING, Polynomial
+
+_FUSED_ATTENTION = "_scaled_dot_product_"
+_MODEL_SHARE_OF_ATTENTION_BACKWARD = 4 / 5  # of five matrix products, the scores' is a recomputation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one node of a graph, or one kernel, costs.
+
+    Attributes:
+        name: Of the node; a node of the backward graph with the name of a forward one is its recomputation.
+        module: As in `Place`.
+        hardware_flops: Operations as they are run.
+        model_flops: The same without what fused attention recomputes.
+        bytes_moved: Read and written.
+    """
+
+    name: str = ""
+    module: str
+    hardware_flops: Polynomial = NOTHING
+    model_flops: Polynomial = NOTHING
+    bytes_moved: Polynomial = NOTHING
+
+
+def count_graph_flops(graph: torch.fx.Graph, prime: int, module_of: Callable[[torch.fx.Node], str]) -> list[Cost]:
+    """Count matrix products, convolutions and fused attention; everything else counts as nothing.
+
+    Args:
+        graph: With `val` metadata at the micro-batch size `prime`.
+        prime: That size.
+        module_of: Node -> the module that it belongs to.
+    """
+    costs = []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), node_shapes)
+        flops = operator_flops(node.target, arguments, keywords, node_shapes(node))
+        if flops:
+            share = _MODEL_SHARE_OF_ATTENTION_BACKWARD if _is_attention_backward(node.target) else 1
+            hardware = Polynomial.of_value(flops, prime)
+            costs.append(
+                Cost(
+                    name=node.name,
+                    module=module_of(node),
+                    hardware_flops=hardware,
+                    model_flops=hardware.times(share),
+                )
+            )
+    return costs
+
+
+def node_shapes(node: torch.fx.Node) -> Any:
+    """A node's value with tensors replaced by shapes, and symbolic numbers by their values without fixing them."""
+    return tree_map(_shape_of, node.meta.get("val"))
+
+
+def _shape_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.Size(_shape_of(size) for size in value.shape)
+    return int(value.node.hint) if isinstance(value, torch.SymInt) else value
+
+
+def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) -> int:
+    """Operations of one call, its tensors given as their shapes; 0 for what is not counted."""
+    packet = getattr(operator, "overloadpacket", None)
+    if packet is None:
+        return 0
+    name = packet.__name__
+    if name.startswith(_FUSED_ATTENTION) and packet not in flop_registry:
+        return _attention_flops(name, arguments)
+    if packet not in flop_registry:
+        return 0
+    return int(flop_registry[packet](*arguments, **keywords, out_val=result))
+
+
+def _attention_flops(name: str, arguments: Any) -> int:
+    """Fused attention on CPU, which torch's counter does not know."""
+    if "backward" in name:
+        return int(sdpa_backward_flop_count(*arguments[:4]))
+    return int(sdpa_flop_count(*arguments[:3]))
+
+
+def _is_attention_backward(operator: Any) -> bool:
+    name = str(operator)
+    return _FUSED_ATTENTION in name and "backward" in name

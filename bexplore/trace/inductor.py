@@ -1,0 +1,284 @@
+"""Inductor's memory plan of each graph, without building any code.
+
+The only file of bexplore that touches private interfaces of the compiler. Checked on torch 2.13.0; the names are
+those of torch 2.11 to 2.13, and whatever is missing elsewhere ends as a `TraceError`, which costs an exploration its
+cost model and nothing else.
+
+The compiler runs as in the user's training, up to the text of its kernels and its wrapper; in place of the module
+that would be built from the text, a replay of the wrapper's allocations is handed back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+import torch._inductor.codegen.cpp
+import torch._inductor.config
+import torch._inductor.cpu_vec_isa
+import torch._inductor.ir as ir
+import torch._inductor.lowering
+import torch._inductor.scheduler
+from torch._inductor.codegen import wrapper as lines
+from torch._inductor.graph import GraphLowering
+
+from bexplore.trace.errors import TraceError
+from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
+from bexplore.trace.plan import Alias, Allocate, Drop, Output, Plan, Step, Workspace
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Place
+from bexplore.trace.workspaces import operator_workspace_bytes
+
+CHECKED_VERSIONS = ("2.11", "2.12", "2.13")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledGraph:
+    """One graph that the compiler has planned.
+
+    Attributes:
+        is_backward: Whether it is the backward half of a pair.
+        plan: Its memory.
+        costs: Its operations, and what its kernels read and write at least.
+        operators: Its operators and output shapes, one line each: what a fingerprint is made of.
+    """
+
+    is_backward: bool
+    plan: Plan
+    costs: tuple[Cost, ...]
+    operators: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def planning_only(prime: int, run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]]) -> Iterator[None]:
+    """Make torch.compile plan graphs instead of building them, within this context.
+
+    Args:
+        prime: The micro-batch size of the fake step.
+        run: Called in place of each compiled graph, with its inputs.
+    """
+
+    def plan_instead(graph: GraphLowering) -> types.SimpleNamespace:
+        graph.codegen()
+        compiled = _read(graph, prime)
+        graph.cache_key, graph.cache_path, graph.cache_linemap = "", os.devnull, []
+        return types.SimpleNamespace(call=lambda arguments: run(compiled, arguments), __file__=os.devnull)
+
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", plan_instead))
+        # finding the vector width builds programs; the width changes kernels, not buffers
+        stack.enter_context(mock.patch.object(torch._inductor.cpu_vec_isa, "valid_vec_isa_list", lambda: []))
+        stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, cpp_wrapper=False))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            torch._dynamo.reset()
+
+
+def batch_dimension_is_dynamic(tensor: torch.Tensor, dimension: int) -> None:
+    """Have the compiler keep a dimension symbolic, and refuse a program that fixes it."""
+    torch._dynamo.mark_dynamic(tensor, dimension)
+
+
+def _read(graph: GraphLowering, prime: int) -> CompiledGraph:
+    reader = _Reader(graph, prime)
+    return CompiledGraph(
+        is_backward=bool(graph.is_backward),
+        plan=Plan(
+            input_names=tuple(graph.graph_inputs),
+            steps=tuple(reader.steps()),
+            outputs=tuple(reader.output(output) for output in graph.graph_outputs),
+        ),
+        costs=(*count_graph_flops(graph.orig_gm.graph, prime, module_of), *reader.traffic()),
+        operators=tuple(reader.operators()),
+    )
+
+
+class _Reader:
+    """The lines of a wrapper after planning, with symbolic sizes turned into polynomials."""
+
+    def __init__(self, graph: GraphLowering, prime: int) -> None:
+        self._graph = graph
+        self._prime = prime
+        environment = graph.sizevars.shape_env
+        self._hints = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+        self._polynomials: dict[Any, Polynomial] = {}
+
+    def steps(self) -> Iterator[Step]:
+        for name in self._graph.constants:
+            yield Allocate(name, Polynomial(), Place("constant"))
+        for line in self._graph.wrapper_code.lines:
+            yield from self._steps_of(line)
+
+    def _steps_of(self, line: Any) -> Iterator[Step]:
+        match line:
+            case lines.AllocateLine():
+                yield Allocate(line.node.get_name(), self._storage_size(line.node), _place(line.node))
+            case lines.ReuseLine():
+                yield Alias(line.reused_as.get_name(), line.node.get_name(), _place(line.reused_as))
+                if line.delete_old:
+                    yield Drop(line.node.get_name())
+            case lines.ReinterpretLine():
+                yield Alias(line.reused_as.get_name(), line.node.get_name())
+            case lines.MultiOutputLine():
+                yield Alias(line.result_name, _element(line.arg_name, line.indices))
+            case lines.FreeLine():
+                yield Drop(line.node.get_name())
+            case lines.FreeIfNotReusedLine() if not line.is_reused:
+                yield Drop(line.node.get_name())
+                for output in _elements(line.node):
+                    yield Drop(_element(line.node.get_name(), output.indices))
+            case lines.ExternKernelAllocLine():
+                yield from self._extern_allocation(line.node)
+            case lines.ExternKernelOutLine():
+                yield from self._workspace(line.node)
+
+    def _extern_allocation(self, node: Any) -> Iterator[Step]:
+        aliased = list(node.get_inputs_that_alias_output())
+        outputs = _elements(node)
+        if isinstance(node.get_output_spec(), ir.MultiOutputLayout):
+            for output in outputs:
+                name = _element(node.get_name(), output.indices)
+                if aliased:
+                    yield Alias(name, aliased[0])
+                else:
+                    yield Allocate(name, self._storage_size(output), _place(node))
+        elif isinstance(node.get_output_spec(), ir.Layout) and not isinstance(node.get_output_spec(), ir.NoneLayout):
+            if aliased:
+                yield Alias(node.get_name(), aliased[0])
+            else:
+                yield Allocate(node.get_name(), self._storage_size(node), _place(node))
+        yield from self._workspace(node)
+
+    def _workspace(self, node: Any) -> Iterator[Step]:
+        origin = node.get_origin_node()
+        if origin is None or origin.op != "call_function":
+            return
+        arguments = torch.fx.node.map_arg(origin.args, node_shapes)
+        size = operator_workspace_bytes(origin.target, arguments, node_shapes(origin))
+        if size:
+            yield Workspace(Polynomial.of_value(size, self._prime), _place(node))
+
+    def output(self, node: Any) -> Output | int | None:
+        if isinstance(node, ir.NoneAsConstantBuffer):
+            return None
+        if isinstance(node, ir.ShapeAsConstantBuffer):
+            return self._at_hint(node.expr)
+        layout = node.get_layout()
+        return Output(
+            name=node.get_name(),
+            shape=tuple(self._at_hint(size) for size in layout.size),
+            stride=tuple(self._at_hint(stride) for stride in layout.stride),
+            offset=self._at_hint(layout.offset),
+            dtype=layout.dtype,
+            device=layout.device,
+        )
+
+    def traffic(self) -> Iterator[Cost]:
+        for node in self._graph.scheduler.nodes:
+            accesses = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
+            moved = Polynomial()
+            for size in accesses.values():
+                moved = moved + Polynomial.of_value(int(size), self._prime)
+            origins = [origin for part in node.get_nodes() if part.node for origin in part.node.get_origins()]
+            yield Cost(module=max(map(module_of, origins), default=""), bytes_moved=moved)
+
+    def operators(self) -> Iterator[str]:
+        for node in self._graph.orig_gm.graph.nodes:
+            if node.op == "call_function":
+                values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+                shapes = [
+                    f"{value.dtype}{[self._describe(size) for size in value.shape]}"
+                    for value in values
+                    if isinstance(value, torch.Tensor)
+                ]
+                yield f"{node.target} {' '.join(shapes)}"
+
+    def _describe(self, size: Any) -> str:
+        if isinstance(size, int):
+            return str(size)
+        return "+".join(str(value) for value in self._polynomial(size.node.expr).as_list())
+
+    def _storage_size(self, node: Any) -> Polynomial:
+        elements = self._polynomial(self._graph.get_allocation_storage_size(node))
+        return elements.times(node.get_dtype().itemsize)
+
+    def _polynomial(self, expression: Any) -> Polynomial:
+        if isinstance(expression, int) or expression.is_Integer:
+            return Polynomial(int(expression))
+        if expression not in self._polynomials:
+            self._polynomials[expression] = Polynomial.of_function(
+                lambda size: self._evaluate(expression, size), self._prime
+            )
+        return self._polynomials[expression]
+
+    def _at_hint(self, expression: Any) -> int:
+        return expression if isinstance(expression, int) else self._evaluate(expression, self._prime)
+
+    def _evaluate(self, expression: Any, micro_batch_size: int) -> int:
+        expression = self._graph.sizevars.remove_precomputed_replacements(expression)
+        values = {}
+        for symbol in expression.free_symbols:
+            if symbol not in self._hints:
+                raise TraceError(
+                    f"The model has a size that depends on its data ({symbol} in {expression}).",
+                    hint="Sizes must follow from the shapes of the batch alone for a trace.",
+                )
+            hint = int(self._hints[symbol])
+            values[symbol] = hint if hint % self._prime else hint // self._prime * micro_batch_size
+        return int(expression.xreplace(values))
+
+
+def _elements(node: Any) -> list[Any]:
+    """The outputs of a kernel that returns several; empty for others."""
+    outputs = getattr(node, "outputs", None) or []
+    leaves = torch.utils._pytree.tree_leaves(outputs)
+    return [leaf for leaf in leaves if isinstance(leaf, ir.MultiOutput)]
+
+
+def _element(name: str, indices: Any) -> str:
+    return name + "".join(f"[{index}]" for _, index in indices)
+
+
+def _place(node: Any) -> Place:
+    """Where in the user's model a buffer is made."""
+    origins = [origin for origin in node.get_origins() if origin.op == "call_function"]
+    origin = node.get_origin_node() or (max(origins, key=lambda one: one.name) if origins else None)
+    if origin is None:
+        return Place(node.get_name().rstrip("0123456789"))
+    operator = getattr(origin.target, "overloadpacket", origin.target)
+    label = f"{_source_line(origin)} {getattr(operator, '__name__', operator)}".strip()
+    return Place(label, module_of(origin))
+
+
+def module_of(origin: torch.fx.Node) -> str:
+    """Qualified name of the module in whose forward a node, or the node that it differentiates, was made."""
+    stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    path = re.sub(r"""\[['"]?([^\]'"]+)['"]?\]""", r".\1", str(path))
+    return path.replace("._modules.", ".").removeprefix("L.self.")
+
+
+def _source_line(origin: torch.fx.Node) -> str:
+    trace = origin.stack_trace or ""
+    for line in reversed(trace.splitlines()):
+        if line.strip().startswith('File "'):
+            path, number = line.split('"')[1], line.split(", line ")[1].split(",")[0]
+            return f"{Path(path).name}:{number}"
+    return ""

@@ -1,0 +1,168 @@
+"""When each piece of memory of a fake training step is allocated and freed.
+
+Python's own reference counts say when a tensor dies, also under fake tensors: what autograd keeps for the backward
+pass, what an optimizer leaves as a temporary, what a compiled graph gets to own. A compiled graph is one call here;
+it reports its inner life itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Event, Phase, Place
+from bexplore.trace.workspaces import operator_workspace_bytes
+
+_TORCH_ROOT = f"{Path(torch.__file__).parent}{os.sep}"
+_SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
+
+
+class LifetimeTracker:
+    """A ledger of storages, and of the events that befall them while it records.
+
+    Args:
+        prime: The micro-batch size of the fake step, from which sizes are told apart: `Polynomial.of_value`.
+    """
+
+    def __init__(self, prime: int) -> None:
+        """Start with nothing watched."""
+        self.prime = prime
+        self.events: dict[Phase, list[Event]] = {phase: [] for phase in Phase}
+        self.phase: Phase | None = None
+        self._storages: dict[int, tuple[weakref.ref[Any], Polynomial, Place]] = {}
+        self._recording = False
+        self._silent = False
+        self._dying: list[int] | None = None
+
+    @contextlib.contextmanager
+    def record(self, phase: Phase | None = None) -> Iterator[None]:
+        """Write down events within; `phase` None tells forward from backward by itself."""
+        self._recording, self.phase = True, phase
+        try:
+            yield
+        finally:
+            self._recording, self.phase = False, None
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """Neither watch nor write down what is allocated within: the caller does."""
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
+
+    def append(self, size: Polynomial, place: Place) -> None:
+        """Write down one event, if it is of any size and something is being recorded."""
+        if self._recording and size:
+            self.events[self.current_phase()].append(Event(size, place))
+
+    def current_phase(self) -> Phase:
+        """The phase that is being recorded."""
+        if self.phase is not None:
+            return self.phase
+        in_backward = torch._C._current_graph_task_id() != -1
+        return Phase.BACKWARD if in_backward else Phase.FORWARD
+
+    def adopt(self, tensor: torch.Tensor, place: Place, size: Polynomial | None = None) -> bool:
+        """Watch a tensor's storage without an event; False if it is watched already."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return False
+        if size is None:
+            size = self.size_of(tensor)
+        reference = weakref.ref(storage, lambda _: self._bury(key))
+        self._storages[key] = (reference, size, place)
+        return True
+
+    def size_of(self, tensor: torch.Tensor) -> Polynomial:
+        """Bytes of a tensor's whole storage."""
+        return Polynomial.of_value(int(tensor.untyped_storage().nbytes()), self.prime)
+
+    def allocate(self, tensor: torch.Tensor, place: Place) -> None:
+        """Write down the allocation of a tensor's storage, unless it is known."""
+        if not self._silent and self.adopt(tensor, place):
+            self.append(self.size_of(tensor), place)
+
+    def release(self, values: list[Any]) -> set[int]:
+        """Empty a list and say which storages die by it, without events: the caller writes them down in its order."""
+        self._dying = []
+        values.clear()
+        dead, self._dying = set(self._dying), None
+        return dead
+
+    def owned(self, tensor: torch.Tensor) -> tuple[int, Polynomial, Place]:
+        """Key, size and place of a tensor's storage, which is watched from now on."""
+        self.adopt(tensor, Place("input of a graph"))
+        key = tensor.untyped_storage()._cdata
+        _, size, place = self._storages[key]
+        return key, size, place
+
+    def _bury(self, key: int) -> None:
+        _, size, place = self._storages.pop(key)
+        if self._dying is not None:
+            self._dying.append(key)
+        else:
+            self.append(-size, place)
+
+
+class LifetimeMode(TorchDispatchMode):
+    """Report to a tracker what every operator outside of compiled graphs allocates.
+
+    Args:
+        tracker: Receives the events.
+        scalar: What reading a value out of a fake tensor gives; None to let it fail. An optimizer reads its step
+            count so, which changes no size.
+    """
+
+    def __init__(self, tracker: LifetimeTracker, *, scalar: int | None = None) -> None:
+        """Report to `tracker`."""
+        super().__init__()
+        self._tracker = tracker
+        self._scalar = scalar
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Let torch.compile work under this mode."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work under this mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and write down what is new."""
+        if func in _SCALAR_READS and self._scalar is not None:
+            return self._scalar
+        result = func(*args, **(kwargs or {}))
+        place = Place(f"{_user_line()} {func.overloadpacket.__name__}")
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._tracker.allocate(leaf, place)
+        workspace = operator_workspace_bytes(func, args, result)
+        if workspace:
+            size = Polynomial.of_value(workspace, self._tracker.prime)
+            self._tracker.append(size, place)
+            self._tracker.append(-size, place)
+        return result
+
+
+def _user_line() -> str:
+    """The innermost frame outside of torch and of this package, as `file.py:12`."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_ROOT):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "torch"

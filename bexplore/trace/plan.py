@@ -1,0 +1,184 @@
+"""The memory plan of one compiled graph, and its replay on fake tensors.
+
+A plan names buffers as the compiler does. Several names may stand for one piece of memory (a reuse, a view); it is
+free when the last of them is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bexplore.trace.lifetimes import LifetimeTracker
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """New memory under a name."""
+
+    name: str
+    size: Polynomial
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A second name for the memory of `of`; `place` where a new buffer takes it over."""
+
+    name: str
+    of: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The end of a name; unknown names are names without memory of their own."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory that is taken and given back within one kernel."""
+
+    size: Polynomial
+    place: Place
+
+
+Step = Allocate | Alias | Drop | Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One output of a graph: a strided view of the memory of a name.
+
+    Attributes:
+        name: Of a buffer of the plan or of an input.
+        shape: Elements.
+        stride: Elements.
+        offset: Elements.
+        dtype: Element type.
+        device: Where it lies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one compiled graph does to memory.
+
+    Attributes:
+        input_names: Names of the inputs, in order; also those that are numbers.
+        steps: In order.
+        outputs: In order; None and numbers as they are returned.
+    """
+
+    input_names: tuple[str, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Output | int | None, ...]
+
+
+class _Memory:
+    """One piece of memory during a replay: its names, and whether its end is this graph's to report."""
+
+    __slots__ = ("names", "owned", "place", "size", "tensor")
+
+    def __init__(self, size: Polynomial, place: Place, *, owned: bool, tensor: torch.Tensor | None = None) -> None:
+        self.size = size
+        self.place = place
+        self.owned = owned
+        self.tensor = tensor
+        self.names: set[str] = set()
+
+
+def replay(plan: Plan, arguments: list[Any], tracker: LifetimeTracker, fake_mode: Any) -> tuple[Any, ...]:
+    """Run a plan instead of the graph: report its events, return fake outputs.
+
+    Args:
+        plan: Of the graph.
+        arguments: Its inputs; emptied, as compiled graphs do, so that what nobody else holds ends within the graph.
+        tracker: Receives the events.
+        fake_mode: The mode to which the outputs belong.
+    """
+    memories = _take_inputs(plan, arguments, tracker)
+    for step in plan.steps:
+        match step:
+            case Allocate(name, size, place):
+                memories[name] = memory = _Memory(size, place, owned=True)
+                memory.names.add(name)
+                tracker.append(size, place)
+            case Alias(name, of, place) if of in memories:
+                memories[name] = memory = memories[of]
+                memory.names.add(name)
+                if place is not None and memory.owned:
+                    tracker.append(-memory.size, memory.place)
+                    tracker.append(memory.size, place)
+                    memory.place = place
+            case Drop(name) if name in memories:
+                _drop(name, memories, tracker)
+            case Workspace(size, place):
+                tracker.append(size, place)
+                tracker.append(-size, place)
+    return _return_outputs(plan, memories, tracker, fake_mode)
+
+
+def _take_inputs(plan: Plan, arguments: list[Any], tracker: LifetimeTracker) -> dict[str, _Memory]:
+    returned = {output.name for output in plan.outputs if isinstance(output, Output)}
+    by_key: dict[int, _Memory] = {}
+    memories: dict[str, _Memory] = {}
+    for name, argument in zip(plan.input_names, arguments, strict=True):
+        if isinstance(argument, torch.Tensor):
+            key, size, place = tracker.owned(argument)
+            memory = by_key.setdefault(key, _Memory(size, place, owned=False))
+            memory.names.add(name)
+            memories[name] = memory
+            if name in returned:
+                memory.tensor = argument
+        argument = None  # the loop must not keep the last one alive
+    for key in tracker.release(arguments):
+        if key in by_key:
+            by_key[key].owned = True
+    return memories
+
+
+def _drop(name: str, memories: dict[str, _Memory], tracker: LifetimeTracker) -> None:
+    memory = memories.pop(name)
+    memory.names.discard(name)
+    if not memory.names and memory.owned:
+        tracker.append(-memory.size, memory.place)
+
+
+def _return_outputs(
+    plan: Plan, memories: dict[str, _Memory], tracker: LifetimeTracker, fake_mode: Any
+) -> tuple[Any, ...]:
+    returned = {output.name for output in plan.outputs if isinstance(output, Output)}
+    kept = {id(memories[name]) for name in returned if name in memories}
+    for name in [name for name, memory in memories.items() if id(memory) not in kept]:
+        _drop(name, memories, tracker)
+    results = []
+    with tracker.silence(), fake_mode, torch.no_grad():
+        for output in plan.outputs:
+            results.append(_materialize(output, memories, tracker) if isinstance(output, Output) else output)
+    return tuple(results)
+
+
+def _materialize(output: Output, memories: dict[str, _Memory], tracker: LifetimeTracker) -> torch.Tensor:
+    memory = memories[output.name]
+    if memory.tensor is None:
+        length = 1 + output.offset + sum((n - 1) * s for n, s in zip(output.shape, output.stride, strict=True))
+        memory.tensor = torch.empty(max(length, 1), dtype=output.dtype, device=output.device)
+        tracker.adopt(memory.tensor, memory.place, memory.size)
+    elif memory.tensor.shape == output.shape and memory.tensor.stride() == output.stride and not output.offset:
+        return memory.tensor
+    offset = memory.tensor.storage_offset() + output.offset
+    return torch.as_strided(memory.tensor, output.shape, output.stride, offset)

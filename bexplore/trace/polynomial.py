@@ -1,0 +1,84 @@
+"""A number of bytes or operations as a function of the micro-batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """`constant + linear b + quadratic b^2`, where b is the micro-batch size.
+
+    Nearly everything in a training step is affine in b; what compares samples with each other (a contrastive loss)
+    is quadratic.
+    """
+
+    constant: float = 0
+    linear: float = 0
+    quadratic: float = 0
+
+    def __call__(self, micro_batch_size: int) -> float:
+        """The value at a micro-batch size."""
+        return self.constant + micro_batch_size * (self.linear + micro_batch_size * self.quadratic)
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        """The sum."""
+        return Polynomial(self.constant + other.constant, self.linear + other.linear, self.quadratic + other.quadratic)
+
+    def __neg__(self) -> Polynomial:
+        """The end of what this is."""
+        return self.times(-1)
+
+    def __sub__(self, other: Polynomial) -> Polynomial:
+        """The difference."""
+        return self + -other
+
+    def __bool__(self) -> bool:
+        """Whether it is more, or less, than nothing."""
+        return bool(self.constant or self.linear or self.quadratic)
+
+    def times(self, factor: float) -> Polynomial:
+        """The polynomial, multiplied by a number."""
+        return Polynomial(self.constant * factor, self.linear * factor, self.quadratic * factor)
+
+    def as_list(self) -> list[float]:
+        """JSON form: the three coefficients, the constant first."""
+        return [self.constant, self.linear, self.quadratic]
+
+    @classmethod
+    def of_list(cls, coefficients: Sequence[float]) -> Polynomial:
+        """Rebuild a polynomial from `as_list`."""
+        return cls(*coefficients)
+
+    @classmethod
+    def of_value(cls, value: int, prime: int) -> Polynomial:
+        """Guess the polynomial from its value at one micro-batch size that divides no other size of the program.
+
+        Args:
+            value: The value at the micro-batch size `prime`.
+            prime: A prime that divides no dimension but those that contain the samples.
+        """
+        if value % prime:
+            return cls(value)
+        if value % (prime * prime):
+            return cls(0, value // prime)
+        return cls(0, 0, value // (prime * prime))
+
+    @classmethod
+    def of_function(cls, function: Callable[[int], int], base: int) -> Polynomial:
+        """Interpolate a function at `base`, `2 base` and `3 base`; exact up to degree two.
+
+        What is not a polynomial (a size rounded up to a multiple) is met within the rounding.
+        """
+        first, second, third = (function(multiple * base) for multiple in (1, 2, 3))
+        if third - second == second - first:  # the usual case, kept in whole numbers
+            slope, rest = divmod(second - first, base)
+            if not rest:
+                return cls(first - slope * base, slope)
+        quadratic = (third - 2 * second + first) / (2 * base * base)
+        linear = (second - first) / base - 3 * base * quadratic
+        return cls(first - base * (linear + base * quadratic), linear, quadratic)
+
+
+NOTHING = Polynomial()

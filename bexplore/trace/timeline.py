@@ -1,0 +1,143 @@
+"""What a training step allocates and frees, in order; the peak of it as a function of the micro-batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from bexplore.trace.polynomial import Polynomial
+
+
+class Phase(StrEnum):
+    """The three parts of an optimizer step, in the order in which they run."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer comes from.
+
+    Attributes:
+        label: For people: the line of the source and the operator, such as `model.py:33 gelu`.
+        module: Qualified name of the innermost module, such as `decoder.blocks.1.attention`; empty outside of any.
+    """
+
+    label: str
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An allocation or, with a negative size, the end of one.
+
+    Attributes:
+        size: Signed bytes.
+        place: Where the buffer was made; the same for an allocation and its end.
+    """
+
+    size: Polynomial
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """What one place of the source holds at a peak.
+
+    Attributes:
+        label: The place, such as `model.py:33 gelu`, or the kind of state, such as `weights`.
+        size: Bytes.
+    """
+
+    label: str
+    size: Polynomial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """A moment of the step that is the highest for some micro-batch sizes.
+
+    Attributes:
+        size: Bytes alive at that moment.
+        buffers: The largest of what is alive, largest first.
+    """
+
+    size: Polynomial
+    buffers: tuple[Buffer, ...]
+
+
+def find_peaks(
+    resident: Sequence[Buffer], events: Sequence[Event], *, past: Sequence[Event] = (), num_buffers: int = 8
+) -> tuple[Peak, ...]:
+    """Find the moments that are the highest for some micro-batch size.
+
+    Args:
+        resident: What is alive during the whole step.
+        events: Of the phase.
+        past: Events of earlier phases.
+        num_buffers: Largest buffers to name at each peak.
+
+    Returns:
+        At least one peak; the memory needed at b is the maximum of their sizes at b.
+    """
+    start = np.array(_sum_of([*(buffer.size for buffer in resident), *(event.size for event in past)]).as_list())
+    deltas = np.array([event.size.as_list() for event in events]).reshape(-1, 3)
+    running = start + np.vstack([np.zeros(3), np.cumsum(deltas, axis=0)])
+    return tuple(
+        Peak(
+            size=Polynomial.of_list([_whole(value) for value in running[index]]),
+            buffers=_largest(resident, [*past, *events[:index]], num_buffers),
+        )
+        for index in _upper_envelope(running)
+    )
+
+
+def _sum_of(sizes: Iterable[Polynomial]) -> Polynomial:
+    return sum(sizes, start=Polynomial())
+
+
+def _whole(value: float) -> float:
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _upper_envelope(running: np.ndarray) -> list[int]:
+    """Rows of (num_moments, 3) coefficients that are the maximum for some b >= 1, in the order of growing b."""
+    order = np.lexsort((-running[:, 0], -running[:, 1], -running[:, 2]))
+    kept: list[int] = []
+    for index in order:
+        if not any(np.all(running[other] >= running[index]) for other in kept):
+            kept.append(int(index))
+    kept.reverse()  # the steepest last
+    if np.any(running[kept, 2]):
+        return kept
+    return _hull([(float(running[index, 0]), float(running[index, 1]), index) for index in kept])
+
+
+def _hull(lines: Sequence[tuple[float, float, int]]) -> list[int]:
+    """Lines (constant, slope, index) with growing slope and falling constant -> those on the upper hull at b >= 1."""
+    hull: list[tuple[float, float, int]] = []
+    for line in lines:
+        while hull and _crossing(hull[-1], line) <= (_crossing(hull[-2], hull[-1]) if len(hull) > 1 else 1.0):
+            hull.pop()
+        hull.append(line)
+    return [index for _, _, index in hull]
+
+
+def _crossing(first: tuple[float, float, int], second: tuple[float, float, int]) -> float:
+    return (first[0] - second[0]) / (second[1] - first[1])
+
+
+def _largest(resident: Sequence[Buffer], past: Sequence[Event], num_buffers: int) -> tuple[Buffer, ...]:
+    alive: dict[str, Polynomial] = {buffer.label: buffer.size for buffer in resident}
+    for event in past:
+        alive[event.place.label] = alive.get(event.place.label, Polynomial()) + event.size
+    at_typical_size = sorted(alive.items(), key=lambda item: -item[1](_TYPICAL_SIZE))
+    return tuple(Buffer(label=label, size=size) for label, size in at_typical_size[:num_buffers] if size(1) > 0)
+
+
+_TYPICAL_SIZE = 8  # only orders the names of buffers that grow differently
