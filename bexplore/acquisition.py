@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.posterior import Evidence, Posterior
+from bexplore.evidence import Evidence
+from bexplore.posterior import Posterior
 from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings
 
@@ -83,7 +84,8 @@ class Choice:
 
 def expected_pass_s(posterior: Posterior) -> Array:
     """(D,), seconds of a pass, pessimistic where little is known."""
-    return posterior.sizes / np.exp(np.quantile(posterior.log_throughput, 0.3, axis=0))
+    slow = posterior.log_throughput.mean(axis=0) - 0.5 * posterior.log_throughput.std(axis=0)
+    return posterior.sizes / np.exp(slow)
 
 
 def rank(posterior: Posterior, settings: SearchSettings, costs: Costs) -> list[Choice]:
@@ -98,7 +100,7 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs) -> list[C
     utility = _utility(posterior, near)
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
     cost = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
-    values = np.array([_value(posterior, utility, measured, index) for index in candidates])
+    values = _values(posterior, utility, measured, candidates)
     worth = np.maximum(values, 1e-12) / np.asarray(cost)[candidates] ** COST_POWER
     order = np.argsort(-worth, kind="stable")
     ranked = [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
@@ -131,20 +133,26 @@ def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Array:
     return NEAR_WEIGHT * near + (1 - NEAR_WEIGHT) * np.clip(1 - gap / GAP_SCALE, 0.0, 1.0)
 
 
-def _value(posterior: Posterior, utility: Array, measured: NDArray[np.intp], index: int) -> float:
-    """Expected gain of the best recommendation when `index` is probed."""
-    fits = posterior.feasible[:, index]
-    noise_sd = np.hypot(posterior.probe_sd, WITHIN_PROBE_SD)
-    noise = np.random.default_rng(index).standard_normal(len(fits)) * noise_sd
-    outcome = (posterior.log_throughput[:, index] + noise)[fits]
-    options = np.union1d(measured, [index]).astype(np.intp)
-    rows = np.flatnonzero(fits)[np.argsort(outcome, kind="stable")]
-    bins = np.array_split(rows, NUM_BINS) if len(rows) >= NUM_BINS else [rows]
-    after = sum(float(utility[part][:, options].sum(axis=0).max()) for part in bins if len(part))
-    if len(rows) < len(fits):
-        after += float(utility[~fits][:, measured].sum(axis=0).max())
-    now = float(utility[:, measured].sum(axis=0).max())
-    return (after - now) / len(fits)
+def _values(posterior: Posterior, utility: Array, measured: NDArray[np.intp], candidates: NDArray[np.intp]) -> Array:
+    """(C,), expected gain of the best recommendation when each candidate is probed.
+
+    The draws are sorted by what the probe would find and cut into bins; in each bin the best option is taken. Draws in
+    which the candidate does not fit are a bin of their own, in which it is no option.
+    """
+    num_draws, num_candidates = len(utility), len(candidates)
+    fits = posterior.feasible[:, candidates]
+    normal = np.random.default_rng(11).standard_normal((num_draws, num_candidates))
+    found = posterior.log_throughput[:, candidates] + normal * np.hypot(posterior.probe_sd, WITHIN_PROBE_SD)[:, None]
+    order = np.argsort(np.where(fits, found, np.inf), axis=0)
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(num_draws)[:, None], axis=0)
+    bins = np.where(fits, rank * NUM_BINS // np.maximum(fits.sum(axis=0), 1), NUM_BINS)
+    member = (bins.T[:, None, :] == np.arange(NUM_BINS + 1)[None, :, None]).astype(float)  # (C, bins, S)
+    known = (member @ utility[:, measured]).max(axis=2)  # (C, bins)
+    own = (member @ utility[:, candidates].T[:, :, None])[:, :, 0]
+    own[:, NUM_BINS] = 0.0
+    now = utility[:, measured].sum(axis=0).max()
+    return (np.maximum(known, own).sum(axis=1) - now) / num_draws
 
 
 def _duel(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> int | None:

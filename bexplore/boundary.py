@@ -13,8 +13,8 @@ from bexplore.space import MemoryPrior
 Array = NDArray[np.float64]
 
 PEAK_NOISE_SD = 0.006  # of a measured peak, as a fraction; allocator rounding and fragmentation
-BUDGET_SLACK = 0.05  # a job may fail up to this share below the budget
-LIMIT_IS_WITHIN = 0.35  # P(some candidate does not fit) where nothing is known of memory
+BUDGET_SLACK = 0.03  # a job may fail up to this share below the budget
+LIMIT_IS_WITHIN = 0.15  # P(some candidate does not fit) where nothing is known of memory
 UNSEEN_SLOPE_SD = 1.5  # of ln(growth per sample) before two sizes were measured
 
 
@@ -100,7 +100,9 @@ def _from_memory_model(
 
 def _without_memory_model(facts: MemoryFacts, *, base: int, largest: int, uniforms: Array) -> Array:
     """A boundary that is probably beyond the candidates, else log-uniform over them."""
-    inside = base * (largest / base) ** uniforms[0] if largest > base else np.full(uniforms.shape[1], float(base))
+    inside = (
+        base * (largest / base) ** np.sqrt(uniforms[0]) if largest > base else np.full(uniforms.shape[1], float(base))
+    )
     return np.where(uniforms[1] < LIMIT_IS_WITHIN, inside, 2.0 * largest)
 
 

@@ -17,8 +17,8 @@ from optuna.storages import BaseStorage
 
 from bexplore import sampler as studies
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
+from bexplore.evidence import Evidence
 from bexplore.policy import Decision, StopReason
-from bexplore.posterior import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Runner
 from bexplore.recommendation import Recommendation, SearchSettings
 from bexplore.sampler import BexploreSampler

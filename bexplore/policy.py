@@ -12,7 +12,8 @@ import numpy as np
 
 from bexplore import posterior as belief
 from bexplore.acquisition import Costs, expected_pass_s, fantasy, rank
-from bexplore.posterior import Evidence, Posterior
+from bexplore.evidence import Evidence
+from bexplore.posterior import Posterior
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import MemoryPrior, Space

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-NUM_SHAPES = 512
+NUM_SHAPES = 1024
+SHARPNESS = (0.5, 0.75, 1.0, 1.7, 4.0)
+SHARPNESS_WEIGHTS = (0.15, 0.2, 0.3, 0.2, 0.15)
+DECLINE_SHARE = 0.3
+CLIFF_SHARE = 0.15  # of jobs whose throughput jumps somewhere
+CLIFF_SDS = ((0.06, 0.5), (0.30, 0.5))  # sd of the jump in ln(samples/s), weight
+UNSEEN_BUMP_SHARE = 0.08  # of jobs with a narrow peak or hole somewhere
+UNSEEN_BUMP_SDS = ((0.05, 0.5), (0.15, 0.5))
+DECLINE_FROM = 0.0
 ALIGNMENTS = np.array([2, 4, 8, 8, 16])
 
 # Hyper-parameter grid of the deviation from a shape, with prior weights.
 # Source: empirical Bayes on public measured curves, which are rougher than intuition; see benchmarks/search.py.
-LENGTH_SCALES = ((0.5, 0.5), (1.5, 0.5))  # e-folds of the size
-SMOOTH_SDS = ((0.006, 0.12), (0.02, 0.15), (0.06, 0.43), (0.15, 0.30))
-ROUGH_SDS = ((0.002, 0.48), (0.006, 0.24), (0.02, 0.28))
-PROBE_NOISE_SDS = ((0.003, 0.45), (0.01, 0.30), (0.03, 0.25))
+LENGTHS = (0.5, 1.5, 4.0)  # e-folds of the size
+SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends may be large, short waves are small
+    (0, 0.006, 0.04),
+    (0, 0.02, 0.06),
+    (0, 0.06, 0.12),
+    (0, 0.15, 0.06),
+    (1, 0.02, 0.08),
+    (1, 0.06, 0.12),
+    (1, 0.15, 0.06),
+    (2, 0.06, 0.12),
+    (2, 0.15, 0.24),
+    (2, 0.35, 0.10),
+)
+ROUGH_SDS = ((0.002, 0.50), (0.006, 0.27), (0.02, 0.23))
+PROBE_NOISE_SDS = ((0.003, 0.4), (0.01, 0.4), (0.03, 0.2))
 ROUGH_LENGTH = 0.25  # e-folds
+ROUGH_OWN_SHARE = 0.3  # of the rough variance that a size does not share with its neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +48,7 @@ class Hyper:
     """The grid of hyper-parameters, flattened to J points.
 
     Attributes:
-        length_index: (J,), index into `LENGTH_SCALES`.
+        length_index: (J,), index into `LENGTHS`.
         smooth_sd: (J,), ln(samples/s), of the smooth misfit.
         rough_sd: (J,), ln(samples/s), of kernel-selection roughness, which persists over replicates.
         probe_sd: (J,), ln(samples/s), between probes of one size.
@@ -41,19 +62,30 @@ class Hyper:
     log_weight: Array
 
     @classmethod
+    @lru_cache(maxsize=1)
     def grid(cls) -> Hyper:
-        """The full product grid."""
-        axes = (LENGTH_SCALES, SMOOTH_SDS, ROUGH_SDS, PROBE_NOISE_SDS)
-        index = np.stack([axis.ravel() for axis in np.indices([len(axis) for axis in axes])])
-        values = [np.array([value for value, _ in axis])[i] for axis, i in zip(axes, index, strict=True)]
-        weights = [np.array([weight for _, weight in axis])[i] for axis, i in zip(axes, index, strict=True)]
+        """The grid, the same object each time."""
+        points = [
+            (length, smooth, rough, probe, math.log(smooth_weight * rough_weight * probe_weight))
+            for length, smooth, smooth_weight in SMOOTH
+            for rough, rough_weight in ROUGH_SDS
+            for probe, probe_weight in PROBE_NOISE_SDS
+        ]
+        length_index, *columns = (np.array(column) for column in zip(*points, strict=True))
+        smooth_sd, rough_sd, probe_sd, log_weight = columns
         return cls(
-            length_index=index[0],
-            smooth_sd=values[1],
-            rough_sd=values[2],
-            probe_sd=values[3],
-            log_weight=np.log(np.prod(weights, axis=0)),
+            length_index=length_index, smooth_sd=smooth_sd, rough_sd=rough_sd, probe_sd=probe_sd, log_weight=log_weight
         )
+
+
+def _cliff_bases() -> NDArray[np.intp]:
+    """Points of the grid that a cliff is combined with: a few of them stand for all."""
+    hyper = Hyper.grid()
+    smooth = np.isin(hyper.smooth_sd, (0.02, 0.06)) & (hyper.length_index >= 1)
+    return np.flatnonzero(smooth & np.isclose(hyper.rough_sd, 0.006))
+
+
+CLIFF_BASES = _cliff_bases()
 
 
 @dataclass(frozen=True)
@@ -84,26 +116,22 @@ class ShapePrior:
         use_blocks = stratified() < 0.35
         power_blocks = 2.0 ** rng.integers(1, 7, count)
         free_blocks = np.exp(rng.uniform(np.log(1.5), np.log(max(2.0, 0.4 * reach)), count))
-        cliff_small = rng.random(count) < 0.6
-        cliff = np.where(cliff_small, rng.normal(-0.04, 0.10, count), rng.normal(-0.10, 0.35, count))
         return {
             "half": np.exp(low + (high - low) * stratified()),
-            "power": rng.choice([1.0, 1.7, 4.0], count, p=[0.5, 0.25, 0.25]),
+            "power": rng.choice(SHARPNESS, count, p=SHARPNESS_WEIGHTS),
             "block": np.where(rng.random(count) < 0.66, power_blocks, free_blocks),
             "block_share": np.where(use_blocks, rng.uniform(0, 0.9, count), 0.0),
             "alignment": ALIGNMENTS[rng.integers(0, len(ALIGNMENTS), count)].astype(float),
             "alignment_loss": np.where(stratified() < 0.2, rng.exponential(0.06, count), 0.0),
-            "decline": np.where(stratified() < 0.35, rng.exponential(0.06, count), 0.0),
-            "decline_start": rng.uniform(-0.3, 1.0, count) * span,
+            "decline": np.where(stratified() < DECLINE_SHARE, rng.exponential(0.06, count), 0.0),
+            "decline_start": rng.uniform(DECLINE_FROM, 1.0, count) * span,
             "decline_width": rng.uniform(0.1, 0.7, count),
-            "cliff": np.where(stratified() < 0.12, cliff, 0.0),
-            "cliff_at": rng.uniform(0.1, 1.05, count) * span,
             "pressure": np.where(stratified() < 0.2, rng.exponential(0.25, count), 0.0),
             "pressure_from": rng.uniform(0.65, 0.95, count),
             "pressure_power": rng.integers(1, 3, count).astype(float),
         }
 
-    def evaluate(self, sizes: Array) -> Array:
+    def evaluate(self, sizes: NDArray[np.int64]) -> Array:
         """The shapes at some sizes.
 
         Args:
@@ -112,6 +140,13 @@ class ShapePrior:
         Returns:
             (K, D), ln(samples/s) up to a constant per shape.
         """
+        known = _columns(self)
+        new = np.array([size for size in sizes.tolist() if size not in known], dtype=float)
+        if len(new):
+            known.update(zip(new.astype(int).tolist(), self._evaluate(new).T, strict=True))
+        return np.stack([known[size] for size in sizes.tolist()], axis=1)
+
+    def _evaluate(self, sizes: Array) -> Array:
         p = {name: value[:, None] for name, value in self._parameters.items()}
         b = np.asarray(sizes, float)[None, :]
         reach = max(self.reach, 2 * self.base)
@@ -122,9 +157,14 @@ class ShapePrior:
         value = value - p["alignment_loss"] * misaligned
         past = (logs - p["decline_start"]) / p["decline_width"]
         value = value - p["decline"] * p["decline_width"] * np.logaddexp(0.0, past)
-        value = value + p["cliff"] * (logs > p["cliff_at"])
         fullness = np.clip((b / reach - p["pressure_from"]) / (1 - p["pressure_from"]), 0.0, 3.0)
         return value - np.log1p(p["pressure"] * fullness ** p["pressure_power"])
+
+
+@lru_cache(maxsize=8)
+def _columns(prior: ShapePrior) -> dict[int, Array]:
+    """(K,) shapes by size, filled as they are asked for."""
+    return {}
 
 
 def smooth_kernel(left: Array, right: Array, length: float) -> Array:
@@ -134,5 +174,6 @@ def smooth_kernel(left: Array, right: Array, length: float) -> Array:
 
 
 def rough_kernel(left: Array, right: Array) -> Array:
-    """Exponential correlation of ln sizes at the length of kernel selection."""
-    return np.exp(-np.abs(left[:, None] - right[None, :]) / ROUGH_LENGTH)
+    """Exponential correlation of ln sizes at the length of kernel selection, and a part that each size has alone."""
+    distance = np.abs(left[:, None] - right[None, :])
+    return (1 - ROUGH_OWN_SHARE) * np.exp(-distance / ROUGH_LENGTH) + ROUGH_OWN_SHARE * (distance < 1e-12)

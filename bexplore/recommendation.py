@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bexplore.posterior import Evidence, Posterior
+from bexplore.evidence import Evidence
+from bexplore.posterior import Posterior
 from bexplore.probe import Compilation
 
 MISSPECIFIED = 0.01  # share of the belief kept for everything that the model cannot represent; the score ends at 98

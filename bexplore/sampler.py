@@ -18,8 +18,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bexplore.errors import UserInputError
+from bexplore.evidence import Evidence
 from bexplore.policy import Decision, decide
-from bexplore.posterior import ENGINE_VERSION, Evidence
+from bexplore.posterior import ENGINE_VERSION
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.recommendation import SearchSettings
 from bexplore.space import MemoryPrior, Space

@@ -1,0 +1,308 @@
+"""Joint draws of the throughput curve: shapes, deviations from them and cliffs, weighed by the measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.evidence import Evidence
+from bexplore.prior import (
+    CLIFF_BASES,
+    CLIFF_SDS,
+    CLIFF_SHARE,
+    LENGTHS,
+    UNSEEN_BUMP_SDS,
+    UNSEEN_BUMP_SHARE,
+    Hyper,
+    ShapePrior,
+    rough_kernel,
+    smooth_kernel,
+)
+from bexplore.probe import Compilation
+
+Array = NDArray[np.float64]
+Index = NDArray[np.intp]
+
+NUM_DRAWS = 512
+DRIFT_SD = 0.003  # ln(samples/s)
+DRIFT_LENGTH = 6.0  # probes
+LEVEL_SD = 1.0  # ln(samples/s), after centring
+COMPILATION_SD = 0.01  # ln(samples/s), of shared against exact compilation, size by size
+COMPILATION_LEVEL_SD = 0.10  # ln(samples/s), of shared against exact compilation, the same at every size
+DEFAULT_SE = 0.01  # ln(samples/s), where a probe does not know its own noise
+MIN_SE = 0.001
+OUTLIER_Z = -3.0  # a probe this many standard deviations slower than the others say is doubted
+OUTLIER_MIN_PROBES = 3
+CLIFF_THINNING = 4  # every fourth shape stands for all where a cliff is weighed
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurements:
+    """Arrays of the measured probes: domain index, ln(samples/s) after centring, covariance of their own noise."""
+
+    at: Index
+    values: Array
+    noise: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Correlations over the domain, their Cholesky factors, (lengths, D, D) and (D, D), and normal draws, (S, D)."""
+
+    smooth: Array
+    rough: Array
+    smooth_factors: Array
+    rough_factor: Array
+    smooth_normal: Array
+    rough_normal: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """Shapes and hyper-parameters drawn in proportion to their posterior weight.
+
+    `shape` and `hyper`: (S,). `cliff_sd`: (S,), 0 for none. `gap`: (S,), the cliff is after this many distinct sizes.
+    """
+
+    shape: Index
+    hyper: Index
+    cliff_sd: Array
+    gap: Index
+
+
+def draw_curves(
+    prior: ShapePrior,
+    sizes: NDArray[np.int64],
+    measured: Sequence[Evidence],
+    *,
+    user_compilation: Compilation,
+) -> tuple[Array, Array]:
+    """Draw curves from the exact posterior given shape and hyper-parameters, by Matheron's rule.
+
+    Source: Wilson et al., "Efficiently sampling functions from Gaussian process posteriors", 2020.
+
+    Args:
+        prior: Shapes of curves.
+        sizes: (D,), the domain; it covers every measured size.
+        measured: Measured probes, in order.
+        user_compilation: The program that the curve is about.
+
+    Returns:
+        (S, D), ln(samples/s), and (S,), standard deviation between probes of one size.
+    """
+    shapes = prior.evaluate(sizes)
+    data, center = _measurements(sizes, measured, user_compilation)
+    shapes = shapes - shapes[:, data.at].mean(axis=1, keepdims=True)
+    fields = _fields(prior.seed, tuple(sizes.tolist()))
+    misfit = data.values - shapes[:, data.at]
+    inverse, log_det = _inverse_covariance(data, fields)
+    weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
+    doubted = _without_outlier(data, misfit[best[1]], inverse[best[0]])
+    if doubted is not None:
+        data = doubted
+        inverse, log_det = _inverse_covariance(data, fields)
+        weighed, _ = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
+    draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
+    return center + shapes[weighed.shape] + draws, Hyper.grid().probe_sd[weighed.hyper]
+
+
+def _measurements(
+    sizes: NDArray[np.int64], measured: Sequence[Evidence], user_compilation: Compilation
+) -> tuple[_Measurements, float]:
+    values = np.array([item.log_throughput for item in measured])
+    se = np.array([item.log_throughput_se for item in measured])
+    se = np.maximum(np.where(np.isnan(se), DEFAULT_SE, se), MIN_SE)
+    order = np.arange(len(measured))
+    drift = DRIFT_SD**2 * np.exp(-np.abs(order[:, None] - order[None, :]) / DRIFT_LENGTH)
+    other = np.array([item.compilation is not user_compilation for item in measured], dtype=float)
+    at = np.searchsorted(sizes, [item.micro_batch_size for item in measured])
+    same_size = at[:, None] == at[None, :]
+    compilation = np.outer(other, other) * (COMPILATION_LEVEL_SD**2 + COMPILATION_SD**2 * same_size)
+    center = float(values.mean())
+    return _Measurements(at, values - center, np.diag(se**2) + drift + compilation), center
+
+
+@lru_cache(maxsize=4)
+def _fields(seed: int, sizes: tuple[int, ...]) -> _Fields:
+    logs = np.log(np.array(sizes, dtype=float))
+    rng = np.random.default_rng([seed, 3])
+    jitter = 1e-9 * np.eye(len(logs))
+    smooth = np.stack([smooth_kernel(logs, logs, length) for length in LENGTHS])
+    rough = rough_kernel(logs, logs)
+    return _Fields(
+        smooth=smooth,
+        rough=rough,
+        smooth_factors=np.linalg.cholesky(smooth + jitter),
+        rough_factor=np.linalg.cholesky(rough + jitter),
+        smooth_normal=rng.standard_normal((NUM_DRAWS, len(logs))),
+        rough_normal=rng.standard_normal((NUM_DRAWS, len(logs))),
+    )
+
+
+def _inverse_covariance(data: _Measurements, fields: _Fields) -> tuple[Array, Array]:
+    """(J, n, n) and (J,): inverse and log determinant of the measurements' covariance at each hyper-parameter."""
+    hyper = Hyper.grid()
+    pair = np.ix_(data.at, data.at)
+    smooth = np.stack([kernel[pair] for kernel in fields.smooth])
+    covariance = (
+        data.noise
+        + LEVEL_SD**2
+        + hyper.smooth_sd[:, None, None] ** 2 * smooth[hyper.length_index]
+        + hyper.rough_sd[:, None, None] ** 2 * fields.rough[pair]
+        + hyper.probe_sd[:, None, None] ** 2 * np.eye(len(data.at))
+    )
+    return np.linalg.inv(covariance), np.linalg.slogdet(covariance)[1]
+
+
+def _weigh(
+    data: _Measurements, misfit: Array, inverse: Array, log_det: Array, sizes: NDArray[np.int64], *, seed: int
+) -> tuple[_Weighed, tuple[int, int]]:
+    """Draw (shape, hyper-parameters, cliff) in proportion to their posterior weight; and the best without a cliff.
+
+    A cliff of unknown size a ~ N(0, s^2) above a gap adds s^2 u u' to the covariance, u = 1 above the gap; its weight
+    follows from the weight without it by the matrix determinant lemma.
+    """
+    hyper = Hyper.grid()
+    num_shapes, count = misfit.shape
+    outer = (misfit[:, :, None] * misfit[:, None, :]).reshape(num_shapes, count * count)
+    quadratic = inverse.reshape(-1, count * count) @ outer.T
+    plain = -0.5 * (quadratic + log_det[:, None]) + hyper.log_weight[:, None]
+    best = np.unravel_index(int(np.argmax(plain)), plain.shape)
+    distinct = np.unique(data.at)
+    steps, log_gap = _gaps(data.at, distinct, sizes)
+    bases = CLIFF_BASES
+    projected = steps @ inverse[bases]  # (C, G, n)
+    stiffness = np.einsum("cgn,gn->cg", projected, steps)[..., None]
+    moment = projected @ misfit[::CLIFF_THINNING].T  # (C, G, K / thinning)
+    cliffs = []
+    renormalise = np.log(np.exp(hyper.log_weight[bases]).sum())
+    for sd, weight in CLIFF_SDS:
+        gain = 1.0 + sd**2 * stiffness
+        prior = log_gap[None, :, None] + np.log(CLIFF_SHARE * weight * CLIFF_THINNING) - renormalise
+        without = plain[bases][:, None, ::CLIFF_THINNING]
+        cliffs.append(without + 0.5 * sd**2 * moment**2 / gain - 0.5 * np.log(gain) + prior)
+    stacked = np.stack(cliffs)  # (2, C, G, K)
+    log_weight = np.concatenate([plain.ravel() + np.log(1.0 - CLIFF_SHARE), stacked.ravel()])
+    chosen = _systematic(log_weight, seed)
+    num_plain = plain.size
+    has_cliff = chosen >= num_plain
+    hyper_index, shape = np.divmod(np.where(has_cliff, 0, chosen), num_shapes)
+    which, base, gap, cliff_shape = np.unravel_index(np.where(has_cliff, chosen - num_plain, 0), stacked.shape)
+    sds = np.array([sd for sd, _ in CLIFF_SDS])
+    weighed = _Weighed(
+        shape=np.where(has_cliff, cliff_shape * CLIFF_THINNING, shape),
+        hyper=np.where(has_cliff, bases[base], hyper_index),
+        cliff_sd=np.where(has_cliff, sds[which], 0.0),
+        gap=np.where(has_cliff, gap, 0),
+    )
+    return weighed, (int(best[0]), int(best[1]))
+
+
+def _gaps(at: Index, distinct: Index, sizes: NDArray[np.int64]) -> tuple[Array, Array]:
+    """(G, n) which measurements are above each gap between measured sizes, and (G,) log share of the span it takes."""
+    logs = np.log(sizes.astype(float))
+    edges = np.append(logs[distinct], logs[-1])
+    span = max(logs[-1] - logs[0], 1e-9)
+    width = np.maximum(np.diff(edges), 1e-9) / span
+    return (at[None, :] > distinct[:, None]).astype(float), np.log(width)
+
+
+def _systematic(log_weight: Array, seed: int) -> Index:
+    """NUM_DRAWS indices drawn in proportion to the weights with the least variance, in random order."""
+    rng = np.random.default_rng([seed, 4])
+    cumulative = np.cumsum(np.exp(log_weight - log_weight.max()))
+    points = (np.arange(NUM_DRAWS) + rng.random()) / NUM_DRAWS * cumulative[-1]
+    chosen = np.minimum(np.searchsorted(cumulative, points), len(log_weight) - 1)
+    return rng.permutation(chosen)
+
+
+def _without_outlier(data: _Measurements, misfit: Array, inverse: Array) -> _Measurements | None:
+    """The measurements with more noise on a probe that the others contradict; None where there is none.
+
+    Only slower than expected counts: another tenant slows a probe down, and nothing speeds it up.
+    Source: leave-one-out residuals of Rasmussen and Williams, eq. 5.12.
+    """
+    if len(misfit) < OUTLIER_MIN_PROBES:
+        return None
+    residual = (inverse @ misfit) / np.diag(inverse)
+    z = residual * np.sqrt(np.diag(inverse))
+    worst = int(np.argmin(z))
+    if z[worst] >= OUTLIER_Z:
+        return None
+    noise = data.noise.copy()
+    noise[worst, worst] += (residual[worst] / 1.5) ** 2
+    return dataclasses.replace(data, noise=noise)
+
+
+def _draw(
+    data: _Measurements,
+    misfit: Array,
+    inverse: Array,
+    fields: _Fields,
+    weighed: _Weighed,
+    sizes: NDArray[np.int64],
+    *,
+    seed: int,
+) -> Array:
+    """(S, D), deviations from the shapes: functions from the prior, corrected by what was measured."""
+    hyper = Hyper.grid()
+    rng = np.random.default_rng([seed, 5])
+    j = weighed.hyper
+    length, count = hyper.length_index[j], len(data.at)
+    smooth = np.empty_like(fields.smooth_normal)
+    for index, factor in enumerate(fields.smooth_factors):
+        own = length == index
+        smooth[own] = fields.smooth_normal[own] @ factor.T
+    rough = fields.rough_normal @ fields.rough_factor.T
+    cliff = _cliff_positions(data.at, weighed, sizes, rng.random(NUM_DRAWS))
+    height = weighed.cliff_sd * rng.standard_normal(NUM_DRAWS)
+    function = hyper.smooth_sd[j, None] * smooth + hyper.rough_sd[j, None] * rough
+    function += LEVEL_SD * rng.standard_normal(NUM_DRAWS)[:, None]
+    function += height[:, None] * cliff
+    noise = rng.standard_normal((NUM_DRAWS, count)) @ np.linalg.cholesky(data.noise).T
+    noise += hyper.probe_sd[j, None] * rng.standard_normal((NUM_DRAWS, count))
+    residual = misfit[weighed.shape] - function[:, data.at] - noise
+    alpha = _solve(inverse[j], residual, cliff[:, data.at], weighed.cliff_sd)
+    update = LEVEL_SD**2 * alpha.sum(axis=1, keepdims=True)
+    update = update + hyper.rough_sd[j, None] ** 2 * (alpha @ fields.rough[data.at])
+    update += (weighed.cliff_sd**2 * (alpha * cliff[:, data.at]).sum(axis=1))[:, None] * cliff
+    for index, kernel in enumerate(fields.smooth):
+        own = length == index
+        update[own] += hyper.smooth_sd[j[own], None] ** 2 * (alpha[own] @ kernel[data.at])
+    return function + update + _unseen_bumps(data.at, sizes, rng)
+
+
+def _cliff_positions(at: Index, weighed: _Weighed, sizes: NDArray[np.int64], uniform: Array) -> Array:
+    """(S, D), 1 above a place drawn log-uniformly within each draw's gap; 0 where a draw has no cliff."""
+    logs = np.log(sizes.astype(float))
+    edges = np.append(logs[np.unique(at)], logs[-1])
+    low, high = edges[weighed.gap], edges[weighed.gap + 1]
+    place = low + (high - low) * uniform
+    return ((logs[None, :] > place[:, None]) & (weighed.cliff_sd > 0)[:, None]).astype(float)
+
+
+def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Array:
+    """(S, n), (covariance + s^2 u u')^-1 residual, by Sherman and Morrison."""
+    plain = np.einsum("snm,sm->sn", inverse, residual)
+    direction = np.einsum("snm,sm->sn", inverse, cliff)
+    along = (cliff * plain).sum(axis=1)
+    gain = 1.0 + cliff_sd**2 * (cliff * direction).sum(axis=1)
+    return plain - (cliff_sd**2 * along / gain)[:, None] * direction
+
+
+def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator) -> Array:
+    """(S, D), a narrow peak or hole in some draws, where nothing was measured that would show it."""
+    logs = np.log(sizes.astype(float))
+    present = rng.random(NUM_DRAWS) < UNSEEN_BUMP_SHARE
+    center = rng.uniform(logs[0], logs[-1], NUM_DRAWS)
+    half_width = 0.5 * np.exp(rng.uniform(-1.5, 0.5, NUM_DRAWS))
+    sds = np.array([sd for sd, _ in UNSEEN_BUMP_SDS])
+    height = sds[rng.integers(0, len(sds), NUM_DRAWS)] * rng.standard_normal(NUM_DRAWS)
+    inside = np.abs(logs[None, :] - center[:, None]) < half_width[:, None]
+    present &= ~inside[:, at].any(axis=1)
+    return inside * (height * present)[:, None]

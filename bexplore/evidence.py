@@ -1,0 +1,94 @@
+"""What the belief needs of a probe: an observation in short, small enough to live in an Optuna trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bexplore.probe import Compilation, Observation, Outcome, Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the belief needs of one probe; an observation in short.
+
+    Attributes:
+        micro_batch_size: Samples of one pass.
+        outcome: How it ended; None while it is in flight.
+        reason: Why, for people.
+        log_throughput: ln(samples/s) of the median pass; NaN where nothing was timed.
+        log_throughput_se: Its standard error within the probe; NaN where unknown.
+        num_passes: Timed passes.
+        purpose: Why it was made.
+        compilation: Which program was run.
+        worker: Ordinal of the worker process; None where unknown.
+        peak_memory_bytes: Peak; None where unknown.
+        memory_budget_bytes: Budget in force; None where unknown.
+        start_time_s: Seconds to start a worker, where one was started.
+        compile_time_s: Seconds to compile, where something was compiled.
+        update_time_s: Median seconds of an update; 0 where none was timed.
+        elapsed_s: Seconds of the whole probe.
+    """
+
+    micro_batch_size: int
+    outcome: Outcome | None
+    reason: str = ""
+    log_throughput: float = math.nan
+    log_throughput_se: float = math.nan
+    num_passes: int = 0
+    purpose: Purpose = Purpose.SEARCH
+    compilation: Compilation = Compilation.SHARED
+    worker: int | None = None
+    peak_memory_bytes: int | None = None
+    memory_budget_bytes: int | None = None
+    start_time_s: float = 0.0
+    compile_time_s: float = 0.0
+    update_time_s: float = 0.0
+    elapsed_s: float = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is a throughput."""
+        return self.outcome is Outcome.MEASURED
+
+    @classmethod
+    def of(cls, observation: Observation) -> Evidence:
+        """The evidence in an observation."""
+        update_s = observation.update_time_s
+        return cls(
+            micro_batch_size=observation.micro_batch_size,
+            outcome=observation.outcome,
+            reason=observation.reason,
+            log_throughput=math.log(observation.samples_per_s) if observation.is_measured else math.nan,
+            log_throughput_se=observation.log_pass_time_se,
+            num_passes=len(observation.pass_times_s),
+            purpose=observation.probe.purpose,
+            compilation=observation.probe.compilation,
+            worker=observation.worker,
+            peak_memory_bytes=observation.peak_memory_bytes,
+            memory_budget_bytes=observation.memory_budget_bytes,
+            start_time_s=observation.start_time_s,
+            compile_time_s=observation.compile_time_s,
+            update_time_s=0.0 if math.isnan(update_s) else update_s,
+            elapsed_s=observation.elapsed_s,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; NaN becomes None."""
+        record = dataclasses.asdict(self)
+        return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Evidence:
+        """Rebuild evidence from `as_dict`; unknown keys are ignored."""
+        fields = {field.name for field in dataclasses.fields(cls)}
+        kept = {key: value for key, value in record.items() if key in fields}
+        for name in ("log_throughput", "log_throughput_se"):
+            kept[name] = math.nan if kept.get(name) is None else kept[name]
+        kept["outcome"] = None if kept.get("outcome") is None else Outcome(kept["outcome"])
+        kept["purpose"] = Purpose(kept.get("purpose", Purpose.SEARCH))
+        kept["compilation"] = Compilation(kept.get("compilation", Compilation.SHARED))
+        return cls(**kept)

@@ -1,0 +1,253 @@
+"""A `Runner` with a known answer: synthetic jobs on synthetic machines.
+
+The curves come from a small model of a device (layers that are bound by arithmetic or by memory traffic, waves of
+tiles, launches, a cache, a memory limit), not from the shapes that the search assumes: what the search says of them is
+a test of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.probe import Observation, Outcome, Probe
+from bexplore.space import MemoryPrior, Space, default_candidates
+
+Array = NDArray[np.float64]
+
+BUDGET_BYTES = 64 * 2**30
+TRACE_ERROR_SD = 0.08  # of the simulated trace's two terms, as a fraction
+
+
+class Family(StrEnum):
+    """What a world is like."""
+
+    SMOOTH = "smooth"
+    ROUGH = "rough"
+    CLIFFS = "cliffs"
+    PLATEAUS = "plateaus"
+    PEAKS = "peaks"
+    DRIFT = "drift"
+    OUTLIERS = "outliers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A job on a machine, both known.
+
+    Attributes:
+        family: What it is like.
+        space: The candidates.
+        log_throughput: ln(samples/s) at each candidate, without noise.
+        peak_bytes: True peak at each candidate.
+        budget_bytes: What the device has.
+        memory: What a trace would say, with its error; None where nothing is limited.
+        run_sd: Noise between two runs of one size, ln.
+        pass_sd: Noise between two passes of a run, ln.
+        drift_per_probe: Change of ln(samples/s) from probe to probe.
+        outlier_share: Share of the probes that another tenant slows down.
+        start_s: Seconds to start a worker.
+        compile_s: Seconds to compile.
+    """
+
+    family: Family
+    space: Space
+    log_throughput: Array
+    peak_bytes: Array
+    budget_bytes: float
+    memory: MemoryPrior | None
+    run_sd: float
+    pass_sd: float
+    drift_per_probe: float = 0.0
+    outlier_share: float = 0.0
+    start_s: float = 5.0
+    compile_s: float = 30.0
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """(num candidates,): which run."""
+        return self.peak_bytes <= self.budget_bytes
+
+    @property
+    def throughputs(self) -> Mapping[int, float]:
+        """Noiseless samples/s of each candidate that fits."""
+        pairs = zip(self.space.sizes, np.exp(self.log_throughput), self.fits, strict=True)
+        return {size: float(value) for size, value, fits in pairs if fits}
+
+    def regret(self, size: int) -> float:
+        """Share of the best feasible throughput that is lost at a size; 1 where it does not fit."""
+        throughputs = self.throughputs
+        return 1.0 - throughputs.get(size, 0.0) / max(throughputs.values())
+
+
+class SimulatedRunner:
+    """Answers probes from a world, and keeps account of what they would have cost."""
+
+    def __init__(self, world: World, *, seed: int, shared_compile: bool = False) -> None:
+        """Begin with no worker alive."""
+        self.world = world
+        self.cost_s = 0.0
+        self.num_probes = 0
+        self._shared = shared_compile
+        self._alive = False
+        self._rng = np.random.default_rng([seed, 77])
+
+    def __call__(self, probe: Probe) -> Observation:
+        """Run one probe."""
+        world = self.world
+        index = world.space.sizes.index(probe.micro_batch_size)
+        fits = bool(world.fits[index])
+        starts = not (self._alive and self._shared) or probe.fresh_worker
+        self._alive = fits
+        start_s, compile_s = (world.start_s, world.compile_s) if starts else (0.0, 0.0)
+        times = self._times(index, probe) if fits else np.zeros(0)
+        self.num_probes += 1
+        elapsed = start_s + compile_s + float(times.sum())
+        self.cost_s += elapsed
+        return Observation(
+            probe=probe,
+            outcome=Outcome.MEASURED if fits else Outcome.OUT_OF_MEMORY,
+            reason="" if fits else "peak above the budget",
+            pass_times_s=tuple(map(float, times)),
+            start_time_s=start_s,
+            compile_time_s=compile_s,
+            elapsed_s=elapsed,
+            peak_memory_bytes=round(world.peak_bytes[index] * (1 + 0.003 * self._rng.standard_normal()))
+            if fits
+            else None,
+            memory_budget_bytes=round(world.budget_bytes) if world.memory is not None else None,
+        )
+
+    def _times(self, index: int, probe: Probe) -> Array:
+        world = self.world
+        value = world.log_throughput[index] + world.drift_per_probe * self.num_probes
+        value += world.run_sd * self._rng.standard_normal()
+        if self._rng.random() < world.outlier_share:
+            value -= self._rng.uniform(0.05, 0.5)
+        noise = world.pass_sd * self._rng.standard_normal(probe.max_passes)
+        return probe.micro_batch_size * np.exp(noise - value)
+
+
+def draw_world(family: Family, seed: int) -> World:
+    """Draw one world; the same family and seed give the same world on every machine."""
+    rng = np.random.default_rng([seed, *family.value.encode()])
+    space = _draw_space(rng)
+    sizes = np.array(space.sizes, dtype=float)
+    curve = _device_curve(sizes, rng, peaked=family is Family.PEAKS, flat=family is Family.PLATEAUS)
+    if family is Family.ROUGH:
+        curve = curve + _roughness(sizes, rng)
+    if family is Family.CLIFFS:
+        curve = curve + _cliff(sizes, rng)
+    peak, memory = _draw_memory(sizes, rng)
+    curve = curve + _pressure(sizes, peak, rng)
+    world = World(
+        family=family,
+        space=space,
+        log_throughput=curve,
+        peak_bytes=peak,
+        budget_bytes=BUDGET_BYTES,
+        memory=memory,
+        run_sd=float(np.clip(0.008 * np.exp(0.6 * rng.standard_normal()), 0.002, 0.03)),
+        pass_sd=float(np.clip(0.008 * np.exp(0.6 * rng.standard_normal()), 0.002, 0.05)),
+    )
+    if family is Family.DRIFT:
+        return dataclasses.replace(world, drift_per_probe=float(rng.normal(0.0, 0.003)))
+    if family is Family.OUTLIERS:
+        return dataclasses.replace(world, outlier_share=0.08)
+    return world
+
+
+def _draw_space(rng: np.random.Generator) -> Space:
+    """Fine or coarse: all integers, powers of two, multiples of 8, or somebody's own list."""
+    largest = int(2 ** rng.uniform(4, 12))
+    kind = rng.choice(["all", "powers", "multiples", "list"], p=[0.5, 0.2, 0.15, 0.15])
+    if kind == "all":
+        return Space.of(default_candidates(1, largest))
+    if kind == "powers":
+        first = int(rng.integers(0, 4))
+        return Space.of(2**power for power in range(first, max(int(math.log2(largest)), first + 3) + 1))
+    if kind == "multiples":
+        return Space.of(range(8, max(largest, 64) + 1, 8))
+    wanted = np.exp(rng.uniform(0, math.log(max(largest, 64)), int(rng.integers(6, 20))))
+    return Space.of([1, *np.ceil(wanted).astype(int).tolist()])
+
+
+def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat: bool) -> Array:
+    """Samples/s of a few layers on one device, ln.
+
+    Time = launches + sum over layers of a soft maximum of arithmetic and traffic; each layer has its own size at which
+    arithmetic takes over, and its own wave quantisation.
+    """
+    largest = sizes[-1]
+    span = math.log(max(largest, 8.0))
+    knee = math.exp(rng.uniform(-0.2 if flat else 0.1, 0.4 if flat else 1.0) * span) * 0.3
+    num_layers = int(rng.integers(2, 7))
+    shares = rng.dirichlet(np.ones(num_layers))
+    time = np.full_like(sizes, rng.uniform(0.0, 0.6) * knee)
+    for share in shares:
+        own_knee = knee * math.exp(0.7 * rng.standard_normal())
+        sharpness = rng.uniform(1.0, 5.0)
+        work = sizes * _waves(sizes, rng) if rng.random() < 0.3 else sizes
+        time = time + share * (work**sharpness + own_knee**sharpness) ** (1 / sharpness)
+    if peaked or rng.random() < 0.25:
+        start = knee * math.exp(rng.uniform(0.3, 2.5 if peaked else 4.0))
+        slope = rng.uniform(0.03, 0.25) if peaked else rng.exponential(0.05)
+        width = rng.uniform(0.1, 0.8)
+        time = time * np.exp(slope * width * np.logaddexp(0.0, np.log(sizes / start) / width))
+    return np.log(sizes / time) + rng.uniform(2, 7)
+
+
+def _waves(sizes: Array, rng: np.random.Generator) -> Array:
+    """Padding to whole waves of tiles: (work done) / (work wanted), fading as waves become many."""
+    per_wave = 2.0 ** rng.uniform(1, 6)
+    waves = sizes / per_wave
+    return 1.0 + rng.uniform(0.1, 0.6) * (np.ceil(waves) / waves - 1.0).clip(0.0, 1.0)
+
+
+def _roughness(sizes: Array, rng: np.random.Generator) -> Array:
+    """Kernel selection: a random level for each stretch of sizes, an own level for each size, and misalignment."""
+    logs = np.log(sizes)
+    edges = np.sort(rng.uniform(logs[0], logs[-1] + 1e-9, int(rng.integers(2, 12))))
+    levels = rng.normal(0.0, rng.uniform(0.003, 0.02), len(edges) + 1)
+    own = rng.normal(0.0, rng.uniform(0.001, 0.005), len(sizes))
+    grain = int(rng.choice([2, 4, 8, 16]))
+    loss = rng.exponential(0.03) if rng.random() < 0.5 else 0.0
+    return levels[np.searchsorted(edges, logs)] + own - loss * (np.mod(sizes, grain) != 0)
+
+
+def _cliff(sizes: Array, rng: np.random.Generator) -> Array:
+    """One fall for good, one hole, or one narrow peak."""
+    logs = np.log(sizes)
+    at = rng.uniform(logs[0], logs[-1])
+    kind = rng.choice(["fall", "hole", "peak"], p=[0.5, 0.25, 0.25])
+    if kind == "fall":
+        return -rng.uniform(0.04, 0.5) * (logs > at)
+    inside = np.abs(logs - at) < 0.5 * rng.uniform(0.3, 1.4)
+    return (-rng.uniform(0.05, 0.5) if kind == "hole" else rng.uniform(0.03, 0.2)) * inside
+
+
+def _draw_memory(sizes: Array, rng: np.random.Generator) -> tuple[Array, MemoryPrior | None]:
+    """A fixed part and a part per sample; two worlds in three run out of memory somewhere among the candidates."""
+    fixed = rng.uniform(0.02, 0.7) * BUDGET_BYTES
+    inside = math.exp(rng.uniform(0.3, 1.0) * math.log(sizes[-1] / sizes[0])) * sizes[0]
+    limit = max(inside, 2.0 * sizes[0]) if rng.random() < 0.66 else sizes[-1] * rng.uniform(1.05, 4.0)
+    per_sample = (BUDGET_BYTES - fixed) / limit
+    peak = fixed + per_sample * sizes
+    fixed_said, per_sample_said = np.array([fixed, per_sample]) * (1 + TRACE_ERROR_SD * rng.standard_normal(2))
+    prior = MemoryPrior(peak_bytes=lambda size: fixed_said + per_sample_said * size, budget_bytes=BUDGET_BYTES)
+    return peak, prior
+
+
+def _pressure(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
+    """An allocator that retries near the limit, in one world of five."""
+    if rng.random() >= 0.2:
+        return np.zeros_like(sizes)
+    start = rng.uniform(0.8, 0.97)
+    fullness = np.clip((peak / BUDGET_BYTES - start) / (1.0 - start), 0.0, 2.0)
+    return -rng.uniform(0.05, 0.3) * fullness ** rng.choice([1.0, 2.0])
