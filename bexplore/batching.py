@@ -113,7 +113,7 @@ def split(
 ) -> Split:
     """Cut a global batch into micro-batches, or say why that is impossible.
 
-    With the even rule a size that is not allowed moves to the next one that is: 168 of 337 becomes 169 in 2 parts.
+    With the even rule a size that is not allowed moves to the nearest one that is: 168 of 337 becomes 169 in 2 parts.
 
     Raises:
         UserInputError: The three numbers do not fit together under the rule; the hint names the nearest that do.
@@ -132,8 +132,8 @@ def split(
             f"one replica's {replica_batch_size} samples are not a multiple of micro_batch_size {micro_batch_size}",
             hint=f"type micro_batch_size: {_either(*near)}, or set explore.divisibility: even",
         )
-    accumulation_steps = -(-replica_batch_size // micro_batch_size)
-    allowed = -(-replica_batch_size // accumulation_steps)
+    allowed = _nearest_even_split(replica_batch_size, micro_batch_size)
+    accumulation_steps = -(-replica_batch_size // allowed)
     return Split(
         micro_batch_size=allowed,
         accumulation_steps=accumulation_steps,
@@ -212,6 +212,16 @@ def near_value_message(
     listed = valid_global_batch_sizes(micro_batch_size, num_replicas, global_batch_size, rule)
     below, above = nearest([size.global_batch_size for size in listed], global_batch_size)
     return f"batch_size {global_batch_size} is not valid with {with_what}; nearest: {_either(below, above)}"
+
+
+def _nearest_even_split(replica_batch_size: int, micro_batch_size: int) -> int:
+    """The allowed size nearest to a wish, the larger of two that are equally near."""
+    accumulation_steps = -(-replica_batch_size // micro_batch_size)
+    below = -(-replica_batch_size // accumulation_steps)
+    if below == micro_batch_size or accumulation_steps == 1:
+        return below
+    above = -(-replica_batch_size // (accumulation_steps - 1))
+    return above if above - micro_batch_size <= micro_batch_size - below else below
 
 
 def _strict_around(center: int, unit: int, count: int) -> list[int]:

@@ -142,11 +142,11 @@ def _as_text(value: str | int | float, kind: str, hint: str) -> str:
     """The text of a quantity; refuses what is neither text nor a finite number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserInputError(f"{_show(value)} is not {kind}", hint=hint)
-    if isinstance(value, str):
-        return value[: _LONGEST_TEXT + 1]
-    if not math.isfinite(value):
-        raise UserInputError(f"{value} is not {kind}", hint=hint)
-    return f"{value:f}" if isinstance(value, float) else str(value)[: _LONGEST_TEXT + 1]
+    is_finite = isinstance(value, str | int) or math.isfinite(value)
+    text = f"{value:f}" if isinstance(value, float) else str(value)
+    if not is_finite or len(text) > _LONGEST_TEXT:
+        raise UserInputError(f"{_show(value)} is not {kind}", hint=hint)
+    return text
 
 
 def _show(value: object) -> str:

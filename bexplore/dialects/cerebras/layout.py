@@ -139,6 +139,10 @@ def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath
             path: KeyPath = (*callbacks, index, scope, FLAG)
             if document.has(path):
                 return path
+            unindented: KeyPath = (*callbacks, index, FLAG)  # as one page of the documentation has it
+            if document.has(unindented) and document.has((*callbacks, index, scope)):
+                problems.warn(unindented, f"{FLAG} should be indented below {scope}; read all the same")
+                return unindented
     beside: KeyPath = (*data, "micro_batch_size")
     if document.has(beside):
         where = _SCOPES[side][0]

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bexplore.errors import UserInputError
+from bexplore.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("80GiB", 80 * 2**30),
+        ("1.5 GB", 1_500_000_000),
+        ("512M", 512 * 2**20),
+        ("12gib", 12 * 2**30),
+        (" 2 TiB ", 2 * 2**40),
+        (".5k", 512),
+        ("1024", 1024),
+        (1024, 1024),
+        (1e9, 10**9),
+    ],
+)
+def test_sizes_are_read_as_the_standards_have_them(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("10min", 600), ("90s", 90), ("1h30m", 5400), ("250 ms", 0.25), ("1 h 5 min 3 s", 3903), ("2.5", 2.5), (7, 7)],
+)
+def test_durations_are_read_as_people_write_them(text, seconds):
+    assert parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("parse", [parse_bytes, parse_seconds])
+@pytest.mark.parametrize(
+    "value", ["", "fast", "-3", "0", "1 2", "3 parsecs", math.nan, math.inf, True, None, [], "1e3"]
+)
+def test_what_is_no_quantity_is_refused_with_its_value(parse, value):
+    with pytest.raises(UserInputError) as refused:
+        parse(value)
+    assert str(value) in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_number_without_a_unit_between_others_is_refused():
+    with pytest.raises(UserInputError):
+        parse_seconds("1h30")
+
+
+def test_a_long_text_is_cut_in_the_message():
+    with pytest.raises(UserInputError) as refused:
+        parse_bytes("9" * 100_000 + "x")
+    assert len(refused.value.message) < 120
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (80 * 2**30, "80.0 GiB"), (-(2**20), "-1.00 MiB")],
+)
+def test_sizes_are_shown_with_three_digits(num_bytes, text):
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (5e-5, "50 us"),
+        (0.25, "250 ms"),
+        (8.312, "8.31 s"),
+        (59.99, "1 min"),
+        (125, "2 min 5 s"),
+        (3840, "1 h 4 min"),
+        (math.nan, "unknown"),
+        (None, "unknown"),
+        (-8.312, "-8.31 s"),
+        (math.inf, "without end"),
+    ],
+)
+def test_durations_are_shown_as_people_say_them(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_an_unknown_size_is_not_shown_as_zero():
+    assert format_bytes(None) == "unknown"
+
+
+@given(st.integers(min_value=1, max_value=2**60))
+def test_a_shown_size_is_read_back_within_half_a_percent(num_bytes):
+    assert parse_bytes(format_bytes(num_bytes)) == pytest.approx(num_bytes, rel=0.006, abs=1)
+
+
+@given(st.floats(min_value=1e-3, max_value=1e6))
+def test_a_shown_duration_is_read_back_nearly(seconds):
+    assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=0.01, abs=1e-5)
