@@ -98,11 +98,13 @@ class Observation:
         peak_memory_bytes: What the allocator held at its peak (reserved memory on CUDA); None if unknown.
         peak_allocated_bytes: The same for live tensors only; None if unknown.
         memory_budget_bytes: The budget in force; None for no limit.
-        num_graphs: Compiled graphs; None if not compiled.
+        ran_eagerly: Whether no compiled graph took part, whatever the question was.
+        num_graphs: Graphs that this probe compiled; 0 where an earlier one had; None if not compiled.
         num_graph_breaks: Graph breaks; None if not compiled.
         graph_break_reasons: A line per distinct break.
         num_recompiles: Compilations of this probe beyond the first; None if not compiled.
         loss: The loss of the last pass; None if unknown.
+        others_share: Share of the host's processors, 0 to 1, that other processes used meanwhile; None if unknown.
         warnings: What a reader must know before believing the numbers.
         traceback_text: The user's own traceback of a crash.
         details: Extra facts by name, JSON values only.
@@ -121,11 +123,13 @@ class Observation:
     peak_memory_bytes: int | None = None
     peak_allocated_bytes: int | None = None
     memory_budget_bytes: int | None = None
+    ran_eagerly: bool = False
     num_graphs: int | None = None
     num_graph_breaks: int | None = None
     graph_break_reasons: tuple[str, ...] = ()
     num_recompiles: int | None = None
     loss: float | None = None
+    others_share: float | None = None
     warnings: tuple[str, ...] = ()
     traceback_text: str = ""
     details: dict[str, Any] = field(default_factory=dict)

@@ -14,9 +14,16 @@ from bexplore.probe import Observation, Outcome, Probe
 JOBS = Path(__file__).parent / "jobs"
 
 
-def imported_job(model: str = "perceptron", *, batch: str = "samples", backend: str = "aot_eager", **fields) -> Job:
+def imported_job(
+    model: str = "perceptron",
+    *,
+    batch: str = "samples",
+    loss: str = "cross_entropy",
+    backend: str = "aot_eager",
+    **fields,
+) -> Job:
     """A job of `tests/jobs/programs.py`; `aot_eager` traces and partitions as Inductor does but builds nothing."""
-    paths = {"model": f"programs:{model}", "batch": f"programs:{batch}", "loss": "programs:cross_entropy"}
+    paths = {"model": f"programs:{model}", "batch": f"programs:{batch}", "loss": f"programs:{loss}"}
     compile_settings = fields.pop("compile", CompileSettings(backend=backend))
     return Job(workload="imported", model=paths, import_root=str(JOBS), compile=compile_settings, **fields)
 

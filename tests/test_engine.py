@@ -10,6 +10,7 @@ import pytest
 from conftest import imported_job
 
 from bexplore.errors import EngineError
+from bexplore.events import probe_record
 from bexplore.job import CompileSettings, Job, Mode
 from bexplore.probe import Compilation, Outcome, Probe
 
@@ -213,3 +214,19 @@ def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
 def test_a_device_that_is_not_there_is_an_error_of_the_engine(run_on):
     with pytest.raises(EngineError, match="device 'cuda:77' cannot be used"):
         run_on(imported_job(device="cuda:77")).facts()
+
+
+def test_passing_the_recompile_limit_is_loud_and_never_reported_as_compiled(run_on):
+    runner = run_on(imported_job("recompiles"))
+
+    observation = runner(Probe(number=0, micro_batch_size=4, max_passes=30, compilation=Compilation.EXACT))
+
+    assert observation.outcome is Outcome.COMPILE_FAILED, observation.reason
+    assert "recompile" in observation.reason.lower()
+
+
+def test_a_model_that_the_compiler_leaves_alone_is_reported_as_eager(run_on):
+    observation = run_on(imported_job("uncompiled", loss="uncompiled_loss"))(probe(4))
+
+    assert observation.ran_eagerly
+    assert probe_record(observation)["compilation"] == "eager"

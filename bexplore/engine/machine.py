@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -59,6 +60,37 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def throttle_count() -> int:
+    """How often the processors have lowered their clocks because of heat, since the host started; 0 if not told."""
+    counts = 0
+    for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count"):
+        try:
+            counts += int(path.read_text())
+        except (OSError, ValueError):
+            continue  # a processor that is offline
+    return counts
+
+
+def throttle_reasons() -> str:
+    """Why the NVIDIA driver holds the clocks down just now; empty if it does not, or does not tell."""
+    query = "clocks_event_reasons.hw_slowdown,clocks_event_reasons.sw_thermal_slowdown,clocks_event_reasons.sw_power_cap"
+    if not accelerator_name():
+        return ""
+    try:
+        told = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""  # no such tool or no such query: the times themselves still show it
+    names = ("hardware slowdown", "heat", "power limit")
+    states = [state.strip() for state in told.splitlines()[0].split(",")] if told.strip() else []
+    return ", ".join(name for name, state in zip(names, states, strict=False) if state == "Active")
+
+
 def accelerator_name() -> str:
     """Names of the host's NVIDIA devices as the driver tells them, without torch; empty where it tells none."""
     names = []
@@ -70,23 +102,44 @@ def accelerator_name() -> str:
 
 
 @dataclass(slots=True)
-class TenantWatch:
-    """How much of the host's processors other processes used since `start`, the worker and its children left out."""
+class Tenants:
+    """What others did to the host since `start`: the worker, its children and this process are left out.
+
+    Attributes:
+        pid: The worker's process id.
+    """
 
     pid: int
     _begin_s: float = 0.0
     _busy_s: float = 0.0
     _own_s: float = 0.0
+    _throttles: int = 0
 
     def start(self) -> None:
         """Begin to count."""
         self._begin_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), self._tree_s()
+        self._throttles = throttle_count()
 
     def others_share(self) -> float:
         """Share of all processors, 0 to 1, that others have used since `start`."""
         elapsed_s = time.monotonic() - self._begin_s
         others_s = (_busy_s() - self._busy_s) - (self._tree_s() - self._own_s)
         return min(1.0, max(0.0, others_s / (elapsed_s * (psutil.cpu_count() or 1)))) if elapsed_s > 0 else 0.0
+
+    def warnings(self, *, on_accelerator: bool) -> list[str]:
+        """What a reader must know before believing times that were taken since `start`."""
+        warnings = []
+        share = self.others_share()
+        if share > BUSY_SHARE:
+            warnings.append(
+                f"other processes used {share:.0%} of the processors meanwhile: the times are noisier for it"
+            )
+        if throttle_count() > self._throttles:
+            warnings.append("the processors lowered their clocks because of heat meanwhile: the times are too long")
+        reasons = throttle_reasons() if on_accelerator else ""
+        if reasons:
+            warnings.append(f"the device's clocks are held down ({reasons}): the times are too long")
+        return warnings
 
     def _tree_s(self) -> float:
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bexplore.engine.failures import Failure
-from bexplore.engine.machine import BUSY_SHARE, TenantWatch
+from bexplore.engine.machine import Tenants
 from bexplore.engine.process import Progress, WorkerProcess
 from bexplore.errors import EngineError
 from bexplore.job import Job
@@ -125,10 +125,11 @@ class EngineRunner:
         with device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"})):
             worker = self._ensure_worker()
             spawn_s = time.monotonic() - began
-            tenants = TenantWatch(worker.pid)
+            tenants = Tenants(worker.pid)
             tenants.start()
             answer = self._ask(self._probe_request(probe), limit_s=probe.time_limit_s)
             others_share = tenants.others_share()
+            tenant_warnings = tenants.warnings(on_accelerator=self.job.device.split(":")[0] == "cuda")
         self._worker_compilation, self._static_size = probe.compilation, probe.micro_batch_size
         observation = self._observe(
             probe,
@@ -136,8 +137,9 @@ class EngineRunner:
             started_at_s=started_at_s,
             elapsed_s=time.monotonic() - began,
             spawn_s=spawn_s,
-            others_share=others_share,
+            tenant_warnings=tenant_warnings,
         )
+        observation = dataclasses.replace(observation, others_share=others_share)
         if not observation.is_measured:
             self.close()
         return observation
@@ -204,7 +206,7 @@ class EngineRunner:
         started_at_s: float,
         elapsed_s: float,
         spawn_s: float,
-        others_share: float,
+        tenant_warnings: list[str],
     ) -> Observation:
         common: dict[str, Any] = {
             "probe": probe,
@@ -223,7 +225,7 @@ class EngineRunner:
         for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):
             facts[name] = tuple(facts.get(name, ()))
         facts["start_time_s"] = facts.get("start_time_s", 0.0) + spawn_s
-        facts["warnings"] = (*facts.get("warnings", ()), *_tenant_warnings(others_share))
+        facts["warnings"] = (*facts.get("warnings", ()), *tenant_warnings)
         peak = facts.get("peak_memory_bytes")
         if outcome is Outcome.MEASURED and peak and self.budget_bytes is not None and peak > self.budget_bytes:
             outcome = Outcome.OUT_OF_MEMORY
@@ -259,8 +261,3 @@ def _open_lock(path: Path) -> IO[str]:
             hint="set BEXPLORE_LOCK_DIR to a folder that can be written",
         ) from error
 
-
-def _tenant_warnings(others_share: float) -> tuple[str, ...]:
-    if others_share <= BUSY_SHARE:
-        return ()
-    return (f"other processes used {others_share:.0%} of the processors meanwhile: the times are noisier for it",)

@@ -54,13 +54,15 @@ class _Server:
         try:
             return getattr(self, f"_{request['kind']}")(request)
         except Exception as error:  # the border of the user's code: everything it raises becomes the probe's outcome
-            failure = self._diagnose(classify_exception(error), request)
-            return {
-                "outcome": failure.outcome,
-                "reason": failure.reason,
-                "traceback_text": failure.traceback_text,
-                "details": {"exception_type": failure.exception_type},
-            }
+            failure = classify_exception(error)
+        # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
+        failure = self._diagnose(failure, request)
+        return {
+            "outcome": failure.outcome,
+            "reason": failure.reason,
+            "traceback_text": failure.traceback_text,
+            "details": {"exception_type": failure.exception_type},
+        }
 
     def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.device import device_facts

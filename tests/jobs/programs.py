@@ -142,3 +142,36 @@ def end_process(how: str) -> None:
 
 def ends() -> nn.Module:
     return Ends()
+
+
+class Recompiles(Perceptron):
+    """Needs another program at every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return super().forward(x) * self.passes
+
+
+def recompiles() -> nn.Module:
+    return Recompiles()
+
+
+class Uncompiled(Perceptron):
+    """Asks torch.compile to leave it alone."""
+
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def uncompiled() -> nn.Module:
+    return Uncompiled()
+
+
+@torch.compiler.disable
+def uncompiled_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, targets)

@@ -1,0 +1,299 @@
+"""The real command in a subprocess: streams, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import JOBS
+
+LINE = re.compile(
+    r"^BEXP202 (\d\d:\d\d:\d\d) GMT  Current recommended micro_batch_size: (\d+), "
+    r"estimated performance: (\d+\.\d\d)x base, confidence score: (\d+) \(out of 100\)$"
+)
+CONFIG = """\
+train_input:
+  batch_size: 24
+  micro_batch_size: {request}
+runconfig:
+  num_csx: 2
+explore:
+  device: cpu
+  memory_budget: 512MiB
+  max_probes: 5
+  compile: {{backend: aot_eager}}
+  workload:
+    model: programs:{model}
+    batch: programs:{batch}
+    loss: programs:cross_entropy
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path):
+    """Writes a job file next to its code and returns its path."""
+
+    def write(request: str = "{explore: {max: 4}}", *, model: str = "perceptron", batch: str = "samples") -> Path:
+        (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
+        path = tmp_path / "job.yaml"
+        path.write_text(CONFIG.format(request=request, model=model, batch=batch))
+        return path
+
+    return write
+
+
+def bexplore(*arguments: object, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bexplore", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+def log_of(folder: Path) -> Path:
+    (path,) = (folder / "local_compile_train" / "model_dir").glob("run_*.log")
+    return path
+
+
+def test_explore_streams_the_lines_and_ends_with_what_to_use_and_why(job, tmp_path):
+    done = bexplore("explore", job(), cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("BEXP")]
+    assert len(lines) >= 2
+    matches = [LINE.match(line) for line in lines]
+    assert all(matches), lines
+    assert all(int(match[4]) < 100 for match in matches)
+    last = matches[-1]
+    assert f"Use micro_batch_size {last[2]}:" in done.stdout
+    assert f"Paste:   train_input.micro_batch_size: {last[2]}" in done.stdout
+    assert "Valid global batch sizes:" in done.stdout
+
+
+def test_the_streamed_lines_are_in_the_run_log_and_latest_links_to_it(job, tmp_path):
+    done = bexplore("explore", job(), cwd=tmp_path)
+
+    streamed = [line for line in done.stdout.splitlines() if line.startswith("BEXP202")]
+    logged = log_of(tmp_path).read_text().splitlines()
+    assert [line for line in logged if line.startswith("BEXP202")] == streamed
+    latest = tmp_path / "local_compile_train" / "model_dir" / "latest"
+    assert latest.is_symlink()
+    assert latest.resolve() == log_of(tmp_path)
+
+
+def test_json_gives_one_event_a_line_and_nothing_else_on_stdout(job, tmp_path):
+    done = bexplore("explore", job(), "--json", cwd=tmp_path)
+
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds[0] == "plan"
+    assert kinds[1] == "trace"
+    assert kinds[-1] == "result"
+    assert kinds.count("probe") == events[-1]["num_probes"] == sum(events[-1]["outcomes"].values())
+    result = events[-1]
+    probed = {event["micro_batch_size"] for event in events if event["event"] == "probe"}
+    assert result["micro_batch_size"] in probed
+    assert result["global_batch_sizes"][0]["step_time_s"] > 0
+    assert Path(tmp_path, result["run_dir"], "journal.jsonl").exists()
+
+
+def test_the_final_answer_was_run_exactly_as_it_will_be_compiled(job, tmp_path):
+    done = bexplore("explore", job(), "--json", cwd=tmp_path)
+
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    size = events[-1]["micro_batch_size"]
+    exact = [e for e in events if e["event"] == "probe" and e["compilation"] == "exact"]
+    assert size in {e["micro_batch_size"] for e in exact if e["outcome"] == "measured"}
+
+
+def test_a_finished_run_is_printed_again_and_not_run_again(job, tmp_path):
+    path = job()
+    first = bexplore("explore", path, "--json", cwd=tmp_path)
+
+    second = bexplore("explore", path, "--json", cwd=tmp_path)
+
+    (stored,) = [json.loads(line) for line in second.stdout.splitlines()]
+    assert stored["stored"] is True
+    assert stored["micro_batch_size"] == json.loads(first.stdout.splitlines()[-1])["micro_batch_size"]
+    assert "--fresh explores again" in second.stderr
+
+
+def test_another_job_in_the_same_folder_starts_over_and_says_what_changed(job, tmp_path):
+    bexplore("explore", job(), cwd=tmp_path)
+
+    other = bexplore("explore", job(), "--set", "explore.precision=bfloat16", cwd=tmp_path)
+
+    assert other.returncode == 0, other.stderr
+    assert "precision: float32 -> bfloat16" in other.stderr
+
+
+def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(job, tmp_path):
+    path = job()
+    command = [sys.executable, "-m", "bexplore", "explore", str(path), "--json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    events = []
+    for line in process.stdout:
+        events.append(json.loads(line))
+        if events[-1]["event"] == "recommendation":
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    events += [json.loads(line) for line in rest.splitlines()]
+
+    assert process.returncode == 130
+    assert events[-1]["event"] == "result"
+    assert events[-1]["stop_reason"] == "interrupted"
+    before = {event["number"]: event["micro_batch_size"] for event in events if event["event"] == "probe"}
+    assert events[-1]["micro_batch_size"] in before.values()
+
+    again = bexplore("explore", path, "--json", cwd=tmp_path)
+
+    resumed = [json.loads(line) for line in again.stdout.splitlines()]
+    assert resumed[0]["num_known_probes"] == len(before)
+    assert before.keys().isdisjoint({event["number"] for event in resumed if event["event"] == "probe"})
+    assert resumed[-1]["event"] == "result"
+
+
+def test_a_dry_run_says_what_it_would_do_and_runs_nothing(job, tmp_path):
+    done = bexplore("explore", job(), "--dry-run", cwd=tmp_path)
+
+    assert done.returncode == 0
+    assert "from 1 to 4; at most 5 probes, about" in done.stderr
+    assert not (tmp_path / "local_compile_train").exists()
+
+
+@pytest.mark.parametrize(("request_text", "value"), [("6", 6), ("none", None), ("null", None), ("disable", None)])
+def test_a_size_or_null_leaves_nothing_to_explore(job, tmp_path, request_text, value):
+    done = bexplore("explore", job(request_text), "--json", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["micro_batch_size"] == value
+
+
+def test_auto_tries_only_what_divides_the_replica_batch(job, tmp_path):
+    done = bexplore("explore", job("auto"), "--json", cwd=tmp_path)
+
+    probes = [json.loads(line) for line in done.stdout.splitlines()]
+    sizes = {event["micro_batch_size"] for event in probes if event["event"] == "probe"}
+    assert sizes <= {1, 2, 3, 4, 6, 12}
+
+
+def test_what_fits_at_no_size_ends_with_code_3_and_the_numbers(job, tmp_path):
+    done = bexplore("explore", job(model="greedy"), "--set", "explore.memory_budget=32MiB", cwd=tmp_path)
+
+    assert done.returncode == 3
+    assert "does not fit" in done.stderr or "needs" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_of_the_users_shows_their_traceback_once_and_ends_with_code_2(job, tmp_path):
+    done = bexplore("explore", job(model="shape_error"), cwd=tmp_path)
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "programs.py" in done.stderr
+    assert "fails at every micro-batch size" in done.stderr
+    assert "memory" not in done.stderr.splitlines()[-2]
+
+
+def test_the_batch_statistics_of_a_vision_network_are_said_to_change_the_training(job, tmp_path):
+    done = bexplore("explore", job("{explore: {min: 2, max: 8}}", model="convolutional", batch="images"), cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    training = next(line for line in done.stdout.splitlines() if line.strip().startswith("training"))
+    assert "BatchNorm" in training
+
+
+def test_a_mistake_in_the_file_is_one_message_with_its_line_and_no_traceback(job, tmp_path):
+    path = job()
+    path.write_text(path.read_text().replace("max_probes", "max_probe").replace("num_csx: 2", "num_csx: -2"))
+
+    done = bexplore("explore", path, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "job.yaml:5" in done.stderr
+    assert 'did you mean "max_probes"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_code_refuses_import_paths(job, tmp_path):
+    done = bexplore("explore", job(), "--no-code", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "imports code" in done.stderr
+
+
+def test_probe_runs_one_size(job, tmp_path):
+    done = bexplore("probe", job(), "--micro-batch-size", 3, "--json", cwd=tmp_path)
+
+    event = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert (event["micro_batch_size"], event["outcome"], event["compilation"]) == (3, "measured", "exact")
+
+
+def test_trace_tells_the_peak_of_the_sizes_asked_for(job, tmp_path):
+    done = bexplore("trace", job(), "--json", "--micro-batch-sizes", "1,8", cwd=tmp_path)
+
+    event = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert set(event["peak_memory_bytes"]) == {"1", "8"}
+    assert event["num_parameters"] == 32 * 32 + 32 + 4 * 32 + 4
+
+
+def test_batch_sizes_lists_the_nearest_valid_ones_on_both_sides(tmp_path):
+    done = bexplore("batch-sizes", "--micro-batch-size", 6, "--num-replicas", 2, "--near", 50, "--json", cwd=tmp_path)
+
+    sizes = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"global_batch_size": 48, "accumulation_steps": 4, "num_tokens": None} in sizes
+    assert {"global_batch_size": 60, "accumulation_steps": 5, "num_tokens": None} in sizes
+
+
+def test_a_size_that_is_not_one_is_an_error_of_usage(job, tmp_path):
+    done = bexplore("trace", job(), "--micro-batch-sizes", "1,two", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert '"1,two"' in done.stderr
+
+
+def test_help_starts_without_torch_optuna_or_pydantic(tmp_path):
+    script = (
+        "import sys; sys.argv = ['bexplore', '--help']\n"
+        "from bexplore.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'optuna', 'pydantic', 'numpy', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "explore" in done.stdout
+
+
+def test_the_version_is_printed(tmp_path):
+    assert bexplore("--version", cwd=tmp_path).stdout.startswith("bexplore, version ")
+
+
+def test_the_explorer_is_killed_and_the_same_command_goes_on(job, tmp_path):
+    path = job()
+    command = [sys.executable, "-m", "bexplore", "explore", str(path), "--json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    finished = []
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] == "probe":
+            finished.append(event["number"])
+            break
+    time.sleep(0.2)
+    process.kill()
+    process.wait()
+
+    again = bexplore("explore", path, "--json", cwd=tmp_path)
+
+    events = [json.loads(line) for line in again.stdout.splitlines()]
+    assert again.returncode == 0, again.stderr
+    assert set(finished).isdisjoint({e["number"] for e in events if e["event"] == "probe"})
+    assert events[-1]["event"] == "result"

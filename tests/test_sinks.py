@@ -1,0 +1,109 @@
+"""What the sinks write, to the byte where others depend on it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from bexplore.recommendation import Recommendation
+from bexplore.sinks.bexp import bexp_line, recommendation_line
+from bexplore.sinks.last_words import last_words
+
+WHEN = datetime(2026, 1, 2, 19, 39, 45, tzinfo=UTC)
+
+
+def recommendation(**fields) -> Recommendation:
+    facts = {
+        "micro_batch_size": 2,
+        "relative_performance": 1.2,
+        "confidence": 45,
+        "samples_per_s": 10.0,
+        "smallest_within_tolerance": 2,
+        "base_micro_batch_size": 1,
+        "num_probes": 3,
+    }
+    return Recommendation(**facts | fields)
+
+
+def result(**fields) -> dict:
+    record = {
+        "event": "result",
+        "micro_batch_size": 8,
+        "relative_performance": 1.5,
+        "confidence": 91,
+        "samples_per_s": 123.4,
+        "num_probes": 5,
+        "elapsed_s": 61.0,
+        "global_batch_sizes": [
+            {"global_batch_size": 64, "accumulation_steps": 8, "num_tokens": 8192, "step_time_s": 0.5},
+            {"global_batch_size": 72, "accumulation_steps": 9, "num_tokens": 9216, "step_time_s": 0.6},
+        ],
+        "base_micro_batch_size": 1,
+        "stop_reason": "target_confidence",
+        "smallest_within_tolerance": 6,
+        "memory_saved_bytes": 2**20,
+        "exact_over_shared": 1.01,
+        "peak_memory_bytes": 3 * 2**30,
+        "memory_headroom_bytes": 2**30,
+        "outcomes": {"measured": 4, "out_of_memory": 1},
+        "batch_size": 64,
+        "batch_message": "",
+        "same_training": {"message": "the gradients agree"},
+        "warnings": [],
+        "run_dir": "somewhere",
+    }
+    return record | fields
+
+
+def words(record: dict) -> str:
+    return last_words(record, yaml_key="train_input.micro_batch_size", tolerance=0.02)
+
+
+def test_the_recommendation_line_is_the_reference_flows_to_the_byte():
+    assert recommendation_line(recommendation(), WHEN) == (
+        "BEXP202 19:39:45 GMT  Current recommended micro_batch_size: 2, estimated performance: 1.20x base, "
+        "confidence score: 45 (out of 100)"
+    )
+
+
+def test_the_time_of_a_line_is_utc_wherever_it_is_written():
+    tokyo = WHEN.astimezone(timezone(timedelta(hours=9)))
+
+    assert bexp_line(204, "over", tokyo) == "BEXP204 19:39:45 GMT  over"
+
+
+def test_a_code_that_is_not_in_the_table_is_refused():
+    with pytest.raises(ValueError, match="unknown code 999"):
+        bexp_line(999, "", WHEN)
+
+
+def test_the_last_words_say_what_why_where_and_what_to_paste():
+    text = words(result())
+
+    assert text.startswith("Use micro_batch_size 8: 1.50x the speed of size 1, 123.4 samples/s; confidence 91 out of 100.")
+    assert "4 measured, 1 out of memory" in text
+    assert "peak 3.00 GiB, 1.00 GiB (25%) of the budget stay free" in text
+    assert "6 is within 2% of it and saves 1.00 MiB" in text
+    assert "the gradients agree" in text
+    assert "8,192" in next(line for line in text.splitlines() if line.endswith("<- yours"))
+    assert text.endswith("Results: somewhere\nPaste:   train_input.micro_batch_size: 8")
+
+
+def test_the_last_words_leave_out_what_is_not_known():
+    text = words(
+        result(
+            smallest_within_tolerance=8,
+            exact_over_shared=None,
+            same_training=None,
+            peak_memory_bytes=None,
+            memory_headroom_bytes=None,
+        )
+    )
+
+    assert "None" not in text
+    assert "unknown on this device" in text
+
+
+def test_without_a_recommendation_the_last_words_say_so():
+    assert words(result(micro_batch_size=None, stop_reason="interrupted")).startswith("No recommendation: it was interrupted")
