@@ -60,6 +60,10 @@ class Transformer(nn.Module):
     def forward(self, inputs):
         return self.layer(inputs.unsqueeze(1).expand(-1, 3, -1))[:, 0, :4]
 
+class FunctionalDropout(Net):
+    def forward(self, inputs):
+        return super().forward(F.dropout(inputs, 0.5, self.training))
+
 class DropPath(nn.Module):
     def forward(self, x):
         return x * torch.rand(x.size(0), 1, device=x.device).round() if self.training else x
@@ -186,7 +190,7 @@ def test_dropout_does_not_look_like_a_difference(activation_checkpointing):
     assert compare(build(Job(workload="decoder", model=GPT | settings))).same is True
 
 
-@pytest.mark.parametrize("model", ["Recurrent", "Transformer", "StochasticDepth"])
+@pytest.mark.parametrize("model", ["Recurrent", "Transformer", "StochasticDepth", "FunctionalDropout"])
 def test_dropout_of_every_kind_is_switched_off(make_workload, model):
     assert compare(make_workload(model)).same is True
 
@@ -206,6 +210,11 @@ def test_layer_normalization_does_not_change_the_training(make_workload):
 
 def test_frozen_batch_statistics_do_not_change_the_training(make_workload):
     assert compare(make_workload("FrozenStatistics")).same is True
+
+
+def test_what_is_frozen_is_not_blamed(make_workload):
+    comparison = compare(make_workload("FrozenStatistics", loss="contrastive"))
+    assert (comparison.same, comparison.modules) == (False, ())
 
 
 def test_a_loss_within_the_batch_changes_the_training(make_workload):

@@ -104,8 +104,10 @@ def test_a_mask_of_ones_is_given_where_it_is_asked_for():
     assert bool((batch["attention_mask"] == 1).all())
 
 
-def test_attention_is_scaled_dot_product_attention():
-    assert build(make_job("llama")).loss_module.model.config._attn_implementation == "sdpa"
+def test_attention_is_scaled_dot_product_attention_and_nothing_is_cached():
+    config = build(make_job("llama")).loss_module.model.config
+    assert config._attn_implementation == "sdpa"
+    assert config.use_cache is False
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")  # the name that all of 5.x has
