@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from bexplore.config import Config, ExploreSettings, Request, RequestKind, json_schema
+from bexplore.document import Document, Problems
+from bexplore.errors import UserInputError
+from bexplore.job import Job, Mode, Precision
+from bexplore.settings import EFFORTS, read_settings
+from bexplore.yaml_reader import YamlReader
+
+GIB = 2**30
+
+
+def settings(text: str = "", **options) -> ExploreSettings:
+    """The section written as YAML; raises if anything is wrong with it."""
+    reader = YamlReader("job.yaml")
+    values = reader.read(f"explore:\n{text}" if text else "{}")
+    problems = Problems(document=Document(path=Path("job.yaml"), values=values, positions=reader.positions))
+    read = read_settings(values.get("explore"), problems, **options)
+    problems.raise_if_any()
+    return read
+
+
+def refusal(text: str, **options) -> str:
+    with pytest.raises(UserInputError) as refused:
+        settings(text, **options)
+    return f"{refused.value.message} | {refused.value.hint}"
+
+
+def config(**fields) -> Config:
+    defaults = {
+        "path": Path("job.yaml"),
+        "layout": "test",
+        "mode": Mode.TRAIN,
+        "request": Request(kind=RequestKind.EXPLORE),
+        "batch_size": 240,
+        "num_replicas": 2,
+        "model_dir": "model_dir",
+        "job": Job(workload="decoder"),
+        "explore": ExploreSettings.model_validate({}),
+    }
+    return Config(**(defaults | fields))
+
+
+def test_every_setting_has_a_default_and_a_doc_line():
+    for name, field in ExploreSettings.model_fields.items():
+        assert not field.is_required(), name
+        assert field.description, name
+
+
+def test_without_a_section_the_defaults_hold():
+    defaults = settings()
+    assert (defaults.max_probes, defaults.target_confidence, defaults.tolerance) == (16, 90, 0.02)
+    assert (defaults.device, defaults.seed, defaults.candidates, defaults.divisibility) == ("auto", 0, "all", "strict")
+
+
+@pytest.mark.parametrize("word", EFFORTS)
+def test_the_word_for_effort_sets_what_is_not_given(word):
+    read = settings(f"  effort: {word}\n  max_probes: 3")
+    assert read.max_probes == 3
+    assert read.passes_per_probe == EFFORTS[word].passes_per_probe
+    assert read.target_confidence == EFFORTS[word].target_confidence
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [
+        ("auto", None),
+        ("12GiB", 12 * GIB),
+        ("0.5", 40 * GIB),
+        ("50%", 40 * GIB),
+        ("1", 80 * GIB),
+        ("2147483648", 2 * GIB),
+    ],
+)
+def test_a_memory_budget_is_a_size_or_a_share_of_the_device(written, num_bytes):
+    assert settings(f"  memory_budget: {written}").memory_budget_bytes(80 * GIB) == num_bytes
+
+
+@pytest.mark.parametrize("written", ["12", "0", "-1", "true", "none", "200%", ".nan", ".inf", "[]", "12 parsecs"])
+def test_a_memory_budget_that_holds_nothing_is_refused(written):
+    assert "job.yaml:2: explore.memory_budget" in refusal(f"  memory_budget: {written}")
+
+
+def test_the_reserve_of_replicas_may_be_nothing():
+    assert settings("  replica_reserve: 0").replica_reserve_bytes == 0
+    assert settings("  replica_reserve: 1GiB").replica_reserve_bytes == GIB
+    assert settings().replica_reserve_bytes is None
+
+
+def test_durations_are_seconds_or_text():
+    read = settings("  time_budget: 10min\n  probe_time_limit: null")
+    assert (read.time_budget_s, read.probe_time_limit_s) == (600, None)
+
+
+def test_candidates_are_a_rule_or_a_sorted_list():
+    assert settings("  candidates: powers_of_two").candidates == "powers_of_two"
+    assert settings("  candidates: [8, 2, 8]").candidates == (2, 8)
+
+
+@pytest.mark.parametrize("written", ["primes", "[]", "[0]", "[1, two]", "[true]", "7"])
+def test_candidates_that_are_neither_are_refused(written):
+    assert "must be one of all, powers_of_two, divisors, even, or a list" in refusal(f"  candidates: {written}")
+
+
+def test_compile_is_a_truth_value_for_short():
+    assert settings("  compile: false").compile.enabled is False
+    assert settings("  compile: {mode: max-autotune, fullgraph: true}").compile.mode == "max-autotune"
+    assert "exclude each other" in refusal("  compile: {mode: default, options: {x: 1}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("  tolerence: 1", 'unknown key "tolerence" in explore | did you mean "tolerance"?'),
+        ("  compile: {backand: x}", 'unknown key "backand" in explore.compile | did you mean "backend"?'),
+        ("  xyz: 1", "known here: effort"),
+        ("  tolerance: 1", "explore.tolerance must be below 1, not 1"),
+        ("  tolerance: .nan", "explore.tolerance must be a finite number"),
+        ("  max_probes: 0", "explore.max_probes must be at least 1, not 0"),
+        ("  max_probes: 8.5", "explore.max_probes must be a whole number, not 8.5"),
+        ("  max_probes: '8 '", 'explore.max_probes must be a whole number, not "8 "'),
+        ("  max_probes: 1e9", "explore.max_probes must be a whole number"),
+        ("  max_probes: true", "explore.max_probes must be a whole number, not true"),
+        ("  max_probes: null", "explore.max_probes must be a whole number, not null"),
+        ("  target_confidence: 100", "explore.target_confidence must be below 100"),
+        ("  effort: quik", "explore.effort must be quick, normal or thorough, not \"quik\" | did you mean quick?"),
+        ("  precision: fp16", "explore.precision must be"),
+        ("  device: 3", "explore.device must be a text, not 3"),
+        ("  time_budget: soon", '"soon" is not a duration'),
+        ("  min: 9\n  max: 3", "min 9 is above max 3"),
+        ("  seed: -1", "explore.seed must be at least 0"),
+        ("  workload: 3", "explore.workload must be a mapping"),
+        ("  workload: {}", "needs exactly one of transformers, model, step; given: none of them"),
+        ("  workload: {model: 'a:b', step: 'a:b', batch: 'a:b'}", "given: model and step"),
+        ("  workload: {model: 'a:b'}", "model needs batch"),
+        ("  workload: {model: a.b, batch: 'a:b'}", "must be an import path"),
+        ("  workload: {step: 'a:b', loss: 'a:b'}", "batch and loss go with model"),
+        ("  workload: {step: 'a:b', optimizer: {name: SGD}}", "step brings its own optimizers"),
+        ("  workload: {transformers: {task: causal_lm}}", "explore.workload.transformers.model_type is missing"),
+        ("  workload: {transformers: {task: lm, model_type: gpt2}}", "explore.workload.transformers.task must be"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_told_with_rule_value_and_hint(text, expected):
+    assert expected in refusal(text)
+
+
+def test_each_mistake_of_the_section_has_its_line():
+    told = refusal("  tolerance: 7\n  seed: x\n  workload:\n    model: 'a:b'\n    batsh: 'a:b'")
+    assert "3 problems" in told
+    assert [f"job.yaml:{line}:" in told for line in (2, 3, 4, 6)] == [True, True, False, True]
+
+
+def test_a_section_that_is_no_mapping_is_refused():
+    assert "explore must be a mapping of settings, not 5" in refusal("  5")
+
+
+@pytest.mark.parametrize("key", ["model", "batch", "loss", "step"])
+def test_no_code_refuses_every_import_path(key):
+    paths = {"model": "m:a", "batch": "m:b", "loss": "m:c"} if key != "step" else {"step": "m:d"}
+    told = refusal(f"  workload: {json.dumps(paths)}", allow_code=False)
+    assert f'explore.workload.{key} imports code, "{paths[key]}", and --no-code refuses that' in told
+
+
+def test_no_code_takes_models_by_configuration():
+    settings("  workload: {transformers: {task: causal_lm, model_type: gpt2}}", allow_code=False)
+
+
+def test_the_bounds_of_the_request_and_of_the_section_both_hold():
+    request = Request(kind=RequestKind.EXPLORE, minimum=2, maximum=64)
+    both = config(request=request, explore=settings("  min: 4\n  max: 100"))
+    assert (both.minimum, both.maximum) == (4, 64)
+    assert (config().minimum, config().maximum) == (1, None)
+
+
+def test_auto_is_limited_to_divisors():
+    automatic = config(request=Request(kind=RequestKind.AUTO), explore=settings("  candidates: all"))
+    assert automatic.candidates == "divisors"
+    assert config().candidates == "all"
+
+
+def test_the_replica_batch_follows_the_rule():
+    assert config(batch_size=240).replica_batch_size == 120
+    assert config(batch_size=673).replica_batch_size is None
+    assert config(batch_size=673, explore=settings("  divisibility: even")).replica_batch_size == 337
+    assert config(batch_size=None).replica_batch_size is None
+
+
+def test_float16_becomes_bfloat16_off_cuda_and_says_so():
+    half = config(job=Job(workload="decoder", precision=Precision.AUTOCAST_FLOAT16))
+    on_host, on_gpu = half.on_device("cpu"), half.on_device("cuda:1")
+    assert (on_host.job.device, on_host.job.precision) == ("cpu", Precision.AUTOCAST_BFLOAT16)
+    assert "bfloat16 is used on cpu" in on_host.warnings[0]
+    assert (on_gpu.job.device, on_gpu.job.precision, on_gpu.warnings) == ("cuda:1", Precision.AUTOCAST_FLOAT16, ())
+
+
+def test_only_explore_and_auto_search():
+    assert [Request(kind=kind).is_search for kind in RequestKind] == [True, True, False, False]
+
+
+def test_a_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config().batch_size = 3
+
+
+SCHEMA_ACCEPTS = [
+    {"train_input": {"batch_size": 8, "micro_batch_size": size}}
+    for size in (8, "explore", "auto", None, "none", {"explore": {"min": 1}}, {"explore": {}})
+]
+SCHEMA_REFUSES = [
+    {"train_input": {"micro_batch_size": "fast"}},
+    {"train_input": {"micro_batch_size": 0}},
+    {"eval_input": {"micro_batch_size": {"explore": {"mn": 1}}}},
+    {"explore": {"tolerence": 1}},
+    {"explore": {"max_probes": "8"}},
+    {"trainer": {"init": {"callbacks": [{"ScopedTrainFlags": {"csx.performance.micro_batch_size": "x"}}]}}},
+]
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    assert json.loads(json.dumps(json_schema())) == json_schema()
+
+
+@pytest.mark.parametrize("values", SCHEMA_ACCEPTS)
+def test_the_schema_takes_what_the_reader_takes(values):
+    jsonschema.validate(values, json_schema())
+
+
+@pytest.mark.parametrize("values", SCHEMA_REFUSES)
+def test_the_schema_refuses_what_the_reader_refuses(values):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, json_schema())
+
+
+def test_the_schema_describes_every_setting():
+    described = json_schema()["properties"]["explore"]["properties"]
+    assert set(described) == set(ExploreSettings.model_fields)
+    assert all(setting.get("description") for setting in described.values())

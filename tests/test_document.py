@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bexplore import document
+from bexplore.document import Document, Override, Problems
+from bexplore.errors import UserInputError
+from bexplore.yaml_reader import YamlReader, resolve_plain
+
+LAYERS_OF_ALIASES = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 9))
+HOSTILE = {
+    "alias bomb": "l0: &l0 [x, x]\n" + LAYERS_OF_ALIASES,
+    "an alias of itself": "a: &a [*a]",
+    "an alias of nothing": "a: *b",
+    "a tag that runs code": 'a: !!python/object/apply:os.system ["ls"]',
+    "an unknown tag": "a: !mine 1",
+    "deep lists": "a: " + "[" * 60_000,
+    "deep mappings": "{a: " * 30_000,
+    "deep dashes": "- " * 60_000,
+    "ten thousand keys": "\n".join(f"k{n}: 1" for n in range(12_000)),
+    "many anchors": "a: [" + ",".join(f"&a{n} []" for n in range(6_000)) + "]",
+    "a number without end": "a: " + "9" * 100_000,
+    "a tab": "a:\n\tb: 1",
+    "an open quotation": 'a: "x',
+    "an open list": "a: [1, 2",
+    "two documents": "a: 1\n---\nb: 2",
+    "keys that differ": "a: 1\nb: 2\na: 3",
+    "a list as a key": "? [1, 2]\n: 3",
+    "a null character": "a: \x00",
+    "nothing": "",
+    "only comments": "# a\n# b\n",
+    "a list at the top": "- a",
+    "a text at the top": "just words",
+    "a lone bracket": "}",
+    "percent signs": "%" * 1000,
+    "colons": ":" * 100_000,
+    "exclamation marks": "!" * 100_000,
+    "a merge of a number": "a:\n  <<: 3",
+}
+
+
+def written(folder: Path, content: str | bytes) -> Path:
+    path = folder / "job.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read(folder: Path, content: str | bytes) -> Document:
+    return document.read(written(folder, content))
+
+
+@pytest.mark.timeout(30)  # unbounded, some of these take hours
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_error_on_one_line(tmp_path, name):
+    path = written(tmp_path, HOSTILE[name])
+    with pytest.raises(UserInputError) as refused:
+        document.read(path)
+    assert str(path) in refused.value.message
+    assert "\n" not in refused.value.message
+    assert len(refused.value.message) < 300 + len(str(path))
+
+
+def test_a_file_of_a_hundred_megabytes_is_refused_unread(tmp_path):
+    path = tmp_path / "job.yaml"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserInputError, match="larger than 128 KiB"):
+        document.read(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)), b"\xff\xfe\x00", b"a: \xc3"])
+def test_a_binary_file_is_refused(tmp_path, content):
+    with pytest.raises(UserInputError, match="not text: byte"):
+        read(tmp_path, content)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(UserInputError, match="there is no file"):
+        document.read(tmp_path / "none.yaml")
+    with pytest.raises(UserInputError, match="is a folder"):
+        document.read(tmp_path)
+
+
+def test_a_syntax_error_is_told_with_its_line(tmp_path):
+    with pytest.raises(UserInputError, match=r"job\.yaml:3: not YAML"):
+        read(tmp_path, "a: 1\nb: 2\nc: ]\n")
+
+
+def test_a_tab_gets_a_hint(tmp_path):
+    with pytest.raises(UserInputError) as refused:
+        read(tmp_path, "a:\n\tb: 1")
+    assert "spaces" in refused.value.hint
+
+
+def test_a_key_that_stands_twice_with_the_same_value_is_a_warning(tmp_path):
+    seen = read(tmp_path, "a: 1\nb: {c: 2}\na: 1\n")
+    assert seen.values == {"a": 1, "b": {"c": 2}}
+    assert seen.warnings == [f'{tmp_path}/job.yaml:3: the key "a" stands twice, with the same value']
+
+
+def test_a_key_that_stands_twice_with_two_values_names_both_lines(tmp_path):
+    with pytest.raises(UserInputError, match=r'job\.yaml:3: the key "a" stands twice, with 1 \(line 1\) and 2'):
+        read(tmp_path, "a: 1\nb: 0\na: 2\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8", 8),
+        ("-3", -3),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("0o17", 15),
+        ("010", 10),
+        ("1e-5", 1e-5),
+        ("1.0e9", 1e9),
+        (".5", 0.5),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("none", "none"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("1.2.3", "1.2.3"),
+        ("tRUE", "tRUE"),
+        ("1:30", "1:30"),
+        ("-", "-"),
+    ],
+)
+def test_plain_words_mean_what_yaml_1_2_says(text, value):
+    found = resolve_plain(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_infinity_and_not_a_number_are_numbers():
+    assert resolve_plain(".inf") == float("inf")
+    assert resolve_plain("-.INF") == float("-inf")
+    assert resolve_plain(".nan") != resolve_plain(".nan")
+
+
+def test_quotes_and_tags_decide_the_type(tmp_path):
+    seen = read(tmp_path, "a: '8'\nb: !!str 8\nc: \"null\"\nd: |\n  8\n")
+    assert seen.values == {"a": "8", "b": "8", "c": "null", "d": "8\n"}
+
+
+def test_json_is_read_too(tmp_path):
+    assert read(tmp_path, '{"a": [1, {"b": null}], "c": true}').values == {"a": [1, {"b": None}], "c": True}
+
+
+def test_each_key_knows_its_line_and_each_value_its_place(tmp_path):
+    seen = read(tmp_path, "# comment\na:\n    b: 12   # twelve\n    c:\n      - x\n      - d: 5\n")
+    assert [seen.position(path).line for path in (("a",), ("a", "b"), ("a", "c", 1), ("a", "c", 1, "d"))] == [
+        2,
+        3,
+        6,
+        6,
+    ]
+    place = seen.position(("a", "b"))
+    assert (place.value_start, place.value_end) == ((3, 8), (3, 10))
+
+
+def test_what_is_missing_is_placed_at_the_nearest_thing_around_it(tmp_path):
+    seen = read(tmp_path, "x: 1\na:\n  b: 2\n")
+    assert seen.where(("a", "z", "y")) == f"{seen.path}:2"
+    assert seen.where(("q",)) == str(seen.path)
+
+
+def test_aliases_and_merges_are_followed_with_their_lines(tmp_path):
+    seen = read(tmp_path, "a: &a\n  x: 1\n  y: 2\nb: *a\nc:\n  <<: *a\n  y: 3\nd:\n  <<: [*a, {z: 4}]\n")
+    assert seen.values["b"] == {"x": 1, "y": 2}
+    assert seen.values["c"] == {"x": 1, "y": 3}
+    assert seen.values["d"] == {"x": 1, "y": 2, "z": 4}
+    assert [seen.position(path).line for path in (("b", "x"), ("c", "x"), ("c", "y"), ("d", "z"))] == [2, 2, 7, 9]
+
+
+def test_setting_one_place_of_an_alias_leaves_the_other(tmp_path):
+    seen = read(tmp_path, "a: &a {x: 1}\nb: *a\n")
+    seen.apply_override(Override.parse("b.x=2"))
+    assert seen.values == {"a": {"x": 1}, "b": {"x": 2}}
+
+
+CALLBACKS = "init:\n  callbacks:\n  - Flags: {csx.speed.size: 4}\n  - Other: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("init.x=3", ("init", "x"), 3),
+        ("new.section.key=[1, 2]", ("new", "section", "key"), [1, 2]),
+        ("init.callbacks.Flags.csx.speed.size=explore", ("init", "callbacks", 0, "Flags", "csx.speed.size"), "explore"),
+        ("init.callbacks.Other.csx.a.b=1", ("init", "callbacks", 1, "Other", "csx.a.b"), 1),
+        ("init.callbacks.New.csx.a.b=1", ("init", "callbacks", 2, "New", "csx.a.b"), 1),
+        ("init.callbacks.1.Other={k: v}", ("init", "callbacks", 1, "Other"), {"k": "v"}),
+        ("init.callbacks.0=null", ("init", "callbacks", 0), None),
+        ("other.callbacks.New.k=1", ("other", "callbacks", 0, "New", "k"), 1),
+        ("init.x=", ("init", "x"), None),
+        ("init.x=a=b", ("init", "x"), "a=b"),
+    ],
+)
+def test_an_override_finds_its_place(tmp_path, text, path, value):
+    seen = read(tmp_path, CALLBACKS)
+    seen.apply_override(Override.parse(text))
+    assert seen.get(path) == value
+    assert seen.has(path)
+    assert seen.where(path) == f"--set {text}"
+
+
+def test_the_rest_of_the_file_stays_when_one_value_is_set(tmp_path):
+    seen = read(tmp_path, CALLBACKS)
+    seen.apply_override(Override.parse("init.callbacks.Flags.csx.speed.size=8"))
+    assert seen.values == {"init": {"callbacks": [{"Flags": {"csx.speed.size": 8}}, {"Other": {}}]}}
+
+
+@pytest.mark.parametrize("text", ["", "=", "a", ".a=1", "a..b=1", "=3", "a=[", "a.b=1", "l.7=1", "l.x=1", "a=!!x y"])
+def test_an_override_that_cannot_be_is_refused(tmp_path, text):
+    seen = read(tmp_path, "a: 5\nl: [1, 2]\n")
+    with pytest.raises(UserInputError, match="--set"):
+        seen.apply_override(Override.parse(text))
+
+
+def test_a_new_key_beside_one_that_looks_like_it_is_a_warning(tmp_path):
+    seen = read(tmp_path, "train_input:\n  batch_size: 4\n")
+    seen.apply_override(Override.parse("train_input.batchsize=8"))
+    assert seen.warnings == [
+        '--set train_input.batchsize=8: "batchsize" is new in train_input; did you mean "batch_size"?'
+    ]
+
+
+def test_all_problems_are_listed_in_the_order_of_the_file(tmp_path):
+    problems = Problems(document=read(tmp_path, "a: 1\nb: 2\nc: 3\n"))
+    problems.error(("c",), "third")
+    problems.error(("a",), "first", "type 5")
+    problems.error(("a",), "first", "type 5")
+    with pytest.raises(UserInputError) as refused:
+        problems.raise_if_any()
+    path = tmp_path / "job.yaml"
+    assert refused.value.message.splitlines() == [
+        f"2 problems in {path}",
+        f"  {path}:1: first",
+        "      type 5",
+        f"  {path}:3: third",
+    ]
+
+
+def test_one_problem_keeps_its_hint_apart(tmp_path):
+    problems = Problems(document=read(tmp_path, "a: 1\n"))
+    problems.error(("a",), "wrong", "type 5")
+    with pytest.raises(UserInputError) as refused:
+        problems.raise_if_any()
+    assert (refused.value.message, refused.value.hint) == (f"{tmp_path}/job.yaml:1: wrong", "type 5")
+
+
+def test_without_problems_nothing_is_raised(tmp_path):
+    Problems(document=read(tmp_path, "a: 1\n")).raise_if_any()
+
+
+@given(st.text(alphabet=st.sampled_from("a1:-[]{},&*!|>'\"%@`#?~ \n\t."), max_size=60))
+def test_any_text_is_a_value_or_one_error(text):
+    try:
+        YamlReader("job.yaml").read(text)
+    except UserInputError as error:
+        assert error.message.startswith("job.yaml")
+
+
+@given(st.text(max_size=40))
+def test_any_override_text_is_read_or_refused(text):
+    try:
+        Override.parse(text)
+    except UserInputError as error:
+        assert "--set" in error.message
