@@ -26,6 +26,10 @@ WITHIN_PROBE_SD = 0.004
 COST_POWER = 0.7  # below 1: a cheap probe is not worth just any repetition
 WORTHLESS = 0.004  # expected gain in utility below which no single probe tells anything
 WARM_UP_PASSES = 3
+STOP_WEIGHT = 0.0
+STOP_FROM = 0.8
+STOP_TO = 0.92
+NEAR = [None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs) -> list[C
     if not len(candidates):
         return []
     utility = _utility(posterior, near)
+    NEAR[0] = near
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
     cost = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     values = _values(posterior, utility, measured, candidates)
@@ -152,7 +157,17 @@ def _values(posterior: Posterior, utility: Array, measured: NDArray[np.intp], ca
     own = (member @ utility[:, candidates].T[:, :, None])[:, :, 0]
     own[:, NUM_BINS] = 0.0
     now = utility[:, measured].sum(axis=0).max()
-    return (np.maximum(known, own).sum(axis=1) - now) / num_draws
+    gain = (np.maximum(known, own).sum(axis=1) - now) / num_draws
+    if STOP_WEIGHT:
+        near = NEAR[0].astype(float)
+        size = member.sum(axis=2)
+        kn = (member @ near[:, measured]).max(axis=2)
+        ow = (member @ near[:, candidates].T[:, :, None])[:, :, 0]
+        ow[:, NUM_BINS] = 0.0
+        conf = np.maximum(kn, ow) / np.maximum(size, 1)
+        stop = (np.clip((conf - STOP_FROM) / (STOP_TO - STOP_FROM), 0, 1) * size).sum(axis=1) / num_draws
+        gain = gain + STOP_WEIGHT * stop
+    return gain
 
 
 def _duel(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> int | None:

@@ -37,8 +37,8 @@ SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends m
     (2, 0.15, 0.24),
     (2, 0.35, 0.10),
 )
-ROUGH_SDS = ((0.002, 0.50), (0.006, 0.27), (0.02, 0.23))
-PROBE_NOISE_SDS = ((0.003, 0.4), (0.01, 0.4), (0.03, 0.2))
+ROUGH_SDS = ((0.002, 0.60), (0.006, 0.25), (0.02, 0.15))
+PROBE_NOISE_SDS = ((0.003, 0.35), (0.01, 0.50), (0.03, 0.15))
 ROUGH_LENGTH = 0.25  # e-folds
 ROUGH_OWN_SHARE = 0.3  # of the rough variance that a size does not share with its neighbours
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from bexplore import events, journal
 from bexplore.config import Config
+from bexplore.devices import device_by_name
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import resolve_budget
+from bexplore.engine.machine import accelerator_name
 from bexplore.engine.tracer import trace_in_worker
 from bexplore.errors import EngineError
 from bexplore.probe import Compilation, Observation, Probe, Purpose
@@ -60,11 +62,10 @@ def trace_once(
         EngineError: The program cannot be traced.
         UserInputError: The device is not in the table.
     """
-    from bexplore.trace.devices import device_memory_bytes
-
     folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "traces"
-    job = config.on_device("cpu" if config.job.device == "auto" else config.job.device).job
-    memory_bytes = device_memory_bytes(device_name) if device_name else None
+    # The program of a device that is not here cannot be traced: the CPU's stands in for it, and the trace says so.
+    job = config.on_device(config.job.device if accelerator_name() and config.job.device != "auto" else "cpu").job
+    memory_bytes = device_by_name(device_name).memory_bytes if device_name else None
     facts = {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
     traced = trace_in_worker(job, folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}", lambda message: None)
     if isinstance(traced, str):

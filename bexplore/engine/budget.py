@@ -16,10 +16,10 @@ from bexplore.units import format_bytes
 HOST_SHARE = 0.8
 # Interpreter, torch and the compiler at work, beside the job's tensors. Measured: 0.6 to 1.4 GiB resident.
 HOST_OVERHEAD_BYTES = int(1.5 * 2**30)
-# Kept free on an accelerator: fragmentation and libraries that load late. Source: shared practice of 3 to 5 % or 0.5 GiB.
+# Kept free on an accelerator: fragmentation, and libraries that load late.
 DEVICE_MARGIN_SHARE = 0.03
 DEVICE_MARGIN_BYTES = 512 * 2**20
-# What collectives allocate outside torch's allocator, 1 to 2 GiB. Source: NCCL's channels and buffers as field-reported.
+# What collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
 COLLECTIVES_BYTES = 2**30
 
 
@@ -65,7 +65,8 @@ def resolve_budget(
     elif free is None:
         available = available_memory_bytes()
         whole = max(0, int(available * HOST_SHARE) - HOST_OVERHEAD_BYTES)
-        why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available, less {format_bytes(HOST_OVERHEAD_BYTES)} for torch"
+        overhead = format_bytes(HOST_OVERHEAD_BYTES)
+        why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available, less {overhead} for torch"
     else:
         margin = max(DEVICE_MARGIN_BYTES, int(DEVICE_MARGIN_SHARE * total))
         whole = max(0, free - margin)

@@ -73,7 +73,7 @@ def throttle_count() -> int:
 
 def throttle_reasons() -> str:
     """Why the NVIDIA driver holds the clocks down just now; empty if it does not, or does not tell."""
-    query = "clocks_event_reasons.hw_slowdown,clocks_event_reasons.sw_thermal_slowdown,clocks_event_reasons.sw_power_cap"
+    query = ",".join(f"clocks_event_reasons.{name}" for name in ("hw_slowdown", "sw_thermal_slowdown", "sw_power_cap"))
     if not accelerator_name():
         return ""
     try:

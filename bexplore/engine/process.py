@@ -51,7 +51,8 @@ class WorkerProcess:
         self._log = _BoundedLog(log_path)
         # Must be the main thread: the kernel ends the worker when the thread that started it ends.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bexplore.engine.worker", str(theirs.fileno())],
+            # -P: a file in the working folder that is called like a standard module must not be imported.
+            [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

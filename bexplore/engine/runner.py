@@ -1,4 +1,4 @@
-"""`EngineRunner`: a `Runner` that keeps a worker alive while its compilation is valid and replaces it when it is not."""
+"""`EngineRunner`: a `Runner` whose worker lives as long as its compilation is valid and nothing went wrong."""
 
 from __future__ import annotations
 
@@ -260,4 +260,3 @@ def _open_lock(path: Path) -> IO[str]:
             f"cannot open the device lock {path}: {error.strerror}",
             hint="set BEXPLORE_LOCK_DIR to a folder that can be written",
         ) from error
-

@@ -6,7 +6,6 @@ happens to either.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -147,6 +146,4 @@ class _Server:
 
 
 if __name__ == "__main__":
-    # The import path of `-m` is the explorer's working folder; the job's own folder is put there by the workload.
-    sys.path[:] = [folder for folder in sys.path if folder not in ("", os.getcwd())] + [os.getcwd()]
     main(int(sys.argv[1]))

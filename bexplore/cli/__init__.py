@@ -1,0 +1,59 @@
+"""The commands and their exit codes: the command-line library's only door.
+
+Every command imports what it needs when it runs, so that `bexplore --help` starts without torch, Optuna or pydantic.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from bexplore import __version__
+from bexplore.cli.explore import explore
+from bexplore.cli.single import probe, trace
+from bexplore.cli.tables import batch_sizes, replay, schema
+from bexplore.errors import BexploreError, ExitCode, UserProgramError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="bexplore")
+def cli() -> None:
+    """Find the fastest micro-batch size that fits, for any PyTorch training job, and say how sure it is.
+
+    Set `micro_batch_size: explore` in the job's YAML, then:
+
+        bexplore explore job.yaml
+    """
+
+
+for command in (explore, trace, probe, replay, batch_sizes, schema):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; errors raised on purpose become a message, a hint and an exit code."""
+    try:
+        sys.exit(cli(prog_name="bexplore", standalone_mode=False))
+    except UserProgramError as error:
+        if error.traceback_text:
+            click.echo(error.traceback_text.rstrip() + "\n", err=True)
+        _complain(error)
+    except BexploreError as error:
+        _complain(error)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USER_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader is gone; Python would complain about its own stdout at exit
+        sys.exit(ExitCode.DONE)
+
+
+def _complain(error: BexploreError) -> None:
+    click.echo(f"error: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+    sys.exit(error.exit_code)

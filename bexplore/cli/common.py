@@ -1,0 +1,90 @@
+"""What the commands share: the options of every command that reads a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from bexplore.config import Config
+
+CONFIG = click.argument("config", type=click.Path(path_type=Path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """The options that every command which reads a configuration has.
+
+    Attributes:
+        as_json: JSON lines on stdout, nothing else there.
+        overrides: `dotted.key=value`, in order.
+        model_dir: Folder of the results; None for the configuration's own.
+        allow_code: Whether import paths of the configuration may be imported.
+        mode: `train` or `eval`; None for what the file asks for.
+        verbosity: -1 to 2.
+    """
+
+    as_json: bool
+    overrides: tuple[str, ...]
+    model_dir: str | None
+    allow_code: bool
+    mode: str | None
+    verbosity: int
+
+    def load(self, path: Path) -> Config:
+        """The checked configuration."""
+        from bexplore import dialects
+        from bexplore.job import Mode
+
+        mode = None if self.mode is None else Mode(self.mode)
+        return dialects.load(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
+
+    def with_override(self, override: str) -> Common:
+        """The same options and one more override."""
+        return replace(self, overrides=(*self.overrides, override))
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the common options to a command and hand them over as one `common`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout, one event a line, nothing else there.")
+    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a dotted key; repeatable.")
+    @click.option("--seed", type=click.IntRange(min=0), help="Same as --set explore.seed=N.")
+    @click.option("--model-dir", metavar="DIR", help="Results go to local_compile_<mode>/DIR.")
+    @click.option("--no-code", is_flag=True, help="Refuse configurations that name code to import.")
+    @click.option("--mode", type=click.Choice(["train", "eval"]), help="Which side of the configuration to explore.")
+    @click.option("-v", "--verbose", count=True, help="Say more on stderr; twice for everything.")
+    @click.option("-q", "--quiet", is_flag=True, help="Say only errors on stderr.")
+    @wraps(command)
+    def with_common(
+        *arguments: Any,
+        as_json: bool,
+        overrides: tuple[str, ...],
+        seed: int | None,
+        model_dir: str | None,
+        no_code: bool,
+        mode: str | None,
+        verbose: int,
+        quiet: bool,
+        **others: Any,
+    ) -> Any:
+        from bexplore import logs
+
+        verbosity = -1 if quiet else min(verbose, 2)
+        logs.configure(verbosity)
+        common = Common(
+            as_json=as_json,
+            overrides=overrides if seed is None else (*overrides, f"explore.seed={seed}"),
+            model_dir=model_dir,
+            allow_code=not no_code,
+            mode=mode,
+            verbosity=verbosity,
+        )
+        return command(*arguments, common=common, **others)
+
+    return with_common

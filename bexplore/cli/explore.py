@@ -1,0 +1,149 @@
+"""`bexplore explore`: the main job, its sinks, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.errors import BexploreError, ExitCode
+
+if TYPE_CHECKING:
+    from bexplore.config import Config
+    from bexplore.events import JobEvent
+
+
+@click.command()
+@CONFIG
+@click.option("--fresh", is_flag=True, help="Start over, even if an earlier run is there.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done and about how long it takes, and end.")
+@click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///..., postgresql://...).")
+@common_options
+def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, common: Common) -> None:
+    """Explore CONFIG: stream recommendations, then say which micro-batch size to use and why.
+
+    Run again, it goes on where an unfinished run ended, and prints the stored result of a finished one.
+    """
+    from bexplore.exploration import Surroundings
+    from bexplore.exploration import explore as events_of
+
+    if storage is not None:
+        common = common.with_override(f"explore.storage={json.dumps(storage)}")
+    loaded = common.load(config)
+    if not loaded.request.is_search:
+        _nothing_to_explore(loaded, common)
+        return
+    stopper = _Stopper()
+    show = _Show(loaded, common)
+    surroundings = Surroundings(
+        model_dir=common.model_dir,
+        fresh=fresh,
+        dry_run=dry_run,
+        on_progress=show.progress,
+        should_stop=stopper.reason,
+    )
+    with stopper, show:
+        last = show.all(events_of(loaded, surroundings))
+    if last is not None and last.get("stop_reason") == "interrupted":
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+class _Show:
+    """All sinks of one exploration, and the live line."""
+
+    def __init__(self, config: Config, common: Common) -> None:
+        from datetime import UTC, datetime
+
+        from rich.console import Console
+
+        from bexplore.sinks.bexp import BexpStream, RunLog
+        from bexplore.sinks.console import Progress
+        from bexplore.sinks.json_lines import EventFile, JsonLines
+
+        def now() -> datetime:
+            return datetime.now(UTC)
+
+        self._config, self._common = config, common
+        self._progress = Progress(Console(stderr=True, quiet=common.verbosity < 0))
+        self._log = RunLog(now)
+        to_stdout = JsonLines(sys.stdout) if common.as_json else BexpStream(sys.stdout, now)
+        self._sinks = [self._log, EventFile(), self._progress, to_stdout]
+
+    def progress(self, message: dict[str, Any]) -> None:
+        """What a worker reports."""
+        self._progress.report(message)
+
+    def all(self, events: Iterable[JobEvent]) -> dict[str, Any] | None:
+        """Hand every event to every sink; returns the record of the last words."""
+        from bexplore.events import Finished, Stored, event_record
+
+        last = None
+        try:
+            for event in events:
+                for sink in self._sinks:
+                    sink(event)
+                if isinstance(event, Finished | Stored):
+                    last = event_record(event)
+        except BexploreError as error:
+            self._log.write(220, error.message)
+            raise
+        if last is not None and not self._common.as_json:
+            self._last_words(last)
+        return last
+
+    def _last_words(self, record: dict[str, Any]) -> None:
+        from bexplore.sinks.last_words import last_words
+
+        key = ".".join(str(part) for part in self._config.request.path)
+        text = last_words(record, yaml_key=key, tolerance=self._config.explore.tolerance)
+        click.echo("\n" + text)
+
+    def __enter__(self) -> _Show:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._progress.close()
+
+
+class _Stopper:
+    """Ctrl-C once: end after what must be whole is whole. Twice: end now."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: Any = None
+
+    def reason(self) -> str | None:
+        """The stop reason, once asked for."""
+        return "interrupted" if self._asked else None
+
+    def __enter__(self) -> _Stopper:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, _number: int, _frame: Any) -> None:
+        from bexplore.engine.process import is_waiting
+
+        if self._asked or is_waiting():
+            self._asked = True
+            raise KeyboardInterrupt
+        self._asked = True
+
+
+def _nothing_to_explore(config: Config, common: Common) -> None:
+    """An int or null is used as it is; say so and leave."""
+    request = config.request
+    what = f"micro_batch_size is {request.value}" if request.value is not None else "there is no micro-batching"
+    text = f"{config.path}: {what}: nothing to explore. Set it to `explore` to search."
+    record = {"event": "nothing_to_explore", "micro_batch_size": request.value, "message": text}
+    click.echo(json.dumps(record) if common.as_json else text)
+    for warning in config.warnings:
+        click.echo(f"warning: {warning}", err=True)

@@ -1,0 +1,98 @@
+"""`bexplore replay`, `batch-sizes` and `schema`: no job is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bexplore.errors import UserInputError
+
+
+@click.command()
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option("--curve", "curve_id", metavar="ID", help="Only this curve of the table.")
+@click.option("--all", "every_curve", is_flag=True, help="Every curve of the table; what happens without --curve too.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the noise and of the search."
+)
+@click.option("--noise", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Of a pass, as a fraction.")
+@click.option(
+    "--compile-time", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds a compilation."
+)
+@click.option("--shared-compile", is_flag=True, help="One compilation for all sizes instead of one for each.")
+@click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Timed passes of a probe at most.")
+@click.option("--max-probes", type=click.IntRange(1), default=16, show_default=True, help="Probes of a curve at most.")
+@click.option(
+    "--target-confidence", type=click.IntRange(1, 99), default=90, show_default=True, help="Stop at this score."
+)
+@click.option("--memory-hint", metavar="SIZE", help="The memory budget, such as 80GiB, which a table does not say.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout, one event a line.")
+def replay(
+    table: Path,
+    curve_id: str | None,
+    every_curve: bool,
+    memory_hint: str | None,
+    compile_time: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run the search over TABLE, a CSV file of recorded sweeps, and say what it would have recommended.
+
+    Columns: curve_id, micro_batch_size, throughput_samples_per_s, step_time_s, peak_mem_gib, oom.
+    """
+    from bexplore.replay import ReplayOptions, replay_table
+    from bexplore.sinks.replay_table import replay_line
+    from bexplore.units import parse_bytes
+
+    if curve_id is not None and every_curve:
+        raise UserInputError("--curve and --all exclude each other", hint="keep one of them")
+    hint_gib = None if memory_hint is None else parse_bytes(memory_hint) / 2**30
+    settings = ReplayOptions(compile_time_s=compile_time, memory_hint_gib=hint_gib, **options)
+    for event in replay_table(table, settings, curve_id=curve_id):
+        if as_json:
+            click.echo(json.dumps(event))
+        elif event["event"] == "result":
+            click.echo(replay_line(event))
+
+
+@click.command("batch-sizes")
+@click.option("--micro-batch-size", type=click.IntRange(min=1), required=True, metavar="N", help="Of one replica.")
+@click.option(
+    "--num-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel replicas."
+)
+@click.option("--near", type=click.IntRange(min=1), metavar="N", help="List sizes around this global batch size.")
+@click.option(
+    "--rule", type=click.Choice(["strict", "even"]), default="strict", show_default=True, help="Divisibility."
+)
+@click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens a sample, to count tokens.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def batch_sizes(
+    micro_batch_size: int, num_replicas: int, near: int | None, rule: str, sequence_length: int | None, as_json: bool
+) -> None:
+    """List the global batch sizes that are valid with a micro-batch size."""
+    import dataclasses
+
+    from bexplore.batching import near_value_message, valid_global_batch_sizes
+
+    sizes = valid_global_batch_sizes(micro_batch_size, num_replicas, near, rule, sequence_length=sequence_length)
+    if as_json:
+        for size in sizes:
+            click.echo(json.dumps(dataclasses.asdict(size)))
+        return
+    click.echo(f"{'batch_size':>10}  {'accumulation':>12}" + (f"  {'tokens':>14}" if sequence_length else ""))
+    for size in sizes:
+        tokens = f"  {size.num_tokens:>14,}" if size.num_tokens is not None else ""
+        click.echo(f"{size.global_batch_size:>10}  {size.accumulation_steps:>12}{tokens}")
+    if near is not None:
+        click.echo(near_value_message(near, micro_batch_size, num_replicas, rule))
+
+
+@click.command()
+def schema() -> None:
+    """Print a JSON Schema of the configuration, for editors."""
+    from bexplore.config import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))
