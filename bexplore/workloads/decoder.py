@@ -57,7 +57,11 @@ def build_decoder(job: Job) -> Workload:
 
     def make_batch(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = random_tokens(micro_batch_size, length + 1, config.vocab_size, seed=job.seed)
-        return tokens[:, :-1].contiguous().to(device), tokens[:, 1:].contiguous().to(device)
+        # copies, since `contiguous` leaves a single row as it is, with a stride that compiled code would guard on
+        inputs, targets = (
+            part.clone(memory_format=torch.contiguous_format) for part in (tokens[:, :-1], tokens[:, 1:])
+        )
+        return inputs.to(device), targets.to(device)
 
     return assemble(job, loss_module, make_batch, batch_dimensions=[0, 0])
 
