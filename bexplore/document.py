@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,13 +74,21 @@ class Document:
         self.put(self._resolve(override), override)
 
     def put(self, path: KeyPath, override: Override) -> None:
-        """Set the value of an override at a path of keys and indices; what is missing on the way is made."""
+        """Set the value of an override at a path of keys and indices; what is missing on the way is made.
+
+        Raises:
+            UserInputError: The path leads through something that is neither a mapping nor a list.
+        """
         container: Any = self.values
-        for key, following in itertools.pairwise(path):
-            if _child(container, key) is None:
-                _assign(container, key, [] if isinstance(following, int) else {})
+        for depth, key in enumerate(path):
+            if not isinstance(container, dict | list):
+                place = dotted_path(path[:depth])
+                raise UserInputError(f"{override.source}: {place} is {kind_of(container)}, not a mapping")
+            if depth == len(path) - 1:
+                _assign(container, key, override.value)
+            elif _child(container, key) is None:
+                _assign(container, key, [] if isinstance(path[depth + 1], int) else {})
             container = container[key]
-        _assign(container, path[-1], override.value)
         for known in [known for known in self.positions if known[: len(path)] == path]:
             del self.positions[known]
         self.positions[path] = Position(override=override.source.removeprefix("--set "))

@@ -9,10 +9,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bexplore.config import Config, RequestKind, json_schema
 from bexplore.dialects import load
-from bexplore.document import read
+from bexplore.document import Document, read
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.decoder_config import DecoderConfig
@@ -629,6 +631,46 @@ explore:
     told = folder.refusal(text)
     assert told.startswith(f"7 problems in {folder.path}\n")
     assert [f"job.yaml:{line}: " in told for line in (2, 3, 4, 6, 7, 9, 10)] == [True] * 7
+
+
+def paths_in(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every place of nested values, the top excepted."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, child in inner for found in ((*path, key), *paths_in(child, (*path, key)))]
+
+
+WHOLE = {
+    "older": sections(
+        "auto", explore={"workload": {"model": "m:a", "batch": "m:b"}, "max": 8, "compile": {"mode": "x"}}
+    ),
+    "newer": trainer([{"ScopedTrainFlags": {FLAG: {"explore": {"min": 1, "max": 8}}}}]),
+}
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 10**12),
+    st.floats(),
+    st.text(max_size=6),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(["explore", "min", "name", "0", "trainer"]), st.integers(), max_size=2),
+)
+
+
+@pytest.mark.parametrize("layout", WHOLE)
+@given(data=st.data())
+def test_whatever_stands_anywhere_is_a_config_or_one_error(tmp_path_factory, layout, data):
+    values = copy.deepcopy(WHOLE[layout])
+    for path in data.draw(st.lists(st.sampled_from(paths_in(values)), min_size=1, max_size=3)):
+        container = Document(path=Path("x"), values=values).get(path[:-1])
+        if isinstance(container, dict | list) and Document(path=Path("x"), values=values).has(path):
+            container[path[-1]] = data.draw(JUNK)
+    path = tmp_path_factory.getbasetemp() / f"{layout}.yaml"
+    path.write_text(json.dumps(values).replace("NaN", ".nan").replace("-Infinity", "-.inf").replace("Infinity", ".inf"))
+    overrides = data.draw(st.sampled_from([[], ["micro_batch_size=explore"], ["trainer.init.callbacks.New.key=1"]]))
+    try:
+        load(path, overrides=overrides)
+    except UserInputError as error:
+        assert str(path) in error.message or "--set" in error.message
 
 
 # Overrides
