@@ -88,7 +88,7 @@ class Document:
                 _assign(container, key, override.value)
             elif _child(container, key) is None:
                 _assign(container, key, [] if isinstance(path[depth + 1], int) else {})
-            container = container[key]
+            container = _child(container, key)
         for known in [known for known in self.positions if known[: len(path)] == path]:
             del self.positions[known]
         self.positions[path] = Position(override=override.source.removeprefix("--set "))
