@@ -61,10 +61,16 @@ def build_transformers(job: Job) -> Workload:
     model = _build_model(library, job, task)
     device = torch.device(job.device)
 
+    takes_positions = task_name == "causal_lm" and "position_ids" in inspect.signature(model.forward).parameters
+
     def make_batch(micro_batch_size: int) -> tuple[HostBatch]:
         samples = task.make_samples(job, model.config, micro_batch_size)
         if job.data.get("attention_mask"):
             samples["attention_mask"] = torch.ones_like(samples["input_ids"])
+        if takes_positions:
+            # The values that the model would make itself, after asking whether there is one sample: a question that
+            # breaks a graph in which their number is symbolic.
+            samples["position_ids"] = torch.arange(samples["input_ids"].size(1)).repeat(micro_batch_size, 1)
         dtype = next(model.parameters()).dtype
         return ({key: _on_device(value, device, dtype) for key, value in samples.items()},)
 
