@@ -39,8 +39,9 @@ class Repeat:
     copies: int
 
     def owns(self, module: str, block: int) -> bool:
-        """Whether a module lies in a block, counted from the first of the run."""
-        return f".{module}.".find(f".{self.name}.{self.start + block}.") >= 0
+        """Whether modules, in the form of `Place`, include a block, counted from the first of the run."""
+        name = f"{self.name}.{self.start + block}"
+        return any(f".{part}.".endswith(f".{name}.") for part in module.split(" > "))
 
 
 def find_repeats(module: nn.Module) -> list[Repeat]:

@@ -266,13 +266,14 @@ def _place(node: Any) -> Place:
 
 
 def module_of(origin: torch.fx.Node) -> str:
-    """Qualified name of the module in whose forward a node, or the node that it differentiates, was made."""
-    stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path, _ = list(stack.values())[-1]
-    path = re.sub(r"""\[['"]?([^\]'"]+)['"]?\]""", r".\1", str(path))
-    return path.replace("._modules.", ".").removeprefix("L.self.")
+    """Modules in whose forward a node, or the node that it differentiates, was made; the form is that of `Place`."""
+    stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack") or {}
+    return " > ".join(_module_name(path) for path, _ in stack.values())
+
+
+def _module_name(path: str) -> str:
+    """`L['self']._modules['blocks'][1]` and `L['self'].blocks.1` -> `blocks.1`."""
+    return re.sub(r"""\[['"]?([^\]'"]+)['"]?\]""", r".\1", path).replace("._modules.", ".").removeprefix("L.self.")
 
 
 def _source_line(origin: torch.fx.Node) -> str:

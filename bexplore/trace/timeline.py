@@ -25,7 +25,8 @@ class Place:
 
     Attributes:
         label: For people: the line of the source and the operator, such as `model.py:33 gelu`.
-        module: Qualified name of the innermost module, such as `decoder.blocks.1.attention`; empty outside of any.
+        module: Qualified names of the modules in whose forward it was made, the innermost last, such as
+            `decoder > decoder.blocks.1 > decoder.positions`; empty outside of any.
     """
 
     label: str

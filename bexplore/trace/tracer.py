@@ -73,7 +73,8 @@ def _trace(job: Job) -> CostModel:
         workload = build(job)
     modules = _modules(workload)
     prime = _choose_prime(workload, fake_mode)
-    repeats = [repeat for module in modules for repeat in find_repeats(module)]
+    # without compilation nobody says which block a tensor belongs to, and the whole model is quick
+    repeats = [repeat for module in modules if job.compile.enabled for repeat in find_repeats(module)]
     traced = _trace_pass(workload, fake_mode, repeats, prime)
     parameters = _unique(parameter for module in modules for parameter in module.parameters())
     trained = _trained_parameters(parameters, repeats, traced.trained)

@@ -1,0 +1,301 @@
+"""The trace against the allocator: `python -m benchmarks.trace [--quick]`.
+
+Every size is measured in a process of its own: two whole steps, then a third under the profiler, each of two
+accumulation passes and an update. What was measured before on the same torch is read from the results; `--fresh`
+measures again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.trace_jobs import DEEP_JOBS, JOBS, QUICK_JOBS, TracedJob
+from bexplore.trace import CostModel
+
+RESULTS = Path(__file__).parent / "results"
+BUDGETS_PER_JOB = 50
+TRACES_PER_DEEP_JOB = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few jobs, and two sizes each")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is in the results already")
+    parser.add_argument("--only", metavar="JOB", help="this job alone")
+    parser.add_argument("--child", nargs=3, metavar=("ACTION", "JOB", "SIZE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        action, name, size = options.child
+        print(json.dumps(CHILD_ACTIONS[action](name, int(size))))
+        return
+    names = [options.only] if options.only else list(QUICK_JOBS if options.quick else JOBS)
+    measured_path = RESULTS / "trace_measured.json"
+    measured = {} if options.fresh or not measured_path.exists() else json.loads(measured_path.read_text())
+    rows = []
+    for name in names:
+        traced = _in_child("trace", name)
+        model = CostModel.from_dict(traced.pop("cost_model"))
+        sizes = JOBS[name].sizes[:2] if options.quick else JOBS[name].sizes
+        for size in sizes:
+            key = f"{name} | {size} | {traced['job_fingerprint']}"
+            if key not in measured:
+                measured[key] = _in_child("measure", name, size)
+                measured_path.write_text(json.dumps(measured, indent=1) + "\n")
+            rows.append(_row(name, size, model, measured[key], traced))
+            print(f"{name:32s} {size:4d}  {rows[-1]['error_percent']:+.2f} %", file=sys.stderr)
+    deep = [] if options.quick or options.only else [_deep_row(name) for name in DEEP_JOBS]
+    report = {"command": _command(), "machine": _machine(), "accuracy": rows, "boundary": _boundary(rows), "cost": deep}
+    suffix = "_quick" if options.quick else ""
+    if not options.only:
+        (RESULTS / f"trace{suffix}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / f"trace{suffix}.md").write_text(_markdown(report))
+    print(_markdown(report))
+
+
+def _in_child(action: str, name: str, size: int = 0) -> dict[str, Any]:
+    """Run one action in a fresh process; its last line is the answer."""
+    command = [sys.executable, "-m", "benchmarks.trace", "--child", action, name, str(size)]
+    finished = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE)
+    answer: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return answer
+
+
+def trace_child(name: str, _size: int) -> dict[str, Any]:
+    """Trace a job; the flops of the same step are counted by torch's own counter."""
+    from bexplore.trace.tracer import trace_job
+
+    traced = _find(name)
+    before = _resident_bytes()
+    started, processor_started = time.perf_counter(), time.process_time()
+    model = trace_job(traced.job)
+    trace_s = time.perf_counter() - started
+    processor_s = time.process_time() - processor_started
+    return {
+        "cost_model": model.as_dict(),
+        "trace_s": trace_s,
+        "processor_s": processor_s,
+        "resident_growth_bytes": _resident_bytes() - before,
+        "resident_bytes": _resident_bytes(),
+        "counted_flops": None if name in DEEP_JOBS else _count_flops(traced),
+        "job_fingerprint": traced.job.fingerprint(torch=_torch_version()),
+    }
+
+
+def measure_child(name: str, size: int) -> dict[str, Any]:
+    """Run a job at one size and read the allocator's peak in its third step."""
+    import torch
+
+    from bexplore.engine.allocator import measure_peak, storage_bytes
+    from bexplore.workloads import build
+
+    traced = _find(name)
+    workload = build(traced.job)
+    if traced.job.compile.enabled:
+        for module in workload.compiled_modules:
+            module.compile(dynamic=False)
+    batch = workload.make_batch(size)
+
+    def step() -> None:
+        for _ in range(2):
+            workload.forward_backward(batch, 0.5)
+        workload.update()
+
+    for _ in range(2):
+        step()
+    states = [dict(optimizer.state) for optimizer in workload.optimizers]
+    weights = [[*module.parameters(), *module.buffers()] for module in workload.compiled_modules]
+    alive = [batch, states, weights]
+    peak = measure_peak(step, torch.device(traced.job.device), alive=alive)
+    return {"peak_memory_bytes": peak.allocated_bytes if peak else None, "state_bytes": storage_bytes(alive)}
+
+
+CHILD_ACTIONS: dict[str, Callable[[str, int], dict[str, Any]]] = {"trace": trace_child, "measure": measure_child}
+
+
+def _find(name: str) -> TracedJob:
+    return JOBS.get(name) or DEEP_JOBS[name]
+
+
+def _count_flops(traced: TracedJob) -> dict[str, float]:
+    """Operations of an eager pass of four samples by torch's counter, which is told about fused attention on CPU."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+    from bexplore.workloads import build
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    def backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+        return sdpa_backward_flop_count(gradient, query, key, value)
+
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    samples = 4
+    with FakeTensorMode():
+        workload = build(traced.job)
+        batch = workload.make_batch(samples)
+        counter = FlopCounterMode(display=False, custom_mapping={attention: forward, attention_backward: backward})
+        with counter:
+            workload.forward_backward(batch)
+    return {"per_sample": counter.get_total_flops() / samples}
+
+
+def _row(name: str, size: int, model: CostModel, measured: dict[str, Any], traced: dict[str, Any]) -> dict[str, Any]:
+    peak, predicted = measured["peak_memory_bytes"], model.peak_memory_bytes(size)
+    return {
+        "job": name,
+        "micro_batch_size": size,
+        "predicted_peak_memory_bytes": predicted,
+        "measured_peak_memory_bytes": peak,
+        "activation_bytes": peak - measured["state_bytes"],
+        "error_percent": 100 * (predicted / peak - 1),
+        "has_convolutions": JOBS[name].has_convolutions,
+        "trace_s": traced["trace_s"],
+        "flops_error_percent": 100 * (model.hardware_flops_per_sample / traced["counted_flops"]["per_sample"] - 1),
+        "peak_is_in": model.peak_at(size)[0].value,
+    }
+
+
+def _deep_row(name: str) -> dict[str, Any]:
+    traces = [_in_child("trace", name) for _ in range(TRACES_PER_DEEP_JOB)]
+    model = CostModel.from_dict(traces[0]["cost_model"])
+    return {
+        "job": name,
+        "num_parameters": model.num_parameters,
+        "trace_s": [trace["trace_s"] for trace in traces],
+        "processor_s": [trace["processor_s"] for trace in traces],
+        "median_trace_s": statistics.median(trace["trace_s"] for trace in traces),
+        "resident_bytes": max(trace["resident_bytes"] for trace in traces),
+        "resident_growth_bytes": max(trace["resident_growth_bytes"] for trace in traces),
+        "peak_memory_bytes": {size: model.peak_memory_bytes(size) for size in DEEP_JOBS[name].sizes},
+    }
+
+
+def _boundary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Largest sizes under random budgets, by the trace and by the measured peaks, interpolated between sizes."""
+    chooser = random.Random(0)
+    ratios = [ratio for name in dict.fromkeys(row["job"] for row in rows) for ratio in _ratios(name, rows, chooser)]
+    within = sum(abs(ratio - 1) <= 0.03 for ratio in ratios)
+    return {
+        "budgets": len(ratios),
+        "within_3_percent": within / len(ratios),
+        "more_than_3_percent_above": sum(ratio > 1.03 for ratio in ratios) / len(ratios),
+        "worst_above_percent": 100 * (max(ratios) - 1),
+        "worst_below_percent": 100 * (min(ratios) - 1),
+    }
+
+
+def _ratios(name: str, rows: list[dict[str, Any]], chooser: random.Random) -> Iterator[float]:
+    own = [row for row in rows if row["job"] == name]
+    lowest, highest = own[0]["measured_peak_memory_bytes"], own[-1]["measured_peak_memory_bytes"]
+    for _ in range(BUDGETS_PER_JOB):
+        budget = chooser.uniform(lowest, highest)
+        yield _size_at(budget, own, "predicted_peak_memory_bytes") / _size_at(budget, own, "measured_peak_memory_bytes")
+
+
+def _size_at(budget: float, rows: list[dict[str, Any]], key: str) -> float:
+    """Size, as a real number, at which the peak equals the budget."""
+    for first, second in zip(rows, rows[1:], strict=False):
+        if budget <= second[key] or second is rows[-1]:
+            share = (budget - first[key]) / (second[key] - first[key])
+            return first["micro_batch_size"] + share * (second["micro_batch_size"] - first["micro_batch_size"])
+    raise ValueError("a job needs two sizes")
+
+
+def _resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _command() -> str:
+    return " ".join(["python -m benchmarks.trace", *(argument for argument in sys.argv[1:])])
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "load_average_1min": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": _torch_version(),
+    }
+
+
+def _markdown(report: dict[str, Any]) -> str:
+    machine, rows, boundary = report["machine"], report["accuracy"], report["boundary"]
+    lines = [
+        "# The trace against the allocator",
+        "",
+        f"`{report['command']}` on {machine['cores']} cores of {machine['processor']} (shared with other work: load "
+        f"{machine['load_average_1min']:.1f}), Python {machine['python']}, torch {machine['torch']}.",
+        "",
+        "Peak of a step: two accumulation passes and an update, after two earlier steps; fresh process per size.",
+        "",
+        "| job | size | predicted MiB | measured MiB | error % | activations MiB | flops error % | trace s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['job']} | {row['micro_batch_size']} | {row['predicted_peak_memory_bytes'] / 2**20:.2f} "
+            f"| {row['measured_peak_memory_bytes'] / 2**20:.2f} | {row['error_percent']:+.2f} "
+            f"| {row['activation_bytes'] / 2**20:.0f} | {row['flops_error_percent']:+.2f} | {row['trace_s']:.1f} |"
+        )
+    lines += ["", *_summary(rows)]
+    if boundary:
+        lines += [
+            "",
+            f"Boundary: {boundary['budgets']} random budgets; the largest size that fits by the trace is within 3 % of "
+            f"the measured one in {boundary['within_3_percent']:.1%} of cases, more than 3 % above it in "
+            f"{boundary['more_than_3_percent_above']:.1%} (worst {boundary['worst_above_percent']:+.2f} %, "
+            f"{boundary['worst_below_percent']:+.2f} %).",
+        ]
+    for row in report["cost"]:
+        seconds = ", ".join(f"{value:.1f}" for value in row["trace_s"])
+        lines += [
+            "",
+            f"Cost of {row['job']} ({row['num_parameters'] / 1e9:.2f} billion parameters): {row['median_trace_s']:.1f} s "
+            f"(median of {seconds}), of which {statistics.median(row['processor_s']):.1f} s of processor time, {row['resident_bytes'] / 1e9:.2f} GB resident.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for title, convolutions in (("without convolutions", False), ("with convolutions", True)):
+        large = [
+            abs(row["error_percent"])
+            for row in rows
+            if row["has_convolutions"] is convolutions and row["activation_bytes"] > 100e6
+        ]
+        if large:
+            lines.append(
+                f"Jobs {title}, activations above 100 MB ({len(large)} peaks): median error "
+                f"{statistics.median(large):.2f} %, worst {max(large):.2f} %."
+            )
+    worst = max(abs(row["flops_error_percent"]) for row in rows)
+    lines.append(f"Operations against torch's counter: worst {worst:.2f} %.")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
