@@ -22,6 +22,7 @@ ORDER = [
     "logs",
     "yaml_reader",
     "document",
+    "settings",
     "config",
     "dialects",
     "space",
@@ -51,8 +52,8 @@ ORDER = [
 DOORS = {
     "torch": {"workloads", "trace", "engine"},
     "optuna": {"sampler", "explorer"},
-    "pydantic": {"config"},
-    "ruamel": {"yaml_reader", "document"},
+    "pydantic": {"settings"},
+    "ruamel": {"yaml_reader"},
     "click": {"cli"},
     "rich": {"cli", "sinks"},
     "psutil": {"engine"},
