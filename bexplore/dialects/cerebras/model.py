@@ -98,7 +98,7 @@ def _sizes(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[str, A
             place = (*data_path, key)
         found[name] = read_positive(problems, place)
         if document.get(place) is None:
-            problems.error(path, f"the model section has no {key}", f"type {key}: and a number")
+            problems.error(path, f"the model section has no {key}", f"type {key}: and its number")
     found["intermediate_size"] = read_positive(problems, (*path, "filter_size"))
     if document.get((*path, "filter_size")) is None and found["hidden_size"] is not None:
         found["intermediate_size"] = 4 * found["hidden_size"]
