@@ -128,7 +128,7 @@ def format_seconds(seconds: float | None) -> str:
     minutes, rest_s = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest_s} s" if rest_s else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
+    hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
