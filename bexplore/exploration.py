@@ -21,9 +21,9 @@ from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, resolve_budget
 from bexplore.engine.machine import accelerator_name, package_version, processor_name
 from bexplore.engine.tracer import trace_in_worker
-from bexplore.errors import NothingFitsError, UserInputError
+from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
-from bexplore.job import Mode, Precision
+from bexplore.job import Mode, Precision, code_digest
 from bexplore.posterior import ENGINE_VERSION
 from bexplore.probe import Compilation, Observation
 from bexplore.recommendation import SearchSettings
@@ -112,20 +112,32 @@ class _Exploration:
         if self.out.dry_run:
             yield self._plan(None, changes)
             return
-        run = earlier or journal.create_run(self.folder, meta=self._meta(), now=self.out.now())
+        run = earlier or self._new_run()
         self.known = run.journal.read()
         logs.attach_file(run.directory / "log.jsonl")
         try:
             yield self._plan(run, changes)
             yield from self._run(run)
+        except (NothingFitsError, UserProgramError) as error:
+            # What the user mends now must not meet the old failures again: such a run is over.
+            run.write_error(error.message)
+            raise
         finally:
             logs.detach_file()
+
+    def _new_run(self) -> journal.Run:
+        return journal.create_run(self.folder, meta=self._meta(), now=self.out.now())
 
     def _run(self, run: journal.Run) -> Iterator[JobEvent]:
         with EngineRunner(
             self.config.job, run_dir=run.directory, budget_bytes=None, on_progress=self.out.on_progress
         ) as runner:
             cost_model, reason, facts = self._look(runner, run)
+            if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
+                self.known = []
+                run = self._new_run()
+                run.remember_trace(cost_model.as_dict())
+                yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
             runner.budget_bytes = budget.budget_bytes
             yield self._traced(cost_model, reason, budget)
@@ -329,6 +341,7 @@ class _Exploration:
             "accelerator": accelerator_name(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(len(os.sched_getaffinity(0))),
             "engine": str(ENGINE_VERSION),
+            "code": code_digest(self.config.job),
         }
 
     def _question(self) -> dict[str, Any]:
@@ -359,11 +372,11 @@ class _Exploration:
     def _earlier_run(self) -> tuple[journal.Run | None, tuple[str, ...]]:
         """The newest run that this one can go on from, and else what changed since the newest."""
         runs = journal.find_runs(self.folder)
-        wanted = _flat(self._meta())
+        wanted = self._meta()
         for run in runs:
-            if not _changes(run.meta(), wanted):
+            if not run.has_failed and not journal.differences(run.meta(), wanted):
                 return run, ()
-        return None, tuple(_changes(runs[0].meta(), wanted)) if runs else ()
+        return None, journal.differences(runs[0].meta(), wanted) if runs else ()
 
 
 def describe(config: Config) -> str:
@@ -377,33 +390,3 @@ def describe(config: Config) -> str:
     words += [job.precision.value, job.optimizer if job.mode is Mode.TRAIN else "evaluation"]
     words.append(f"{config.num_replicas} replica{'s' if config.num_replicas > 1 else ''}")
     return ", ".join(words)
-
-
-def _flat(meta: dict[str, Any]) -> dict[str, str]:
-    """Dotted names of what decides a run, as text, so that a file and a live object compare equal."""
-    kept = {name: meta.get(name, {}) for name in ("job", "environment", "question")}
-    kept["job"] = dict(kept["job"]) | {"import_root": None}
-    pairs: dict[str, str] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
-            for name, inner in value.items():
-                walk(f"{prefix}.{name}" if prefix else str(name), inner)
-        elif isinstance(value, list | tuple):
-            pairs[prefix] = ", ".join(map(str, value))
-        else:
-            pairs[prefix] = str(value)
-
-    walk("", kept)
-    return pairs
-
-
-def _changes(meta: dict[str, Any], wanted: dict[str, str]) -> list[str]:
-    """A line for each fact that differs from an earlier run."""
-    before = _flat(meta)
-    names = sorted(before.keys() | wanted.keys())
-    return [
-        f"{name.partition('.')[2]}: {before.get(name, 'absent')} -> {wanted.get(name, 'absent')}"
-        for name in names
-        if before.get(name) != wanted.get(name)
-    ]

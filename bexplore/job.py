@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 
@@ -108,3 +109,20 @@ class Job:
         facts = self.as_dict() | {"import_root": None} | {"environment": environment}
         text = json.dumps(facts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def code_digest(job: Job) -> str:
+    """Sixteen hexadecimal digits of the user's own code that a job imports from beside its configuration; else empty.
+
+    Only the modules that its import paths name are read, nothing is imported; a change further away shows in the trace.
+    """
+    if job.workload != "imported" or job.import_root is None:
+        return ""
+    digest = hashlib.sha256()
+    paths = [value for value in job.model.values() if isinstance(value, str) and ":" in value]
+    for module in sorted({path.partition(":")[0] for path in paths}):
+        stem = Path(job.import_root, *module.split("."))
+        for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if path.is_file():
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -7,7 +7,9 @@ local_compile_train/<model_dir>/
         meta.json               what was explored: job, environment, settings
         journal.jsonl           one observation a line: append, fsync, then believe
         study.log               Optuna's own storage
+        trace.json              what the trace told
         result.json             the last words; absent while unfinished
+        error.json              why there is none: nothing fits, or the program is broken
         events.jsonl log.jsonl workers/
 """
 
@@ -57,6 +59,23 @@ class Run:
         """The last words; None while the run is unfinished."""
         path = self.directory / "result.json"
         return read_json(path) if path.exists() else None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended in a way that a mended program or another budget would not repeat."""
+        return (self.directory / "error.json").exists()
+
+    def write_error(self, message: str) -> None:
+        """Store why there is no result; such a run is not gone on from."""
+        write_json(self.directory / "error.json", {"message": message})
+
+    def remember_trace(self, cost_model: Mapping[str, Any]) -> bool:
+        """Store the trace; False, and nothing stored, if the run's earlier trace is of another program."""
+        path = self.directory / "trace.json"
+        if path.exists():
+            return bool(read_json(path).get("fingerprint") == cost_model["fingerprint"])
+        write_json(path, cost_model)
+        return True
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Store the last words; from now on the run is finished."""
@@ -178,6 +197,20 @@ def open_run(path: Path) -> Run:
     return runs[0]
 
 
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line for each fact that differs between what two runs explored; empty where one may stand for the other.
+
+    Compared are `job`, `environment` and `question` of their `meta.json`, as text, so that a file and a live object
+    compare equal. The folder of the configuration is left out: the same job in another checkout is the same job.
+    """
+    old, new = _deciding_facts(before), _deciding_facts(after)
+    return tuple(
+        f"{name.partition('.')[2]}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object.
 
@@ -208,6 +241,26 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     temporary.replace(path)
+
+
+def _deciding_facts(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted names of what decides a run, and their values as text."""
+    facts: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for name, inner in value.items():
+                walk(f"{prefix}.{name}", inner)
+        elif isinstance(value, list | tuple):
+            facts[prefix] = ", ".join(map(str, value))
+        else:
+            facts[prefix] = str(value)
+
+    for part in ("job", "environment", "question"):
+        kept = dict(meta.get(part, {}))
+        kept.pop("import_root", None)
+        walk(part, kept)
+    return facts
 
 
 def _make_unused(folder: Path, stem: str) -> Path:

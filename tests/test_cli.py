@@ -297,3 +297,16 @@ def test_the_explorer_is_killed_and_the_same_command_goes_on(job, tmp_path):
     assert again.returncode == 0, again.stderr
     assert set(finished).isdisjoint({e["number"] for e in events if e["event"] == "probe"})
     assert events[-1]["event"] == "result"
+
+
+def test_a_mended_program_is_not_met_by_its_old_failures(job, tmp_path):
+    bexplore("explore", job(model="shape_error"), cwd=tmp_path)
+    code = tmp_path / "programs.py"
+    mended = code.read_text().replace("x.reshape(x.shape[0], WIDTH // 2, 3)", "x")
+    code.write_text(mended)
+
+    done = bexplore("explore", tmp_path / "job.yaml", "--json", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "code:" in done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["num_known_probes"] == 0

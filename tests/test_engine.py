@@ -25,7 +25,7 @@ def test_a_probe_times_passes_and_updates_apart_and_says_what_was_compiled(run_o
     observation = run_on(imported_job())(probe(8))
 
     assert observation.outcome is Outcome.MEASURED, observation.reason
-    assert len(observation.pass_times_s) == 3
+    assert len(observation.pass_times_s) >= 3
     assert len(observation.update_times_s) == 3
     assert (observation.num_graphs, observation.num_graph_breaks, observation.num_recompiles) == (1, 0, 0)
     assert observation.compile_time_s > 0

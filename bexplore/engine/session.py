@@ -29,11 +29,13 @@ from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe
 from bexplore.workloads import Batch, Workload, build
 
-MIN_PASSES = 3
-# A pass this long averages the jitter away by itself: two of them are enough, and the one of the memory step counts,
-# because the profiler's share of it is below 1 %. Seconds.
+# Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
+MIN_PASSES = ((1.0, 2), (0.1, 3), (0.0, 5))
+# From here on the timed pass of the memory step counts too: the profiler's share of it is below 1 %. Seconds.
 LONG_PASS_S = 1.0
-MIN_LONG_PASSES = 2
+# Short passes are timed at least this long in all, however many that takes: they cost nothing. Seconds, passes.
+MIN_TIMED_S = 0.25
+MAX_PASSES = 200
 MAX_UPDATES = 3
 # A probe stops timing when the standard error of its log median is below this: a fifth of the 2 % that counts as a tie.
 ENOUGH_SE = 0.004
@@ -84,7 +86,7 @@ class Session:
 
         Args:
             probe: The size, and the upper bound on timed passes.
-            pass_budget_s: Stop timing passes once this many seconds are spent and `MIN_PASSES` are done.
+            pass_budget_s: Stop timing passes once this many seconds are spent and the fewest are done.
 
         Returns:
             Facts by the field names of `Observation`.
@@ -167,13 +169,10 @@ class Session:
 
     def _time_passes(self, batch: Batch, max_passes: int, budget_s: float, known_s: list[float]) -> list[float]:
         times_s = list(known_s)
-        fewest = MIN_LONG_PASSES if known_s else MIN_PASSES
-        while len(times_s) < max(fewest, max_passes):
+        while not _enough(times_s, max_passes, budget_s):
             seconds = self._timed(lambda: self.workload.forward_backward(batch))
             times_s.append(seconds)
             self.report(pass_time_s=seconds)
-            if len(times_s) >= fewest and (sum(times_s) > budget_s or _se(times_s) < ENOUGH_SE):
-                break
         return times_s
 
     def _time_updates(self) -> list[float]:
@@ -273,6 +272,17 @@ def _warnings(late: CompilerAccount, num_alloc_retries: int) -> list[str]:
             "throughput near the memory limit suffers from it"
         )
     return warnings
+
+
+def _enough(times_s: list[float], max_passes: int, budget_s: float) -> bool:
+    """Whether further passes would tell nothing that the decision needs, or cost more than they may."""
+    if not times_s:
+        return False
+    fewest = next(count for seconds, count in MIN_PASSES if float(np.median(times_s)) >= seconds)
+    total_s = sum(times_s)
+    if len(times_s) < fewest or (total_s < MIN_TIMED_S and len(times_s) < MAX_PASSES):
+        return False
+    return len(times_s) >= max_passes or total_s > budget_s or _se(times_s) < ENOUGH_SE
 
 
 def _se(times_s: list[float]) -> float:

@@ -120,16 +120,18 @@ class _Server:
     def _diagnose(self, failure: Any, request: dict[str, Any]) -> Any:
         """Tell a bug of the user's from one of the compiler's by running the same size without the compiler.
 
-        Dynamo reports errors of the user's own code (a shape error met with fake tensors, say) under its own types.
+        Dynamo reports errors of the user's own code (a shape error met with fake tensors, say) under its own types, and
+        compiled code that is wrong fails with the types of the user's code.
         """
         import dataclasses
 
         from bexplore.engine.failures import classify_exception
         from bexplore.job import Job
-        from bexplore.probe import Outcome
+        from bexplore.probe import Compilation, Outcome
         from bexplore.workloads import build
 
-        if failure.outcome is not Outcome.COMPILE_FAILED or request["kind"] != "probe":
+        is_compiled = request["kind"] == "probe" and request["probe"]["compilation"] != Compilation.EAGER
+        if not is_compiled or failure.outcome not in (Outcome.COMPILE_FAILED, Outcome.CRASHED):
             return failure
         self._session = None
         self._report(stage="eager check")
@@ -139,7 +141,8 @@ class _Server:
         except Exception as error:  # the user's own code again
             own = classify_exception(error)
             return own if own.outcome is Outcome.CRASHED else failure
-        return dataclasses.replace(failure, reason=f"{failure.reason} (the same step runs without torch.compile)")
+        reason = f"{failure.reason} (the same step runs without torch.compile)"
+        return dataclasses.replace(failure, outcome=Outcome.COMPILE_FAILED, reason=reason)
 
     def _report(self, **message: Any) -> None:
         send(self._connection, {"kind": "progress"} | message)
