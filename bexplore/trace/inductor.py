@@ -40,6 +40,7 @@ from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
 from bexplore.trace.workspaces import operator_workspace_bytes
 
+Observe = Callable[[GraphLowering, int], None]
 CHECKED_VERSIONS = ("2.11", "2.12", "2.13")
 
 
@@ -61,17 +62,22 @@ class CompiledGraph:
 
 
 @contextlib.contextmanager
-def planning_only(prime: int, run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]]) -> Iterator[None]:
+def planning_only(
+    prime: int, run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]], observe: Observe | None = None
+) -> Iterator[None]:
     """Make torch.compile plan graphs instead of building them, within this context.
 
     Args:
         prime: The micro-batch size of the fake step.
         run: Called in place of each compiled graph, with its inputs.
+        observe: Called with each planned graph of the compiler's own and `prime`.
     """
 
     def plan_instead(graph: GraphLowering) -> types.SimpleNamespace:
         graph.codegen()
         compiled = _read(graph, prime)
+        if observe is not None:
+            observe(graph, prime)
         graph.cache_key, graph.cache_path, graph.cache_linemap = "", os.devnull, []
         return types.SimpleNamespace(call=lambda arguments: run(compiled, arguments), __file__=os.devnull)
 

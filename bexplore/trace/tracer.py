@@ -20,7 +20,7 @@ from bexplore.trace.cost_model import CostModel
 from bexplore.trace.depth import KEPT_BLOCKS, MIDDLE_BLOCK, Repeat, find_repeats, lengthen, shortened
 from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost
-from bexplore.trace.inductor import CompiledGraph, batch_dimension_is_dynamic, planning_only
+from bexplore.trace.inductor import CompiledGraph, Observe, batch_dimension_is_dynamic, planning_only
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
 from bexplore.trace.plan import replay
 from bexplore.trace.polynomial import Polynomial
@@ -31,12 +31,17 @@ from bexplore.workloads import Workload, build
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
 
 
-def trace_job(job: Job) -> CostModel:
+def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = None) -> CostModel:
     """Trace a step of a job once, through the compiler's own fusion and memory plan.
 
     Everything runs on fake tensors, so no device memory is taken and no code is built. The compiler's state is reset
     before and after: programs that were compiled in this process before are compiled anew at their next call, so a
     process of its own is the better place.
+
+    Args:
+        job: What to trace.
+        whole_depth: Trace every one of many identical blocks, where `observe` must see them all.
+        observe: As in `planning_only`.
 
     Raises:
         TraceError: The job cannot be traced; the message says why in one line.
@@ -44,7 +49,7 @@ def trace_job(job: Job) -> CostModel:
     """
     started = time.perf_counter()
     try:
-        model = _trace(job)
+        model = _trace(job, whole_depth, observe)
     except BexploreError:
         raise
     except Exception as error:  # a user's model may fail under fake tensors in any way; an exploration goes on then
@@ -67,15 +72,17 @@ class _Pass:
     batch_size: Polynomial
 
 
-def _trace(job: Job) -> CostModel:
+def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
     fake_mode = FakeTensorMode()
     with fake_mode:
         workload = build(job)
     modules = _modules(workload)
     prime = _choose_prime(workload, fake_mode)
     # without compilation nobody says which block a tensor belongs to, and the whole model is quick
-    repeats = [repeat for module in modules if job.compile.enabled for repeat in find_repeats(module)]
-    traced = _trace_pass(workload, fake_mode, repeats, prime)
+    repeats = [
+        repeat for module in modules if job.compile.enabled and not whole_depth for repeat in find_repeats(module)
+    ]
+    traced = _trace_pass(workload, fake_mode, repeats, prime, observe)
     parameters = _unique(parameter for module in modules for parameter in module.parameters())
     trained = _trained_parameters(parameters, repeats, traced.trained)
     resident = [
@@ -134,7 +141,9 @@ def _sum_costs(costs: list[Cost], repeats: list[Repeat]) -> Cost:
     return total
 
 
-def _trace_pass(workload: Workload, fake_mode: Any, repeats: list[Repeat], prime: int) -> _Pass:
+def _trace_pass(
+    workload: Workload, fake_mode: Any, repeats: list[Repeat], prime: int, observe: Observe | None
+) -> _Pass:
     tracker = LifetimeTracker(prime)
     graphs: list[CompiledGraph] = []
 
@@ -142,7 +151,7 @@ def _trace_pass(workload: Workload, fake_mode: Any, repeats: list[Repeat], prime
         graphs.append(graph)
         return replay(graph.plan, arguments, tracker, fake_mode)
 
-    with shortened(repeats), planning_only(prime, run), fake_mode, LifetimeMode(tracker):
+    with shortened(repeats), planning_only(prime, run, observe), fake_mode, LifetimeMode(tracker):
         batch = workload.make_batch(prime)
         batch_size = _adopt_batch(workload, batch, tracker)
         for module in _modules(workload):
