@@ -65,6 +65,7 @@ class Config:
         mode: Train or eval: the side that is explored.
         request: The user's `micro_batch_size`.
         batch_size: The user's global batch size; None where the file gives none.
+        batch_size_path: Where that stands or would stand, as in `Request`.
         num_replicas: Data-parallel replicas.
         model_dir: Folder of the user's own results; the run log is named after it.
         job: One replica's program. Its device may still be `auto`: see `on_device`.
@@ -81,6 +82,7 @@ class Config:
     model_dir: str
     job: Job
     explore: ExploreSettings
+    batch_size_path: KeyPath = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -43,6 +43,7 @@ _SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".na
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 _BRACKETS = re.compile(r"[\[\]{}]")
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq"))
+_VISIBLE = (ScalarEvent, AliasEvent, MappingEndEvent, SequenceEndEvent)
 _LONGEST_NUMBER = 400  # characters; no float has more digits before it is infinite
 
 
@@ -52,14 +53,14 @@ class Position:
 
     Attributes:
         line: Of the key (of the value, for an element of a list), from 1; None for a value of the command line.
-        value_start: (line, column) where the value begins, both from 1; None as above.
-        value_end: (line, column) just behind the value.
+        span: Characters of the text from the first of the value to just behind its last; None as above.
+        key_span: The same of its key; None as above, and for an element of a list.
         override: The `--set` text that gave the value; empty for the file.
     """
 
     line: int | None = None
-    value_start: tuple[int, int] | None = None
-    value_end: tuple[int, int] | None = None
+    span: tuple[int, int] | None = None
+    key_span: tuple[int, int] | None = None
     override: str = ""
 
 
@@ -119,6 +120,7 @@ class YamlReader:
         self._num_events = 0
         self._num_values = 0
         self._depth = 0
+        self._end = 0  # character behind the last thing that was read; a block's own end mark lies far behind it
         self._events: Iterator[Any] = iter(())
 
     def read(self, text: str) -> Any:
@@ -157,6 +159,8 @@ class YamlReader:
             self._num_events += 1
             if self._num_events > MAX_EVENTS:
                 raise self._error(event, f"more than {MAX_EVENTS} keys and values; no configuration has so many")
+            if event.end_mark.index > event.start_mark.index and isinstance(event, _VISIBLE):
+                self._end = event.end_mark.index
             yield event
 
     def _node(self, event: NodeEvent, path: KeyPath) -> Any:
@@ -193,7 +197,7 @@ class YamlReader:
                 break
             here = (*path, len(values))
             values.append(self._node(event, here))
-            self._remember(here, _position(event, event))
+            self._remember(here, _position(event, event, self._end))
         return values
 
     def _mapping(self, path: KeyPath) -> dict[Any, Any]:
@@ -218,7 +222,7 @@ class YamlReader:
             if key in values:
                 self._duplicate(key_event, key, values[key], value, earlier)
             values[key] = value
-            self._remember(here, _position(key_event, value_event))
+            self._remember(here, _position(key_event, value_event, self._end))
         for value_event, value, inside in merged:
             self._merge(value_event, path, values, value, inside)
         return values
@@ -314,10 +318,10 @@ def resolve_plain(text: str) -> Any:
     return int(text.replace("_", "")) if is_integer else float(text)
 
 
-def _position(key_event: Any, value_event: Any) -> Position:
-    start, end = value_event.start_mark, value_event.end_mark
+def _position(key_event: Any, value_event: Any, end: int) -> Position:
+    key_span = (key_event.start_mark.index, key_event.end_mark.index)
     return Position(
         line=key_event.start_mark.line + 1,
-        value_start=(start.line + 1, start.column + 1),
-        value_end=(end.line + 1, end.column + 1),
+        span=(value_event.start_mark.index, max(end, value_event.start_mark.index)),
+        key_span=None if key_event is value_event else key_span,
     )

@@ -157,15 +157,20 @@ def test_json_is_read_too(tmp_path):
 
 
 def test_each_key_knows_its_line_and_each_value_its_place(tmp_path):
-    seen = read(tmp_path, "# comment\na:\n    b: 12   # twelve\n    c:\n      - x\n      - d: 5\n")
+    text = "# comment\na:\n    b: 12   # twelve\n    c:\n      - x\n      - d: 5\n\n# end\n"
+    seen = read(tmp_path, text)
     assert [seen.position(path).line for path in (("a",), ("a", "b"), ("a", "c", 1), ("a", "c", 1, "d"))] == [
         2,
         3,
         6,
         6,
     ]
-    place = seen.position(("a", "b"))
-    assert (place.value_start, place.value_end) == ((3, 8), (3, 10))
+    spans = {path: seen.position(path) for path in (("a", "b"), ("a", "c"))}
+    assert {path: text[slice(*place.span)] for path, place in spans.items()} == {
+        ("a", "b"): "12",
+        ("a", "c"): "- x\n      - d: 5",
+    }
+    assert text[slice(*spans["a", "c"].key_span)] == "c"
 
 
 def test_what_is_missing_is_placed_at_the_nearest_thing_around_it(tmp_path):

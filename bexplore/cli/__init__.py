@@ -10,6 +10,7 @@ import sys
 import click
 
 from bexplore import __version__
+from bexplore.cli.apply import apply
 from bexplore.cli.explore import explore
 from bexplore.cli.single import probe, trace
 from bexplore.cli.tables import batch_sizes, replay, schema
@@ -27,7 +28,7 @@ def cli() -> None:
     """
 
 
-for command in (explore, trace, probe, replay, batch_sizes, schema):
+for command in (explore, apply, trace, probe, replay, batch_sizes, schema):
     cli.add_command(command)
 
 

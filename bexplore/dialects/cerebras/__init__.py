@@ -67,6 +67,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
         mode=side,
         request=request,
         batch_size=global_batch_size,
+        batch_size_path=batch_path,
         num_replicas=num_replicas,
         model_dir=model_dir if isinstance(model_dir, str) and model_dir.strip() else "model_dir",
         job=job,

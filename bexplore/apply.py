@@ -1,0 +1,185 @@
+"""The size that a run found, written into the user's own file: what changes, and whether it may."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from bexplore import journal
+from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
+from bexplore.config import Config
+from bexplore.document import dotted_path
+from bexplore.errors import UserInputError
+from bexplore.job import code_digest
+from bexplore.journal import Run
+from bexplore.yaml_writer import with_number
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# What of the question a file alone decides; the rest (effort, seed, storage) does not make another answer wrong.
+_BOUNDS = ("minimum", "maximum", "candidates", "memory_budget", "num_replicas")
+
+
+class BatchSizeRule(StrEnum):
+    """What becomes of a `batch_size` that is not valid with the size that was found."""
+
+    NEAREST = "nearest"  # it moves to the nearest that is
+    KEEP = "keep"  # it stays; the training will refuse it, or cut it unevenly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What would be written.
+
+    Attributes:
+        path: The user's file.
+        before: Its bytes.
+        after: Its bytes with the new values.
+        run: The run that found them.
+        result: The last words of that run.
+        batch_size_change: The global batch size before and after; None if it stays.
+    """
+
+    path: Path
+    before: bytes
+    after: bytes
+    run: Run
+    result: Mapping[str, Any]
+    batch_size_change: tuple[int, int] | None
+
+    @property
+    def diff(self) -> str:
+        """The change as a unified diff; empty where the file says so already."""
+        old, new = (data.decode("utf-8-sig").splitlines(keepends=True) for data in (self.before, self.after))
+        lines = difflib.unified_diff(old, new, str(self.path), str(self.path), n=2)
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def plan_edit(config: Config, *, run: Run | None = None, batch_size: BatchSizeRule | None = None) -> Edit:
+    """What to write into the file of a configuration, from a run of the same job.
+
+    Args:
+        config: The file as it is now.
+        run: The run; None for the newest finished one of this job.
+        batch_size: What becomes of a global batch size that is not valid with the size; None refuses it.
+
+    Raises:
+        UserInputError: There is no such run, it is not finished, the job has changed since, or the number cannot be
+            written without changing something else.
+    """
+    chosen = run or _newest_run(config)
+    _refuse_another_job(config, chosen)
+    result = chosen.result()
+    size = None if result is None else result.get("micro_batch_size")
+    if result is None or size is None:
+        raise UserInputError(
+            f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.path}"
+        )
+    before = _read(config.path)
+    text = before.removeprefix(_BYTE_ORDER_MARK).decode()
+    mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
+    source = str(config.path)
+    changed = with_number(text, config.request.path, size, beside=config.batch_size_path, source=source)
+    new_batch_size = _batch_size(config, size, batch_size)
+    if new_batch_size is not None:
+        changed = with_number(changed, config.batch_size_path, new_batch_size, source=source)
+    return Edit(
+        path=config.path,
+        before=before,
+        after=mark + changed.encode(),
+        run=chosen,
+        result=result,
+        batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
+    )
+
+
+def write_edit(edit: Edit, target: Path | None = None) -> Path:
+    """Write the file in one step, or another file; returns which.
+
+    Raises:
+        UserInputError: The file changed while the user was asked, or cannot be written.
+    """
+    path = (target or edit.path).resolve()  # a link stays a link
+    if target is None and _read(path) != edit.before:
+        raise UserInputError(f"{edit.path} changed meanwhile; nothing was written", hint="type the command again")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(edit.after)
+        shutil.copymode(edit.path, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserInputError(f"cannot write {path}: {error.strerror}", hint="write another file with -o") from error
+    return path
+
+
+def _newest_run(config: Config) -> Run:
+    """The newest finished run of this job; one of another job is refused later, with what differs."""
+    folder = journal.model_directory(config.mode, config.model_dir)
+    finished = [run for run in journal.find_runs(folder) if run.result() is not None]
+    if not finished:
+        raise UserInputError(
+            f"no finished run of this job under {folder}",
+            hint=f"bexplore explore {config.path}, or name a run: --run RUN",
+        )
+    return next((run for run in finished if not _changes(config, run)), finished[0])
+
+
+def _refuse_another_job(config: Config, run: Run) -> None:
+    changes = _changes(config, run)
+    if changes:
+        listed = "".join(f"\n  {line}" for line in changes)
+        raise UserInputError(
+            f"{config.path} has changed since {run.directory}:{listed}", hint=f"bexplore explore {config.path}"
+        )
+
+
+def _changes(config: Config, run: Run) -> tuple[str, ...]:
+    """What differs between the file now and what was explored; the machine may be another one."""
+    meta = run.meta()
+    before: dict[str, Any] = {
+        "job": meta.get("job", {}),
+        "environment": {"code": meta.get("environment", {}).get("code", "")},
+    }
+    after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digest(config.job)}}
+    if config.request.is_search and config.request.position is not None:
+        bounds = {
+            "minimum": config.minimum,
+            "maximum": config.maximum,
+            "candidates": config.candidates,
+            "memory_budget": config.explore.memory_budget,
+            "num_replicas": config.num_replicas,
+        }
+        before["question"] = {name: meta.get("question", {}).get(name) for name in _BOUNDS}
+        after["question"] = bounds
+    return journal.differences(before, after)
+
+
+def _batch_size(config: Config, micro_batch_size: int, rule: BatchSizeRule | None) -> int | None:
+    """The global batch size to write; None leaves it."""
+    given = config.batch_size
+    if given is None or rule is BatchSizeRule.KEEP:
+        return None
+    if is_valid_global_batch_size(given, micro_batch_size, config.num_replicas, config.divisibility):
+        return None
+    sizes = valid_global_batch_sizes(micro_batch_size, config.num_replicas, given, config.divisibility)
+    near = min((size.global_batch_size for size in sizes), key=lambda size: abs(size - given))
+    if rule is None:
+        message = near_value_message(given, micro_batch_size, config.num_replicas, config.divisibility)
+        raise UserInputError(
+            f"{dotted_path(config.batch_size_path)}: {message}",
+            hint=f"--batch-size nearest writes {near}, --batch-size keep leaves {given}",
+        )
+    return near
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserInputError(f"cannot read {path}: {error.strerror}") from error

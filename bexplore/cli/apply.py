@@ -1,0 +1,95 @@
+"""`bexplore apply`: the size that was found, written into the user's file, after showing what changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.errors import UserInputError
+
+if TYPE_CHECKING:
+    from bexplore.apply import Edit
+
+
+@click.command()
+@CONFIG
+@click.option("--run", "run_path", type=click.Path(path_type=Path), help="The run; the newest of this job without it.")
+@click.option(
+    "--batch-size",
+    type=click.Choice(["nearest", "keep"]),
+    help="Where the global batch size is not valid with the size: write the nearest that is, or keep it.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE instead of CONFIG.")
+@click.option("-y", "--yes", is_flag=True, help="Write without asking.")
+@common_options
+def apply(
+    config: Path, run_path: Path | None, batch_size: str | None, output: Path | None, yes: bool, common: Common
+) -> None:
+    """Write the micro-batch size that was found into CONFIG; everything else in it stays as it is, to the byte.
+
+    The change is shown first. It is refused where the job has changed since it was explored.
+
+    \b
+    Examples:
+      bexplore apply job.yaml                             show the change, ask, write
+      bexplore apply job.yaml --batch-size nearest --yes  also move batch_size to the nearest valid one
+      bexplore apply job.yaml -o tuned.yaml               leave job.yaml alone
+    """
+    import dataclasses
+
+    from bexplore.apply import BatchSizeRule, plan_edit, write_edit
+    from bexplore.journal import open_run
+
+    loaded = common.load(config)
+    if common.model_dir is not None:
+        loaded = dataclasses.replace(loaded, model_dir=common.model_dir)
+    run = open_run(run_path) if run_path is not None else None
+    edit = plan_edit(loaded, run=run, batch_size=None if batch_size is None else BatchSizeRule(batch_size))
+    is_change = edit.before != edit.after or output is not None
+    if not common.as_json:
+        _show(edit)
+    is_agreed = is_change and (yes or _ask(output or config))
+    written = write_edit(edit, output) if is_agreed else None
+    if common.as_json:
+        click.echo(json.dumps(_record(edit, written)))
+    elif written is not None:
+        click.echo(f"wrote {output or config}")
+
+
+def _show(edit: Edit) -> None:
+    result = edit.result
+    click.echo(
+        f"micro_batch_size {result['micro_batch_size']}: {result['relative_performance']:.2f}x the speed of size "
+        f"{result['base_micro_batch_size']}, confidence {result['confidence']} out of 100 ({edit.run.directory})"
+    )
+    click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.path} says so already")
+    if edit.batch_size_change is not None:
+        before, after = edit.batch_size_change
+        click.echo(
+            f"The global batch size changes from {before} to {after}. The learning rate and its schedule belong to the "
+            "global batch;\nthey are not touched."
+        )
+
+
+def _ask(target: Path) -> bool:
+    if not sys.stdin.isatty():
+        raise UserInputError("nothing was written: there is no terminal to ask on", hint="--yes writes without asking")
+    return click.confirm(f"Write {target}?", err=True)
+
+
+def _record(edit: Edit, written: Path | None) -> dict[str, object]:
+    before, after = edit.batch_size_change or (None, None)
+    return {
+        "event": "apply",
+        "micro_batch_size": edit.result["micro_batch_size"],
+        "batch_size_before": before,
+        "batch_size_after": after,
+        "diff": edit.diff,
+        "written": None if written is None else str(written),
+        "run_dir": str(edit.run.directory),
+    }

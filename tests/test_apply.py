@@ -1,0 +1,246 @@
+"""The chosen size in the user's own file: the number and nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bexplore import dialects, journal
+from bexplore.apply import BatchSizeRule, plan_edit, write_edit
+from bexplore.cli.apply import apply
+from bexplore.errors import UserInputError
+from bexplore.job import code_digest
+from bexplore.journal import Run
+from bexplore.yaml_writer import with_number
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SECTIONS = """\
+# The job of the week.
+train_input:
+    batch_size: 24   # global
+    micro_batch_size: explore    # find the fastest
+    'use_worker_cache':   True
+model: {name: "gpt2", vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}
+
+runconfig:
+    num_csx: 2
+    model_dir: weekly
+explore: {memory_budget: 1GiB, max: 16}
+"""
+TRAINER = """\
+trainer:
+  init:
+    model: {name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}
+    model_dir: weekly
+    callbacks:
+      - ScopedTrainFlags:
+          csx.performance.micro_batch_size:
+            explore:      # bounds
+              min: 2
+              max: 16     # what fits
+      - Checkpoint: {}
+  fit:
+    train_dataloader: {batch_size: 24}
+"""
+
+
+def job_file(folder: Path, text: str = SECTIONS) -> Path:
+    path = folder / "job.yaml"
+    path.write_bytes(text.encode())
+    return path
+
+
+def finished_run(path: Path, size: int | None = 6) -> Run:
+    """A run on disk as `explore` would leave it for the file as it is now."""
+    config = dialects.load(path)
+    meta = {
+        "job": config.job.as_dict(),
+        "environment": {"code": code_digest(config.job), "processor": "another machine's"},
+        "question": {
+            "minimum": config.minimum,
+            "maximum": config.maximum,
+            "candidates": config.candidates,
+            "memory_budget": config.explore.memory_budget,
+            "num_replicas": config.num_replicas,
+        },
+    }
+    run = journal.create_run(journal.model_directory(config.mode, config.model_dir), meta=meta, now=NOW)
+    result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
+    run.write_result(result | {"micro_batch_size": size})
+    return run
+
+
+@pytest.fixture(autouse=True)
+def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def applied(path: Path, rule: BatchSizeRule | None = None) -> str:
+    write_edit(plan_edit(dialects.load(path), batch_size=rule))
+    return path.read_bytes().decode()
+
+
+def test_only_the_value_of_the_key_changes(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path)
+
+    assert applied(path) == SECTIONS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
+
+
+def test_a_block_below_the_key_leaves_with_its_lines_and_the_rest_stays(tmp_path):
+    path = job_file(tmp_path, TRAINER)
+    finished_run(path)
+
+    head, _, tail = TRAINER.partition("\n            explore:")
+    assert applied(path) == f"{head} 6{tail[tail.index(chr(10) + '      - Checkpoint') :]}"
+
+
+def test_windows_line_ends_a_byte_order_mark_and_no_last_line_end_are_kept(tmp_path):
+    text = "\ufeff" + SECTIONS.replace("\n", "\r\n").removesuffix("\r\n")
+    path = job_file(tmp_path, text)
+    finished_run(path)
+
+    assert applied(path) == text.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
+
+
+def test_an_absent_key_is_added_beside_the_batch_size(tmp_path):
+    text = SECTIONS.replace("    micro_batch_size: explore    # find the fastest\n", "")
+    path = job_file(tmp_path, text)
+    finished_run(path)
+
+    assert applied(path) == text.replace("    batch_size: 24", "    micro_batch_size: 6\n    batch_size: 24")
+
+
+def test_a_value_that_other_keys_share_is_not_touched(tmp_path):
+    text = SECTIONS.replace("micro_batch_size: explore", "micro_batch_size: &size explore")
+    path = job_file(tmp_path, text + "eval_input: {batch_size: 24, micro_batch_size: *size}\n")
+    finished_run(path)
+    before = path.read_bytes()
+
+    with pytest.raises(UserInputError, match="shares its value with other keys"):
+        plan_edit(dialects.load(path))
+    assert path.read_bytes() == before
+
+
+@given(comment=st.text(st.characters(codec="utf-8", exclude_categories=("C", "Zl", "Zp"))), size=st.integers(1, 10**6))
+def test_whatever_a_comment_holds_it_is_kept(comment, size):
+    text = f"a: # {comment}\n  b: {{c: explore}} # {comment}\n# {comment}\nd: é\n"
+    changed = with_number(text, ("a", "b", "c"), size, source="job.yaml")
+
+    assert changed == text.replace("{c: explore}", f"{{c: {size}}}", 1) or "{c: explore}" in comment
+
+
+def test_a_job_that_changed_since_is_refused_with_what_changed(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path)
+    path.write_text(path.read_text().replace("hidden_size: 32", "hidden_size: 64"))
+
+    with pytest.raises(UserInputError, match=r"(?s)has changed since.*hidden_size: 32 -> 64") as refused:
+        plan_edit(dialects.load(path))
+    assert refused.value.hint == f"bexplore explore {path}"
+
+
+def test_bounds_that_changed_since_are_refused_too(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path)
+    path.write_text(path.read_text().replace("max: 16", "max: 4"))
+
+    with pytest.raises(UserInputError, match="maximum: 16 -> 4"):
+        plan_edit(dialects.load(path))
+
+
+def test_a_comment_or_another_effort_is_no_change(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path)
+    path.write_text("# new\n" + path.read_text().replace("max: 16", "max: 16, effort: thorough, seed: 0"))
+
+    assert plan_edit(dialects.load(path)).after != plan_edit(dialects.load(path)).before
+
+
+def test_a_run_without_a_recommendation_cannot_be_applied(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path, size=None)
+
+    with pytest.raises(UserInputError, match="no recommendation"):
+        plan_edit(dialects.load(path))
+
+
+def test_without_a_run_it_says_what_to_type(tmp_path):
+    path = job_file(tmp_path)
+
+    with pytest.raises(UserInputError) as refused:
+        plan_edit(dialects.load(path))
+    assert f"bexplore explore {path}" in refused.value.hint
+
+
+def test_a_batch_size_that_does_not_go_with_the_size_is_never_changed_unasked(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path, size=5)
+
+    with pytest.raises(UserInputError, match="batch_size 24 is not valid with micro_batch_size 5") as refused:
+        plan_edit(dialects.load(path))
+    assert "--batch-size nearest writes 20" in refused.value.hint
+    assert "batch_size: 24   # global" in applied(path, BatchSizeRule.KEEP)
+    path.write_text(SECTIONS)
+    assert "batch_size: 20   # global" in applied(path, BatchSizeRule.NEAREST)
+
+
+def test_a_file_that_changes_while_the_user_is_asked_is_not_overwritten(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path)
+    edit = plan_edit(dialects.load(path))
+    path.write_text(path.read_text() + "# a thought\n")
+
+    with pytest.raises(UserInputError, match="changed meanwhile"):
+        write_edit(edit)
+    assert path.read_text().endswith("# a thought\n")
+
+
+def test_a_link_stays_a_link_the_mode_stays_and_nothing_else_is_left(tmp_path):
+    folder = tmp_path / "real"
+    folder.mkdir()
+    path = job_file(folder)
+    path.chmod(0o640)
+    link = tmp_path / "job.yaml"
+    link.symlink_to(path)
+    finished_run(link)
+
+    applied(link)
+
+    assert link.is_symlink()
+    assert "micro_batch_size: 6" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(folder.iterdir()) == [path]
+
+
+def test_the_command_shows_the_change_and_writes_only_after_yes(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path, size=5)
+
+    shown = CliRunner().invoke(apply, ["job.yaml", "--batch-size", "nearest"])
+    assert "-    micro_batch_size: explore    # find the fastest" in shown.output
+    assert "+    micro_batch_size: 5    # find the fastest" in shown.output
+    assert "from 24 to 20. The learning rate" in shown.output
+    assert "--yes" in shown.exception.hint
+    assert path.read_text() == SECTIONS
+
+    done = CliRunner().invoke(apply, ["job.yaml", "--batch-size", "nearest", "--yes"])
+    assert done.exit_code == 0, done.exception
+    again = CliRunner().invoke(apply, ["job.yaml", "--batch-size", "nearest", "--yes"])
+    assert "says so already" in again.output
+
+
+def test_another_file_may_be_written_instead(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path)
+
+    done = CliRunner().invoke(apply, ["job.yaml", "-o", "tuned.yaml", "--yes", "--json"])
+
+    assert done.exit_code == 0, done.exception
+    assert path.read_text() == SECTIONS
+    assert "micro_batch_size: 6 " in (tmp_path / "tuned.yaml").read_text()
