@@ -8,6 +8,8 @@ from typing import Any
 
 from bexplore.errors import UserInputError
 
+_MOST_LISTED = 30  # names in a hint
+
 
 def require(condition: bool, message: str, hint: str) -> None:
     """Raise UserInputError with the message and the hint unless the condition holds."""
@@ -16,11 +18,14 @@ def require(condition: bool, message: str, hint: str) -> None:
 
 
 def suggestion(value: str, known: Iterable[str]) -> str:
-    """What to type instead of an unknown value: the nearest known one, or all of them."""
+    """What to type instead of an unknown value: the nearest known one, or what there is."""
     known = list(known)
     by_lower_case = {name.lower(): name for name in known}
     near = difflib.get_close_matches(value.lower(), by_lower_case, n=1)
-    return f"Did you mean {by_lower_case[near[0]]}?" if near else f"Choose one of {', '.join(known)}."
+    if near:
+        return f"Did you mean {by_lower_case[near[0]]}?"
+    more = f" ({len(known)} in all)" if len(known) > _MOST_LISTED else ""
+    return f"Choose one of {', '.join(known[:_MOST_LISTED])}{more}."
 
 
 def check_keys(given: Mapping[str, Any], known: Iterable[str], owner: str) -> None:

@@ -28,6 +28,7 @@ class Workload:
         update: Clips, steps the optimizers and clears the gradients; does nothing in evaluation.
         optimizers: What `update` steps; empty in evaluation.
         batch_dimensions: For each tensor leaf of a batch, the dimension of the sample; None for a tensor without one.
+            None in all where the structure of a batch depends on its size (a list of samples).
     """
 
     job: Job
