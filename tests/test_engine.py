@@ -9,7 +9,7 @@ import psutil
 import pytest
 from conftest import imported_job
 
-from bexplore.errors import EngineError
+from bexplore.errors import EngineError, UserInputError
 from bexplore.events import probe_record
 from bexplore.job import CompileSettings, Job, Mode
 from bexplore.probe import Compilation, Outcome, Probe
@@ -122,6 +122,13 @@ def test_a_bug_of_the_users_is_a_crash_with_its_own_place_and_never_out_of_memor
     assert observation.outcome is Outcome.CRASHED
     assert "programs.py" in observation.traceback_text
     assert "shape" in observation.reason
+
+
+def test_a_mistake_in_an_import_path_is_the_users_input_with_its_hint(run_on):
+    with pytest.raises(UserInputError, match="perceptro") as error:
+        run_on(imported_job("perceptro"))(probe(4))
+
+    assert "perceptron" in error.value.hint
 
 
 def test_a_bug_at_some_sizes_only_leaves_the_other_sizes_measurable(run_on):

@@ -53,14 +53,15 @@ def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode
 
     Args:
         batch: Pytree of tensors.
-        dimensions: Sample dimension of each tensor leaf, None for a tensor without one; None for dimension 0 of all.
+        dimensions: Sample dimension of each tensor leaf, None for a tensor without one; None where the structure of
+            the batch is not known (a list of samples, say), so that nothing can be marked.
         mode: One of `SHARED_MODES`.
     """
-    if mode == "static":
+    if mode == "static" or dimensions is None:
         return
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     for index, tensor in enumerate(tensors):
-        dimension = 0 if dimensions is None else dimensions[index]
+        dimension = dimensions[index]
         if dimension is None or tensor.dim() == 0:
             continue
         if mode == "unbacked":

@@ -15,7 +15,7 @@ from typing import IO, Any
 from bexplore.engine.failures import Failure
 from bexplore.engine.machine import Tenants
 from bexplore.engine.process import Progress, WorkerProcess
-from bexplore.errors import EngineError
+from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 
@@ -64,6 +64,9 @@ class EngineRunner:
 
     def __call__(self, probe: Probe) -> Observation:
         """Compile and run one size; every failure of the job is an observation.
+
+        Raises:
+            UserInputError: The job cannot be built from what the configuration says.
 
         A shared program that does not compile with one kind of symbolic batch dimension is tried with the next.
         """
@@ -196,6 +199,9 @@ class EngineRunner:
         )
         if isinstance(answer, Failure):
             self.close()
+        elif "refused" in answer:
+            self.close()
+            raise UserInputError(answer["refused"], hint=answer["hint"])
         return answer
 
     def _observe(

@@ -30,6 +30,8 @@ def trace_in_worker(job: Job, run_dir: Path, on_progress: Callable[[dict[str, An
         worker.close()
     if isinstance(answer, Failure):
         return answer.reason
+    if "refused" in answer:
+        return str(answer["refused"])
     if answer["outcome"] != "measured":
         return str(answer["reason"])
     return CostModel.from_dict(answer["cost_model"])

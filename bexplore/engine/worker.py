@@ -15,6 +15,7 @@ from typing import Any
 
 from bexplore.engine.channel import receive, send
 from bexplore.engine.limits import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
+from bexplore.errors import BexploreError
 
 
 def main(file_descriptor: int) -> None:
@@ -52,6 +53,8 @@ class _Server:
 
         try:
             return getattr(self, f"_{request['kind']}")(request)
+        except BexploreError as error:
+            return {"refused": error.message, "hint": error.hint}
         except Exception as error:  # the border of the user's code: everything it raises becomes the probe's outcome
             failure = classify_exception(error)
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.

@@ -1,0 +1,327 @@
+"""What a worker finds out of a job's program without running it: the exact facts that the guard compares.
+
+Two looks, both on fake tensors: the trace, through fusion and the memory plan, and Dynamo alone over several sizes,
+which tells graph breaks and what a change of the size compiles anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch._dynamo import decorators
+from torch._dynamo import utils as dynamo_utils
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+import bexplore
+from bexplore.engine.compilation import CompilerWatch
+from bexplore.errors import BexploreError
+from bexplore.facts import Item, ProgramFacts, describe_polynomial
+from bexplore.job import Job
+from bexplore.trace import CostModel, TraceError, trace_job
+from bexplore.trace.polynomial import Polynomial
+from bexplore.workloads import Batch, Workload, build
+
+# Sizes of the second look, samples. The first divides no usual dimension; the others lie around usual thresholds.
+# Not 1, for which torch always compiles apart.
+SIZES = (61, 8, 3, 16, 64)
+NUM_LARGEST_BUFFERS = 8
+_TYPICAL_SIZE = 8  # samples; orders buffers that grow differently
+_OWN_FOLDERS = tuple(str(Path(module.__file__).parent) for module in (torch, bexplore) if module.__file__)
+_STACK_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Dynamo's names of frames, and numbers that say only which of several compilations it was.
+_ORDINAL = re.compile(r"^\d+/\d+: ")
+_EXPECTED = re.compile(r"\. expected .*$")
+_CODE_IN_REASON = re.compile(r"\s+#\s.*$")
+_PLACE_IN_REASON = re.compile(r"([\w./-]+\.py:\d+) in ")
+
+
+def program_facts(job: Job) -> ProgramFacts:
+    """Take the exact facts of a job's program.
+
+    What cannot be found out is left unknown, with its reason among the `problems`: the program of a broken job is a
+    result too, and the comparison decides what it means.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+    """
+    facts = ProgramFacts(traced_device=torch.device(job.device).type)
+    changes, problems = _look_at_plan(job), []
+    facts = dataclasses.replace(facts, **changes)
+    if job.compile.enabled:
+        changes = _look_across_sizes(job)
+        problems = [*facts.problems, *(line for line in changes["problems"] if line not in facts.problems)]
+        facts = dataclasses.replace(facts, **changes | {"problems": tuple(problems)})
+    return facts
+
+
+class _Graphs:
+    """Collects what is compared of each planned graph."""
+
+    def __init__(self) -> None:
+        self.operators: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
+        self.saved: Counter[str] = Counter()
+        self.saved_bytes = Polynomial()
+        self.buffers: dict[str, Polynomial] = {}
+        self.where: dict[str, str] = {}
+        self.num_graphs = 0
+        self._forward: dict[str, Any] = {}
+
+    def observe(self, graph: Any, prime: int) -> None:
+        """Read one graph of the compiler after its planning."""
+        nodes = {node.name: node for node in graph.orig_gm.graph.nodes}
+        self.num_graphs += 1
+        for node in nodes.values():
+            if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
+                self._count_operator(node, prime)
+        if graph.is_backward:
+            self._count_saved(nodes.values(), prime)
+        else:
+            self._forward = nodes
+        for scheduled in graph.scheduler.nodes:
+            origins = {o.name: o for part in scheduled.get_nodes() if part.node for o in part.node.get_origins()}
+            if origins:
+                label = "+".join(sorted({_short(origin.target) for origin in origins.values()}))
+                self._note(self.kernels, label, _first_place(origins.values()))
+
+    def _count_operator(self, node: Any, prime: int) -> None:
+        value = node.meta["val"]
+        label = f"{_short(node.target)} {_describe(value, prime)}"
+        self._note(self.operators, label, _place(node))
+        if not _is_view(node.target):
+            self.buffers[label] = _bytes_of(value, prime)
+
+    def _count_saved(self, nodes: Iterable[Any], prime: int) -> None:
+        for node in nodes:
+            value = node.meta.get("val")
+            if node.op != "placeholder" or node.name.startswith("tangents") or not isinstance(value, torch.Tensor):
+                continue
+            size = _bytes_of(value, prime)
+            is_input = node.name.startswith("primals")
+            if is_input and not (size.linear or size.quadratic):
+                continue  # a parameter, which lives anyway
+            maker = self._forward.get(node.name, node)
+            name = _short(maker.target) if maker.op == "call_function" else "input"
+            self.saved_bytes = self.saved_bytes + size
+            self._note(self.saved, f"{name} {_describe(value, prime)}", _place(maker))
+
+    def _note(self, counter: Counter[str], label: str, where: str) -> None:
+        counter[label] += 1
+        self.where.setdefault(label, where)
+
+    def items(self, counter: Counter[str]) -> tuple[Item, ...]:
+        """The counts, by label."""
+        return tuple(
+            Item(label=label, count=count, where=self.where[label]) for label, count in sorted(counter.items())
+        )
+
+    def largest(self) -> list[str]:
+        """Labels of the largest results, largest first."""
+        ordered = sorted(self.buffers, key=lambda label: (-self.buffers[label](_TYPICAL_SIZE), label))
+        return ordered[:NUM_LARGEST_BUFFERS]
+
+
+def _look_at_plan(job: Job) -> dict[str, Any]:
+    """Trace the step through the compiler's memory plan, every block of a deep model included."""
+    graphs = _Graphs()
+    try:
+        model = trace_job(job, whole_depth=True, observe=graphs.observe)
+    except TraceError as error:
+        cause = error.__cause__ if error.__cause__ is not None else error
+        return {"problems": (_told(error.message, cause),)}
+    changes = _of_cost_model(model)
+    if graphs.num_graphs:
+        largest = graphs.largest()
+        changes |= {
+            "num_saved_activations": graphs.saved.total(),
+            "saved_activation_bytes": _triple(graphs.saved_bytes),
+            "saved_activations": graphs.items(graphs.saved),
+            "largest_buffer_bytes": _triple(graphs.buffers[largest[0]]) if largest else None,
+            "largest_buffers": tuple(Item(label=label, where=graphs.where[label]) for label in largest),
+            "operators": graphs.items(graphs.operators),
+            "num_kernels": graphs.kernels.total(),
+            "kernels": graphs.items(graphs.kernels),
+        }
+    return changes
+
+
+def _of_cost_model(model: CostModel) -> dict[str, Any]:
+    return {
+        "traced_device": model.device,
+        "num_parameters": model.num_parameters,
+        "flops": _triple(model.hardware_flops),
+        "phases": {phase.value: tuple(_triple(peak.size) for peak in peaks) for phase, peaks in model.peaks.items()},
+    }
+
+
+def _look_across_sizes(job: Job) -> dict[str, Any]:
+    """Run Dynamo over several sizes: graphs and breaks of the first, recompilations of the others."""
+    fake_mode = FakeTensorMode()
+    torch._dynamo.reset()
+    dynamo_utils.counters.clear()
+    dynamo_utils.clear_compilation_metrics()
+    watch = CompilerWatch()
+    try:
+        with fake_mode:
+            workload = build(job)
+        for module in workload.compiled_modules:
+            module.compile(backend="eager", fullgraph=job.compile.fullgraph)
+        _run_fake(workload, fake_mode, SIZES[0])
+        first = watch.take()
+        breaks = list(_graph_breaks(job))
+        reasons: list[str] = []
+        for size in SIZES[1:]:
+            _run_fake(workload, fake_mode, size)
+            reasons += _recompile_reasons()
+    except BexploreError:
+        raise
+    except Exception as error:  # the user's code on fake tensors may fail in any way, which is what is to be told
+        return {"problems": (_told(f"The program cannot be compiled for several sizes: {_headline(error)}", error),)}
+    finally:
+        torch._dynamo.reset()
+    return {
+        "num_graphs": first.num_graphs,
+        "num_graph_breaks": len(breaks),
+        "graph_breaks": _merged(breaks),
+        "num_recompiles": len(reasons),
+        "recompiles": _merged(_recompile_item(reason) for reason in reasons),
+        "problems": (),
+    }
+
+
+def _run_fake(workload: Workload, fake_mode: FakeTensorMode, micro_batch_size: int) -> None:
+    with fake_mode:
+        batch = workload.make_batch(micro_batch_size)
+        _prefer_symbolic(batch, workload)
+        workload.forward_backward(batch)
+
+
+def _prefer_symbolic(batch: Batch, workload: Workload) -> None:
+    """Keep the sample dimension symbolic where the program allows it; where not, it compiles again for each size."""
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    for leaf, dimension in zip(leaves, workload.batch_dimensions or [0] * len(leaves), strict=True):
+        if dimension is not None and leaf.dim() > dimension:
+            decorators.maybe_mark_dynamic(leaf, dimension)
+
+
+def _graph_breaks(job: Job) -> Iterator[Item]:
+    """Each place that breaks a graph, once: Dynamo tells a nested one again for every frame around it."""
+    seen = set()
+    for told in dynamo_utils.graph_break_reasons:
+        frame = told.user_stack[-1] if told.user_stack else None
+        label = _ADDRESS.sub("", told.reason.strip().splitlines()[0])
+        key = (label, frame.filename if frame else "", frame.lineno if frame else 0)
+        if key not in seen:
+            seen.add(key)
+            yield Item(label=label, where=_shown(frame.filename, frame.lineno, job) if frame else "")
+
+
+def _recompile_reasons() -> list[str]:
+    """Why each graph was compiled again since the last call."""
+    metrics = dynamo_utils.get_compilation_metrics()
+    dynamo_utils.clear_compilation_metrics()
+    return [str(metric.recompile_reason or "unknown reason") for metric in metrics if metric.graph_op_count]
+
+
+def _recompile_item(reason: str) -> Item:
+    line = next((line.strip() for line in reason.splitlines() if line.strip()), "unknown reason")
+    place = _PLACE_IN_REASON.search(line)
+    label = _EXPECTED.sub("", _CODE_IN_REASON.sub("", _ORDINAL.sub("", line)))
+    return Item(label=label, where=Path(place[1]).name if place else "")
+
+
+def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
+    """One item for each label, with the sum of the counts and the first place."""
+    by_label: dict[str, Item] = {}
+    for item in items:
+        known = by_label.get(item.label)
+        count = item.count + (known.count if known else 0)
+        by_label[item.label] = dataclasses.replace(known or item, count=count)
+    return tuple(by_label[label] for label in sorted(by_label))
+
+
+def _told(message: str, error: BaseException) -> str:
+    """A failure in one line, with the innermost place of the user's own code that its text or its traceback names."""
+    places = [(path, int(number)) for path, number in _STACK_LINE.findall(str(error))]
+    places += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [place for place in places if not place[0].startswith(_OWN_FOLDERS)]
+    detail = _detail(str(error))
+    where = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
+    return f"{message.rstrip('.')}{': ' + detail if detail and detail not in message else ''}{where}"
+
+
+def _detail(text: str) -> str:
+    """The one line of Dynamo's long messages that says what went wrong."""
+    fake_call = re.search(r"got \w+\(\"?'?(.+?)\"?'?\)$", text, re.MULTILINE)
+    specialised = re.search(r"(your code specialized it to be a constant \(\d+\))", text)
+    return fake_call[1] if fake_call else specialised[1] if specialised else ""
+
+
+def _headline(error: BaseException) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def _first_place(nodes: Iterable[Any]) -> str:
+    places = sorted(place for place in map(_place, nodes) if place)
+    return places[0] if places else ""
+
+
+def _place(node: Any) -> str:
+    """`file.py:12` of the user's line that made a node."""
+    places = _STACK_LINE.findall(node.meta.get("stack_trace") or node.stack_trace or "")
+    own = [place for place in places if not place[0].startswith(_OWN_FOLDERS)] or places
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
+
+
+def _shown(path: str, line: int | None, job: Job) -> str:
+    """A place relative to the job's own folder where it lies there, so that no path of this machine is kept."""
+    root = Path(job.import_root or ".").resolve()
+    target = Path(path)
+    return f"{target.relative_to(root) if target.is_relative_to(root) else target.name}:{line}"
+
+
+def _short(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def _is_view(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def _describe(value: torch.Tensor, prime: int) -> str:
+    """`float32[b, 128b]`; b is the micro-batch size."""
+    sizes = [describe_polynomial(_polynomial(size, prime).as_list()) for size in value.shape]
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+
+
+def _bytes_of(value: torch.Tensor, prime: int) -> Polynomial:
+    """Bytes of a tensor, by its value at the micro-batch size of the trace."""
+    elements = 1
+    for size in value.shape:
+        elements *= _at_hint(size)
+    return Polynomial.of_value(elements * value.dtype.itemsize, prime)
+
+
+def _polynomial(size: Any, prime: int) -> Polynomial:
+    return Polynomial(size) if isinstance(size, int) else Polynomial.of_value(_at_hint(size), prime)
+
+
+def _at_hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _triple(polynomial: Polynomial) -> tuple[float, float, float]:
+    return polynomial.constant, polynomial.linear, polynomial.quadratic
