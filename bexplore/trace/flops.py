@@ -41,31 +41,35 @@ def count_graph_flops(graph: torch.fx.Graph, prime: int, module_of: Callable[[to
     Args:
         graph: With `val` metadata at the micro-batch size `prime`.
         prime: That size.
-        module_of: Node -> the module that it belongs to.
+        module_of: Node -> the modules that it belongs to.
     """
     costs = []
     for node in graph.nodes:
         if node.op != "call_function":
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), node_shapes)
-        flops = operator_flops(node.target, arguments, keywords, node_shapes(node))
-        if flops:
-            share = _MODEL_SHARE_OF_ATTENTION_BACKWARD if _is_attention_backward(node.target) else 1
-            hardware = Polynomial.of_value(flops, prime)
-            costs.append(
-                Cost(
-                    name=node.name,
-                    module=module_of(node),
-                    hardware_flops=hardware,
-                    model_flops=hardware.times(share),
-                )
-            )
+        hardware = Polynomial.of_value(operator_flops(node.target, arguments, keywords, node_shapes(node)), prime)
+        if hardware:
+            model = model_share(node.target, hardware)
+            costs.append(Cost(name=node.name, module=module_of(node), hardware_flops=hardware, model_flops=model))
     return costs
+
+
+def model_share(operator: Any, hardware_flops: Polynomial) -> Polynomial:
+    """Operations of one call without what fused attention recomputes in the backward pass."""
+    name = str(operator)
+    is_attention_backward = _FUSED_ATTENTION in name and "backward" in name
+    return hardware_flops.times(_MODEL_SHARE_OF_ATTENTION_BACKWARD) if is_attention_backward else hardware_flops
 
 
 def node_shapes(node: torch.fx.Node) -> Any:
     """A node's value with tensors replaced by shapes, and symbolic numbers by their values without fixing them."""
-    return tree_map(_shape_of, node.meta.get("val"))
+    return shapes_of(node.meta.get("val"))
+
+
+def shapes_of(values: Any) -> Any:
+    """The same for values outside of a graph."""
+    return tree_map(_shape_of, values)
 
 
 def _shape_of(value: Any) -> Any:
@@ -92,8 +96,3 @@ def _attention_flops(name: str, arguments: Any) -> int:
     if "backward" in name:
         return int(sdpa_backward_flop_count(*arguments[:4]))
     return int(sdpa_flop_count(*arguments[:3]))
-
-
-def _is_attention_backward(operator: Any) -> bool:
-    name = str(operator)
-    return _FUSED_ATTENTION in name and "backward" in name

@@ -23,6 +23,7 @@ from unittest import mock
 
 import torch
 import torch._dynamo
+import torch._dynamo.exc
 import torch._functorch.config
 import torch._inductor.codegen.cpp
 import torch._inductor.config
@@ -32,14 +33,15 @@ import torch._inductor.lowering
 import torch._inductor.scheduler
 from torch._inductor.codegen import wrapper as lines
 from torch._inductor.graph import GraphLowering
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from bexplore.trace.errors import TraceError
-from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
-from bexplore.trace.plan import Alias, Allocate, Drop, Output, Plan, Step, Workspace
+from bexplore.trace.flops import Cost, count_graph_flops
+from bexplore.trace.plan import Alias, Allocate, Drop, Output, Plan, Step
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
-from bexplore.trace.workspaces import operator_workspace_bytes
 
+SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
 Observe = Callable[[GraphLowering, int], None]
 CHECKED_VERSIONS = ("2.11", "2.12", "2.13")
 
@@ -95,9 +97,17 @@ def planning_only(
             torch._dynamo.reset()
 
 
-def batch_dimension_is_dynamic(tensor: torch.Tensor, dimension: int) -> None:
+def keep_symbolic(tensor: torch.Tensor, dimension: int) -> None:
     """Have the compiler keep a dimension symbolic, and refuse a program that fixes it."""
     torch._dynamo.mark_dynamic(tensor, dimension)
+
+
+def version_note() -> list[str]:
+    """A line of doubt where this torch is not one of those on which this file was checked."""
+    version = torch.__version__
+    if ".".join(version.split(".")[:2]) in CHECKED_VERSIONS:
+        return []
+    return [f"torch {version} is not one of those on which the trace was checked ({', '.join(CHECKED_VERSIONS)})"]
 
 
 def _read(graph: GraphLowering, prime: int) -> CompiledGraph:
@@ -122,6 +132,7 @@ class _Reader:
         self._prime = prime
         environment = graph.sizevars.shape_env
         self._hints = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+        self._is_static = all(int(hint) % prime for hint in self._hints.values())
         self._polynomials: dict[Any, Polynomial] = {}
 
     def steps(self) -> Iterator[Step]:
@@ -150,8 +161,6 @@ class _Reader:
                     yield Drop(_element(line.node.get_name(), output.indices))
             case lines.ExternKernelAllocLine():
                 yield from self._extern_allocation(line.node)
-            case lines.ExternKernelOutLine():
-                yield from self._workspace(line.node)
 
     def _extern_allocation(self, node: Any) -> Iterator[Step]:
         aliased = list(node.get_inputs_that_alias_output())
@@ -168,16 +177,6 @@ class _Reader:
                 yield Alias(node.get_name(), aliased[0])
             else:
                 yield Allocate(node.get_name(), self._storage_size(node), _place(node))
-        yield from self._workspace(node)
-
-    def _workspace(self, node: Any) -> Iterator[Step]:
-        origin = node.get_origin_node()
-        if origin is None or origin.op != "call_function":
-            return
-        arguments = torch.fx.node.map_arg(origin.args, node_shapes)
-        size = operator_workspace_bytes(origin.target, arguments, node_shapes(origin))
-        if size:
-            yield Workspace(Polynomial.of_value(size, self._prime), _place(node))
 
     def output(self, node: Any) -> Output | int | None:
         if isinstance(node, ir.NoneAsConstantBuffer):
@@ -188,6 +187,7 @@ class _Reader:
         return Output(
             name=node.get_name(),
             shape=tuple(self._at_hint(size) for size in layout.size),
+            symbolic=tuple(place for place, size in enumerate(layout.size) if not _is_number(size)),
             stride=tuple(self._at_hint(stride) for stride in layout.stride),
             offset=self._at_hint(layout.offset),
             dtype=layout.dtype,
@@ -224,8 +224,8 @@ class _Reader:
         return elements.times(node.get_dtype().itemsize)
 
     def _polynomial(self, expression: Any) -> Polynomial:
-        if isinstance(expression, int) or expression.is_Integer:
-            return Polynomial(int(expression))
+        if _is_number(expression):
+            return Polynomial.of_value(int(expression), self._prime) if self._is_static else Polynomial(int(expression))
         if expression not in self._polynomials:
             self._polynomials[expression] = Polynomial.of_function(
                 lambda size: self._evaluate(expression, size), self._prime
@@ -247,6 +247,10 @@ class _Reader:
             hint = int(self._hints[symbol])
             values[symbol] = hint if hint % self._prime else hint // self._prime * micro_batch_size
         return int(expression.xreplace(values))
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, int) or bool(size.is_Integer)
 
 
 def _elements(node: Any) -> list[Any]:

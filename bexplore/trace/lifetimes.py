@@ -20,9 +20,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
+from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
-from bexplore.trace.workspaces import operator_workspace_bytes
 
 _TORCH_ROOT = f"{Path(torch.__file__).parent}{os.sep}"
 _SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
@@ -39,6 +39,8 @@ class LifetimeTracker:
         """Start with nothing watched."""
         self.prime = prime
         self.events: dict[Phase, list[Event]] = {phase: [] for phase in Phase}
+        self.costs: list[Cost] = []
+        self.operators: list[str] = []
         self.phase: Phase | None = None
         self._storages: dict[int, tuple[weakref.ref[Any], Polynomial, Place]] = {}
         self._recording = False
@@ -67,6 +69,28 @@ class LifetimeTracker:
         """Write down one event, if it is of any size and something is being recorded."""
         if self._recording and size:
             self.events[self.current_phase()].append(Event(size, place))
+
+    def count(self, operator: Any, arguments: Any, keywords: Any, result: Any) -> None:
+        """Write down what an operator outside of compiled graphs costs, if something is being recorded."""
+        if not self._recording:
+            return
+        shapes = shapes_of(result)
+        self.operators.append(f"{operator} {shapes}")
+        flops = operator_flops(operator, shapes_of(arguments), shapes_of(keywords), shapes)
+        hardware = Polynomial.of_value(flops, self.prime)
+        # autograd's own formulas run without gradients; only a recomputed forward pass asks for them
+        is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
+        model = NOTHING if is_recomputed else model_share(operator, hardware)
+        tensors = [leaf for leaf in tree_leaves((arguments, keywords, result)) if isinstance(leaf, torch.Tensor)]
+        moved = 0 if operator.is_view else sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        self.costs.append(
+            Cost(
+                module="",
+                hardware_flops=hardware,
+                model_flops=model,
+                bytes_moved=Polynomial.of_value(moved, self.prime),
+            )
+        )
 
     def current_phase(self) -> Phase:
         """The phase that is being recorded."""
@@ -152,11 +176,7 @@ class LifetimeMode(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._tracker.allocate(leaf, place)
-        workspace = operator_workspace_bytes(func, args, result)
-        if workspace:
-            size = Polynomial.of_value(workspace, self._tracker.prime)
-            self._tracker.append(size, place)
-            self._tracker.append(-size, place)
+        self._tracker.count(func, args, kwargs or {}, result)
         return result
 
 

@@ -41,15 +41,7 @@ class Drop:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Memory that is taken and given back within one kernel."""
-
-    size: Polynomial
-    place: Place
-
-
-Step = Allocate | Alias | Drop | Workspace
+Step = Allocate | Alias | Drop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +51,7 @@ class Output:
     Attributes:
         name: Of a buffer of the plan or of an input.
         shape: Elements.
+        symbolic: Dimensions whose size follows from the number of samples; a graph after a graph break must know.
         stride: Elements.
         offset: Elements.
         dtype: Element type.
@@ -67,6 +60,7 @@ class Output:
 
     name: str
     shape: tuple[int, ...]
+    symbolic: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
@@ -126,9 +120,6 @@ def replay(plan: Plan, arguments: list[Any], tracker: LifetimeTracker, fake_mode
                     memory.place = place
             case Drop(name) if name in memories:
                 _drop(name, memories, tracker)
-            case Workspace(size, place):
-                tracker.append(size, place)
-                tracker.append(-size, place)
     return _return_outputs(plan, memories, tracker, fake_mode)
 
 
@@ -181,4 +172,7 @@ def _materialize(output: Output, memories: dict[str, _Memory], tracker: Lifetime
     elif memory.tensor.shape == output.shape and memory.tensor.stride() == output.stride and not output.offset:
         return memory.tensor
     offset = memory.tensor.storage_offset() + output.offset
-    return torch.as_strided(memory.tensor, output.shape, output.stride, offset)
+    result = torch.as_strided(memory.tensor, output.shape, output.stride, offset)
+    for dimension in output.symbolic:
+        torch._dynamo.maybe_mark_dynamic(result, dimension)
+    return result

@@ -6,29 +6,33 @@ import dataclasses
 import hashlib
 import json
 import time
-from dataclasses import dataclass
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from bexplore.errors import BexploreError
-from bexplore.job import Job, Mode
+from bexplore.job import Job, Mode, Precision
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.depth import KEPT_BLOCKS, MIDDLE_BLOCK, Repeat, find_repeats, lengthen, shortened
+from bexplore.trace.depth import KEPT_BLOCKS, MIDDLE_BLOCK, Repeat, find_repeats, lengthen
 from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost
-from bexplore.trace.inductor import CompiledGraph, Observe, batch_dimension_is_dynamic, planning_only
-from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
-from bexplore.trace.plan import replay
+from bexplore.trace.inductor import Observe, version_note
+from bexplore.trace.passes import TracedPass, choose_prime, modules_of, trace_pass, unique
 from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.timeline import Buffer, Event, Phase, Place, find_peaks
+from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
 from bexplore.trace.update import trace_update
 from bexplore.workloads import Workload, build
 
-_PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
+# Standard deviations of the relative error of the memory. Source: benchmarks/results/trace.md, rounded up.
+_SD = 0.01
+_SD_WITH_CONVOLUTIONS = 0.04  # their workspaces are not in any plan
+_SD_OF_ANOTHER_DEVICE = 0.10  # not measured: kernels, and so fusion, differ
+_MIB = 1 << 20
+_OWN_FILES = str(Path(__file__).parents[1] / "trace")
+_LIBRARIES = (str(Path(torch.__file__).parent), _OWN_FILES)
 
 
 def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = None) -> CostModel:
@@ -48,59 +52,52 @@ def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = 
         UserInputError: The job itself is wrong.
     """
     started = time.perf_counter()
+    local_job, notes = _on_this_machine(job)
     try:
-        model = _trace(job, whole_depth, observe)
+        model = _trace(local_job, whole_depth, observe)
     except BexploreError:
         raise
     except Exception as error:  # a user's model may fail under fake tensors in any way; an exploration goes on then
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TraceError(
-            f"The model cannot be traced: {type(error).__name__}: {reason}",
-            hint="The exploration works without a trace; only the memory is not known beforehand.",
-        ) from error
-    return dataclasses.replace(model, trace_s=time.perf_counter() - started)
+        raise _explain(error) from error
+    return dataclasses.replace(
+        model,
+        notes=(*notes, *model.notes),
+        relative_sd=max(model.relative_sd, _SD_OF_ANOTHER_DEVICE if local_job is not job else 0.0),
+        trace_s=time.perf_counter() - started,
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
-    """One traced forward and backward pass of a model that may be shortened."""
-
-    events: dict[Phase, list[Event]]
-    costs: list[Cost]
-    operators: tuple[str, ...]
-    trained: frozenset[int]
-    batch_size: Polynomial
+def _on_this_machine(job: Job) -> tuple[Job, list[str]]:
+    """The job itself, or its CPU program where this torch cannot trace for the job's device."""
+    device = torch.device(job.device)
+    if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available()):
+        return job, []
+    precision = Precision.AUTOCAST_BFLOAT16 if job.precision is Precision.AUTOCAST_FLOAT16 else job.precision
+    note = f"an estimate: the program of the CPU, since torch {torch.__version__} sees no {device.type} device here"
+    return dataclasses.replace(job, device="cpu", precision=precision), [note]
 
 
 def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
     fake_mode = FakeTensorMode()
     with fake_mode:
         workload = build(job)
-    modules = _modules(workload)
-    prime = _choose_prime(workload, fake_mode)
+    prime = choose_prime(workload, fake_mode)
     # without compilation nobody says which block a tensor belongs to, and the whole model is quick
-    repeats = [
-        repeat for module in modules if job.compile.enabled and not whole_depth for repeat in find_repeats(module)
-    ]
-    traced = _trace_pass(workload, fake_mode, repeats, prime, observe)
-    parameters = _unique(parameter for module in modules for parameter in module.parameters())
-    trained = _trained_parameters(parameters, repeats, traced.trained)
-    resident = [
-        Buffer(label="weights", size=_bytes_of(parameters)),
-        Buffer(label="buffers", size=_bytes_of(_unique(b for module in modules for b in module.buffers()))),
-        Buffer(label="batch", size=traced.batch_size),
-    ]
-    events = {phase: traced.events[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    shortens = job.compile.enabled and not whole_depth
+    repeats = [repeat for module in modules_of(workload) if shortens for repeat in find_repeats(module)]
+    traced = trace_pass(workload, fake_mode, repeats, prime, observe)
+    parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
+    events = traced.events
     for repeat in repeats:
         events = lengthen(repeat, events, _gradient_bytes(repeat, traced.trained))
-    cost = _sum_costs(traced.costs, repeats)
+    resident, update = _resident(workload, fake_mode, traced, _trained(parameters, repeats, traced.trained), prime)
     if job.mode is Mode.TRAIN:
-        state_bytes, events[Phase.UPDATE] = trace_update(workload, trained, fake_mode, prime)
-        resident.append(Buffer(label="gradients", size=_bytes_of(trained)))
-        resident.append(Buffer(label="optimizer states", size=Polynomial(state_bytes)))
+        events = events | {Phase.UPDATE: update}
     else:
-        del events[Phase.BACKWARD]
+        events = {Phase.FORWARD: events[Phase.FORWARD]}
+    cost = _sum_costs(traced.costs, repeats)
     compiler = f"torch {torch.__version__.split('+')[0]}"
+    has_convolutions = any("convolution" in line for line in traced.operators)
     return CostModel(
         fingerprint=_fingerprint(job, compiler, traced.operators, parameters, repeats),
         num_parameters=sum(parameter.numel() for parameter in parameters),
@@ -109,19 +106,54 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
         bytes_moved=cost.bytes_moved,
         resident=tuple(resident),
         peaks=_peaks(resident, events),
-        relative_sd=0.02,
+        relative_sd=_SD_WITH_CONVOLUTIONS if has_convolutions else _SD,
         trace_s=0.0,
         device=torch.device(job.device).type,
         compiler=compiler,
+        notes=tuple(_notes(job, traced)),
     )
 
 
-def _peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Phase, Any]:
+def _notes(job: Job, traced: TracedPass) -> list[str]:
+    notes = version_note()
+    graphs_of_a_pass = 2 if job.mode is Mode.TRAIN else 1
+    if traced.num_graphs > graphs_of_a_pass:
+        notes.append(f"{traced.num_graphs} graphs a pass: the model has graph breaks")
+    return notes
+
+
+def _resident(
+    workload: Workload, fake_mode: Any, traced: TracedPass, trained: list[torch.Tensor], prime: int
+) -> tuple[list[Buffer], list[Event]]:
+    """What lives during the whole step, and the events of the update."""
+    modules = modules_of(workload)
+    resident = [
+        Buffer(label="weights", size=_bytes_of(parameter for module in modules for parameter in module.parameters())),
+        Buffer(label="buffers", size=_bytes_of(buffer for module in modules for buffer in module.buffers())),
+        Buffer(label="batch", size=traced.batch_size),
+    ]
+    if torch.device(workload.job.device).type == "cuda":
+        resident.append(Buffer(label="cuBLAS workspaces", size=Polynomial(_cublas_workspace_bytes())))
+    if workload.job.mode is Mode.EVAL:
+        return resident, []
+    state_bytes, events = trace_update(workload, trained, fake_mode, prime)
+    resident.append(Buffer(label="gradients", size=_bytes_of(trained)))
+    resident.append(Buffer(label="optimizer states", size=Polynomial(state_bytes)))
+    return resident, events
+
+
+def _cublas_workspace_bytes() -> int:
+    """Workspaces of the forward and of the backward thread. Source: torch's `CUDABlas` defaults."""
+    each = 32 * _MIB if torch.cuda.get_device_capability() >= (9, 0) else 8 * _MIB + 128 * 1024
+    return 2 * each
+
+
+def _peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Phase, tuple[Peak, ...]]:
     peaks = {}
     past: list[Event] = []
     for phase, own in events.items():
         if phase is Phase.UPDATE:
-            past = []
+            past = []  # activations are gone, and the new gradients are added to the old
         peaks[phase] = find_peaks(resident, own, past=past)
         past = [*past, *own]
     return peaks
@@ -141,89 +173,12 @@ def _sum_costs(costs: list[Cost], repeats: list[Repeat]) -> Cost:
     return total
 
 
-def _trace_pass(
-    workload: Workload, fake_mode: Any, repeats: list[Repeat], prime: int, observe: Observe | None
-) -> _Pass:
-    tracker = LifetimeTracker(prime)
-    graphs: list[CompiledGraph] = []
-
-    def run(graph: CompiledGraph, arguments: list[Any]) -> tuple[Any, ...]:
-        graphs.append(graph)
-        return replay(graph.plan, arguments, tracker, fake_mode)
-
-    with shortened(repeats), planning_only(prime, run, observe), fake_mode, LifetimeMode(tracker):
-        batch = workload.make_batch(prime)
-        batch_size = _adopt_batch(workload, batch, tracker)
-        for module in _modules(workload):
-            for tensor in (*module.parameters(), *module.buffers()):
-                tracker.adopt(tensor, Place("weights"))
-        _compile(workload)
-        workload.forward_backward(batch)
-        graphs.clear()
-        with tracker.record():
-            workload.forward_backward(batch)
-        parameters = _unique(parameter for module in _modules(workload) for parameter in module.parameters())
-        trained = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
-        for parameter in parameters:
-            parameter.grad = None
-    return _Pass(
-        events=tracker.events,
-        costs=_costs(graphs),
-        operators=tuple(line for graph in graphs for line in graph.operators),
-        trained=trained,
-        batch_size=batch_size,
-    )
-
-
-def _costs(graphs: list[CompiledGraph]) -> list[Cost]:
-    forward_names = {cost.name for graph in graphs if not graph.is_backward for cost in graph.costs if cost.name}
-    costs = []
-    for graph in graphs:
-        for cost in graph.costs:
-            is_recomputed = graph.is_backward and cost.name in forward_names
-            costs.append(dataclasses.replace(cost, model_flops=Polynomial()) if is_recomputed else cost)
-    return costs
-
-
 def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:
     block = list(repeat.container)[repeat.start]
     return sum(parameter.numel() * parameter.itemsize for parameter in block.parameters() if id(parameter) in trained)
 
 
-def _compile(workload: Workload) -> None:
-    if workload.job.compile.enabled:
-        for module in workload.compiled_modules:
-            module.compile()
-
-
-def _adopt_batch(workload: Workload, batch: Any, tracker: LifetimeTracker) -> Polynomial:
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    dimensions = workload.batch_dimensions or [0] * len(leaves)
-    for leaf, dimension in zip(leaves, dimensions, strict=True):
-        if dimension is not None:
-            if leaf.dim() <= dimension or leaf.shape[dimension] != tracker.prime:
-                raise TraceError(
-                    f"A batch of {tracker.prime} samples has a tensor of shape {tuple(leaf.shape)}, whose dimension "
-                    f"{dimension} is not the sample.",
-                    hint="Make dimension 0 of every tensor of a batch the sample.",
-                )
-            batch_dimension_is_dynamic(leaf, dimension)
-    by_storage = {leaf.untyped_storage()._cdata: tracker.size_of(leaf) for leaf in leaves}
-    return sum(by_storage.values(), start=Polynomial())
-
-
-def _choose_prime(workload: Workload, fake_mode: Any) -> int:
-    """A micro-batch size that divides no dimension of a weight or of a sample."""
-    sizes = {size for module in _modules(workload) for tensor in module.state_dict().values() for size in tensor.shape}
-    with fake_mode:
-        sizes |= {size for leaf in tree_leaves(workload.make_batch(1)) for size in getattr(leaf, "shape", ())}
-    for prime in _PRIMES:
-        if all(size % prime for size in sizes):
-            return prime
-    raise TraceError("No micro-batch size can be told apart from the dimensions of the model.")
-
-
-def _trained_parameters(parameters: list[Any], repeats: list[Repeat], trained: frozenset[int]) -> list[Any]:
+def _trained(parameters: list[Any], repeats: list[Repeat], trained: frozenset[int]) -> list[Any]:
     """Parameters that get a gradient; a block that was left out is like the first of its run."""
     known = set(trained)
     for repeat in repeats:
@@ -235,15 +190,7 @@ def _trained_parameters(parameters: list[Any], repeats: list[Repeat], trained: f
     return [parameter for parameter in parameters if id(parameter) in known]
 
 
-def _modules(workload: Workload) -> list[nn.Module]:
-    return _unique([*workload.compiled_modules, *([workload.loss_module] if workload.loss_module else [])])
-
-
-def _unique(items: Any) -> list[Any]:
-    return list({id(item): item for item in items}.values())
-
-
-def _bytes_of(tensors: list[torch.Tensor]) -> Polynomial:
+def _bytes_of(tensors: Any) -> Polynomial:
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return Polynomial(sum(storages.values()))
 
@@ -263,3 +210,20 @@ def _fingerprint(
         "depths": [repeat.copies for repeat in repeats],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _explain(error: Exception) -> TraceError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    reason = lines[0] if lines else "no reason given"
+    name = type(error).__name__
+    if name in _DATA_DEPENDENT:
+        reason = f"a size or a branch depends on the values of the data ({reason})"
+    return TraceError(
+        f"The model cannot be traced{where}: {name}: {reason}",
+        hint="An exploration works without a trace; only the memory is not known beforehand.",
+    )
+
+
+_DATA_DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")

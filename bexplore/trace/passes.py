@@ -1,0 +1,168 @@
+"""One fake forward and backward pass of a job, and everything that happens to memory meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from bexplore.trace.depth import Repeat, shortened
+from bexplore.trace.errors import TraceError
+from bexplore.trace.flops import Cost
+from bexplore.trace.inductor import (
+    CompiledGraph,
+    Observe,
+    SpecializationError,
+    keep_symbolic,
+    planning_only,
+)
+from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
+from bexplore.trace.plan import replay
+from bexplore.trace.polynomial import NOTHING, Polynomial
+from bexplore.trace.timeline import Event, Phase, Place
+from bexplore.workloads import Workload
+
+# Micro-batch sizes of the fake step: large enough for the compiler to decide as for a real batch, and prime, so that
+# no other dimension of the program is a multiple by chance.
+PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedPass:
+    """What the second of two accumulation passes did.
+
+    Attributes:
+        events: Of the forward and of the backward phase.
+        costs: Of every graph node, kernel or operator.
+        operators: Its operators and their shapes, one line each.
+        trained: Identities of the parameters that got a gradient.
+        batch_size: Bytes of the batch.
+        num_graphs: Compiled graphs that ran; a forward and a backward graph unless there are graph breaks.
+    """
+
+    events: dict[Phase, list[Event]]
+    costs: list[Cost]
+    operators: tuple[str, ...]
+    trained: frozenset[int]
+    batch_size: Polynomial
+    num_graphs: int
+
+
+def trace_pass(
+    workload: Workload, fake_mode: Any, repeats: list[Repeat], prime: int, observe: Observe | None = None
+) -> TracedPass:
+    """Run two passes on fake tensors and write the second one down, so that gradients exist already.
+
+    The batch dimension is symbolic; a model that fixes it is traced at the size `prime` alone, where every multiple
+    of the prime is taken for a multiple of the micro-batch size.
+
+    Args:
+        workload: Built under `fake_mode`.
+        fake_mode: The mode of its tensors.
+        repeats: Runs of identical blocks, of which three each are traced.
+        prime: The micro-batch size of the pass.
+        observe: As in `planning_only`.
+    """
+    try:
+        return _trace_pass(workload, fake_mode, repeats, prime, observe, is_symbolic=True)
+    except SpecializationError:
+        return _trace_pass(workload, fake_mode, repeats, prime, observe, is_symbolic=False)
+
+
+def _trace_pass(
+    workload: Workload, fake_mode: Any, repeats: list[Repeat], prime: int, observe: Observe | None, *, is_symbolic: bool
+) -> TracedPass:
+    tracker = LifetimeTracker(prime)
+    graphs: list[CompiledGraph] = []
+
+    def run(graph: CompiledGraph, arguments: list[Any]) -> tuple[Any, ...]:
+        graphs.append(graph)
+        return replay(graph.plan, arguments, tracker, fake_mode)
+
+    with shortened(repeats), planning_only(prime, run, observe), fake_mode, LifetimeMode(tracker):
+        batch = workload.make_batch(prime)
+        batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
+        parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
+        for tensor in (*parameters, *(buffer for module in modules_of(workload) for buffer in module.buffers())):
+            tracker.adopt(tensor, Place("weights"))
+        if workload.job.compile.enabled:
+            for module in workload.compiled_modules:
+                module.compile()
+        workload.forward_backward(batch)
+        graphs.clear()
+        with tracker.record():
+            workload.forward_backward(batch)
+        trained = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
+        for parameter in parameters:
+            parameter.grad = None
+    return TracedPass(
+        events={phase: tracker.events[phase] for phase in (Phase.FORWARD, Phase.BACKWARD)},
+        costs=[*_costs(graphs), *tracker.costs],
+        operators=(*(line for graph in graphs for line in graph.operators), *tracker.operators),
+        trained=trained,
+        batch_size=batch_size,
+        num_graphs=len(graphs),
+    )
+
+
+def choose_prime(workload: Workload, fake_mode: Any) -> int:
+    """A micro-batch size that divides no dimension of a weight or of a sample.
+
+    Raises:
+        TraceError: The model has a multiple of every prime that is tried.
+    """
+    sizes = {size for module in modules_of(workload) for tensor in tensors_of(module) for size in tensor.shape}
+    with fake_mode:
+        sizes |= {size for leaf in tree_leaves(workload.make_batch(1)) for size in getattr(leaf, "shape", ())}
+    for prime in PRIMES:
+        if all(size % prime for size in sizes):
+            return prime
+    raise TraceError("No micro-batch size can be told apart from the dimensions of the model.")
+
+
+def modules_of(workload: Workload) -> list[nn.Module]:
+    """The modules that hold the weights."""
+    return unique([*workload.compiled_modules, *([workload.loss_module] if workload.loss_module else [])])
+
+
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers, those that are not saved included."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def unique(items: Any) -> list[Any]:
+    """Items without repetition, by identity."""
+    return list({id(item): item for item in items}.values())
+
+
+def _adopt_batch(workload: Workload, batch: Any, tracker: LifetimeTracker, *, is_symbolic: bool) -> Polynomial:
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    dimensions = workload.batch_dimensions or [0] * len(leaves)
+    for leaf, dimension in zip(leaves, dimensions, strict=True):
+        if dimension is None:
+            continue
+        if leaf.dim() <= dimension or leaf.shape[dimension] % tracker.prime:
+            raise TraceError(
+                f"A batch of {tracker.prime} samples has a tensor of shape {tuple(leaf.shape)}, whose dimension "
+                f"{dimension} does not grow with the samples.",
+                hint="Make dimension 0 of every tensor of a batch the sample.",
+            )
+        if is_symbolic:
+            keep_symbolic(leaf, dimension)
+    by_storage = {leaf.untyped_storage()._cdata: tracker.size_of(leaf) for leaf in leaves}
+    return sum(by_storage.values(), start=NOTHING)
+
+
+def _costs(graphs: list[CompiledGraph]) -> list[Cost]:
+    """Costs of all graphs; a node of a backward graph with the name of a forward one is a recomputation."""
+    forward_names = {cost.name for graph in graphs if not graph.is_backward for cost in graph.costs if cost.name}
+    costs = []
+    for graph in graphs:
+        for cost in graph.costs:
+            is_recomputed = graph.is_backward and cost.name in forward_names
+            costs.append(dataclasses.replace(cost, model_flops=NOTHING) if is_recomputed else cost)
+    return costs
