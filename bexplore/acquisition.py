@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bexplore.costs import Costs, expected_pass_s
 from bexplore.evidence import Evidence
 from bexplore.posterior import Posterior
-from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings
 
 Array = NDArray[np.float64]
@@ -25,52 +24,6 @@ GAP_SCALE = 0.10  # ln(samples/s) at which the rest of the utility is gone
 WITHIN_PROBE_SD = 0.004
 COST_POWER = 0.7  # below 1: a cheap probe is not worth just any repetition
 WORTHLESS = 0.004  # expected gain in utility below which no single probe tells anything
-WARM_UP_PASSES = 3
-STOP_WEIGHT = 0.0
-STOP_FROM = 0.8
-STOP_TO = 0.92
-NEAR = [None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """Seconds that a probe costs, learnt from the probes so far.
-
-    Attributes:
-        start_s: To start a worker.
-        compile_s: To compile one program.
-        update_s: Updates of one probe.
-        warm_shared: Whether a worker with the shared program is alive.
-        num_passes: Timed and warm-up passes of a probe.
-    """
-
-    start_s: float
-    compile_s: float
-    update_s: float
-    warm_shared: bool
-    num_passes: int
-
-    @classmethod
-    def learnt(cls, evidence: Sequence[Evidence], settings: SearchSettings) -> Costs:
-        """What the probes so far say; the settings' guesses where none says anything."""
-        starts = [item.start_time_s for item in evidence if item.start_time_s > 0]
-        compiles = [item.compile_time_s for item in evidence if item.compile_time_s > 0]
-        updates = [item.update_time_s for item in evidence if item.update_time_s > 0]
-        last = evidence[-1] if evidence else None
-        return cls(
-            start_s=float(np.median(starts)) if starts else settings.start_time_s,
-            compile_s=float(np.median(compiles)) if compiles else settings.compile_time_s,
-            update_s=2.0 * float(np.median(updates)) if updates else 0.0,
-            warm_shared=last is not None and last.is_measured and last.compilation is not Compilation.EXACT,
-            num_passes=settings.max_passes + WARM_UP_PASSES,
-        )
-
-    def of(self, pass_s: Array | float, *, compilation: Compilation, fresh_worker: bool) -> Array | float:
-        """Seconds of a probe whose pass takes `pass_s`."""
-        running = self.num_passes * pass_s + self.update_s
-        if compilation is not Compilation.EXACT and self.warm_shared and not fresh_worker:
-            return running
-        return running + self.start_s + (0.0 if compilation is Compilation.EAGER else self.compile_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +33,18 @@ class Choice:
     Attributes:
         index: Position in the posterior's domain.
         value: Expected gain in utility (0 to 1) of the recommendation after it.
+        is_contender: Whether it is one of the last two contenders' turns.
     """
 
     index: int
     value: float
+    is_contender: bool = False
 
 
-def expected_pass_s(posterior: Posterior) -> Array:
-    """(D,), seconds of a pass, pessimistic where little is known."""
-    slow = posterior.log_throughput.mean(axis=0) - 0.5 * posterior.log_throughput.std(axis=0)
-    return posterior.sizes / np.exp(slow)
-
-
-def rank(posterior: Posterior, settings: SearchSettings, costs: Costs) -> list[Choice]:
+def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_size: int = 0) -> list[Choice]:
     """Every candidate probe, the one that is worth most per second first.
+
+    Where no single probe tells anything, the last two contenders take turns.
 
     Source: the value of information of Frazier's knowledge gradient, with the outcome cut into bins.
     """
@@ -102,21 +53,17 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs) -> list[C
     if not len(candidates):
         return []
     utility = _utility(posterior, near)
-    NEAR[0] = near
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
     cost = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     values = _values(posterior, utility, measured, candidates)
-    worth = np.maximum(values, 1e-12) / np.asarray(cost)[candidates] ** COST_POWER
+    worth = np.maximum(values, 1e-12) / cost[candidates] ** COST_POWER
     order = np.argsort(-worth, kind="stable")
     ranked = [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
-    if ranked[0].value >= WORTHLESS:
+    if ranked[0].value >= WORTHLESS or not len(measured):
         return ranked
-    duel = _duel(posterior, near, measured)
-    return (
-        [choice for choice in ranked if choice.index == duel] + [c for c in ranked if c.index != duel]
-        if duel
-        else ranked
-    )
+    contenders = _contenders(posterior, near, measured)
+    first = min(contenders, key=lambda index: _turn(posterior, index, last_size))
+    return [Choice(index=first, value=ranked[0].value, is_contender=True), *ranked]
 
 
 def _candidates(posterior: Posterior, near: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -153,37 +100,27 @@ def _values(posterior: Posterior, utility: Array, measured: NDArray[np.intp], ca
     np.put_along_axis(rank, order, np.arange(num_draws)[:, None], axis=0)
     bins = np.where(fits, rank * NUM_BINS // np.maximum(fits.sum(axis=0), 1), NUM_BINS)
     member = (bins.T[:, None, :] == np.arange(NUM_BINS + 1)[None, :, None]).astype(float)  # (C, bins, S)
-    known = (member @ utility[:, measured]).max(axis=2)  # (C, bins)
+    known = (member @ utility[:, measured]).max(axis=2, initial=0.0)  # (C, bins)
     own = (member @ utility[:, candidates].T[:, :, None])[:, :, 0]
     own[:, NUM_BINS] = 0.0
-    now = utility[:, measured].sum(axis=0).max()
-    gain = (np.maximum(known, own).sum(axis=1) - now) / num_draws
-    if STOP_WEIGHT:
-        near = NEAR[0].astype(float)
-        size = member.sum(axis=2)
-        kn = (member @ near[:, measured]).max(axis=2)
-        ow = (member @ near[:, candidates].T[:, :, None])[:, :, 0]
-        ow[:, NUM_BINS] = 0.0
-        conf = np.maximum(kn, ow) / np.maximum(size, 1)
-        stop = (np.clip((conf - STOP_FROM) / (STOP_TO - STOP_FROM), 0, 1) * size).sum(axis=1) / num_draws
-        gain = gain + STOP_WEIGHT * stop
-    return gain
+    now = utility[:, measured].sum(axis=0).max(initial=0.0)
+    return (np.maximum(known, own).sum(axis=1) - now) / num_draws
 
 
-def _duel(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> int | None:
-    """Leader or challenger, whichever is known less: where near-tied sizes get their replicates."""
+def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> tuple[int, ...]:
+    """The leader, and the size that is most often the best where the leader is not good enough."""
     leader = int(measured[np.argmax(near[:, measured].mean(axis=0))])
     doubt = ~near[:, leader]
     values = np.where(posterior.feasible & posterior.open[None, :], posterior.log_throughput, -np.inf)
     rows = values[doubt] if doubt.any() else values
     winners = np.bincount(rows.argmax(axis=1), minlength=len(posterior.sizes))
     winners[leader] = 0
-    if not winners.any():
-        return leader
-    challenger = int(winners.argmax())
-    spread = posterior.log_throughput.std(axis=0)
-    known_less = (posterior.measured[challenger], -spread[challenger]) <= (posterior.measured[leader], -spread[leader])
-    return challenger if known_less else leader
+    return (leader, int(winners.argmax())) if winners.any() else (leader,)
+
+
+def _turn(posterior: Posterior, index: int, last_size: int) -> tuple[int, bool]:
+    """Whose turn it is: the fewest measurements first, and never the same twice in a row, so that drift cancels."""
+    return int(posterior.measured[index]), int(posterior.sizes[index]) == last_size
 
 
 def fantasy(posterior: Posterior, item: Evidence) -> Evidence | None:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from bexplore.evidence import Evidence
 from bexplore.prior import (
     CLIFF_BASES,
+    CLIFF_RATE,
     CLIFF_SDS,
-    CLIFF_SHARE,
     LENGTHS,
+    UNSEEN_BUMP_RATE,
     UNSEEN_BUMP_SDS,
-    UNSEEN_BUMP_SHARE,
     Hyper,
     ShapePrior,
     rough_kernel,
@@ -36,8 +36,13 @@ COMPILATION_SD = 0.01  # ln(samples/s), of shared against exact compilation, siz
 COMPILATION_LEVEL_SD = 0.10  # ln(samples/s), of shared against exact compilation, the same at every size
 DEFAULT_SE = 0.01  # ln(samples/s), where a probe does not know its own noise
 MIN_SE = 0.001
+DEFAULT_PASS_SD = 0.015  # ln(pass time), autocorrelation included, before any probe knows it
+POOLING_PASSES = 10  # what all probes say of the noise of a pass weighs as much as this many passes of one
 OUTLIER_Z = -3.0  # a probe this many standard deviations slower than the others say is doubted
 OUTLIER_MIN_PROBES = 3
+MAX_SHARE = 0.4
+BUMP_LOW = -2.3
+BUMP_HIGH = 0.3
 CLIFF_THINNING = 4  # every fourth shape stands for all where a cliff is weighed
 
 
@@ -75,13 +80,28 @@ class _Weighed:
     gap: Index
 
 
+@dataclass(frozen=True, slots=True)
+class CurveDraws:
+    """Draws from the belief about the curve.
+
+    Attributes:
+        log_throughput: (S, D), ln(samples/s).
+        probe_sd: (S,), ln(samples/s), between two probes of one size.
+        surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
+    """
+
+    log_throughput: Array
+    probe_sd: Array
+    surprise: Array
+
+
 def draw_curves(
     prior: ShapePrior,
     sizes: NDArray[np.int64],
     measured: Sequence[Evidence],
     *,
     user_compilation: Compilation,
-) -> tuple[Array, Array]:
+) -> CurveDraws:
     """Draw curves from the exact posterior given shape and hyper-parameters, by Matheron's rule.
 
     Source: Wilson et al., "Efficiently sampling functions from Gaussian process posteriors", 2020.
@@ -91,9 +111,6 @@ def draw_curves(
         sizes: (D,), the domain; it covers every measured size.
         measured: Measured probes, in order.
         user_compilation: The program that the curve is about.
-
-    Returns:
-        (S, D), ln(samples/s), and (S,), standard deviation between probes of one size.
     """
     shapes = prior.evaluate(sizes)
     data, center = _measurements(sizes, measured, user_compilation)
@@ -102,21 +119,23 @@ def draw_curves(
     misfit = data.values - shapes[:, data.at]
     inverse, log_det = _inverse_covariance(data, fields)
     weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
-    doubted = _without_outlier(data, misfit[best[1]], inverse[best[0]])
+    z = _surprise(misfit[best[1]], inverse[best[0]])
+    doubted = _without_outlier(data, z, inverse[best[0]])
     if doubted is not None:
         data = doubted
         inverse, log_det = _inverse_covariance(data, fields)
         weighed, _ = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
     draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
-    return center + shapes[weighed.shape] + draws, Hyper.grid().probe_sd[weighed.hyper]
+    surprise = np.zeros(len(sizes))
+    surprise[data.at] = z
+    return CurveDraws(center + shapes[weighed.shape] + draws, Hyper.grid().probe_sd[weighed.hyper], surprise)
 
 
 def _measurements(
     sizes: NDArray[np.int64], measured: Sequence[Evidence], user_compilation: Compilation
 ) -> tuple[_Measurements, float]:
     values = np.array([item.log_throughput for item in measured])
-    se = np.array([item.log_throughput_se for item in measured])
-    se = np.maximum(np.where(np.isnan(se), DEFAULT_SE, se), MIN_SE)
+    se = np.maximum(_standard_errors(measured), MIN_SE)
     order = np.arange(len(measured))
     drift = DRIFT_SD**2 * np.exp(-np.abs(order[:, None] - order[None, :]) / DRIFT_LENGTH)
     other = np.array([item.compilation is not user_compilation for item in measured], dtype=float)
@@ -125,6 +144,17 @@ def _measurements(
     compilation = np.outer(other, other) * (COMPILATION_LEVEL_SD**2 + COMPILATION_SD**2 * same_size)
     center = float(values.mean())
     return _Measurements(at, values - center, np.diag(se**2) + drift + compilation), center
+
+
+def _standard_errors(measured: Sequence[Evidence]) -> Array:
+    """(n,), of each probe; few passes say little of their own noise, so all probes share what they know of it."""
+    num_passes = np.array([item.num_passes for item in measured], dtype=float)
+    sds = np.array([item.log_pass_sd for item in measured])
+    known = np.isfinite(sds) & (num_passes >= 2)
+    pooled = float(np.median(sds[known])) if known.any() else DEFAULT_PASS_SD
+    variance = np.where(known, num_passes * np.nan_to_num(sds) ** 2, 0.0) + POOLING_PASSES * pooled**2
+    shared = np.sqrt(variance / (np.where(known, num_passes, 0.0) + POOLING_PASSES) / np.maximum(num_passes, 1.0))
+    return np.where(num_passes > 0, shared, DEFAULT_SE)
 
 
 @lru_cache(maxsize=4)
@@ -176,6 +206,7 @@ def _weigh(
     distinct = np.unique(data.at)
     steps, log_gap = _gaps(data.at, distinct, sizes)
     bases = CLIFF_BASES
+    cliff_share = _share(CLIFF_RATE, sizes)
     projected = steps @ inverse[bases]  # (C, G, n)
     stiffness = np.einsum("cgn,gn->cg", projected, steps)[..., None]
     moment = projected @ misfit[::CLIFF_THINNING].T  # (C, G, K / thinning)
@@ -183,11 +214,11 @@ def _weigh(
     renormalise = np.log(np.exp(hyper.log_weight[bases]).sum())
     for sd, weight in CLIFF_SDS:
         gain = 1.0 + sd**2 * stiffness
-        prior = log_gap[None, :, None] + np.log(CLIFF_SHARE * weight * CLIFF_THINNING) - renormalise
+        prior = log_gap[None, :, None] + np.log(cliff_share * weight * CLIFF_THINNING) - renormalise
         without = plain[bases][:, None, ::CLIFF_THINNING]
         cliffs.append(without + 0.5 * sd**2 * moment**2 / gain - 0.5 * np.log(gain) + prior)
     stacked = np.stack(cliffs)  # (2, C, G, K)
-    log_weight = np.concatenate([plain.ravel() + np.log(1.0 - CLIFF_SHARE), stacked.ravel()])
+    log_weight = np.concatenate([plain.ravel() + np.log(1.0 - cliff_share), stacked.ravel()])
     chosen = _systematic(log_weight, seed)
     num_plain = plain.size
     has_cliff = chosen >= num_plain
@@ -212,6 +243,11 @@ def _gaps(at: Index, distinct: Index, sizes: NDArray[np.int64]) -> tuple[Array, 
     return (at[None, :] > distinct[:, None]).astype(float), np.log(width)
 
 
+def _share(rate: float, sizes: NDArray[np.int64]) -> float:
+    """Probability of an event somewhere among the sizes, from its rate per e-fold."""
+    return float(min(MAX_SHARE, rate * np.log(sizes[-1] / sizes[0])))
+
+
 def _systematic(log_weight: Array, seed: int) -> Index:
     """NUM_DRAWS indices drawn in proportion to the weights with the least variance, in random order."""
     rng = np.random.default_rng([seed, 4])
@@ -221,21 +257,24 @@ def _systematic(log_weight: Array, seed: int) -> Index:
     return rng.permutation(chosen)
 
 
-def _without_outlier(data: _Measurements, misfit: Array, inverse: Array) -> _Measurements | None:
+def _surprise(misfit: Array, inverse: Array) -> Array:
+    """(n,), leave-one-out residuals in standard deviations; positive where a probe was faster than the others say.
+
+    Source: Rasmussen and Williams, eq. 5.12.
+    """
+    return (inverse @ misfit) / np.sqrt(np.diag(inverse))
+
+
+def _without_outlier(data: _Measurements, z: Array, inverse: Array) -> _Measurements | None:
     """The measurements with more noise on a probe that the others contradict; None where there is none.
 
     Only slower than expected counts: another tenant slows a probe down, and nothing speeds it up.
-    Source: leave-one-out residuals of Rasmussen and Williams, eq. 5.12.
     """
-    if len(misfit) < OUTLIER_MIN_PROBES:
-        return None
-    residual = (inverse @ misfit) / np.diag(inverse)
-    z = residual * np.sqrt(np.diag(inverse))
     worst = int(np.argmin(z))
-    if z[worst] >= OUTLIER_Z:
+    if len(z) < OUTLIER_MIN_PROBES or z[worst] >= OUTLIER_Z:
         return None
     noise = data.noise.copy()
-    noise[worst, worst] += (residual[worst] / 1.5) ** 2
+    noise[worst, worst] += (z[worst] / 1.5) ** 2 / inverse[worst, worst]
     return dataclasses.replace(data, noise=noise)
 
 
@@ -298,9 +337,9 @@ def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Ar
 def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator) -> Array:
     """(S, D), a narrow peak or hole in some draws, where nothing was measured that would show it."""
     logs = np.log(sizes.astype(float))
-    present = rng.random(NUM_DRAWS) < UNSEEN_BUMP_SHARE
+    present = rng.random(NUM_DRAWS) < _share(UNSEEN_BUMP_RATE, sizes)
     center = rng.uniform(logs[0], logs[-1], NUM_DRAWS)
-    half_width = 0.5 * np.exp(rng.uniform(-1.5, 0.5, NUM_DRAWS))
+    half_width = 0.5 * np.exp(rng.uniform(BUMP_LOW, BUMP_HIGH, NUM_DRAWS))
     sds = np.array([sd for sd, _ in UNSEEN_BUMP_SDS])
     height = sds[rng.integers(0, len(sds), NUM_DRAWS)] * rng.standard_normal(NUM_DRAWS)
     inside = np.abs(logs[None, :] - center[:, None]) < half_width[:, None]

@@ -50,6 +50,11 @@ class Evidence:
     elapsed_s: float = 0.0
 
     @property
+    def log_pass_sd(self) -> float:
+        """Noise between two passes, ln; NaN where unknown."""
+        return self.log_throughput_se * math.sqrt(self.num_passes)
+
+    @property
     def is_measured(self) -> bool:
         """Whether there is a throughput."""
         return self.outcome is Outcome.MEASURED

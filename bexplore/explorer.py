@@ -161,7 +161,7 @@ def _probe(number: int, decision: Decision, settings: SearchSettings, memory: Me
         compilation=decision.compilation,
         purpose=decision.purpose,
         fresh_worker=decision.fresh_worker,
-        max_passes=settings.max_passes,
+        max_passes=decision.max_passes,
         predicted_peak_memory_bytes=None if predicted is None else round(predicted),
         time_limit_s=None if limit is None else max(limit, 3.0 * decision.expected_s),
     )

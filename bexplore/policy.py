@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +13,19 @@ from enum import StrEnum
 import numpy as np
 
 from bexplore import posterior as belief
-from bexplore.acquisition import Costs, expected_pass_s, fantasy, rank
+from bexplore.acquisition import fantasy, rank
+from bexplore.costs import Costs, expected_pass_s
 from bexplore.evidence import Evidence
 from bexplore.posterior import Posterior
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import MemoryPrior, Space
 
+GAP_RATIO = 2.5  # the search does not end with an unprobed stretch wider than this ...
+GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in ln ...
+GAP_CANDIDATES = 8  # ... and which holds this many candidates
+SUSPICIOUS_Z = 3.0  # a winner this many standard deviations faster than the others say is measured again
+BASE_AGAIN_PROBES = 8  # a long exploration measures the base again after this many probes, against drift
 EARLY_FAILURES = 4  # failed probes before anything was measured after which the search gives up
 
 
@@ -44,6 +52,7 @@ class Decision:
         purpose: Why.
         compilation: Which program.
         fresh_worker: Whether a new process must run it.
+        max_passes: Upper bound on timed passes.
         expected_s: Seconds that the probe is expected to cost.
         recommendation: What to recommend now; None where nothing was measured.
         posterior: The belief; None where nothing was measured.
@@ -54,6 +63,7 @@ class Decision:
     purpose: Purpose = Purpose.SEARCH
     compilation: Compilation = Compilation.SHARED
     fresh_worker: bool = False
+    max_passes: int = 10
     expected_s: float = 0.0
     recommendation: Recommendation | None = None
     posterior: Posterior | None = None
@@ -80,39 +90,111 @@ def decide(
     in_flight = [item for item in evidence if item.outcome is None]
     if not any(item.is_measured for item in finished):
         return _first(space, finished, in_flight, settings)
-    fitted = belief.fit(space, finished, memory=memory, seed=settings.seed, user_compilation=settings.user_compilation)
+
+    def fit(known: Sequence[Evidence]) -> Posterior:
+        return belief.fit(space, known, memory=memory, seed=settings.seed, user_compilation=settings.user_compilation)
+
+    fitted = fit(finished)
     best = recommend(fitted, finished, base=space.base, tolerance=settings.tolerance)
-    spent = sum(item.elapsed_s for item in finished)
-    if in_flight:
-        imagined = [_imagined(fitted, item) for item in in_flight]
-        fitted_ahead = belief.fit(
-            space,
-            finished + imagined,
-            memory=memory,
-            seed=settings.seed,
-            user_compilation=settings.user_compilation,
+    ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
+    turn = _Turn(space=space, finished=finished, num_probes=len(evidence), settings=settings, fitted=ahead, best=best)
+    decision = turn.next(num_unassigned)
+    return dataclasses.replace(decision, recommendation=best, posterior=fitted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Turn:
+    """Everything that one decision looks at; `fitted` already imagines the probes in flight."""
+
+    space: Space
+    finished: Sequence[Evidence]
+    num_probes: int
+    settings: SearchSettings
+    fitted: Posterior
+    best: Recommendation | None
+
+    def next(self, num_unassigned: int) -> Decision:
+        choices = rank(self.fitted, self.settings, self._costs, last_size=self.finished[-1].micro_batch_size)
+        reason = self._stop_reason(bool(choices))
+        if reason is StopReason.TARGET_CONFIDENCE:
+            doubt = self._doubt()
+            if doubt is not None:
+                return doubt
+        if reason is not None:
+            return self._verification() or Decision(stop_reason=reason)
+        if self._base_is_due():
+            return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
+        choice = choices[min(num_unassigned, len(choices) - 1)]
+        return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
+
+    @property
+    def _costs(self) -> Costs:
+        return Costs.learnt(self.finished, self.settings)
+
+    @property
+    def _verifies(self) -> bool:
+        return self.settings.verify_exact and self.settings.search_compilation is not self.settings.user_compilation
+
+    def _stop_reason(self, any_choice: bool) -> StopReason | None:
+        settings = self.settings
+        if self.best is not None and self.best.confidence >= settings.target_confidence:
+            return StopReason.TARGET_CONFIDENCE
+        if self.num_probes >= settings.max_probes - self._verifies:
+            return StopReason.MAX_PROBES
+        if (
+            settings.time_budget_s is not None
+            and sum(item.elapsed_s for item in self.finished) >= settings.time_budget_s
+        ):
+            return StopReason.TIME_BUDGET
+        if any_choice:
+            return None
+        return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
+
+    def _doubt(self) -> Decision | None:
+        """A probe that the score alone does not ask for: a stretch that hides, or a winner too good to be true."""
+        if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
+            return None
+        hidden = unseen_gap(self.fitted, self.best)
+        if hidden is not None:
+            return self._probe(hidden, Purpose.SEARCH)
+        winner = self.fitted.index(self.best.micro_batch_size)
+        if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
+            return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
+        return None
+
+    def _verification(self) -> Decision | None:
+        """The winner once more, in a fresh process and as the user will compile it, where that was not done."""
+        if not self._verifies or self.best is None:
+            return None
+        winner = self.fitted.index(self.best.micro_batch_size)
+        if self.fitted.measured_exactly[winner]:
+            return None
+        return self._probe(winner, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
+
+    def _base_is_due(self) -> bool:
+        at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]
+        is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
+        return is_open and len(self.finished) - (at[-1] if at else 0) > BASE_AGAIN_PROBES
+
+    def _probe(
+        self,
+        index: int,
+        purpose: Purpose | None = None,
+        *,
+        compilation: Compilation | None = None,
+        fresh_worker: bool = False,
+    ) -> Decision:
+        compilation = compilation or self.settings.search_compilation
+        pass_s = expected_pass_s(self.fitted)[index]
+        costs = self._costs
+        return Decision(
+            micro_batch_size=int(self.fitted.sizes[index]),
+            purpose=purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH),
+            compilation=compilation,
+            fresh_worker=fresh_worker,
+            max_passes=costs.passes(float(pass_s), compilation=compilation, fresh_worker=fresh_worker),
+            expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)),
         )
-    else:
-        fitted_ahead = fitted
-    costs = Costs.learnt(finished, settings)
-    choices = rank(fitted_ahead, settings, costs)
-    reason = _stop_reason(best, len(evidence), spent, bool(choices), settings)
-    known = {"recommendation": best, "posterior": fitted}
-    if reason is not None:
-        if _wants_verification(fitted, best, settings):
-            return _verification(fitted, best, settings, costs, known)
-        return Decision(stop_reason=reason, **known)
-    index = choices[min(num_unassigned, len(choices) - 1)].index
-    size = int(fitted_ahead.sizes[index])
-    compilation = settings.search_compilation
-    return Decision(
-        micro_batch_size=size,
-        purpose=_purpose(size, finished, space),
-        compilation=compilation,
-        fresh_worker=False,
-        expected_s=float(costs.of(expected_pass_s(fitted_ahead)[index], compilation=compilation, fresh_worker=False)),
-        **known,
-    )
 
 
 def _imagined(fitted: Posterior, item: Evidence) -> Evidence:
@@ -122,44 +204,27 @@ def _imagined(fitted: Posterior, item: Evidence) -> Evidence:
     return dataclasses.replace(guess, outcome=Outcome.MEASURED)
 
 
-def _purpose(size: int, finished: Sequence[Evidence], space: Space) -> Purpose:
-    if all(item.micro_batch_size != size or not item.is_measured for item in finished):
-        return Purpose.SEARCH
-    return Purpose.BASE if size == space.base else Purpose.REPLICATE
+def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
+    """The middle of a stretch of sizes in which nothing was run and a better one could hide; None if there is none.
 
-
-def _stop_reason(
-    best: Recommendation, num_probes: int, spent_s: float, any_choice: bool, settings: SearchSettings
-) -> StopReason | None:
-    if best.confidence >= settings.target_confidence:
-        return StopReason.TARGET_CONFIDENCE
-    if num_probes >= settings.max_probes - (1 if _verifies(settings) else 0):
-        return StopReason.MAX_PROBES
-    if settings.time_budget_s is not None and spent_s >= settings.time_budget_s:
-        return StopReason.TIME_BUDGET
-    return None if any_choice else StopReason.NOTHING_LEFT
-
-
-def _verifies(settings: SearchSettings) -> bool:
-    return settings.verify_exact and settings.search_compilation is not settings.user_compilation
-
-
-def _wants_verification(fitted: Posterior, best: Recommendation, settings: SearchSettings) -> bool:
-    return _verifies(settings) and not fitted.measured_exactly[fitted.index(best.micro_batch_size)]
-
-
-def _verification(
-    fitted: Posterior, best: Recommendation, settings: SearchSettings, costs: Costs, known: dict
-) -> Decision:
-    pass_s = float(expected_pass_s(fitted)[fitted.index(best.micro_batch_size)])
-    return Decision(
-        micro_batch_size=best.micro_batch_size,
-        purpose=Purpose.VERIFY,
-        compilation=settings.user_compilation,
-        fresh_worker=True,
-        expected_s=float(costs.of(pass_s, compilation=settings.user_compilation, fresh_worker=True)),
-        **known,
-    )
+    A posterior that is sure of a smooth curve is not sure that it is smooth: throughput is known to fall by a third
+    between two neighbouring powers of two. So the search does not end with such a stretch wider than `GAP_RATIO`.
+    """
+    mean = fitted.log_throughput.mean(axis=0)
+    matters = fitted.open & (fitted.feasible.mean(axis=0) > 0.5)
+    matters &= mean >= mean[fitted.index(best.micro_batch_size)] - GAP_DEPTH
+    run = np.flatnonzero(fitted.measured > 0)
+    widest, where = math.log(GAP_RATIO), None
+    for low, high in itertools.pairwise(run):
+        inside = np.flatnonzero(matters[low + 1 : high]) + low + 1
+        if len(inside) < GAP_CANDIDATES:
+            continue
+        start = max(inside[0] - 1, low)
+        width = math.log(fitted.sizes[high] / fitted.sizes[start])
+        if width > widest:
+            middle = math.sqrt(float(fitted.sizes[high]) * float(fitted.sizes[start]))
+            widest, where = width, int(inside[np.argmin(np.abs(np.log(fitted.sizes[inside] / middle)))])
+    return where
 
 
 def _first(
@@ -183,7 +248,8 @@ def _first(
         purpose=Purpose.BASE if size == space.base else Purpose.SEARCH,
         compilation=settings.search_compilation,
         fresh_worker=bool(finished),
-        expected_s=float(costs.of(0.0, compilation=settings.search_compilation, fresh_worker=True)),
+        max_passes=settings.max_passes,
+        expected_s=float(costs.of(np.array(0.0), compilation=settings.search_compilation, fresh_worker=True)),
     )
 
 

@@ -32,6 +32,7 @@ class Posterior:
         log_throughput: (S, D), ln(samples/s), as the user's exact compilation would reach it.
         feasible: (S, D), whether the size fits, and was not dropped for its own reasons.
         probe_sd: (S,), ln(samples/s), noise between two probes of one size.
+        surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
         measured: (D,), number of measured probes.
         measured_exactly: (D,), number of measured probes of the program that the user will run.
         open: (D,), whether the size may be probed.
@@ -41,6 +42,7 @@ class Posterior:
     log_throughput: Array
     feasible: NDArray[np.bool_]
     probe_sd: Array
+    surprise: Array
     measured: NDArray[np.int64]
     measured_exactly: NDArray[np.int64]
     open: NDArray[np.bool_]
@@ -92,7 +94,7 @@ def fit(
     boundaries = draw_boundaries(facts, memory, base=space.base, largest=largest, uniforms=uniforms)
     sizes = _domain(space, sorted({item.micro_batch_size for item in evidence}), boundaries, largest_ok, limit)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
-    throughput, probe_sd = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
+    curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
     alive = ~np.isin(sizes, list(space.dropped(evidence)))
     counts = np.array([sum(item.micro_batch_size == size for item in measured) for size in sizes])
     exact = np.array(
@@ -103,9 +105,10 @@ def fit(
     )
     return Posterior(
         sizes=sizes,
-        log_throughput=throughput,
+        log_throughput=curves.log_throughput,
         feasible=(sizes[None, :] <= boundaries[:, None]) & alive[None, :],
-        probe_sd=probe_sd,
+        probe_sd=curves.probe_sd,
+        surprise=curves.surprise,
         measured=counts,
         measured_exactly=exact,
         open=alive & (sizes < limit),

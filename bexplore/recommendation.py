@@ -12,9 +12,8 @@ from bexplore.evidence import Evidence
 from bexplore.posterior import Posterior
 from bexplore.probe import Compilation
 
-MISSPECIFIED = 0.01  # share of the belief kept for everything that the model cannot represent; the score ends at 98
-CALIBRATION_OFFSET = 0.29  # log-odds; fitted on development problems only, see benchmarks/search.py
-CALIBRATION_SLOPE = 0.96
+MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent
+CALIBRATION = (0.43, 0.87, -0.03)  # of log-odds; fitted on development problems only, see benchmarks/search.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +76,18 @@ class Recommendation:
 
 def recommend(
     posterior: Posterior, evidence: Sequence[Evidence], *, base: int, tolerance: float, elapsed_s: float = 0.0
-) -> Recommendation:
+) -> Recommendation | None:
     """Recommend the measured size that is most likely within the tolerance of the best that fits.
 
-    A size that ran exactly as the user will compile it goes before one that did not, once any did.
+    A size that ran exactly as the user will compile it goes before one that did not, once any did. None where every
+    size that was measured was dropped since.
     """
     eligible = posterior.measured_exactly > 0 if posterior.measured_exactly.any() else posterior.measured > 0
     eligible = eligible & posterior.open
     if not eligible.any():
-        eligible = posterior.measured > 0
+        eligible = (posterior.measured > 0) & posterior.open
+    if not eligible.any():
+        return None
     near = posterior.near_best(tolerance).mean(axis=0)
     mean = posterior.log_throughput.mean(axis=0)
     merit = np.where(eligible, near + 1e-3 * mean, -np.inf)
@@ -110,5 +112,7 @@ def recommend(
 def score(probability: float) -> int:
     """The confidence score, 0 to 98, of a raw posterior probability."""
     clipped = min(max(probability, 0.001), 0.999)
-    logit = CALIBRATION_OFFSET + CALIBRATION_SLOPE * math.log(clipped / (1.0 - clipped))
-    return int(100.0 * (1.0 - MISSPECIFIED) / (1.0 + math.exp(-logit)))
+    raw = math.log(clipped / (1.0 - clipped))
+    offset, slope, curvature = CALIBRATION
+    logit = offset + slope * raw + curvature * raw * raw
+    return min(MAX_SCORE, int(100.0 / (1.0 + math.exp(-logit))))

@@ -78,7 +78,7 @@ class ReplayOptions:
 
     Attributes:
         seed: Of the noise and of the search.
-        noise: Standard deviation, as a fraction, of a pass and of a run; sizes with repeats draw one instead of the run's.
+        noise: Standard deviation, as a fraction, of a pass and of a run; a size with repeats draws one of them instead.
         compile_time_s: Seconds to compile one program.
         start_time_s: Seconds to start a worker.
         shared_compile: One program for all sizes; otherwise each size is compiled on its own, in a fresh worker.
@@ -187,7 +187,7 @@ def replay_curve(curve: Curve, options: ReplayOptions) -> Iterator[dict[str, Any
     """Explore one recorded curve.
 
     Yields:
-        A `probe` event and, once something was measured, a `recommendation` event for each probe; a `result` at the end.
+        A `probe` event and, once something was measured, a `recommendation` event for each probe; at the end a `result`.
 
     Raises:
         NothingFitsError: Not even the smallest recorded size ran.

@@ -35,13 +35,16 @@ class SizedOutcome(Protocol):
     """A finished probe, as far as the space is concerned."""
 
     @property
-    def micro_batch_size(self) -> int: ...
+    def micro_batch_size(self) -> int:
+        """Samples of one pass."""
 
     @property
-    def outcome(self) -> Outcome | None: ...
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it is in flight."""
 
     @property
-    def purpose(self) -> Purpose: ...
+    def purpose(self) -> Purpose:
+        """Why it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
