@@ -11,6 +11,7 @@ that would be built from the text, a replay of the wrapper's allocations is hand
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import types
@@ -89,12 +90,22 @@ def planning_only(
         # finding the vector width builds programs; the width changes kernels, not buffers
         stack.enter_context(mock.patch.object(torch._inductor.cpu_vec_isa, "valid_vec_isa_list", lambda: []))
         stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, cpp_wrapper=False))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        try:
+        stack.enter_context(_silence())
+        stack.callback(torch._dynamo.reset)
+        yield
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the compiler's own remarks back: what matters of them is an error, and is raised."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
-        finally:
-            torch._dynamo.reset()
+    finally:
+        logging.disable(level)
 
 
 def keep_symbolic(tensor: torch.Tensor, dimension: int) -> None:

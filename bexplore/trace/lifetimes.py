@@ -20,11 +20,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
 
 _TORCH_ROOT = f"{Path(torch.__file__).parent}{os.sep}"
+_HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
 _SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
 
 
@@ -74,6 +76,11 @@ class LifetimeTracker:
         """Write down what an operator outside of compiled graphs costs, if something is being recorded."""
         if not self._recording:
             return
+        if operator in _HIDDEN_RESERVES:
+            raise TraceError(
+                f"{operator} keeps memory for its backward pass that no fake tensor shows.",
+                hint="An exploration works without a trace; only the memory is not known beforehand.",
+            )
         shapes = shapes_of(result)
         self.operators.append(f"{operator} {shapes}")
         flops = operator_flops(operator, shapes_of(arguments), shapes_of(keywords), shapes)
