@@ -6,6 +6,7 @@ which tells graph breaks and what a change of the size compiles anew.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import traceback
@@ -13,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo
 from torch._dynamo import decorators
 from torch._dynamo import utils as dynamo_utils
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 import bexplore
@@ -34,7 +37,7 @@ from bexplore.workloads import Batch, Workload, build
 # Not 1, for which torch always compiles apart.
 SIZES = (61, 8, 3, 16, 64)
 NUM_LARGEST_BUFFERS = 8
-_TYPICAL_SIZE = 8  # samples; orders buffers that grow differently
+_TYPICAL_SIZE = 64  # samples; orders buffers that grow differently
 _OWN_FOLDERS = tuple(str(Path(module.__file__).parent) for module in (torch, bexplore) if module.__file__)
 _STACK_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -68,6 +71,10 @@ class _Graphs:
     """Collects what is compared of each planned graph."""
 
     def __init__(self) -> None:
+        self._seen: set[tuple[str, bool]] = set()
+        self._clear()
+
+    def _clear(self) -> None:
         self.operators: Counter[str] = Counter()
         self.kernels: Counter[str] = Counter()
         self.saved: Counter[str] = Counter()
@@ -79,6 +86,11 @@ class _Graphs:
 
     def observe(self, graph: Any, prime: int) -> None:
         """Read one graph of the compiler after its planning."""
+        key = (str(torch._guards.CompileContext.current_compile_id()), bool(graph.is_backward))
+        if key in self._seen:  # a program that fixes its batch is traced a second time, from the start
+            self._seen.clear()
+            self._clear()
+        self._seen.add(key)
         nodes = {node.name: node for node in graph.orig_gm.graph.nodes}
         self.num_graphs += 1
         for node in nodes.values():
@@ -91,8 +103,9 @@ class _Graphs:
         for scheduled in graph.scheduler.nodes:
             origins = {o.name: o for part in scheduled.get_nodes() if part.node for o in part.node.get_origins()}
             if origins:
-                label = "+".join(sorted({_short(origin.target) for origin in origins.values()}))
-                self._note(self.kernels, label, _first_place(origins.values()))
+                working = [origin for origin in origins.values() if not _is_view(origin.target)] or origins.values()
+                label = "+".join(sorted({_short(origin.target) for origin in working}))
+                self._note(self.kernels, label, _first_place(working))
 
     def _count_operator(self, node: Any, prime: int) -> None:
         value = node.meta["val"]
@@ -176,13 +189,14 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
             workload = build(job)
         for module in workload.compiled_modules:
             module.compile(backend="eager", fullgraph=job.compile.fullgraph)
-        _run_fake(workload, fake_mode, SIZES[0])
+        with _fixed_sizes(job) as fixed:
+            _run_fake(workload, fake_mode, SIZES[0])
         first = watch.take()
         breaks = list(_graph_breaks(job))
-        reasons: list[str] = []
+        recompiles: list[Item] = []
         for size in SIZES[1:]:
             _run_fake(workload, fake_mode, size)
-            reasons += _recompile_reasons()
+            recompiles += _recompiles()
     except BexploreError:
         raise
     except Exception as error:  # the user's code on fake tensors may fail in any way, which is what is to be told
@@ -193,8 +207,10 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
         "num_graphs": first.num_graphs,
         "num_graph_breaks": len(breaks),
         "graph_breaks": _merged(breaks),
-        "num_recompiles": len(reasons),
-        "recompiles": _merged(_recompile_item(reason) for reason in reasons),
+        "num_fixed_sizes": len(fixed),
+        "fixed_sizes": _merged(fixed.values()),
+        "num_recompiles": len(recompiles),
+        "recompiles": _merged(recompiles),
         "problems": (),
     }
 
@@ -226,14 +242,32 @@ def _graph_breaks(job: Job) -> Iterator[Item]:
             yield Item(label=label, where=_shown(frame.filename, frame.lineno, job) if frame else "")
 
 
-def _recompile_reasons() -> list[str]:
-    """Why each graph was compiled again since the last call."""
+@contextlib.contextmanager
+def _fixed_sizes(job: Job) -> Iterator[dict[tuple[str, int | None], Item]]:
+    """Collect, by place, the lines of the user's code that turn a size of the batch into a number."""
+    fixed: dict[tuple[str, int | None], Item] = {}
+    original = ShapeEnv.produce_guards_verbose
+
+    def produce(environment: Any, *arguments: Any, **keywords: Any) -> Any:
+        for stack in getattr(environment, "specialization_stacks", {}).values():
+            frame = next((one for one in reversed(stack) if not one.filename.startswith(_OWN_FOLDERS)), None)
+            if frame is not None:
+                where = _shown(frame.filename, frame.lineno, job)
+                fixed[frame.filename, frame.lineno] = Item(label=(frame.line or "a size").strip(), where=where)
+        return original(environment, *arguments, **keywords)
+
+    with mock.patch.object(ShapeEnv, "produce_guards_verbose", produce):
+        yield fixed
+
+
+def _recompiles() -> list[Item]:
+    """What was compiled again since the last call, and why."""
     metrics = dynamo_utils.get_compilation_metrics()
     dynamo_utils.clear_compilation_metrics()
-    return [str(metric.recompile_reason or "unknown reason") for metric in metrics if metric.graph_op_count]
+    return [_recompile(str(metric.recompile_reason or "unknown reason")) for metric in metrics if metric.graph_op_count]
 
 
-def _recompile_item(reason: str) -> Item:
+def _recompile(reason: str) -> Item:
     line = next((line.strip() for line in reason.splitlines() if line.strip()), "unknown reason")
     place = _PLACE_IN_REASON.search(line)
     label = _EXPECTED.sub("", _CODE_IN_REASON.sub("", _ORDINAL.sub("", line)))
@@ -257,7 +291,8 @@ def _told(message: str, error: BaseException) -> str:
     own = [place for place in places if not place[0].startswith(_OWN_FOLDERS)]
     detail = _detail(str(error))
     where = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
-    return f"{message.rstrip('.')}{': ' + detail if detail and detail not in message else ''}{where}"
+    told = message.split("! For more information")[0].rstrip(".")
+    return f"{told}{': ' + detail if detail and detail not in told else ''}{where}"
 
 
 def _detail(text: str) -> str:
@@ -316,7 +351,8 @@ def _bytes_of(value: torch.Tensor, prime: int) -> Polynomial:
 
 
 def _polynomial(size: Any, prime: int) -> Polynomial:
-    return Polynomial(size) if isinstance(size, int) else Polynomial.of_value(_at_hint(size), prime)
+    """A size, by its value at the prime; a program that fixes its batch has numbers there, and means the same."""
+    return Polynomial.of_value(_at_hint(size), prime)
 
 
 def _at_hint(size: Any) -> int:

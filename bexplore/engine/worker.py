@@ -41,7 +41,7 @@ def _listen(connection: Connection, requests: SimpleQueue[dict[str, Any]]) -> No
 
 
 class _Server:
-    """Answers the kinds of request: facts, trace, probe, same_training."""
+    """Answers the kinds of request: each is a method of the same name behind an underscore."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -104,6 +104,23 @@ class _Server:
 
         self._report(stage="trace")
         return {"outcome": "measured", "cost_model": trace_job(Job.from_dict(request["job"])).as_dict()}
+
+    def _program_facts(self, request: dict[str, Any]) -> dict[str, Any]:
+        from bexplore.engine.facts import program_facts
+        from bexplore.job import Job
+
+        self._report(stage="trace")
+        return {"outcome": "measured", "facts": program_facts(Job.from_dict(request["job"])).as_dict()}
+
+    def _time_passes(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._report(stage="passes")
+        times = self._session.time_passes(request["micro_batch_size"], request["num_passes"])
+        return {"outcome": "measured"} | times
+
+    def _loaded_from(self, request: dict[str, Any]) -> dict[str, Any]:
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        inside = sorted(file for file in files if file and file.startswith(request["folder"]))
+        return {"outcome": "measured", "files": inside}
 
     def _same_training(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses

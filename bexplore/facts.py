@@ -1,0 +1,165 @@
+"""What is exactly known of a program before it runs: `ProgramFacts`, made in a worker and compared by the guard.
+
+Sizes that grow with the micro-batch size b are polynomials, `(constant, linear, quadratic)` coefficients of b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+Coefficients = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One kind of thing that a program has: an operator, a kernel, a break.
+
+    Attributes:
+        label: What it is, without what changes by itself (line numbers, addresses); labels are compared.
+        count: How many of it there are.
+        where: `file.py:12` of the first; for people, and never compared; empty where unknown.
+    """
+
+    label: str
+    count: int = 1
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """Facts of one traced program; None is unknown and never 0.
+
+    Attributes:
+        traced_device: Device type of the traced program, `cpu` or `cuda`.
+        num_parameters: Elements of all parameters, shared ones once.
+        flops: Operations of a pass, recomputation included.
+        num_graphs: Graphs that the compiler makes of a pass at one size.
+        num_graph_breaks: Places that break a graph.
+        graph_breaks: Them, by reason.
+        num_saved_activations: Tensors that the forward pass leaves to the backward pass; parameters do not count.
+        saved_activation_bytes: Bytes of them.
+        saved_activations: Them, by operator, type and shape.
+        largest_buffer_bytes: Bytes of the largest result of an operator.
+        largest_buffers: The largest results, by operator, type and shape.
+        operators: All operators of the graphs, by name, type and shape of the result.
+        phases: Peak bytes by phase of the step; the peak is the maximum of the polynomials.
+        num_kernels: Loops and library calls of a pass after fusion.
+        kernels: Them, by the operators that are fused in each.
+        num_fixed_sizes: Lines that turn a size of the batch into a number, which fixes the program to it.
+        fixed_sizes: Them, by their text.
+        num_recompiles: Compilations beyond the first that further sizes cause.
+        recompiles: Them, by reason.
+        problems: Why something is unknown, one line each.
+    """
+
+    traced_device: str
+    num_parameters: int | None = None
+    flops: Coefficients | None = None
+    num_graphs: int | None = None
+    num_graph_breaks: int | None = None
+    graph_breaks: tuple[Item, ...] = ()
+    num_saved_activations: int | None = None
+    saved_activation_bytes: Coefficients | None = None
+    saved_activations: tuple[Item, ...] = ()
+    largest_buffer_bytes: Coefficients | None = None
+    largest_buffers: tuple[Item, ...] = ()
+    operators: tuple[Item, ...] = ()
+    phases: Mapping[str, tuple[Coefficients, ...]] = field(default_factory=dict)
+    num_kernels: int | None = None
+    kernels: tuple[Item, ...] = ()
+    num_fixed_sizes: int | None = None
+    fixed_sizes: tuple[Item, ...] = ()
+    num_recompiles: int | None = None
+    recompiles: tuple[Item, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def peak_memory_bytes(self, micro_batch_size: int) -> int | None:
+        """Planned bytes at the highest moment of a step; None if unknown."""
+        polynomials = [polynomial for phase in self.phases.values() for polynomial in phase]
+        return round(max(evaluate(one, micro_batch_size) for one in polynomials)) if polynomials else None
+
+    def max_micro_batch_size(self, budget_bytes: int, limit: int = 1 << 24) -> int | None:
+        """The largest size whose planned peak is within a budget; 0 where none is, None if the peak is unknown."""
+        if not self.phases:
+            return None
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if (self.peak_memory_bytes(middle) or 0) <= budget_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary that `from_dict` turns back into equal facts; what is unknown is left out.
+
+        Items are an object, label -> `count where`, so that a file of them reads and merges line by line.
+        """
+        record: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in ITEM_FIELDS:
+                value = {item.label: f"{item.count} {item.where}".rstrip() for item in value}
+            elif one.name == "phases":
+                value = {name: [list(polynomial) for polynomial in phase] for name, phase in value.items()}
+            elif isinstance(value, tuple):
+                value = list(value)
+            if value is not None and value not in ({}, []):
+                record[one.name] = value
+        return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> ProgramFacts:
+        """Rebuild facts from `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: The record is not one of ours.
+        """
+        values = dict(record)
+        for name in ITEM_FIELDS & values.keys():
+            values[name] = tuple(_item(label, text) for label, text in values[name].items())
+        for name in POLYNOMIAL_FIELDS & values.keys():
+            values[name] = _coefficients(values[name])
+        phases = values.get("phases", {})
+        values["phases"] = {name: tuple(map(_coefficients, phase)) for name, phase in phases.items()}
+        values["problems"] = tuple(values.get("problems", ()))
+        return cls(**values)
+
+
+ITEM_FIELDS = frozenset(
+    {"graph_breaks", "saved_activations", "largest_buffers", "operators", "kernels", "fixed_sizes", "recompiles"}
+)
+POLYNOMIAL_FIELDS = frozenset({"flops", "saved_activation_bytes", "largest_buffer_bytes"})
+
+
+def evaluate(polynomial: Sequence[float], micro_batch_size: int) -> float:
+    """The value of a polynomial at a micro-batch size."""
+    return sum(coefficient * micro_batch_size**power for power, coefficient in enumerate(polynomial))
+
+
+def describe_polynomial(polynomial: Sequence[float]) -> str:
+    """A polynomial of the micro-batch size b for people: `4096 + 128b`."""
+    names = ("", "b", "b^2")
+    terms = [
+        f"{_number(coefficient)}{name}" if coefficient != 1 or not name else name
+        for coefficient, name in zip(polynomial, names, strict=False)
+        if coefficient
+    ]
+    return " + ".join(terms) or "0"
+
+
+def _item(label: str, text: str) -> Item:
+    count, _, where = text.partition(" ")
+    return Item(label=label, count=int(count), where=where)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:.4g}"
+
+
+def _coefficients(values: Sequence[float]) -> Coefficients:
+    constant, linear, quadratic = values
+    return constant, linear, quadratic
