@@ -15,7 +15,7 @@ from bexplore.recommendation import SearchSettings
 
 Array = NDArray[np.float64]
 
-MAX_CANDIDATES = 40
+MAX_CANDIDATES = 32
 MIN_FEASIBLE = 0.02  # a size less likely to fit than this is not probed
 MIN_REPLICATE_NEAR_BEST = 0.05  # a measured size less likely near the best than this is not measured again
 NUM_BINS = 8

@@ -79,12 +79,8 @@ class Costs:
 
         Source: the optimal size of a cluster in two-stage sampling, Cochran, "Sampling Techniques", section 10.6.
         """
-        best = (
-            PASS_CAUTION
-            * self.pass_sd
-            / PROBE_SD
-            * np.sqrt((fixed_s + WARM_UP_PASSES * pass_s) / np.maximum(pass_s, 1e-9))
-        )
+        others_s = fixed_s + WARM_UP_PASSES * pass_s
+        best = PASS_CAUTION * self.pass_sd / PROBE_SD * np.sqrt(others_s / np.maximum(pass_s, 1e-9))
         return np.clip(np.ceil(best), min(MIN_PASSES, self.max_passes), self.max_passes)
 
 

@@ -40,10 +40,10 @@ DEFAULT_PASS_SD = 0.015  # ln(pass time), autocorrelation included, before any p
 POOLING_PASSES = 10  # what all probes say of the noise of a pass weighs as much as this many passes of one
 OUTLIER_Z = -3.0  # a probe this many standard deviations slower than the others say is doubted
 OUTLIER_MIN_PROBES = 3
-MAX_SHARE = 0.4
-BUMP_LOW = -2.3
-BUMP_HIGH = 0.3
-CLIFF_THINNING = 4  # every fourth shape stands for all where a cliff is weighed
+NEGLIGIBLE_LOG_WEIGHT = -16.0  # of the best: all of these together are never drawn
+MAX_SHARE = 0.4  # of the jobs with a cliff, or with an unseen bump, however many sizes there are
+BUMP_WIDTHS = (-2.3, 0.3)  # ln of the narrowest and widest unseen bump, in e-folds
+CLIFF_THINNING = 8  # every eighth shape stands for all where a cliff is weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class _Fields:
 
     smooth: Array
     rough: Array
-    smooth_factors: Array
-    rough_factor: Array
-    smooth_normal: Array
-    rough_normal: Array
+    smooth_factors: NDArray[np.float32]
+    rough_factor: NDArray[np.float32]
+    smooth_normal: NDArray[np.float32]
+    rough_normal: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def draw_curves(
     """
     shapes = prior.evaluate(sizes)
     data, center = _measurements(sizes, measured, user_compilation)
-    shapes = shapes - shapes[:, data.at].mean(axis=1, keepdims=True)
+    levels = shapes[data.at].mean(axis=0)
     fields = _fields(prior.seed, tuple(sizes.tolist()))
-    misfit = data.values - shapes[:, data.at]
+    misfit = (data.values[:, None] - shapes[data.at] + levels).T
     inverse, log_det = _inverse_covariance(data, fields)
     weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
     z = _surprise(misfit[best[1]], inverse[best[0]])
@@ -128,7 +128,8 @@ def draw_curves(
     draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
     surprise = np.zeros(len(sizes))
     surprise[data.at] = z
-    return CurveDraws(center + shapes[weighed.shape] + draws, Hyper.grid().probe_sd[weighed.hyper], surprise)
+    curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T
+    return CurveDraws(curves, Hyper.grid().probe_sd[weighed.hyper], surprise)
 
 
 def _measurements(
@@ -167,10 +168,10 @@ def _fields(seed: int, sizes: tuple[int, ...]) -> _Fields:
     return _Fields(
         smooth=smooth,
         rough=rough,
-        smooth_factors=np.linalg.cholesky(smooth + jitter),
-        rough_factor=np.linalg.cholesky(rough + jitter),
-        smooth_normal=rng.standard_normal((NUM_DRAWS, len(logs))),
-        rough_normal=rng.standard_normal((NUM_DRAWS, len(logs))),
+        smooth_factors=np.asarray(np.linalg.cholesky(smooth + jitter), dtype=np.float32),
+        rough_factor=np.asarray(np.linalg.cholesky(rough + jitter), dtype=np.float32),
+        smooth_normal=rng.standard_normal((NUM_DRAWS, len(logs)), dtype=np.float32),
+        rough_normal=rng.standard_normal((NUM_DRAWS, len(logs)), dtype=np.float32),
     )
 
 
@@ -251,10 +252,11 @@ def _share(rate: float, sizes: NDArray[np.int64]) -> float:
 def _systematic(log_weight: Array, seed: int) -> Index:
     """NUM_DRAWS indices drawn in proportion to the weights with the least variance, in random order."""
     rng = np.random.default_rng([seed, 4])
-    cumulative = np.cumsum(np.exp(log_weight - log_weight.max()))
+    relative = log_weight - log_weight.max()
+    kept = np.flatnonzero(relative > NEGLIGIBLE_LOG_WEIGHT)
+    cumulative = np.cumsum(np.exp(relative[kept]))
     points = (np.arange(NUM_DRAWS) + rng.random()) / NUM_DRAWS * cumulative[-1]
-    chosen = np.minimum(np.searchsorted(cumulative, points), len(log_weight) - 1)
-    return rng.permutation(chosen)
+    return rng.permutation(kept[np.minimum(np.searchsorted(cumulative, points), len(kept) - 1)])
 
 
 def _surprise(misfit: Array, inverse: Array) -> Array:
@@ -337,11 +339,12 @@ def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Ar
 def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator) -> Array:
     """(S, D), a narrow peak or hole in some draws, where nothing was measured that would show it."""
     logs = np.log(sizes.astype(float))
-    present = rng.random(NUM_DRAWS) < _share(UNSEEN_BUMP_RATE, sizes)
-    center = rng.uniform(logs[0], logs[-1], NUM_DRAWS)
-    half_width = 0.5 * np.exp(rng.uniform(BUMP_LOW, BUMP_HIGH, NUM_DRAWS))
-    sds = np.array([sd for sd, _ in UNSEEN_BUMP_SDS])
-    height = sds[rng.integers(0, len(sds), NUM_DRAWS)] * rng.standard_normal(NUM_DRAWS)
+    present = np.flatnonzero(rng.random(NUM_DRAWS) < _share(UNSEEN_BUMP_RATE, sizes))
+    center = rng.uniform(logs[0], logs[-1], len(present))
+    half_width = 0.5 * np.exp(rng.uniform(*BUMP_WIDTHS, len(present)))
+    height = rng.choice(UNSEEN_BUMP_SDS, len(present)) * rng.standard_normal(len(present))
     inside = np.abs(logs[None, :] - center[:, None]) < half_width[:, None]
-    present &= ~inside[:, at].any(axis=1)
-    return inside * (height * present)[:, None]
+    unseen = ~inside[:, at].any(axis=1)
+    bumps = np.zeros((NUM_DRAWS, len(sizes)))
+    bumps[present] = inside * (height * unseen)[:, None]
+    return bumps

@@ -247,8 +247,8 @@ def _failure(
             hint="run one size alone: bexplore probe CONFIG --micro-batch-size " + str(space.base),
             traceback_text=told.traceback_text,
         )
-    told = "; ".join(f"{item.micro_batch_size}: {item.outcome.value} ({item.reason})" for item in observations)
-    return EngineError(f"no micro-batch size could be measured: {told}", hint="see the run log for each probe")
+    outcomes = "; ".join(f"{item.micro_batch_size}: {item.outcome.value} ({item.reason})" for item in observations)
+    return EngineError(f"no micro-batch size could be measured: {outcomes}", hint="see the run log for each probe")
 
 
 def _nothing_fits(space: Space, observations: Sequence[Observation], memory: MemoryPrior | None) -> NothingFitsError:

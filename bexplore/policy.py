@@ -141,10 +141,8 @@ class _Turn:
             return StopReason.TARGET_CONFIDENCE
         if self.num_probes >= settings.max_probes - self._verifies:
             return StopReason.MAX_PROBES
-        if (
-            settings.time_budget_s is not None
-            and sum(item.elapsed_s for item in self.finished) >= settings.time_budget_s
-        ):
+        spent_s = sum(item.elapsed_s for item in self.finished)
+        if settings.time_budget_s is not None and spent_s >= settings.time_budget_s:
             return StopReason.TIME_BUDGET
         if any_choice:
             return None

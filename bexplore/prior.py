@@ -18,7 +18,7 @@ DECLINE_SHARE = 0.3
 CLIFF_RATE = 0.05  # jobs whose throughput jumps somewhere, per e-fold of the candidates
 CLIFF_SDS = ((0.06, 0.5), (0.30, 0.5))  # sd of the jump in ln(samples/s), weight
 UNSEEN_BUMP_RATE = 0.03  # jobs with a narrow peak or hole somewhere, per e-fold of the candidates
-UNSEEN_BUMP_SDS = ((0.05, 0.5), (0.15, 0.5))
+UNSEEN_BUMP_SDS = (0.05, 0.15)  # of its height in ln(samples/s), equally likely
 DECLINE_FROM = 0.0
 ALIGNMENTS = np.array([2, 4, 8, 8, 16])
 
@@ -26,13 +26,10 @@ ALIGNMENTS = np.array([2, 4, 8, 8, 16])
 # Source: empirical Bayes on public measured curves, which are rougher than intuition; see benchmarks/search.py.
 LENGTHS = (0.5, 1.5, 4.0)  # e-folds of the size
 SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends may be large, short waves are small
-    (0, 0.006, 0.04),
-    (0, 0.02, 0.06),
-    (0, 0.06, 0.12),
-    (0, 0.15, 0.06),
-    (1, 0.02, 0.08),
-    (1, 0.06, 0.12),
-    (1, 0.15, 0.06),
+    (0, 0.02, 0.10),
+    (0, 0.08, 0.16),
+    (1, 0.02, 0.10),
+    (1, 0.08, 0.18),
     (2, 0.06, 0.12),
     (2, 0.15, 0.24),
     (2, 0.35, 0.10),
@@ -81,7 +78,7 @@ class Hyper:
 def _cliff_bases() -> NDArray[np.intp]:
     """Points of the grid that a cliff is combined with: a few of them stand for all."""
     hyper = Hyper.grid()
-    smooth = np.isin(hyper.smooth_sd, (0.02, 0.06)) & (hyper.length_index >= 1)
+    smooth = np.isin(hyper.smooth_sd, (0.02, 0.15)) & (hyper.length_index + 1 >= 2 + (hyper.smooth_sd > 0.1))
     return np.flatnonzero(smooth & np.isclose(hyper.rough_sd, 0.006))
 
 
@@ -138,13 +135,13 @@ class ShapePrior:
             sizes: (D,), samples.
 
         Returns:
-            (K, D), ln(samples/s) up to a constant per shape.
+            (D, K), ln(samples/s) up to a constant per shape.
         """
         known = _columns(self)
         new = np.array([size for size in sizes.tolist() if size not in known], dtype=float)
         if len(new):
-            known.update(zip(new.astype(int).tolist(), self._evaluate(new).T, strict=True))
-        return np.stack([known[size] for size in sizes.tolist()], axis=1)
+            known.update(zip(new.astype(int).tolist(), np.ascontiguousarray(self._evaluate(new).T), strict=True))
+        return np.stack([known[size] for size in sizes.tolist()])
 
     def _evaluate(self, sizes: Array) -> Array:
         p = {name: value[:, None] for name, value in self._parameters.items()}
