@@ -42,6 +42,28 @@ def test_one_shared_compilation_serves_every_size_in_one_worker(run_on):
     assert observations[0].details["shared_mode"] == "unbacked"
 
 
+def test_repeated_blocks_are_compiled_once_as_a_nested_region(run_on):
+    model = {"vocab_size": 64, "hidden_size": 32, "num_layers": 3, "num_heads": 2, "max_position_embeddings": 8}
+    job = Job(workload="decoder", model=model, data={"sequence_length": 8}, sequence_length=8)
+    runner = run_on(job)
+
+    observations = [runner(probe(size)) for size in (1, 6)]
+
+    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 2, observations[0].reason
+    assert [o.num_graphs for o in observations] == [1, 0]
+    assert observations[0].details["shared_mode"] == "nested"
+
+
+def test_convolutions_start_with_a_backed_number_of_samples(run_on):
+    runner = run_on(imported_job("convolutional", batch="images", backend="inductor"))
+
+    observations = [runner(probe(size)) for size in (4, 8)]
+
+    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 2, observations[0].reason
+    assert {o.worker for o in observations} == {0}
+    assert observations[0].details["shared_mode"] == "dynamic"
+
+
 def test_an_exact_probe_gets_a_worker_and_a_program_of_its_own(run_on):
     runner = run_on(imported_job())
 

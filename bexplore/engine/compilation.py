@@ -14,13 +14,14 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
+from bexplore.engine.shared import SharedMode
 from bexplore.job import CompileSettings
 from bexplore.probe import Compilation
+from bexplore.trace.depth import find_repeats
 from bexplore.workloads import Batch, Workload
 
-# How the batch dimension of a shared program is made symbolic, best first. An unbacked size has no hint to specialise
-# on, so that one program serves every size; a backed one compiles again for 1 and at the backend's own thresholds.
-SHARED_MODES = ("unbacked", "dynamic", "static")
+# Blocks of one class from which on they are compiled once, as a nested region, instead of one by one.
+MIN_REGION_COPIES = 3
 
 
 def make_limits_loud() -> None:
@@ -33,10 +34,30 @@ def make_limits_loud() -> None:
     dynamo_config.suppress_errors = False
 
 
-def compile_workload(workload: Workload, settings: CompileSettings, compilation: Compilation) -> None:
+def feasible_mode(workload: Workload, wanted: SharedMode) -> SharedMode:
+    """The wanted kind of shared program, or the next one that this workload allows.
+
+    Inductor's convolutions fail at run time with an unbacked number of samples (seen with torch 2.13 on the CPU: the
+    strides that it expects are not those that it gets), so that they start with a backed one.
+    """
+    modules = [part for module in workload.compiled_modules for part in module.modules()]
+    if wanted is SharedMode.NESTED and not _repeated_classes(workload):
+        wanted = SharedMode.UNBACKED
+    has_convolution = any(isinstance(part, torch.nn.modules.conv._ConvNd) for part in modules)
+    if wanted in (SharedMode.NESTED, SharedMode.UNBACKED) and has_convolution:
+        wanted = SharedMode.DYNAMIC
+    return wanted
+
+
+def compile_workload(
+    workload: Workload, settings: CompileSettings, compilation: Compilation, shared_mode: SharedMode
+) -> None:
     """Compile the workload's modules in place; nothing is built before the first pass."""
     if compilation is Compilation.EAGER or not settings.enabled:
         return
+    if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
+        for block_class in _repeated_classes(workload):
+            block_class.forward = torch.compiler.nested_compile_region(block_class.forward)
     arguments: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph}
     if settings.mode is not None:
         arguments["mode"] = settings.mode
@@ -48,26 +69,32 @@ def compile_workload(workload: Workload, settings: CompileSettings, compilation:
         module.compile(**arguments)
 
 
-def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode: str) -> None:
+def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode: SharedMode) -> None:
     """Declare the sample dimension of every tensor of a batch symbolic, and nothing else.
 
     Args:
         batch: Pytree of tensors.
         dimensions: Sample dimension of each tensor leaf, None for a tensor without one; None where the structure of
             the batch is not known (a list of samples, say), so that nothing can be marked.
-        mode: One of `SHARED_MODES`.
+        mode: Kind of the shared program.
     """
-    if mode == "static" or dimensions is None:
+    if mode is SharedMode.STATIC or dimensions is None:
         return
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     for index, tensor in enumerate(tensors):
         dimension = dimensions[index]
         if dimension is None or tensor.dim() == 0:
             continue
-        if mode == "unbacked":
-            decorators.mark_unbacked(tensor, dimension, shape_id="samples")
-        else:
+        if mode is SharedMode.DYNAMIC:
             decorators.mark_dynamic(tensor, dimension)
+        else:
+            decorators.mark_unbacked(tensor, dimension, shape_id="samples")
+
+
+def _repeated_classes(workload: Workload) -> list[type[torch.nn.Module]]:
+    """Classes of the blocks that the workload's modules repeat with other weights."""
+    repeats = [r for module in workload.compiled_modules for r in find_repeats(module, min_copies=MIN_REGION_COPIES)]
+    return list(dict.fromkeys(type(repeat.container[repeat.start]) for repeat in repeats))
 
 
 @dataclass(slots=True)

@@ -15,12 +15,11 @@ from typing import IO, Any
 from bexplore.engine.failures import Failure
 from bexplore.engine.machine import Tenants
 from bexplore.engine.process import Progress, WorkerProcess
+from bexplore.engine.shared import SharedMode
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 
-# How the shared program's batch dimension is made symbolic, best first; the next is tried where one does not compile.
-SHARED_MODES = ("unbacked", "dynamic", "static")
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
 WORKER_OVERHEAD_BYTES = 4 * 2**30
 # Longest silence of each stage before the worker counts as hung. Compilers are slow and silent; steps report each pass.
@@ -59,7 +58,7 @@ class EngineRunner:
         self._worker: WorkerProcess | None = None
         self._worker_compilation: Compilation | None = None
         self._num_workers = 0
-        self._shared_mode = SHARED_MODES[0]
+        self._shared_mode = SharedMode.NESTED
         self._static_size: int | None = None
 
     def __call__(self, probe: Probe) -> Observation:
@@ -153,7 +152,7 @@ class EngineRunner:
             return False
         other_program = probe.compilation is not self._worker_compilation
         own_program_per_size = probe.compilation is Compilation.EXACT or (
-            probe.compilation is Compilation.SHARED and self._shared_mode == "static"
+            probe.compilation is Compilation.SHARED and self._shared_mode is SharedMode.STATIC
         )
         return (
             probe.fresh_worker
@@ -162,12 +161,10 @@ class EngineRunner:
             or not self._worker.is_alive
         )
 
-    def _next_shared_mode(self, observation: Observation) -> str | None:
+    def _next_shared_mode(self, observation: Observation) -> SharedMode | None:
         failed = observation.outcome is Outcome.COMPILE_FAILED
-        if not failed or observation.probe.compilation is not Compilation.SHARED:
-            return None
-        later = SHARED_MODES[SHARED_MODES.index(self._shared_mode) + 1 :]
-        return later[0] if later else None
+        is_shared = observation.probe.compilation is Compilation.SHARED
+        return self._shared_mode.next if failed and is_shared else None
 
     def _ensure_worker(self) -> WorkerProcess:
         if self._worker is None:
@@ -225,7 +222,8 @@ class EngineRunner:
             return Observation(
                 outcome=answer.outcome, reason=answer.reason, traceback_text=answer.traceback_text, **common
             )
-        facts = {name: value for name, value in answer.items() if name != "kind"}
+        facts = {name: value for name, value in answer.items() if name not in ("kind", "shared_mode")}
+        self._shared_mode = SharedMode(answer.get("shared_mode", self._shared_mode))
         outcome = Outcome(facts.pop("outcome"))
         reason = facts.pop("reason", "")
         for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):

@@ -22,9 +22,11 @@ from bexplore.engine.compilation import (
     CompilerWatch,
     around_compilations,
     compile_workload,
+    feasible_mode,
     mark_batch_dimension,
 )
 from bexplore.engine.limits import DataLimit
+from bexplore.engine.shared import SharedMode
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe
 from bexplore.workloads import Batch, Workload, build
@@ -54,17 +56,16 @@ class Session:
     Args:
         job: What to build.
         compilation: Which program to compile.
-        shared_mode: How the shared program's batch dimension is made symbolic.
+        shared_mode: The kind of shared program that is wanted; the next one where the workload does not allow it.
         budget_bytes: Memory budget of the job's tensors; None for no limit.
         report: Called with `stage=...` or `pass_time_s=...` as the probe goes on.
     """
 
     def __init__(
-        self, job: Job, *, compilation: Compilation, shared_mode: str, budget_bytes: int | None, report: Report
+        self, job: Job, *, compilation: Compilation, shared_mode: SharedMode, budget_bytes: int | None, report: Report
     ) -> None:
         self.job = job
         self.compilation = compilation
-        self.shared_mode = shared_mode
         self.budget_bytes = budget_bytes
         self.report = report
         self.device = torch.device(job.device)
@@ -78,7 +79,8 @@ class Session:
         _bound_device_memory(self.device, budget_bytes)
         report(stage="build")
         self.workload: Workload = build(job)
-        compile_workload(self.workload, job.compile, compilation)
+        self.shared_mode = feasible_mode(self.workload, shared_mode)
+        compile_workload(self.workload, job.compile, compilation, self.shared_mode)
         report(stage="warm")
         _warm_device(self.device)
 
@@ -165,7 +167,7 @@ class Session:
 
     def _compile_pass(self, batch: Batch) -> float:
         """Run a pass and an update where something may still have to be built; return its seconds."""
-        one_program = self.compilation is Compilation.SHARED and self.shared_mode == "unbacked"
+        one_program = self.compilation is Compilation.SHARED and self.shared_mode.serves_every_size
         if self.is_compiled and one_program:
             return 0.0
         self.report(stage="compile" if self.compilation is not Compilation.EAGER else "first pass")

@@ -58,8 +58,9 @@ class _Server:
         except Exception as error:  # the border of the user's code: everything it raises becomes the probe's outcome
             failure = classify_exception(error)
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
+        shared_mode = {"shared_mode": self._session.shared_mode} if self._session is not None else {}
         failure = self._diagnose(failure, request)
-        return {
+        return shared_mode | {
             "outcome": failure.outcome,
             "reason": failure.reason,
             "traceback_text": failure.traceback_text,
@@ -75,6 +76,7 @@ class _Server:
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.compilation import make_limits_loud
         from bexplore.engine.session import NotFiniteError, Session
+        from bexplore.engine.shared import SharedMode
         from bexplore.job import Job
         from bexplore.probe import Outcome, Probe
 
@@ -85,7 +87,7 @@ class _Server:
             self._session = Session(
                 Job.from_dict(request["job"]),
                 compilation=probe.compilation,
-                shared_mode=request["shared_mode"],
+                shared_mode=SharedMode(request["shared_mode"]),
                 budget_bytes=request["budget_bytes"],
                 report=self._report,
             )
@@ -96,7 +98,8 @@ class _Server:
             facts = self._session.measure(probe, pass_budget_s=request["pass_budget_s"])
         except NotFiniteError as error:
             return {"outcome": Outcome.NOT_FINITE, "reason": str(error), "start_time_s": start_time_s}
-        return {"outcome": Outcome.MEASURED, "start_time_s": start_time_s} | facts
+        known = {"shared_mode": self._session.shared_mode, "start_time_s": start_time_s}
+        return {"outcome": Outcome.MEASURED} | known | facts
 
     def _trace(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.job import Job

@@ -44,14 +44,14 @@ class Repeat:
         return any(f".{part}.".endswith(f".{name}.") for part in module.split(" > "))
 
 
-def find_repeats(module: nn.Module) -> list[Repeat]:
-    """Find the outermost runs of at least five identical blocks."""
+def find_repeats(module: nn.Module, *, min_copies: int = _MIN_COPIES) -> list[Repeat]:
+    """Find the outermost runs of at least `min_copies` identical blocks."""
     repeats: list[Repeat] = []
     for name, container in module.named_modules():
         inside = any(name.startswith(f"{repeat.name}.") for repeat in repeats)
         if isinstance(container, (nn.ModuleList, nn.Sequential)) and not inside:
             start, copies = _longest_run([_signature(block) for block in container])
-            if copies >= _MIN_COPIES and not _shares_parameters(list(container)):
+            if copies >= min_copies and not _shares_parameters(list(container)):
                 repeats.append(Repeat(name=name, container=container, start=start, copies=copies))
     return repeats
 
