@@ -1,0 +1,44 @@
+"""Asks a worker process of its own for the exact facts of a job's program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from bexplore.engine.failures import Failure
+from bexplore.engine.process import Progress, WorkerProcess
+from bexplore.errors import EngineError, UserInputError
+from bexplore.facts import ProgramFacts
+from bexplore.job import Job
+
+# A whole model is traced, every block of it: a deep one takes minutes.
+FACTS_LIMIT_S = 900.0
+FACTS_RESIDENT_BYTES = 16 * 2**30
+
+
+def facts_in_worker(
+    job: Job, log_path: Path, *, environment: Mapping[str, str] | None = None, on_progress: Progress = lambda _: None
+) -> ProgramFacts:
+    """Take the exact facts of a job's program; what the program's own faults hide is among their `problems`.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+        EngineError: The worker could not answer.
+    """
+    worker = WorkerProcess(log_path, environment=environment)
+    try:
+        answer = worker.ask(
+            {"kind": "program_facts", "job": job.as_dict()},
+            on_progress=on_progress,
+            time_limit_s=lambda stage: FACTS_LIMIT_S,
+            resident_limit_bytes=FACTS_RESIDENT_BYTES,
+        )
+    finally:
+        worker.close()
+    if isinstance(answer, Failure):
+        raise EngineError(f"the program's facts could not be taken: {answer.reason}", hint=f"see {log_path}")
+    if "refused" in answer:
+        raise UserInputError(answer["refused"], hint=answer["hint"])
+    if answer["outcome"] != "measured":
+        return ProgramFacts(traced_device=job.device.partition(":")[0], problems=(str(answer["reason"]),))
+    return ProgramFacts.from_dict(answer["facts"])

@@ -1,0 +1,18 @@
+"""The regression guard: says when a training job became slower, bigger or compiled worse, and does not cry wolf."""
+
+from __future__ import annotations
+
+from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
+from bexplore.guard.report import Finding, NotCompared, Report, Status, Tier, Verdict
+
+__all__ = [
+    "Baseline",
+    "Finding",
+    "NotCompared",
+    "Report",
+    "Status",
+    "Tier",
+    "Verdict",
+    "read_baseline",
+    "write_baseline",
+]

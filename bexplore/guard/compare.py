@@ -1,0 +1,298 @@
+"""Compares exact facts, each only where it is exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from bexplore.facts import Item, ProgramFacts, describe_polynomial, evaluate
+from bexplore.guard.report import Finding, NotCompared, Status, Tier
+from bexplore.units import format_bytes
+
+BYTES_AND_FLOPS_TOLERANCE = 0.01  # relative; counts have none
+# Sizes at which polynomials are compared, samples: one where constants rule and one where slopes do.
+COMPARED_SIZES = (1, 64)
+MAX_DETAILS = 8
+
+
+class Unit(StrEnum):
+    """What a fact counts."""
+
+    COUNT = "count"
+    BYTES = "bytes"
+    FLOPS = "flops"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one fact is compared.
+
+    Attributes:
+        name: The field of `ProgramFacts`.
+        title: For people.
+        tier: Where it is exact.
+        unit: What it counts.
+        items: The field whose items say what changed; empty where none does.
+        more_is_worse: Whether growth is the bad direction.
+    """
+
+    name: str
+    title: str
+    tier: Tier
+    unit: Unit = Unit.COUNT
+    items: str = ""
+    more_is_worse: bool = True
+
+    @property
+    def tolerance(self) -> float:
+        """Relative difference that counts as none."""
+        return 0.0 if self.unit is Unit.COUNT else BYTES_AND_FLOPS_TOLERANCE
+
+
+RULES = (
+    Rule(name="num_parameters", title="parameters", tier=Tier.ANY_MACHINE),
+    Rule(name="flops", title="flops of a pass", tier=Tier.ANY_MACHINE, unit=Unit.FLOPS, items="operators"),
+    Rule(name="num_graphs", title="graphs", tier=Tier.ANY_MACHINE, items="graph_breaks"),
+    Rule(name="num_graph_breaks", title="graph breaks", tier=Tier.ANY_MACHINE, items="graph_breaks"),
+    Rule(name="num_fixed_sizes", title="fixed batch sizes", tier=Tier.ANY_MACHINE, items="fixed_sizes"),
+    Rule(name="num_saved_activations", title="saved activations", tier=Tier.ANY_MACHINE, items="saved_activations"),
+    Rule(
+        name="saved_activation_bytes",
+        title="bytes of saved activations",
+        tier=Tier.ANY_MACHINE,
+        unit=Unit.BYTES,
+        items="saved_activations",
+    ),
+    Rule(
+        name="largest_buffer_bytes",
+        title="largest buffer",
+        tier=Tier.ANY_MACHINE,
+        unit=Unit.BYTES,
+        items="largest_buffers",
+    ),
+    Rule(name="num_kernels", title="kernels after fusion", tier=Tier.SAME_TOOLCHAIN, items="kernels"),
+    Rule(name="num_recompiles", title="recompilations across sizes", tier=Tier.SAME_TOOLCHAIN, items="recompiles"),
+)
+# Lists that may change while every number of theirs stays: another program, which the baseline does not describe.
+INVENTORIES = (
+    Rule(name="operators", title="operators", tier=Tier.ANY_MACHINE),
+    Rule(name="kernels", title="fusions", tier=Tier.SAME_TOOLCHAIN),
+)
+PEAK = Rule(
+    name="phases", title="planned peak memory", tier=Tier.SAME_TOOLCHAIN, unit=Unit.BYTES, items="largest_buffers"
+)
+LARGEST_SIZE = Rule(
+    name="max_micro_batch_size",
+    title="largest size that fits the budget",
+    tier=Tier.SAME_TOOLCHAIN,
+    more_is_worse=False,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Findings, and what could not be compared."""
+
+    findings: tuple[Finding, ...]
+    not_compared: tuple[NotCompared, ...]
+
+
+def compare_facts(
+    before: ProgramFacts,
+    after: ProgramFacts,
+    *,
+    tiers: Mapping[Tier, str],
+    micro_batch_size: int | None = None,
+    memory_budget_bytes: int | None = None,
+) -> Comparison:
+    """Compare the facts of two programs.
+
+    Args:
+        before: Of the baseline.
+        after: Of now.
+        tiers: The tiers to look at, each with the reason why it cannot be compared; empty text where it can.
+        micro_batch_size: A further size at which memory is compared.
+        memory_budget_bytes: The declared budget; None where there is none, and no largest size.
+    """
+    findings: list[Finding] = []
+    missing: list[NotCompared] = []
+    sizes = sorted({*COMPARED_SIZES, *([micro_batch_size] if micro_batch_size else [])})
+    for rule, old, new, text, values in _facts(before, after, sizes, memory_budget_bytes):
+        if rule.tier not in tiers:
+            continue
+        if tiers[rule.tier]:
+            missing.append(NotCompared(title=rule.title, reason=tiers[rule.tier]))
+        elif old is None:
+            if new is not None:
+                missing.append(NotCompared(title=rule.title, reason="the baseline does not have it"))
+        elif new is None:
+            findings.append(_vanished(rule, text(old), after))
+        else:
+            findings.append(_compared(rule, values(old), values(new), text(old), text(new), before, after))
+    findings += [
+        found for rule in INVENTORIES if tiers.get(rule.tier) == "" for found in _inventory(rule, before, after)
+    ]
+    return Comparison(findings=_without_echoes(findings), not_compared=tuple(missing))
+
+
+def _facts(before: ProgramFacts, after: ProgramFacts, sizes: Sequence[int], budget_bytes: int | None) -> Any:
+    """Each rule with the two values, how to show one, and how to turn one into numbers."""
+
+    def show(rule: Rule) -> Callable[[Any], str]:
+        if rule.unit is Unit.COUNT:
+            return lambda value: f"{value:,}"
+        unit = "bytes" if rule.unit is Unit.BYTES else "flops"
+        return lambda value: f"{describe_polynomial(value)} {unit}"
+
+    def numbers(rule: Rule) -> Callable[[Any], list[float]]:
+        return lambda value: [value] if rule.unit is Unit.COUNT else [evaluate(value, size) for size in sizes]
+
+    for rule in RULES:
+        yield rule, getattr(before, rule.name), getattr(after, rule.name), show(rule), numbers(rule)
+
+    def peaks(facts: ProgramFacts) -> list[float] | None:
+        return [float(facts.peak_memory_bytes(size) or 0) for size in sizes] if facts.phases else None
+
+    def show_peaks(values: Sequence[float]) -> str:
+        return ", ".join(f"{format_bytes(value)} at {size}" for size, value in zip(sizes, values, strict=True))
+
+    yield PEAK, peaks(before), peaks(after), show_peaks, list
+    if budget_bytes is not None:
+        largest = [facts.max_micro_batch_size(budget_bytes) for facts in (before, after)]
+        yield LARGEST_SIZE, *largest, str, lambda value: [value]
+
+
+def _compared(
+    rule: Rule,
+    old: Sequence[float],
+    new: Sequence[float],
+    old_text: str,
+    new_text: str,
+    before: ProgramFacts,
+    after: ProgramFacts,
+) -> Finding:
+    status = _status(rule, old, new)
+    details: tuple[str, ...] = ()
+    where = ""
+    if status is not Status.SAME and rule.items:
+        details, where = _item_changes(getattr(before, rule.items), getattr(after, rule.items), rule)
+    if status is not Status.SAME and len(old) == len(new) and rule.unit is not Unit.COUNT:
+        new_text = f"{new_text} ({_change(old, new)})"
+    return Finding(
+        name=rule.name,
+        title=rule.title,
+        tier=rule.tier,
+        status=status,
+        before=old_text,
+        after=new_text,
+        details=details,
+        where=where,
+    )
+
+
+def _status(rule: Rule, old: Sequence[float], new: Sequence[float]) -> Status:
+    """Worse if any number is worse; what is not a number now is worse than anything."""
+    if not all(math.isfinite(value) for value in new):
+        return Status.WORSE
+    if not all(math.isfinite(value) for value in old):
+        return Status.BETTER
+    signs = {_sign(a, b, rule.tolerance) for a, b in zip(old, new, strict=True)}
+    worse = 1 if rule.more_is_worse else -1
+    if worse in signs:
+        return Status.WORSE
+    return Status.BETTER if -worse in signs else Status.SAME
+
+
+def _sign(old: float, new: float, tolerance: float) -> int:
+    if abs(new - old) <= tolerance * abs(old):
+        return 0
+    return 1 if new > old else -1
+
+
+def _change(old: Sequence[float], new: Sequence[float]) -> str:
+    relative = [(b - a) / a for a, b in zip(old, new, strict=True) if a]
+    return f"{max(relative, key=abs):+.1%}" if relative else "from nothing"
+
+
+def _vanished(rule: Rule, old_text: str, after: ProgramFacts) -> Finding:
+    """A fact that was known and cannot be found any more: the program no longer compiles, or not for every size."""
+    return Finding(
+        name=rule.name,
+        title=rule.title,
+        tier=rule.tier,
+        status=Status.WORSE,
+        before=old_text,
+        after="could not be found",
+        details=after.problems,
+        where=_place_in(after.problems),
+    )
+
+
+def _place_in(problems: Sequence[str]) -> str:
+    for line in problems:
+        head, _, tail = line.rpartition(" (")
+        if head and ".py:" in tail:
+            return tail.rstrip(")")
+    return ""
+
+
+def _inventory(rule: Rule, before: ProgramFacts, after: ProgramFacts) -> list[Finding]:
+    old, new = getattr(before, rule.name), getattr(after, rule.name)
+    if not old or not new or _counts(old) == _counts(new):
+        return []
+    details, where = _item_changes(old, new, rule)
+    num_old, num_new = sum(item.count for item in old), sum(item.count for item in new)
+    return [
+        Finding(
+            name=rule.name,
+            title=rule.title,
+            tier=rule.tier,
+            status=Status.CHANGED,
+            before=f"{num_old} of {len(old)} kinds",
+            after=f"{num_new} of {len(new)} kinds",
+            details=details,
+            where=where,
+        )
+    ]
+
+
+def _item_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple[tuple[str, ...], str]:
+    """What is new and what is gone, in lines; and the place of the first new thing."""
+    before, after = _counts(old), _counts(new)
+    places = {item.label: item.where for item in (*old, *new)}
+    gained = [label for label in after if after[label] > before.get(label, 0)]
+    lost = [label for label in before if before[label] > after.get(label, 0)]
+    is_fusion = rule.name in ("num_kernels", "kernels")
+    new_word, gone_word = ("new kernel", "lost fusion") if is_fusion else ("new", "gone")
+    lines = [_line(new_word, label, after[label] - before.get(label, 0), places) for label in gained]
+    lines += [
+        _line(
+            gone_word if "+" in label or not is_fusion else "gone", label, before[label] - after.get(label, 0), places
+        )
+        for label in lost
+    ]
+    if len(lines) > MAX_DETAILS:
+        kept = [*lines[: MAX_DETAILS // 2], *lines[len(gained) :][: MAX_DETAILS // 2]]
+        kept = list(dict.fromkeys(kept))
+        lines = [*kept, f"and {len(lines) - len(kept)} more changes"]
+    return tuple(lines), next((places[label] for label in gained if places[label]), "")
+
+
+def _line(word: str, label: str, count: int, places: Mapping[str, str]) -> str:
+    times = f" ({count} times)" if count > 1 else ""
+    place = f" at {places[label]}" if places[label] else ""
+    return f"{word}: {label}{times}{place}"
+
+
+def _counts(items: Sequence[Item]) -> dict[str, int]:
+    return {item.label: item.count for item in items}
+
+
+def _without_echoes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """A list that changed along with its number needs no finding of its own, unless nothing else shows it."""
+    changed = {one.name for one in findings if one.status in (Status.WORSE, Status.BETTER)}
+    echoed = {"kernels": {"num_kernels"}}
+    return tuple(one for one in findings if not (one.name in echoed and echoed[one.name] & changed))
