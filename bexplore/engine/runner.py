@@ -37,6 +37,7 @@ class EngineRunner:
         on_progress: Called with what a worker reports while it works.
         pass_budget_s: Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
         step_limit_s: Silence of a step after which it counts as hung.
+        environment: Variables of the worker beside this process's own.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class EngineRunner:
         on_progress: Progress = lambda message: None,
         pass_budget_s: float = 4.0,
         step_limit_s: float = STEP_LIMIT_S,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.job = job
         self.budget_bytes = budget_bytes
@@ -55,6 +57,7 @@ class EngineRunner:
         self._on_progress = on_progress
         self._pass_budget_s = pass_budget_s
         self._step_limit_s = step_limit_s
+        self._environment = environment
         self._worker: WorkerProcess | None = None
         self._worker_compilation: Compilation | None = None
         self._num_workers = 0
@@ -106,6 +109,31 @@ class EngineRunner:
         )
         self.close()
         return None if isinstance(answer, Failure) or answer["outcome"] != "measured" else answer
+
+    def time_passes(self, *, micro_batch_size: int, num_passes: int) -> dict[str, Any]:
+        """Time passes of a size that this runner has just measured, in its live worker; see `Session.time_passes`.
+
+        Raises:
+            EngineError: The worker is gone, or the step failed.
+        """
+        request = {"kind": "time_passes", "micro_batch_size": micro_batch_size, "num_passes": num_passes}
+        with device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"})):
+            return self._told(request)
+
+    def loaded_from(self, folder: Path) -> list[str]:
+        """Files under a folder from which the worker has imported modules.
+
+        Raises:
+            EngineError: The worker is gone.
+        """
+        return list(self._told({"kind": "loaded_from", "folder": str(folder)})["files"])
+
+    def _told(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer = self._ask(request, limit_s=self._step_limit_s)
+        if isinstance(answer, Failure) or answer.get("outcome") != "measured":
+            reason = answer.reason if isinstance(answer, Failure) else answer.get("reason", answer.get("refused"))
+            raise EngineError(f"the worker could not answer: {reason}", hint="see the worker's log in the run folder")
+        return answer
 
     def close(self) -> None:
         """End the worker, if there is one."""
@@ -169,7 +197,7 @@ class EngineRunner:
     def _ensure_worker(self) -> WorkerProcess:
         if self._worker is None:
             log_path = self._run_dir / "workers" / f"worker_{self._num_workers:03d}.log"
-            self._worker = WorkerProcess(log_path)
+            self._worker = WorkerProcess(log_path, environment=self._environment)
             self._num_workers += 1
         return self._worker
 
