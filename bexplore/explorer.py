@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,14 +15,16 @@ import numpy as np
 import optuna
 from optuna.storages import BaseStorage
 
-from bexplore import sampler as studies
+from bexplore import study as studies
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.evidence import Evidence
+from bexplore.locks import locked
 from bexplore.policy import Decision, StopReason
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Runner
 from bexplore.recommendation import Recommendation, SearchSettings
-from bexplore.sampler import BexploreSampler
+from bexplore.sampler import BexploreSampler, open_study
 from bexplore.space import MemoryPrior, Space
+from bexplore.storage import told_as_engine_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,7 @@ def explore(
     memory: MemoryPrior | None = None,
     storage: str | Path | BaseStorage | None = None,
     study_name: str = "bexplore",
+    lock_path: Path | None = None,
     record: Callable[[Observation], None] = lambda observation: None,
     history: Sequence[Observation] = (),
     clock: Callable[[], float] = time.monotonic,
@@ -99,6 +102,7 @@ def explore(
         memory: What the trace says of memory.
         storage: A database URL, a file for Optuna's journal, an open storage, or None for memory.
         study_name: Of the study in the storage.
+        lock_path: Held while the study is made to tell the history; None where no other process has the same history.
         record: Called with each observation before the study is told; what it raises ends the exploration.
         history: Observations of an earlier, unfinished exploration; none of its probes is repeated.
         clock: Seconds; only differences count.
@@ -115,40 +119,40 @@ def explore(
     """
     settings = settings or SearchSettings()
     sampler = BexploreSampler(space, settings, memory=memory)
-    study = studies.open_study(sampler, storage=storage, name=study_name)
-    studies.rebuild(study, history, now=time.time())
+    with told_as_engine_error(), nullcontext() if lock_path is None else locked(lock_path):
+        study = open_study(sampler, storage=storage, name=study_name)
+        studies.rebuild(study, history, now=time.time())
     observations = list(history)
     began = clock() - sum(observation.elapsed_s for observation in history)
     reason: str | None = None
     try:
         while reason is None:
-            decision = sampler.decide(study)
-            reason = decision.stop_reason or should_stop()
-            if reason is not None:
-                break
-            trial = study.ask({studies.PARAMETER: sampler.distribution})
-            decision = sampler.decision_of(study, trial.number)
+            with told_as_engine_error():
+                decision = sampler.decide(study)
+                reason = decision.stop_reason or should_stop()
+                if reason is not None:
+                    break
+                trial = study.ask({studies.PARAMETER: sampler.distribution})
+                decision = sampler.decision_of(study, trial.number)
             probe = _probe(trial.number, decision, settings, memory)
-            with _given_up_on_error(study, trial):
-                studies.lease(trial, probe, now=time.time())
+            with _given_up_on_error(study, trial), studies.leased(study, trial, probe):
                 yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
                 observation = runner(probe)
             record(observation)
             observations.append(observation)
-            studies.tell(study, trial, observation)
+            with told_as_engine_error():
+                studies.tell(study, trial, observation)
+                best = sampler.decide(study).recommendation
             yield ProbeFinished(observation=observation)
-            best = sampler.decide(study).recommendation
             if best is not None:
                 yield dataclasses.replace(best, elapsed_s=clock() - began)
     except KeyboardInterrupt:
         reason = StopReason.INTERRUPTED
-    decision = sampler.decide(study)
+    with told_as_engine_error():
+        best, evidence = sampler.decide(study).recommendation, _all_evidence(study)
     if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
-        raise _failure(StopReason(reason), space, observations, memory)
-    best = decision.recommendation
-    yield _result(
-        reason, best and dataclasses.replace(best, elapsed_s=clock() - began), space, observations, _all_evidence(study)
-    )
+        raise _failure(StopReason(reason), space, evidence, observations, memory)
+    yield _result(reason, best and dataclasses.replace(best, elapsed_s=clock() - began), space, evidence)
 
 
 def _probe(number: int, decision: Decision, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:
@@ -173,7 +177,8 @@ def _given_up_on_error(study: optuna.Study, trial: optuna.Trial) -> Iterator[Non
     try:
         yield
     except BaseException:
-        studies.abandon(study, trial)
+        with told_as_engine_error():
+            studies.abandon(study, trial)
         raise
 
 
@@ -188,10 +193,9 @@ def _result(
     reason: str,
     best: Recommendation | None,
     space: Space,
-    observations: Sequence[Observation],
     evidence: Sequence[Evidence],
 ) -> Result:
-    outcomes = Counter(observation.outcome.value for observation in observations)
+    outcomes = Counter(item.outcome.value for item in evidence if item.outcome is not None)
     if best is None:
         return Result(
             stop_reason=str(reason), recommendation=None, base_micro_batch_size=space.base, outcomes=dict(outcomes)
@@ -235,35 +239,39 @@ def exact_over_shared(evidence: Sequence[Evidence]) -> float | None:
 
 
 def _failure(
-    reason: StopReason, space: Space, observations: Sequence[Observation], memory: MemoryPrior | None
+    reason: StopReason,
+    space: Space,
+    evidence: Sequence[Evidence],
+    observations: Sequence[Observation],
+    memory: MemoryPrior | None,
 ) -> Exception:
-    last = observations[-1]
+    """The error of an exploration without a result; the evidence holds what other explorers of the study found too."""
     if reason is StopReason.NOTHING_FITS:
-        return _nothing_fits(space, observations, memory)
+        return _nothing_fits(space, evidence, memory)
     if reason is StopReason.BROKEN_PROGRAM:
-        told = next((item for item in reversed(observations) if item.traceback_text), last)
+        told = next((item for item in reversed(observations) if item.traceback_text), None)
         return UserProgramError(
-            f"the program fails at every micro-batch size tried ({_sizes(observations)}): {told.reason}",
+            f"the program fails at every micro-batch size tried ({_sizes(evidence)}): "
+            f"{told.reason if told else evidence[-1].reason}",
             hint="run one size alone: bexplore probe CONFIG --micro-batch-size " + str(space.base),
-            traceback_text=told.traceback_text,
+            traceback_text=told.traceback_text if told else "",
         )
-    outcomes = "; ".join(f"{item.micro_batch_size}: {item.outcome.value} ({item.reason})" for item in observations)
+    outcomes = "; ".join(f"{item.micro_batch_size}: {item.outcome} ({item.reason})" for item in evidence)
     return EngineError(f"no micro-batch size could be measured: {outcomes}", hint="see the run log for each probe")
 
 
-def _nothing_fits(space: Space, observations: Sequence[Observation], memory: MemoryPrior | None) -> NothingFitsError:
-    refused = [item for item in observations if item.outcome is Outcome.OUT_OF_MEMORY]
+def _nothing_fits(space: Space, evidence: Sequence[Evidence], memory: MemoryPrior | None) -> NothingFitsError:
+    refused = [item for item in evidence if item.outcome is Outcome.OUT_OF_MEMORY]
     last = min(refused, key=lambda item: item.micro_batch_size)
     budget = last.memory_budget_bytes or (memory.budget_bytes if memory else None)
-    expected = last.probe.predicted_peak_memory_bytes
     numbers = f"budget {budget / 2**30:.2f} GiB" if budget else "budget unknown"
-    if expected is not None:
-        numbers += f", expected peak {expected / 2**30:.2f} GiB"
+    if memory is not None and memory.peak_bytes is not None:
+        numbers += f", expected peak {memory.peak_bytes(last.micro_batch_size) / 2**30:.2f} GiB"
     return NothingFitsError(
         f"micro-batch size {space.base}, the smallest candidate, does not fit: {numbers} ({last.reason})",
         hint="use a smaller model or sequence length, a smaller min, or a larger memory budget",
     )
 
 
-def _sizes(observations: Sequence[Observation]) -> str:
-    return ", ".join(str(size) for size in sorted({item.micro_batch_size for item in observations}))
+def _sizes(evidence: Sequence[Evidence]) -> str:
+    return ", ".join(str(size) for size in sorted({item.micro_batch_size for item in evidence}))

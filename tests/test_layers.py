@@ -15,6 +15,7 @@ PACKAGE = Path(bexplore.__file__).parent
 # A module imports only from modules that stand before it.
 ORDER = [
     "errors",
+    "locks",
     "units",
     "batching",
     "probe",
@@ -36,6 +37,8 @@ ORDER = [
     "costs",
     "acquisition",
     "policy",
+    "storage",
+    "study",
     "sampler",
     "explorer",
     "table",
@@ -45,11 +48,13 @@ ORDER = [
     "workloads",
     "trace",
     "engine",
+    "advice",
     "events",
     "exploration",
     "single",
     "apply",
     "sinks",
+    "report",
     "cli",
     "__main__",
 ]
@@ -57,13 +62,15 @@ ORDER = [
 # Package -> the only rooms that may import it.
 DOORS = {
     "torch": {"workloads", "trace", "engine"},
-    "optuna": {"sampler", "explorer"},
+    "optuna": {"storage", "study", "sampler", "explorer"},
     "pydantic": {"settings"},
     "ruamel": {"yaml_reader"},
     "click": {"cli"},
+    "jinja2": {"report"},
+    "matplotlib": {"report"},
     "rich": {"cli", "sinks"},
     "psutil": {"engine"},
-    "structlog": {"logs", "exploration"},
+    "structlog": {"logs", "exploration", "report"},
     "transformers": {"workloads"},
 }
 

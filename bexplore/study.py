@@ -1,0 +1,171 @@
+"""What a study remembers of each probe: its evidence, who works on it, and what the run's journal tells of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from bexplore.evidence import Evidence
+from bexplore.probe import Observation, Outcome, Probe
+
+PARAMETER = "micro_batch_size"
+ATTRIBUTE = "bexplore"
+LEASE_S = 120.0  # a probe in flight whose explorer says nothing for this long is given up
+ASKING_S = 60.0  # an asker that has not chosen after this long is dead
+STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
+
+
+def evidence_of(trial: FrozenTrial) -> Evidence:
+    """The evidence in a trial that has a size, written by bexplore or by anybody else."""
+    record = trial.user_attrs.get(ATTRIBUTE, {}).get("evidence")
+    if record is not None and trial.state.is_finished():
+        return Evidence.from_dict(record)
+    size = int(trial.params[PARAMETER])
+    if trial.state is TrialState.COMPLETE:
+        value = trial.value or math.nan
+        if not value > 0 or math.isinf(value):
+            return Evidence(micro_batch_size=size, outcome=Outcome.NOT_FINITE, reason=f"value {trial.value}")
+        return Evidence(micro_batch_size=size, outcome=Outcome.MEASURED, log_throughput=math.log(value))
+    if trial.state is TrialState.PRUNED:
+        return Evidence(micro_batch_size=size, outcome=Outcome.OUT_OF_MEMORY)
+    return Evidence(micro_batch_size=size, outcome=Outcome.CRASHED if trial.state is TrialState.FAIL else None)
+
+
+def is_abandoned(trial: FrozenTrial, now: float) -> bool:
+    """Whether nobody works on the trial any more: it is no evidence."""
+    record = trial.user_attrs.get(ATTRIBUTE, {})
+    if record.get("abandoned"):
+        return True
+    if trial.state.is_finished():
+        return False
+    started = trial.datetime_start.timestamp() if trial.datetime_start else now
+    limit = LEASE_S if PARAMETER in trial.params else ASKING_S
+    return now > record.get("lease_until", started + limit)
+
+
+def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float) -> None:
+    """Make the study tell what the journal tells: finish, add, and give up trials where they differ.
+
+    Args:
+        study: Trials in flight of dead processes are given up, those of other hosts when their lease ends.
+        history: Every finished observation of the journal, in order.
+        now: Unix time.
+    """
+    trials = study.get_trials(deepcopy=False)
+    told = {trial.user_attrs.get(ATTRIBUTE, {}).get("number") for trial in trials if trial.state.is_finished()}
+    num_trials = len(trials)
+    for observation in sorted(history, key=lambda observation: observation.probe.number):
+        number = observation.probe.number
+        if number in told:
+            continue
+        if number < num_trials and not trials[number].state.is_finished():
+            tell(study, trials[number], observation)
+            continue
+        for _ in range(num_trials, number):
+            study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={ATTRIBUTE: {"abandoned": True}}))
+        study.add_trial(_trial_of(observation, study))
+        num_trials = max(num_trials, number) + 1
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if is_abandoned(trial, now) or _owner_is_dead(trial):
+            abandon(study, trial)
+
+
+def _owner_is_dead(trial: FrozenTrial) -> bool:
+    host, _, process = trial.user_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    if host != socket.gethostname() or not process.isdigit():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
+    sizes = study.user_attrs[ATTRIBUTE]
+    size = observation.micro_batch_size
+    state = STATES.get(observation.outcome, TrialState.FAIL)
+    return create_trial(
+        state=state,
+        value=observation.samples_per_s if observation.is_measured else None,
+        params={PARAMETER: size},
+        distributions={PARAMETER: IntDistribution(min(size, sizes["smallest"]), max(size, sizes["largest"]))},
+        user_attrs={ATTRIBUTE: _record(observation)},
+    )
+
+
+def lease(trial: optuna.Trial, probe: Probe, *, now: float, seconds: float = LEASE_S) -> None:
+    """Say that somebody works on the trial; others leave it alone until the lease ends."""
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    trial.set_user_attr(ATTRIBUTE, {"lease_until": now + seconds, "owner": owner, "purpose": probe.purpose.value})
+
+
+@contextmanager
+def leased(study: optuna.Study, trial: optuna.Trial, probe: Probe, *, seconds: float = LEASE_S) -> Iterator[None]:
+    """Work on the trial: its lease is renewed as long as the block, and with it this process, goes on."""
+    lease(trial, probe, now=time.time(), seconds=seconds)
+    if isinstance(study._storage, InMemoryStorage):
+        yield  # nobody else sees it
+        return
+    ended = threading.Event()
+    renewal = threading.Thread(target=_renew, args=(trial, probe, seconds, ended), daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewal.join()
+
+
+def _renew(trial: optuna.Trial, probe: Probe, seconds: float, ended: threading.Event) -> None:
+    while not ended.wait(seconds / 4):
+        try:
+            lease(trial, probe, now=time.time(), seconds=seconds)
+        except Exception:  # a storage that is gone: what is told after the probe says so, with its reason
+            return
+
+
+def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, observation: Observation) -> None:
+    """Tell the study how a probe ended. Out of memory is `PRUNED`: a finished, informative outcome.
+
+    A trial that another explorer has given up meanwhile, or finished from the journal, is not told twice.
+    """
+    try:
+        study._storage.set_trial_user_attr(trial._trial_id, ATTRIBUTE, _record(observation))
+        if observation.is_measured:
+            study.tell(trial.number, observation.samples_per_s)
+        else:
+            study.tell(trial.number, state=STATES.get(observation.outcome, TrialState.FAIL))
+    except (RuntimeError, ValueError):  # Optuna's, of a finished trial: the one or the other by who was first
+        known = study.get_trials(deepcopy=False)[trial.number]
+        if not known.state.is_finished():
+            raise
+        if known.user_attrs.get(ATTRIBUTE, {}).get("abandoned"):
+            study.add_trial(_trial_of(observation, study))
+
+
+def abandon(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
+    """Give up a trial that nobody will finish; it is no evidence."""
+    try:
+        study._storage.set_trial_user_attr(trial._trial_id, ATTRIBUTE, {"abandoned": True})
+        study.tell(trial.number, state=TrialState.FAIL)
+    except (RuntimeError, ValueError):
+        if not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
+            raise
+
+
+def _record(observation: Observation) -> dict[str, Any]:
+    return {"number": observation.probe.number, "evidence": Evidence.of(observation).as_dict()}
