@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from bexplore import dialects, events, explorer, journal, logs
 from bexplore.batching import GlobalBatchSize, near_value_message, valid_global_batch_sizes
@@ -29,8 +29,6 @@ from bexplore.probe import Compilation, Observation
 from bexplore.recommendation import SearchSettings
 from bexplore.space import MemoryPrior, Space, candidate_sizes
 from bexplore.trace.cost_model import CostModel
-
-log = structlog.get_logger()
 
 # Largest size that is a candidate where nothing bounds it: no `max`, no trace, no batch to divide.
 DEFAULT_MAXIMUM = 4096
@@ -89,7 +87,11 @@ def explore(config: Config | str | Path, surroundings: Surroundings | None = Non
             f"{loaded.path}: micro_batch_size is {loaded.request.kind.value}: there is nothing to explore",
             hint="set micro_batch_size: explore",
         )
-    yield from _Exploration(loaded, surroundings or Surroundings()).events()
+    for event in _Exploration(loaded, surroundings or Surroundings()).events():
+        record = events.event_record(event)
+        if record is not None:
+            logs.log.debug(record.pop("event"), **record)
+        yield event
 
 
 class _Exploration:
@@ -100,19 +102,23 @@ class _Exploration:
         self.out = surroundings
         self.folder = journal.model_directory(config.mode, surroundings.model_dir or config.model_dir)
         self.began_s = surroundings.clock()
+        self.on_progress = _logged(surroundings.on_progress)
         self.known: list[Observation] = []
 
     def events(self) -> Iterator[JobEvent]:
         """Plan, trace, explore, check, conclude."""
-        earlier, changes = (None, ()) if self.out.fresh else self._earlier_run()
-        stored = earlier.result() if earlier else None
-        if earlier and stored is not None:
-            yield Stored(record=stored, run=earlier)
+        run, changes = self._earlier_run()
+        stored = run.result() if run else None
+        if run is not None and stored is not None:
+            yield Stored(record=stored, run=run)
             return
         if self.out.dry_run:
             yield self._plan(None, changes)
             return
-        run = earlier or self._new_run()
+        if run is None:
+            with journal.exclusively(self.folder):
+                run, changes = self._earlier_run()  # again: another explorer may have made it meanwhile
+                run = run or self._new_run()
         self.known = run.journal.read()
         logs.attach_file(run.directory / "log.jsonl")
         try:
@@ -125,17 +131,25 @@ class _Exploration:
         finally:
             logs.detach_file()
 
-    def _new_run(self) -> journal.Run:
-        return journal.create_run(self.folder, meta=self._meta(), now=self.out.now())
+    def _new_run(self, *, apart: bool = False) -> journal.Run:
+        """A run of its own; one that stands apart shares its study with no earlier run."""
+        now, meta = self.out.now(), self._meta()
+        if apart or self.out.fresh or self._has_failed_before(meta):
+            meta["study"] += f"-{now:%Y%m%d%H%M%S}-{os.getpid()}"
+        return journal.create_run(self.folder, meta=meta, now=now)
+
+    def _has_failed_before(self, meta: dict[str, Any]) -> bool:
+        runs = journal.find_runs(self.folder)
+        return any(run.has_failed and not journal.differences(run.meta(), meta) for run in runs)
 
     def _run(self, run: journal.Run) -> Iterator[JobEvent]:
         with EngineRunner(
-            self.config.job, run_dir=run.directory, budget_bytes=None, on_progress=self.out.on_progress
+            self.config.job, run_dir=run.directory, budget_bytes=None, on_progress=self.on_progress
         ) as runner:
             cost_model, reason, facts = self._look(runner, run)
             if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
                 self.known = []
-                run = self._new_run()
+                run = self._new_run(apart=True)
                 run.remember_trace(cost_model.as_dict())
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
@@ -158,9 +172,9 @@ class _Exploration:
         with ThreadPoolExecutor(max_workers=1) as pool:
             if self.config.job.device == "auto":
                 facts = self._on_device(runner)
-                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.out.on_progress)
+                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.on_progress)
             else:
-                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.out.on_progress)
+                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.on_progress)
                 facts = self._on_device(runner)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
@@ -170,7 +184,7 @@ class _Exploration:
         facts = runner.facts()
         self.config = self.config.on_device(facts["device"])
         runner.job = self.config.job
-        log.info("device", **facts)
+        logs.log.debug("device", **facts)
         return facts
 
     def _budget(self, facts: dict[str, Any], cost_model: CostModel | None) -> MemoryBudget:
@@ -208,7 +222,8 @@ class _Exploration:
                 budget_bytes=budget.budget_bytes,
             ),
             storage=self.config.explore.storage or run.directory / "study.log",
-            study_name=f"{self.folder.name}-{self.fingerprint()}",
+            study_name=run.meta()["study"],
+            lock_path=run.lock_path,
             record=run.journal.append,
             history=self.known,
             clock=self.out.clock,
@@ -261,8 +276,12 @@ class _Exploration:
     def _finish(self, result: explorer.Result, runner: EngineRunner, run: journal.Run) -> Finished:
         observations = run.journal.read()
         best = result.recommendation
+        failures = events.failures_of(observations)
         if best is None:
-            return Finished(result=result, run=run, verified=None, base=None, num_probes=len(observations))
+            return Finished(
+                result=result, run=run, verified=None, base=None, num_probes=len(observations), failures=failures
+            )
+        # Where explorers on several hosts share a study, this run's journal may lack what another one measured.
         own = [o for o in observations if o.is_measured and o.micro_batch_size == best.micro_batch_size]
         exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
         base = [o for o in observations if o.is_measured and o.micro_batch_size == result.base_micro_batch_size]
@@ -270,7 +289,7 @@ class _Exploration:
         finished = Finished(
             result=result,
             run=run,
-            verified=(exact or own)[-1],
+            verified=next(reversed(exact or own), None),
             base=base[-1] if base else None,
             global_batch_sizes=self._global_batch_sizes(best.micro_batch_size),
             user_batch_size=self.config.batch_size,
@@ -278,6 +297,7 @@ class _Exploration:
             same_training=None if interrupted else self._same_training(runner, observations, best.micro_batch_size),
             num_probes=len(observations),
             elapsed_s=self.out.clock() - self.began_s,
+            failures=failures,
         )
         if not interrupted:
             run.write_result(events.event_record(finished) or {})
@@ -287,7 +307,7 @@ class _Exploration:
         self, runner: EngineRunner, observations: Sequence[Observation], micro_batch_size: int
     ) -> dict[str, Any] | None:
         """The smallest measured split stands for the base; at one size alone there is nothing to compare."""
-        smallest = min(o.micro_batch_size for o in observations if o.is_measured)
+        smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=micro_batch_size)
         if self.config.mode is Mode.EVAL or smallest == micro_batch_size:
             return None
         return runner.same_training(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
@@ -357,9 +377,15 @@ class _Exploration:
             "storage": self.config.explore.storage,
         }
 
+    def _study_name(self) -> str:
+        """Explorers of one job and one question share a study, on whatever host of the same kind they run."""
+        question = json.dumps(self._question(), sort_keys=True, default=str)
+        return f"{self.folder.name}-{self.fingerprint()}-{hashlib.sha256(question.encode()).hexdigest()[:8]}"
+
     def _meta(self) -> dict[str, Any]:
         return {
             "fingerprint": self.fingerprint(),
+            "study": self._study_name(),
             "config": str(self.config.path),
             "title": describe(self.config),
             "job": self.config.job.as_dict(),
@@ -371,12 +397,25 @@ class _Exploration:
 
     def _earlier_run(self) -> tuple[journal.Run | None, tuple[str, ...]]:
         """The newest run that this one can go on from, and else what changed since the newest."""
+        if self.out.fresh:
+            return None, ()
         runs = journal.find_runs(self.folder)
         wanted = self._meta()
         for run in runs:
             if not run.has_failed and not journal.differences(run.meta(), wanted):
                 return run, ()
         return None, journal.differences(runs[0].meta(), wanted) if runs else ()
+
+
+def _logged(listener: Progress) -> Progress:
+    """A listener that also keeps in the log which stage a worker entered."""
+
+    def listen(message: dict[str, Any]) -> None:
+        if message.get("stage"):
+            logs.log.debug("stage", stage=message["stage"])
+        listener(message)
+
+    return listen
 
 
 def describe(config: Config) -> str:

@@ -1,4 +1,7 @@
-"""structlog, configured once: short lines for people on stderr, JSON of everything in the run directory."""
+"""structlog, configured in one place: short lines for people on stderr, JSON of everything in the run directory.
+
+The logger is bexplore's own: a program that uses bexplore keeps its structlog as it is, and hears nothing unless it asks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class _Logbook:
     """Where log lines go: stderr above a level, and the run's file once there is one."""
 
     def __init__(self) -> None:
-        self.console_level = logging.WARNING
+        self.console_level = logging.ERROR
         self.file: TextIO | None = None
         self.to_file = structlog.processors.JSONRenderer(default=str)
         self.to_console = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
@@ -33,25 +36,24 @@ class _Logbook:
 
 _logbook = _Logbook()
 
+log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+    structlog.PrintLogger(sys.stderr),
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _logbook,
+    ],
+)
+
 
 def configure(verbosity: int) -> None:
-    """Set up structlog for this process.
+    """Say how much goes to stderr.
 
     Args:
-        verbosity: -1 errors, 0 warnings, 1 what happens, 2 everything; on stderr only, the file has everything.
+        verbosity: -1 errors, 0 warnings, 1 what happens, 2 everything; the file has everything.
     """
     _logbook.console_level = LEVELS[max(-1, min(2, verbosity))]
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _logbook,
-        ],
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=False,
-    )
 
 
 def attach_file(path: Path) -> None:
