@@ -94,6 +94,7 @@ class Finished:
         same_training: What the comparison of gradients said; None where it could not be made.
         num_probes: Probes in all.
         elapsed_s: Seconds from the start of the exploration.
+        failures: What did not run, and why: `failures_of` the observations.
     """
 
     result: Result
@@ -106,6 +107,7 @@ class Finished:
     same_training: Mapping[str, Any] | None = None
     num_probes: int = 0
     elapsed_s: float = 0.0
+    failures: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,19 @@ def probe_record(observation: Observation) -> dict[str, Any]:
     }
 
 
+def failures_of(observations: Sequence[Observation]) -> tuple[Mapping[str, Any], ...]:
+    """What did not run: `outcome`, `reason` and `micro_batch_sizes` of each distinct reason, sizes ascending."""
+    by_reason: dict[tuple[str, str], set[int]] = {}
+    for observation in observations:
+        if not observation.is_measured:
+            key = (observation.outcome.value, observation.reason)
+            by_reason.setdefault(key, set()).add(observation.micro_batch_size)
+    return tuple(
+        {"outcome": outcome, "reason": reason, "micro_batch_sizes": sorted(sizes)}
+        for (outcome, reason), sizes in by_reason.items()
+    )
+
+
 def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ...]) -> dict[str, Any]:
     """The fields that the `recommendation` and `result` events share."""
     return {
@@ -248,6 +263,7 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "peak_memory_bytes": result.peak_memory_bytes,
         "memory_headroom_bytes": result.memory_headroom_bytes,
         "outcomes": dict(result.outcomes),
+        "failures": [dict(failure) for failure in event.failures],
         "batch_size": event.user_batch_size,
         "batch_message": event.user_batch_message,
         "same_training": None if event.same_training is None else dict(event.same_training),

@@ -222,7 +222,7 @@ class _Exploration:
                 budget_bytes=budget.budget_bytes,
             ),
             storage=self.config.explore.storage or run.directory / "study.log",
-            study_name=run.meta()["study"],
+            study_name=run.meta().get("study", self._study_name()),
             lock_path=run.lock_path,
             record=run.journal.append,
             history=self.known,

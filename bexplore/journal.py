@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Mode
+from bexplore.locks import lock_handle, locked
 from bexplore.probe import Observation
 
 FORMAT_VERSION = 1
@@ -61,6 +63,11 @@ class Run:
         return read_json(path) if path.exists() else None
 
     @property
+    def lock_path(self) -> Path:
+        """Held while the study of this run is made to tell its journal."""
+        return self.directory / ".lock"
+
+    @property
     def has_failed(self) -> bool:
         """Whether it ended in a way that a mended program or another budget would not repeat."""
         return (self.directory / "error.json").exists()
@@ -86,7 +93,8 @@ class Journal:
     """Observations, one JSON object a line, in the order in which they were made.
 
     A last line that is cut short, as power loss or a kill leaves it, is not an observation: it is skipped when reading
-    and replaced by the next append. Any other damage is an error, and nothing is written to a damaged journal.
+    and replaced by the next append. Any other damage is an error, and nothing is written to a damaged journal. Several
+    explorers may append to one journal: the file itself is their lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,6 +127,7 @@ class Journal:
         record = json.dumps(observation.as_dict(), allow_nan=True) + "\n"
         try:
             with self.path.open("ab") as handle:
+                lock_handle(handle, self.path)
                 handle.truncate(self._whole_bytes())
                 handle.write(record.encode())
                 handle.flush()
@@ -131,12 +140,11 @@ class Journal:
 
     def _whole_bytes(self) -> int:
         """Bytes up to the end of the last line that is whole."""
-        data = self._data()
-        end = data.rfind(b"\n") + 1
-        return end
+        return _end_of_whole_lines(self._data())
 
     def _whole_lines(self) -> list[bytes]:
-        return self._data()[: self._whole_bytes()].splitlines()
+        data = self._data()
+        return data[: _end_of_whole_lines(data)].splitlines()
 
     def _data(self) -> bytes:
         try:
@@ -168,10 +176,23 @@ def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime) -> Run:
         run.log_path.touch()
         _link_latest(run.log_path)
     except OSError as error:
-        raise EngineError(
-            f"cannot write the run directory under {folder}: {error.strerror}", hint="choose another with --model-dir"
-        ) from error
+        raise _unwritable(folder, error) from error
     return run
+
+
+@contextmanager
+def exclusively(folder: Path) -> Iterator[None]:
+    """Hold the lock of a model directory, so that explorers which start together find each other's run.
+
+    Raises:
+        EngineError: The folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    with locked(folder / ".lock"):
+        yield
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -232,15 +253,30 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a file in one step: a reader sees the old one or the new one, whole.
 
     Raises:
-        OSError: The disk is full or read-only; the old file is as it was.
+        EngineError: The disk is full or read-only; the old file is as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as handle:
-        json.dump(value, handle, indent=1, default=str)
-        handle.write("\n")
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as handle:
+            json.dump(value, handle, indent=1, default=str)
+            handle.write("\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise EngineError(
+            f"cannot write {path}: {error.strerror}",
+            hint="make room or make the folder writable, then run the same command again: nothing finished is repeated",
+        ) from error
+
+
+def _end_of_whole_lines(data: bytes) -> int:
+    """A line that power loss left as zeros ends in none, or in what belongs to no line: neither was ever believed."""
+    end = data.rfind(b"\n") + 1
+    start_of_last = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+    return start_of_last if b"\0" in data[start_of_last:end] else end
 
 
 def _deciding_facts(meta: Mapping[str, Any]) -> dict[str, str]:
@@ -261,6 +297,12 @@ def _deciding_facts(meta: Mapping[str, Any]) -> dict[str, str]:
         kept.pop("import_root", None)
         walk(part, kept)
     return facts
+
+
+def _unwritable(folder: Path, error: OSError) -> EngineError:
+    return EngineError(
+        f"cannot write the run directory under {folder}: {error.strerror}", hint="choose another with --model-dir"
+    )
 
 
 def _make_unused(folder: Path, stem: str) -> Path:

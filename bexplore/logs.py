@@ -1,6 +1,6 @@
 """structlog, configured in one place: short lines for people on stderr, JSON of everything in the run directory.
 
-The logger is bexplore's own: a program that uses bexplore keeps its structlog as it is, and hears nothing unless it asks.
+The logger is our own: a program that uses bexplore keeps its structlog as it is, and hears nothing unless it asks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,20 @@ class _Logbook:
 
     def __call__(self, logger: Any, name: str, event: structlog.typing.EventDict) -> str:
         if self.file is not None:
-            self.file.write(str(self.to_file(logger, name, dict(event))) + "\n")
-            self.file.flush()
+            self._keep(str(self.to_file(logger, name, dict(event))))
         if getattr(logging, event["level"].upper()) < self.console_level:
             raise structlog.DropEvent
         event.pop("timestamp", None)
         return str(self.to_console(logger, name, event))
+
+    def _keep(self, line: str) -> None:
+        """Write a line to the file; a disk that refuses it ends the file, not the exploration."""
+        assert self.file is not None
+        try:
+            self.file.write(line + "\n")
+            self.file.flush()
+        except OSError:
+            detach_file()  # the journal, which must be written, will say why
 
 
 _logbook = _Logbook()
@@ -59,11 +67,17 @@ def configure(verbosity: int) -> None:
 def attach_file(path: Path) -> None:
     """From now on write every log event to this file, one JSON object a line."""
     detach_file()
-    _logbook.file = path.open("a")
+    try:
+        _logbook.file = path.open("a")
+    except OSError as error:
+        log.warning("no log file", path=str(path), reason=error.strerror)
 
 
 def detach_file() -> None:
     """Close the file, if there is one."""
-    if _logbook.file is not None:
-        _logbook.file.close()
-        _logbook.file = None
+    file, _logbook.file = _logbook.file, None
+    if file is not None:
+        try:
+            file.close()
+        except OSError:
+            pass  # its last lines found no room

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -124,7 +123,7 @@ def _move_aside(path: Path) -> None:
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged_{number}")).exists():
         number += 1
-    os.replace(path, aside)
+    path.replace(aside)
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TextIO
 
 from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.explorer import ProbeFinished
 from bexplore.recommendation import Recommendation
+from bexplore.sinks.append import AppendFile
 from bexplore.units import format_bytes, format_seconds
 
 # Code -> what it announces. 202 is the reference flow's; the others are ours and never change meaning.
@@ -63,12 +63,12 @@ class RunLog:
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        self._path: Path | None = None
+        self._file: AppendFile | None = None
 
     def __call__(self, event: JobEvent) -> None:
         """Append the event's lines."""
         if isinstance(event, Planned) and event.run is not None:
-            self._path = event.run.log_path
+            self._file = AppendFile(event.run.log_path)
         for code, text in _lines(event):
             self.write(code, text)
         if isinstance(event, Recommended):
@@ -79,9 +79,8 @@ class RunLog:
         self._append(bexp_line(code, " ".join(text.split()), self._now()))
 
     def _append(self, line: str) -> None:
-        if self._path is not None:
-            with self._path.open("a") as handle:
-                handle.write(line + "\n")
+        if self._file is not None:
+            self._file.write(line + "\n")
 
 
 def _lines(event: JobEvent) -> list[tuple[int, str]]:

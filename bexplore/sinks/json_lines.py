@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from bexplore.events import JobEvent, Planned, event_record
+from bexplore.sinks.append import AppendFile
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """The line of a record."""
+    return json.dumps(record, default=str) + "\n"
 
 
 class JsonLines:
@@ -18,7 +25,7 @@ class JsonLines:
         """Write the event, if it is one that is written."""
         record = event_record(event)
         if record is not None:
-            self._stream.write(json.dumps(record, default=str) + "\n")
+            self._stream.write(json_line(record))
             self._stream.flush()
 
 
@@ -26,12 +33,12 @@ class EventFile:
     """Keeps the same lines in the run directory."""
 
     def __init__(self) -> None:
-        self._path = None
+        self._file: AppendFile | None = None
 
     def __call__(self, event: JobEvent) -> None:
         """Append the event, once the run is known."""
         if isinstance(event, Planned) and event.run is not None:
-            self._path = event.run.directory / "events.jsonl"
-        if self._path is not None:
-            with self._path.open("a") as handle:
-                JsonLines(handle)(event)
+            self._file = AppendFile(event.run.directory / "events.jsonl")
+        record = event_record(event)
+        if self._file is not None and record is not None:
+            self._file.write(json_line(record))

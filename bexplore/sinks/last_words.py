@@ -15,6 +15,7 @@ STOP_REASONS = {
     "interrupted": "it was interrupted; the same command goes on from here",
 }
 WIDTH = 10
+MAX_FAILURES = 4  # reasons that are shown; more would push the answer off the screen
 
 
 def last_words(record: Mapping[str, Any], *, yaml_key: str, tolerance: float) -> str:
@@ -26,11 +27,13 @@ def last_words(record: Mapping[str, Any], *, yaml_key: str, tolerance: float) ->
         tolerance: Within which sizes are as good as each other.
     """
     if record["micro_batch_size"] is None:
-        return f"No recommendation: {_stop(record)}.\nResults: {record['run_dir']}"
+        rows = [_row("failed", text) for text in _failed(record)]
+        return "\n".join([f"No recommendation: {_stop(record)}.", *rows, f"Results: {record['run_dir']}"])
     lines = [_headline(record), ""]
     lines += [_row("why", _why(record)), _row("memory", _memory(record))]
     lines += _rows("smaller", _smaller(record, tolerance))
     lines += _rows("compiled", _compiled(record))
+    lines += [_row("failed", text) for text in _failed(record)]
     lines += _rows("training", (record.get("same_training") or {}).get("message"))
     lines += [_row("warning", text) for text in record.get("warnings", ())]
     lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
@@ -74,6 +77,16 @@ def _smaller(record: Mapping[str, Any], tolerance: float) -> str | None:
     saved = record.get("memory_saved_bytes")
     saves = f" and saves {format_bytes(saved)}" if saved else ""
     return f"{small} is within {tolerance:.0%} of it{saves}"
+
+
+def _failed(record: Mapping[str, Any]) -> list[str]:
+    """What did not run for a reason of its own; that a size is too big is no failure."""
+    told = [item for item in record.get("failures", ()) if item["outcome"] != "out_of_memory"]
+    lines = [
+        f"{', '.join(map(str, item['micro_batch_sizes']))}: {item['outcome'].replace('_', ' ')}: {item['reason']}"
+        for item in told[:MAX_FAILURES]
+    ]
+    return lines + ([f"and {len(told) - MAX_FAILURES} more reasons in the run log"] if len(told) > MAX_FAILURES else [])
 
 
 def _compiled(record: Mapping[str, Any]) -> str | None:
