@@ -65,3 +65,28 @@ def device_by_name(name: str) -> Device:
             hint=f"{guess}known: {', '.join(DEVICES)}; or give the size: --memory-budget 80GiB",
         )
     return DEVICES[key]
+
+
+# What a driver calls a device -> its key. Cut-down versions (NVL, MIG slices, export models) are left out on purpose:
+# their peaks differ, and a wrong peak is worse than none.
+_DRIVER_NAMES = (
+    (r"A100.*40GB", "a100-40gb"),
+    (r"A100.*80GB", "a100"),
+    (r"H100 PCIe", "h100-pcie"),
+    (r"H100 80GB HBM3", "h100"),
+    (r"GB200", "gb200"),
+    (r"B200", "b200"),
+    (r"H200", "h200"),
+    (r"L40S", "l40s"),
+    (r"MI300X", "mi300x"),
+    (r"MI325X", "mi325x"),
+    (r"MI355X", "mi355x"),
+    (r"V100.*32GB", "v100"),
+)
+
+
+def find_device(driver_name: str) -> Device | None:
+    """The device that a driver names, such as `NVIDIA H100 80GB HBM3`; None where the table has no such device."""
+    if re.search(r"NVL|MIG|slice", driver_name):
+        return None
+    return next((DEVICES[key] for pattern, key in _DRIVER_NAMES if re.search(rf"\b{pattern}\b", driver_name)), None)

@@ -17,6 +17,7 @@ from bexplore.errors import BexploreError, ExitCode
 if TYPE_CHECKING:
     from bexplore.config import Config
     from bexplore.events import JobEvent
+    from bexplore.sinks import Sink
 
 
 @click.command()
@@ -62,6 +63,7 @@ class _Show:
 
         from rich.console import Console
 
+        from bexplore.report.sink import ReportFile
         from bexplore.sinks.bexp import BexpStream, RunLog
         from bexplore.sinks.console import Progress
         from bexplore.sinks.json_lines import EventFile, JsonLines
@@ -73,7 +75,7 @@ class _Show:
         self._progress = Progress(Console(stderr=True, quiet=common.verbosity < 0))
         self._log = RunLog(now)
         to_stdout = JsonLines(sys.stdout) if common.as_json else BexpStream(sys.stdout, now)
-        self._sinks = [self._log, EventFile(), self._progress, to_stdout]
+        self._sinks: list[Sink] = [self._log, EventFile(), self._progress, ReportFile(self._progress.warn), to_stdout]
 
     def progress(self, message: dict[str, Any]) -> None:
         """What a worker reports."""

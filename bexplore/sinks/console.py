@@ -71,6 +71,10 @@ class Progress:
             self._status.start()
         self._status.update(self._line())
 
+    def warn(self, text: str) -> None:
+        """Say what a reader must know."""
+        self._say(f"warning: {text}")
+
     def close(self) -> None:
         """Remove the live line."""
         if self._status is not None:

@@ -1,0 +1,238 @@
+"""What a report shows: the files of a run directory, read, and the belief formed again from its observations."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore import posterior as belief
+from bexplore.devices import Device, find_device
+from bexplore.evidence import Evidence
+from bexplore.job import Job
+from bexplore.journal import Run, read_json
+from bexplore.probe import Compilation, Observation, Outcome
+from bexplore.space import MemoryPrior, Space, candidate_sizes
+from bexplore.trace.cost_model import CostModel
+
+# Quantiles of the belief that are drawn as its band: nine of ten curves lie inside.
+BAND = (0.05, 0.5, 0.95)
+# The curve is drawn up to this factor beyond the last size that was tried or fits: further out nothing is known.
+MARGIN = 1.15
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The belief about throughput, for drawing.
+
+    Attributes:
+        sizes: (D,), micro-batch sizes, ascending.
+        low: (D,), samples/s, 5 % quantile.
+        middle: (D,), samples/s, median.
+        high: (D,), samples/s, 95 % quantile.
+        fits: (D,), probability, 0 to 1, that the size fits and runs.
+    """
+
+    sizes: NDArray[np.int64]
+    low: Array
+    middle: Array
+    high: Array
+    fits: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeFacts:
+    """What was measured of one size: its exact probe where it has one, else its latest.
+
+    Attributes:
+        observation: The probe that speaks for the size.
+        tokens_per_s: Tokens per second of the pass; None where samples are not sequences.
+        flops_per_s: Model operations per second of the pass; None without a trace.
+        mfu: Model-flops utilization, 0 to 1; None where the peak is not known.
+        hfu: The same with recomputation counted.
+    """
+
+    observation: Observation
+    tokens_per_s: float | None
+    flops_per_s: float | None
+    mfu: float | None
+    hfu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFacts:
+    """A run, read.
+
+    Attributes:
+        run: Where it is.
+        meta: What was explored.
+        job: The same, as a job.
+        result: The last words; of an unfinished run its last recommendation; empty where it had none.
+        is_finished: Whether they are the last words.
+        observations: Every probe, in order.
+        confidences: (probes, score) of each recommendation, in order.
+        cost_model: The trace; None where there was none.
+        device: Published figures of the device; None where it is not in the table.
+        device_facts: What torch said of the device; empty where unknown.
+        budget_bytes: The memory budget in force; None if unknown.
+        curve: The belief; None where nothing was measured.
+    """
+
+    run: Run
+    meta: Mapping[str, Any]
+    job: Job
+    result: Mapping[str, Any]
+    is_finished: bool
+    observations: tuple[Observation, ...]
+    confidences: tuple[tuple[int, int], ...]
+    cost_model: CostModel | None
+    device: Device | None
+    device_facts: Mapping[str, Any]
+    budget_bytes: int | None
+    curve: Curve | None
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """The size to use; None where nothing is recommended."""
+        return self.result.get("micro_batch_size")
+
+    @property
+    def tolerance(self) -> float:
+        """Within which sizes are as good as each other."""
+        return float(self.meta.get("question", {}).get("settings", {}).get("tolerance", 0.02))
+
+    @property
+    def measured(self) -> tuple[Observation, ...]:
+        """The probes that have times."""
+        return tuple(item for item in self.observations if item.is_measured)
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """Published peak of the arithmetic that the job uses; None where it is not in the table."""
+        if self.device is None or self.job.precision == "float32":
+            return None
+        return self.device.bfloat16_flops_per_s
+
+    def sizes(self) -> list[SizeFacts]:
+        """A line for each measured size, ascending."""
+        spokesmen: dict[int, Observation] = {}
+        for item in self.measured:
+            known = spokesmen.get(item.micro_batch_size)
+            if known is None or not (_is_exact(known) and not _is_exact(item)):
+                spokesmen[item.micro_batch_size] = item
+        return [self._size(spokesmen[size]) for size in sorted(spokesmen)]
+
+    def _size(self, item: Observation) -> SizeFacts:
+        length, model, peak = self.job.sequence_length, self.cost_model, self.peak_flops_per_s
+        size, seconds = item.micro_batch_size, item.pass_time_s
+        flops_per_s = None if model is None else model.model_flops(size) / seconds
+        hardware = None if model is None else model.hardware_flops(size) / seconds
+        return SizeFacts(
+            observation=item,
+            tokens_per_s=None if length is None else item.samples_per_s * length,
+            flops_per_s=flops_per_s,
+            mfu=None if peak is None or flops_per_s is None else flops_per_s / peak,
+            hfu=None if peak is None or hardware is None else hardware / peak,
+        )
+
+
+def read_facts(run: Run) -> ReportFacts:
+    """Read a run; only `meta.json` must be there.
+
+    Raises:
+        UserInputError: A file of the run is missing or is not ours.
+    """
+    meta, observations = run.meta(), tuple(run.journal.read())
+    job = Job.from_dict(meta["job"])
+    trace = run.directory / "trace.json"
+    model = CostModel.from_dict(read_json(trace)) if trace.exists() else None
+    events = _lines(run.directory / "events.jsonl")
+    device_facts = next((line for line in _lines(run.directory / "log.jsonl") if line.get("event") == "device"), {})
+    result = run.result()
+    recommendations = [event for event in events if event.get("event") == "recommendation"]
+    budget = next((item.memory_budget_bytes for item in reversed(observations) if item.memory_budget_bytes), None)
+    on_cpu = str(device_facts.get("device", job.device)).startswith("cpu")
+    return ReportFacts(
+        run=run,
+        meta=meta,
+        job=job,
+        result=result or (recommendations[-1] if recommendations else {}),
+        is_finished=result is not None,
+        observations=observations,
+        confidences=tuple((event["num_probes"], event["confidence"]) for event in recommendations),
+        cost_model=model,
+        device=None if on_cpu else find_device(str(device_facts.get("device_name", ""))),
+        device_facts=device_facts,
+        budget_bytes=budget,
+        curve=_curve(meta, observations, model, budget),
+    )
+
+
+def _curve(
+    meta: Mapping[str, Any], observations: Sequence[Observation], model: CostModel | None, budget: int | None
+) -> Curve | None:
+    """The belief after the last probe."""
+    measured = [item for item in observations if item.is_measured]
+    if not measured:
+        return None
+    question = meta.get("question", {})
+    last = _last_size(observations, model, budget, question.get("maximum"))
+    minimum = min(item.micro_batch_size for item in observations)
+    rule = question.get("candidates", "all")
+    sizes = candidate_sizes("all" if isinstance(rule, str) else rule, minimum=minimum, maximum=max(last, minimum))
+    prior = MemoryPrior(
+        peak_bytes=model.peak_memory_bytes if model else None,
+        relative_sd=model.relative_sd if model else MemoryPrior().relative_sd,
+        budget_bytes=budget,
+    )
+    settings = question.get("settings", {})
+    fitted = belief.fit(
+        Space.of([*sizes, *(item.micro_batch_size for item in observations)]),
+        [Evidence.of(item) for item in observations],
+        memory=prior,
+        seed=int(settings.get("seed", 0)),
+        user_compilation=Compilation(settings.get("user_compilation", Compilation.EXACT)),
+    )
+    kept = fitted.sizes <= last
+    low, middle, high = np.exp(np.quantile(fitted.log_throughput[:, kept], BAND, axis=0))
+    return Curve(
+        sizes=fitted.sizes[kept], low=low, middle=middle, high=high, fits=fitted.feasible[:, kept].mean(axis=0)
+    )
+
+
+def _last_size(
+    observations: Sequence[Observation], model: CostModel | None, budget: int | None, maximum: int | None
+) -> int:
+    """Where the pictures end: a little beyond the last size that was tried, but not beyond what may be tried."""
+    tried = [item.micro_batch_size for item in observations]
+    last = max(tried)
+    if model is not None and budget is not None and not any(o.outcome is Outcome.OUT_OF_MEMORY for o in observations):
+        last = max(last, min(model.max_micro_batch_size(budget), 2 * last))
+    last = math.ceil(MARGIN * last)
+    return last if maximum is None else max(min(last, int(maximum)), max(tried))
+
+
+def _is_exact(observation: Observation) -> bool:
+    return observation.probe.compilation is not Compilation.SHARED
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of lines; a line that is cut short is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was killed
+        if isinstance(record, dict):
+            records.append(record)
+    return records

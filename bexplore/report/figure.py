@@ -1,0 +1,151 @@
+"""A figure as data: axes, and marks in data coordinates. `svg.py` and `png.py` draw it; neither knows what it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis.
+
+    Attributes:
+        label: Quantity and unit.
+        low: Smallest value shown.
+        high: Largest value shown; above `low`.
+        is_log2: Whether equal ratios take equal lengths; else equal differences do.
+        ticks: Values that get a tick.
+        text: How a value is written beside its tick.
+    """
+
+    label: str
+    low: float
+    high: float
+    is_log2: bool = False
+    ticks: tuple[float, ...] = ()
+    text: Callable[[float], str] = lambda value: f"{value:g}"
+
+    def fraction(self, value: float) -> float:
+        """Where a value lies between the ends: 0 to 1, cut there."""
+        low, high, at = (
+            (math.log2(max(number, 1e-12)) for number in (self.low, self.high, value))
+            if self.is_log2
+            else (self.low, self.high, value)
+        )
+        return min(1.0, max(0.0, (at - low) / (high - low))) if high > low else 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line through points.
+
+    Attributes:
+        name: In the legend; empty for none.
+        points: (x, y) in order.
+        role: Which colour it has: `belief`, `trace`, `score`.
+        is_stepped: Whether y keeps its value up to the next x.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    role: str
+    is_stepped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The area between two lines: (x, low, high) in order."""
+
+    name: str
+    points: Sequence[tuple[float, float, float]]
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """One measured value.
+
+    Attributes:
+        x: Position.
+        y: Its height.
+        low: Lower end of its spread; None for none.
+        high: Upper end of its spread; None for none.
+        text: All of it in words, shown when it is pointed at or focused.
+    """
+
+    x: float
+    y: float
+    text: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dots:
+    """Measured values of one kind; `shape` is `filled`, `hollow`, `cross` or `ring`."""
+
+    name: str
+    dots: Sequence[Dot]
+    role: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A horizontal line at a value, with its name beside it."""
+
+    name: str
+    value: float
+    role: str
+
+
+Mark = Line | Band | Dots | Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A picture.
+
+    Attributes:
+        key: Its file name without a suffix.
+        title: What is seen.
+        description: What it says, for those who do not see it.
+        x: The horizontal axis.
+        y: The vertical axis.
+        marks: From the back to the front.
+    """
+
+    key: str
+    title: str
+    description: str
+    x: Axis
+    y: Axis
+    marks: tuple[Mark, ...]
+
+
+def size_axis(low: float, high: float) -> Axis:
+    """An axis of micro-batch sizes: powers of two."""
+    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+    ticks = tuple(2.0**power for power in range(first, last + 1) if low <= 2.0**power <= high)
+    return Axis(
+        label="micro-batch size (samples)",
+        low=low,
+        high=max(high, low * 1.5),
+        is_log2=True,
+        ticks=ticks[:: max(1, math.ceil(len(ticks) / 9))] or (low,),
+    )
+
+
+def value_axis(label: str, highest: float, text: Callable[[float], str], *, binary: bool = False) -> Axis:
+    """An axis from 0 to a round number above the highest value, with about five ticks."""
+    base = 2.0 if binary else 10.0
+    raw = max(highest, 1e-12) * 1.05 / 5
+    unit = base ** math.floor(math.log(raw, base))
+    factors = (1.0, 2.0) if binary else (1.0, 2.0, 2.5, 5.0, 10.0)
+    step = next((unit * factor for factor in factors if unit * factor >= raw), unit * base)
+    count = math.ceil(highest * 1.05 / step)
+    return Axis(
+        label=label, low=0.0, high=step * count, ticks=tuple(step * number for number in range(count + 1)), text=text
+    )

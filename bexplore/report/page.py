@@ -1,0 +1,231 @@
+"""The report as one HTML file: no other file, no network, readable without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from bexplore import __version__
+from bexplore.advice import Advice, advise
+from bexplore.probe import Observation
+from bexplore.report.facts import ReportFacts, SizeFacts
+from bexplore.report.figure import Figure
+from bexplore.report.figures import figures
+from bexplore.report.svg import SHAPES, draw
+from bexplore.sinks.last_words import STOP_REASONS
+from bexplore.units import format_bytes, format_seconds
+
+UNKNOWN = "–"
+NUM_BUFFERS = 10  # places that are listed by name; the rest is summed up
+WIDE, NARROW = (760, 380), (370, 380)  # pixels; both are drawn, and the page's width decides which is shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under headings; `highlighted` marks the row of the answer, `is_number` the columns set right."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    highlighted: int | None = None
+    is_number: tuple[bool, ...] = ()
+
+
+def html(facts: ReportFacts) -> str:
+    """The whole page."""
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
+    template = environment.from_string((files("bexplore.report") / "page.html.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        facts=facts,
+        result=facts.result,
+        figures=[_drawn(figure) for figure in figures(facts)],
+        shapes=SHAPES,
+        first_steps=first_steps(facts),
+        advice=advice(facts),
+        stop_reason=STOP_REASONS.get(facts.result.get("stop_reason", ""), ""),
+        sizes=sizes_table(facts),
+        probes=probes_table(facts),
+        batch_sizes=batch_sizes_table(facts),
+        environment=environment_table(facts),
+        buffers=buffers(facts),
+        outcomes=outcomes(facts),
+        version=__version__,
+    )
+
+
+def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
+    """What to do with the answer, in order: a sentence, and what to type, empty where there is nothing to type."""
+    result, size = facts.result, facts.micro_batch_size
+    config = facts.meta.get("config", "CONFIG")
+    if size is None:
+        return (("Let it go on:", f"bexplore explore {config}"),)
+    steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {config}")]
+    if result.get("batch_message"):
+        steps.append((f"{result['batch_message']}.", ""))
+    small = result.get("smallest_within_tolerance")
+    if small is not None and small != size:
+        saved = result.get("memory_saved_bytes")
+        saves = f" and saves {format_bytes(saved)}" if saved else ""
+        steps.append((f"Short of memory? Size {small} is within {facts.tolerance:.0%} of it{saves}.", ""))
+    if not facts.is_finished:
+        steps.append(("The exploration is not finished; it goes on with", f"bexplore explore {config}"))
+    elif int(result.get("confidence") or 0) < int(_settings(facts).get("target_confidence", 90)):
+        steps.append(("The score is below its target: see below what that means, and what raises it.", ""))
+    return tuple(steps)
+
+
+def advice(facts: ReportFacts) -> tuple[Advice, ...]:
+    """What holds the job back beside its size."""
+    own = facts.result.get("batch_size")
+    sizes = facts.result.get("global_batch_sizes") or ()
+    steps = next((size["accumulation_steps"] for size in sizes if size["global_batch_size"] == own), None)
+    return advise(
+        facts.job,
+        facts.observations,
+        micro_batch_size=facts.micro_batch_size,
+        accumulation_steps=steps or (sizes[0]["accumulation_steps"] if sizes else None),
+        cost_model=facts.cost_model,
+        device=facts.device,
+        device_facts=facts.device_facts,
+    )
+
+
+def sizes_table(facts: ReportFacts) -> Table:
+    """Speed and memory of each measured size; columns that nothing is known for are left out."""
+    sizes = facts.sizes()
+    numbers = [item.observation.micro_batch_size for item in sizes]
+    best = numbers.index(facts.micro_batch_size) if facts.micro_batch_size in numbers else None
+    columns: list[tuple[str, list[str]]] = [
+        ("size", [str(number) for number in numbers]),
+        ("samples/s", [f"{item.observation.samples_per_s:.4g}" for item in sizes]),
+        ("tokens/s", [_or_unknown(item.tokens_per_s, "{:,.0f}") for item in sizes]),
+        ("pass", [format_seconds(item.observation.pass_time_s) for item in sizes]),
+        ("update", [_update(item) for item in sizes]),
+        ("TFLOP/s", [_or_unknown(item.flops_per_s, "{:.3g}", 1e-12) for item in sizes]),
+        ("MFU", [_or_unknown(item.mfu, "{:.1%}") for item in sizes]),
+        ("HFU", [_or_unknown(item.hfu, "{:.1%}") for item in sizes]),
+        ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
+        ("program", [item.observation.probe.compilation.value for item in sizes]),
+    ]
+    kept = [(name, cells) for name, cells in columns if any(cell != UNKNOWN for cell in cells)]
+    return Table(
+        headings=tuple(name for name, _ in kept),
+        rows=tuple(zip(*(cells for _, cells in kept), strict=True)),
+        highlighted=best,
+        is_number=tuple(name != "program" for name, _ in kept),
+    )
+
+
+def probes_table(facts: ReportFacts) -> Table:
+    """Every probe with its outcome and reason."""
+    headings = ("probe", "size", "why", "program", "outcome", "samples/s", "pass", "passes", "compile", "peak", "took")
+    rows = tuple(_probe_row(item) for item in facts.observations)
+    numbers = (True, True, False, False, False, True, True, True, True, True, True, False)
+    return Table(headings=(*headings, "remarks"), rows=rows, is_number=numbers)
+
+
+def batch_sizes_table(facts: ReportFacts) -> Table:
+    """Global batch sizes that are valid with the recommended size."""
+    sizes = facts.result.get("global_batch_sizes") or ()
+    own = facts.result.get("batch_size")
+    marked = next((i for i, size in enumerate(sizes) if size["global_batch_size"] == own), None)
+    rows = tuple(
+        (
+            f"{size['global_batch_size']:,}",
+            str(size["accumulation_steps"]),
+            _or_unknown(size.get("num_tokens"), "{:,}"),
+            UNKNOWN if size.get("step_time_s") is None else format_seconds(size["step_time_s"]),
+            "yours" if index == marked else "",
+        )
+        for index, size in enumerate(sizes)
+    )
+    headings = ("batch_size", "accumulation steps", "tokens a step", "step time", "")
+    return Table(headings=headings, rows=rows, highlighted=marked, is_number=(True, True, True, True, False))
+
+
+def environment_table(facts: ReportFacts) -> Table:
+    """Where and with what it was measured."""
+    rows = [("job", str(facts.meta.get("title", ""))), ("configuration", str(facts.meta.get("config", "")))]
+    rows += [(name, str(value)) for name, value in facts.meta.get("environment", {}).items() if value != ""]
+    names = ("device", "device_name", "capability", "num_threads")
+    rows += [(key.replace("_", " "), str(facts.device_facts[key])) for key in names if facts.device_facts.get(key)]
+    rows += [("memory budget", format_bytes(facts.budget_bytes)), ("search", _search(facts))]
+    rows += [("started", str(facts.meta.get("created_at", ""))), ("run", str(facts.run.directory))]
+    rows += [("fingerprint", str(facts.meta.get("fingerprint", ""))), ("bexplore", __version__)]
+    return Table(headings=("fact", "value"), rows=tuple(rows), is_number=(False, False))
+
+
+def buffers(facts: ReportFacts) -> tuple[tuple[str, str, float], ...]:
+    """What is alive at the peak of the recommended size: place, bytes in words, share of the largest."""
+    size = facts.micro_batch_size
+    if facts.cost_model is None or size is None:
+        return ()
+    largest = facts.cost_model.largest_buffers(size)
+    rest = sum(num_bytes for _, num_bytes in largest[NUM_BUFFERS:])
+    listed = largest[:NUM_BUFFERS] + ([(f"{len(largest) - NUM_BUFFERS} smaller places", rest)] if rest else [])
+    longest = max((num_bytes for _, num_bytes in listed), default=0) or 1
+    return tuple((label, format_bytes(num_bytes), num_bytes / longest) for label, num_bytes in listed)
+
+
+def outcomes(facts: ReportFacts) -> str:
+    """How many probes ended how."""
+    counts: dict[str, int] = {}
+    for item in facts.observations:
+        counts[item.outcome.value] = counts.get(item.outcome.value, 0) + 1
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def _drawn(figure: Figure) -> Mapping[str, Any]:
+    return {
+        "title": figure.title,
+        "text": figure.description,
+        "wide": jinja2.filters.Markup(draw(figure, width=WIDE[0], height=WIDE[1])),
+        "narrow": jinja2.filters.Markup(draw(figure, width=NARROW[0], height=NARROW[1], tag="-narrow")),
+    }
+
+
+def _probe_row(item: Observation) -> tuple[str, ...]:
+    return (
+        str(item.probe.number),
+        str(item.micro_batch_size),
+        item.probe.purpose.value,
+        "eager" if item.ran_eagerly else item.probe.compilation.value,
+        item.outcome.value.replace("_", " "),
+        f"{item.samples_per_s:.4g}" if item.is_measured else UNKNOWN,
+        format_seconds(item.pass_time_s) if item.is_measured else UNKNOWN,
+        str(len(item.pass_times_s)),
+        format_seconds(item.compile_time_s) if item.compile_time_s else UNKNOWN,
+        _bytes(item.peak_memory_bytes),
+        format_seconds(item.elapsed_s),
+        "; ".join(text for text in (item.reason, *item.warnings) if text),
+    )
+
+
+def _settings(facts: ReportFacts) -> Mapping[str, Any]:
+    return facts.meta.get("question", {}).get("settings", {})
+
+
+def _search(facts: ReportFacts) -> str:
+    settings = _settings(facts)
+    return (
+        f"at most {settings.get('max_probes', '?')} probes, score {settings.get('target_confidence', '?')} wanted, "
+        f"sizes within {facts.tolerance:.0%} are a tie, seed {settings.get('seed', '?')}"
+    )
+
+
+def _update(item: SizeFacts) -> str:
+    return format_seconds(item.observation.update_time_s) if item.observation.update_times_s else UNKNOWN
+
+
+def _bytes(num_bytes: int | None) -> str:
+    return UNKNOWN if num_bytes is None else format_bytes(num_bytes)
+
+
+def _or_unknown(value: float | None, template: str, scale: float = 1.0) -> str:
+    return UNKNOWN if value is None else template.format(value if scale == 1.0 else value * scale)

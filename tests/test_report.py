@@ -1,0 +1,295 @@
+"""A run as a page: everything of the run is in it, nothing else is needed to read it, and it never breaks a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+from conftest import observed
+
+from bexplore import journal
+from bexplore.cli.report import report
+from bexplore.job import Job, Precision
+from bexplore.journal import Run
+from bexplore.probe import Compilation, Observation, Outcome, Probe
+from bexplore.report import html, markdown, read_facts
+from bexplore.report.figures import figures
+from bexplore.report.sink import ReportFile
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Buffer, Peak, Phase
+
+GIB = 2**30
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+HOSTILE = '<script>alert("1")</script> & "quoted"'
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def probe(number: int, size: int, speed: float, compilation: Compilation = Compilation.SHARED, **fields) -> Observation:
+    seconds = size / (speed or 1.0)
+    facts = {
+        "outcome": Outcome.MEASURED,
+        "pass_times_s": (seconds, seconds * 1.02, seconds * 0.98),
+        "update_times_s": (0.01,),
+        "peak_memory_bytes": GIB + size * GIB // 4,
+        "memory_budget_bytes": 4 * GIB,
+        "elapsed_s": 3.0,
+    }
+    return Observation(probe=Probe(number=number, micro_batch_size=size, compilation=compilation), **facts | fields)
+
+
+def cost_model() -> CostModel:
+    buffers = (
+        Buffer(label="weights", size=Polynomial(GIB)),
+        Buffer(label="model.py:3 gelu", size=Polynomial(0, GIB / 4)),
+    )
+    return CostModel(
+        fingerprint="0" * 16,
+        num_parameters=10,
+        model_flops=Polynomial(0, 1e12),
+        hardware_flops=Polynomial(0, 1.5e12),
+        bytes_moved=Polynomial(0, 1e9),
+        resident=buffers[:1],
+        peaks={Phase.BACKWARD: (Peak(size=Polynomial(GIB, GIB / 4), buffers=buffers),)},
+        relative_sd=0.05,
+        trace_s=1.0,
+        device="cuda",
+        compiler="torch",
+    )
+
+
+def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA H100 80GB HBM3") -> Run:
+    job = Job(workload="decoder", precision=Precision.BFLOAT16, device="cuda", sequence_length=128)
+    settings = {"tolerance": 0.02, "target_confidence": 90, "seed": 0, "user_compilation": "exact", "max_probes": 16}
+    meta = {
+        "fingerprint": "f" * 16,
+        "config": "job.yaml",
+        "title": f"decoder {HOSTILE}",
+        "job": job.as_dict(),
+        "environment": {"torch": "2.13.0"},
+        "question": {"settings": settings, "minimum": 1, "maximum": None, "candidates": "all"},
+        "created_at": NOW.isoformat(),
+    }
+    run = journal.create_run(folder, meta=meta, now=NOW)
+    for item in (
+        probe(0, 1, 100.0),
+        probe(1, 8, 400.0),
+        probe(2, 13, 0, outcome=Outcome.OUT_OF_MEMORY, reason=HOSTILE, pass_times_s=(), update_times_s=()),
+        probe(3, 8, 410.0, Compilation.EXACT),
+    ):
+        run.journal.append(item)
+    facts = {"event": "device", "device": "cuda", "device_name": device_name, "num_multiprocessors": 132}
+    (run.directory / "log.jsonl").write_text(json.dumps(facts) + '\n{"cut sho')
+    recommendations = [
+        {"event": "recommendation", "micro_batch_size": size, "relative_performance": 4.0, "confidence": score}
+        | {"samples_per_s": 405.0, "num_probes": count, "elapsed_s": 9.0, "global_batch_sizes": []}
+        for count, size, score in ((1, 1, 0), (2, 8, 50), (3, 8, 88), (4, 8, 93))
+    ]
+    (run.directory / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in recommendations))
+    if finished:
+        run.remember_trace(cost_model().as_dict())
+        batch = {"global_batch_size": 64, "accumulation_steps": 8, "num_tokens": 8192, "step_time_s": 0.17}
+        last_words = {
+            "base_micro_batch_size": 1,
+            "stop_reason": "target_confidence",
+            "smallest_within_tolerance": 8,
+            "peak_memory_bytes": 3 * GIB,
+            "memory_headroom_bytes": GIB,
+            "outcomes": {"measured": 3, "out_of_memory": 1},
+            "batch_size": 64,
+            "batch_message": "batch_size 64 is valid",
+            "same_training": {"message": "The gradients agree."},
+            "warnings": [],
+            "global_batch_sizes": [batch],
+        }
+        run.write_result(recommendations[-1] | last_words)
+    return run
+
+
+class Page(HTMLParser):
+    """Collects text and tags, and complains about tags that are not closed."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.open = "", [], []
+        self.feed(source)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f"{data} "
+
+
+@pytest.fixture
+def page(tmp_path) -> Page:
+    return Page(html(read_facts(make_run(tmp_path))))
+
+
+def test_the_answer_comes_first_and_then_what_to_do(page):
+    told = " ".join(page.text.split())
+    assert "Use micro_batch_size: 8 4.00x the speed of size 1 405 samples/s of the pass 93 / 100" in told
+    assert told.index("Use micro_batch_size") < told.index("bexplore apply job.yaml") < told.index("All probes")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Samples per second over micro-batch size",
+        "Peak memory over micro-batch size",
+        "Confidence over probes",
+        "model.py:3 gelu",  # where the memory goes
+        "52,480",  # tokens/s of the exact probe of size 8: 410 * 128
+        "41.5%",  # MFU: 410e12 of 989e12
+        "62.2%",  # HFU: half as much again is recomputed
+        "out of memory",
+        "How to read the score",
+        "The gradients agree.",
+        "NVIDIA H100 80GB HBM3",
+        "8,192",  # tokens of a valid global batch
+    ],
+)
+def test_everything_of_the_run_is_in_it(page, text):
+    assert text in page.text
+
+
+def test_nothing_is_fetched_and_the_file_is_small(tmp_path):
+    source = html(read_facts(make_run(tmp_path)))
+    fetched = re.findall(r'(?:src|href)\s*=\s*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', source)
+    assert fetched == []
+    assert len(source.encode()) < 10**6
+
+
+def test_what_a_user_wrote_is_text_and_never_markup(tmp_path):
+    source = html(read_facts(make_run(tmp_path)))
+    assert "<script>alert" not in source
+    assert HOSTILE in Page(source).text
+
+
+def test_every_mark_can_be_reached_and_is_told_in_words(page):
+    marks = [attributes for tag, attributes in page.tags if tag == "g" and "data-tip" in attributes]
+    assert len(marks) == 2 * (3 + 1 + 1 + 3 + 1 + 4)  # wide and narrow: speeds, failure, ring; peaks, refusal; scores
+    assert all(mark["tabindex"] == "0" and mark["aria-label"] == mark["data-tip"] for mark in marks)
+    pictures = [attributes for tag, attributes in page.tags if tag == "svg"]
+    identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+    assert all(set(picture["aria-labelledby"].split()) <= set(identifiers) for picture in pictures)
+
+
+def test_each_figure_alone_is_whole_xml_with_its_own_colours(tmp_path):
+    done = CliRunner().invoke(
+        report, [str(make_run(tmp_path).directory), "--figures", "svg", "-o", str(tmp_path / "f")]
+    )
+    assert done.exit_code == 0, done.exception
+    files = sorted((tmp_path / "f").iterdir())
+    assert [path.name for path in files] == ["confidence.svg", "memory.svg", "throughput.svg"]
+    for path in files:
+        root = ElementTree.fromstring(path.read_text())
+        assert root.find("{http://www.w3.org/2000/svg}style") is not None
+
+
+def test_png_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    run = make_run(tmp_path)
+    done = CliRunner().invoke(report, [str(run.directory), "--figures", "png"])
+    assert "pip install matplotlib" in done.exception.hint
+
+
+def test_a_device_that_is_not_in_the_table_has_no_utilization(tmp_path):
+    facts = read_facts(make_run(tmp_path, device_name="NVIDIA H100 NVL"))
+    assert facts.peak_flops_per_s is None
+    assert "No MFU" in Page(html(facts)).text
+
+
+def test_an_unfinished_run_without_a_trace_has_a_report_too(tmp_path):
+    facts = read_facts(make_run(tmp_path, finished=False))
+    text = Page(html(facts)).text
+    assert "The exploration is not finished" in text
+    assert "Where the memory goes" not in text
+    assert "TFLOP/s" not in text
+
+
+def test_a_run_that_has_measured_nothing_says_so(tmp_path):
+    run = make_run(tmp_path, finished=False)
+    for name in ("journal.jsonl", "events.jsonl", "log.jsonl"):
+        (run.directory / name).unlink()
+    facts = read_facts(run)
+    assert "No recommendation yet" in Page(html(facts)).text
+    assert "No recommendation yet" in markdown(facts)
+    assert figures(facts) == ()
+
+
+def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
+    curve = read_facts(make_run(tmp_path)).curve
+    at = list(curve.sizes).index(8)
+    assert curve.low[at] < 410 < curve.high[at] * 1.05
+    assert (curve.low <= curve.middle).all() and (curve.middle <= curve.high).all()
+    assert curve.fits[0] == 1.0 and curve.fits[-1] < 0.5
+
+
+def test_markdown_is_short_and_marks_the_answer(tmp_path):
+    text = markdown(read_facts(make_run(tmp_path)))
+    assert "**Use `micro_batch_size: 8`**: 4.00x" in text
+    assert "| **8** | **410** | **52,480** |" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_a_report_that_fails_is_a_warning_and_no_more(tmp_path, monkeypatch):
+    warnings: list[str] = []
+    run = make_run(tmp_path)
+    event = SimpleNamespace(run=run, result=SimpleNamespace(recommendation=True))
+    monkeypatch.setattr("bexplore.report.sink.Finished", SimpleNamespace)
+    ReportFile(warnings.append)(event)
+    assert "micro_batch_size: 8" in (run.directory / "report.html").read_text()
+    assert warnings == []
+    (run.directory / "trace.json").write_text("{}")
+    ReportFile(warnings.append)(event)
+    assert len(warnings) == 1 and warnings[0].startswith("no report:")
+
+
+def test_observed_builder_of_one_probe_is_enough_for_a_report(tmp_path):
+    run = make_run(tmp_path, finished=False)
+    (run.directory / "journal.jsonl").unlink()
+    run.journal.append(observed(4))
+    assert "1 measurements of 1 sizes" in Page(html(read_facts(run))).text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page's script cannot be run")
+def test_in_a_browser_the_page_runs_without_an_error_and_hovering_shows_the_numbers(tmp_path):
+    source = html(read_facts(make_run(tmp_path)))
+    check = """<script>
+    var mark = document.querySelector(".wide [data-tip]"), before = document.getElementById("tip").hidden;
+    mark.dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
+    var tip = document.getElementById("tip");
+    document.title = "seen:" + before + ":" + tip.hidden + ":" + (tip.textContent === mark.dataset.tip);
+    </script></body>"""
+    path = tmp_path / "report.html"
+    path.write_text(source.replace("</body>", check))
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += (
+        f" --disable-component-update --disable-sync --enable-logging=stderr --user-data-dir={tmp_path / 'profile'}"
+    )
+    command = [CHROMIUM, *flags.split(), "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "<title>seen:true:false:true</title>" in done.stdout
+    assert "CONSOLE" not in done.stderr
