@@ -12,6 +12,7 @@ import click
 from bexplore import __version__
 from bexplore.cli.apply import apply
 from bexplore.cli.explore import explore
+from bexplore.cli.guard import guard
 from bexplore.cli.report import report
 from bexplore.cli.single import probe, trace
 from bexplore.cli.tables import batch_sizes, replay, schema
@@ -29,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (explore, apply, report, trace, probe, replay, batch_sizes, schema):
+for command in (explore, apply, report, trace, probe, guard, replay, batch_sizes, schema):
     cli.add_command(command)
 
 

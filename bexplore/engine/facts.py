@@ -151,7 +151,7 @@ def _look_at_plan(job: Job) -> dict[str, Any]:
         model = trace_job(job, whole_depth=True, observe=graphs.observe)
     except TraceError as error:
         cause = error.__cause__ if error.__cause__ is not None else error
-        return {"problems": (_told(error.message, cause),)}
+        return {"problems": (_told(cause),)}
     changes = _of_cost_model(model)
     if graphs.num_graphs:
         largest = graphs.largest()
@@ -189,18 +189,20 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
             workload = build(job)
         for module in workload.compiled_modules:
             module.compile(backend="eager", fullgraph=job.compile.fullgraph)
-        with _fixed_sizes(job) as fixed:
-            _run_fake(workload, fake_mode, SIZES[0])
+        _run_fake(workload, fake_mode, SIZES[0])
         first = watch.take()
         breaks = list(_graph_breaks(job))
-        recompiles: list[Item] = []
-        for size in SIZES[1:]:
+        # At the second size: by then Dynamo knows of every input, also behind a graph break, that its size varies.
+        with _fixed_sizes(job) as fixed:
+            _run_fake(workload, fake_mode, SIZES[1])
+        recompiles = _recompiles()
+        for size in SIZES[2:]:
             _run_fake(workload, fake_mode, size)
             recompiles += _recompiles()
     except BexploreError:
         raise
     except Exception as error:  # the user's code on fake tensors may fail in any way, which is what is to be told
-        return {"problems": (_told(f"The program cannot be compiled for several sizes: {_headline(error)}", error),)}
+        return {"problems": (_told(error),)}
     finally:
         torch._dynamo.reset()
     return {
@@ -284,15 +286,14 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(by_label[label] for label in sorted(by_label))
 
 
-def _told(message: str, error: BaseException) -> str:
+def _told(error: BaseException) -> str:
     """A failure in one line, with the innermost place of the user's own code that its text or its traceback names."""
     places = [(path, int(number)) for path, number in _STACK_LINE.findall(str(error))]
     places += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     own = [place for place in places if not place[0].startswith(_OWN_FOLDERS)]
-    detail = _detail(str(error))
     where = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
-    told = message.split("! For more information")[0].rstrip(".")
-    return f"{told}{': ' + detail if detail and detail not in told else ''}{where}"
+    told = _detail(str(error)) or _headline(error)
+    return f"the program cannot be traced for every size: {told.rstrip('.')}{where}"
 
 
 def _detail(text: str) -> str:

@@ -109,11 +109,17 @@ class _Server:
         return {"outcome": "measured", "cost_model": trace_job(Job.from_dict(request["job"])).as_dict()}
 
     def _program_facts(self, request: dict[str, Any]) -> dict[str, Any]:
+        from bexplore.engine.device import device_facts
         from bexplore.engine.facts import program_facts
         from bexplore.job import Job
 
         self._report(stage="trace")
-        return {"outcome": "measured", "facts": program_facts(Job.from_dict(request["job"])).as_dict()}
+        machine = device_facts(request["device"])
+        return {
+            "outcome": "measured",
+            "facts": program_facts(Job.from_dict(request["job"])).as_dict(),
+            "machine": machine,
+        }
 
     def _time_passes(self, request: dict[str, Any]) -> dict[str, Any]:
         self._report(stage="passes")

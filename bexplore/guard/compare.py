@@ -119,6 +119,7 @@ def compare_facts(
     """
     findings: list[Finding] = []
     missing: list[NotCompared] = []
+    vanished: list[Rule] = []
     sizes = sorted({*COMPARED_SIZES, *([micro_batch_size] if micro_batch_size else [])})
     for rule, old, new, text, values in _facts(before, after, sizes, memory_budget_bytes):
         if rule.tier not in tiers:
@@ -129,9 +130,13 @@ def compare_facts(
             if new is not None:
                 missing.append(NotCompared(title=rule.title, reason="the baseline does not have it"))
         elif new is None:
-            findings.append(_vanished(rule, text(old), after))
+            vanished.append(rule)
         else:
             findings.append(_compared(rule, values(old), values(new), text(old), text(new), before, after))
+    if vanished:
+        findings.append(_vanished(vanished[0].tier, after))
+        titles = ", ".join(rule.title for rule in vanished)
+        missing.append(NotCompared(title=titles, reason="cannot be found any more"))
     findings += [
         found for rule in INVENTORIES if tiers.get(rule.tier) == "" for found in _inventory(rule, before, after)
     ]
@@ -217,15 +222,15 @@ def _change(old: Sequence[float], new: Sequence[float]) -> str:
     return f"{max(relative, key=abs):+.1%}" if relative else "from nothing"
 
 
-def _vanished(rule: Rule, old_text: str, after: ProgramFacts) -> Finding:
-    """A fact that was known and cannot be found any more: the program no longer compiles, or not for every size."""
+def _vanished(tier: Tier, after: ProgramFacts) -> Finding:
+    """Facts that were known and cannot be found any more: the program no longer compiles, or not for every size."""
     return Finding(
-        name=rule.name,
-        title=rule.title,
-        tier=rule.tier,
+        name="program",
+        title="the program can be traced",
+        tier=tier,
         status=Status.WORSE,
-        before=old_text,
-        after="could not be found",
+        before="yes",
+        after="no",
         details=after.problems,
         where=_place_in(after.problems),
     )

@@ -126,3 +126,35 @@ def _widening(num_workers: int) -> float:
     degrees = num_workers - 1
     student = _STUDENT.get(degrees, _NORMAL * (1 + (1 + _NORMAL**2) / (4 * degrees)))
     return student / _NORMAL * math.sqrt(num_workers / degrees)
+
+
+def unpaired_ratio(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Ratio:
+    """Estimate the ratio after / before of workers that did not run side by side.
+
+    The interval is a bootstrap over the workers of both sides, widened as in `ratio_of` by the smaller side.
+
+    Args:
+        before: The logarithm of each worker's time.
+        after: The same of now.
+        seed: Of the resampling.
+    """
+    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    smaller = min(len(old), len(new))
+    count = len(old) + len(new)
+    if not smaller or not np.isfinite(old).all() or not np.isfinite(new).all():
+        return Ratio(value=math.nan, low=math.nan, high=math.nan, num_workers=smaller, num_rounds=count)
+    center = float(new.mean() - old.mean())
+    if smaller == 1:
+        return Ratio(value=math.exp(center), low=0.0, high=math.inf, num_workers=1, num_rounds=count)
+    rng = np.random.default_rng(seed)
+    means = [side[rng.integers(len(side), size=(NUM_RESAMPLES, len(side)))].mean(axis=1) for side in (old, new)]
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(means[1] - means[0], [tail, 1 - tail])
+    widening = _widening(smaller)
+    return Ratio(
+        value=math.exp(center),
+        low=math.exp(center - widening * (center - float(low))),
+        high=math.exp(center + widening * (float(high) - center)),
+        num_workers=smaller,
+        num_rounds=count,
+    )

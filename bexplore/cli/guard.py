@@ -1,0 +1,113 @@
+"""`bexplore guard`: for continuous integration, and for a look before a commit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.errors import UserInputError
+
+if TYPE_CHECKING:
+    from bexplore.guard import Baseline
+
+
+@click.command()
+@CONFIG
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="The baseline, a JSON file to commit."
+)
+@click.option("--update", is_flag=True, help="Write the baseline from the program as it is, instead of comparing.")
+@click.option(
+    "--against", metavar="REF", help="Compare in this job with a git revision, a folder or a second configuration."
+)
+@click.option(
+    "--facts",
+    type=click.Choice(["portable", "exact", "all"]),
+    default="all",
+    show_default=True,
+    help="portable: exact on any machine; exact: those of this toolchain and device, too; all: times, too.",
+)
+@click.option("--micro-batch-size", type=click.IntRange(min=1), metavar="N", help="Guard this size.")
+@click.option(
+    "--time-tolerance",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.03,
+    show_default=True,
+    metavar="FRACTION",
+    help="Relative difference of times that counts as none.",
+)
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write JUnit XML.")
+@click.option("--github", is_flag=True, help="Print annotations on stderr, and append to the step summary.")
+@common_options
+def guard(
+    config: Path,
+    baseline: Path | None,
+    update: bool,
+    against: str | None,
+    facts: str,
+    micro_batch_size: int | None,
+    time_tolerance: float,
+    junit: Path | None,
+    github: bool,
+    common: Common,
+) -> None:
+    """Say whether CONFIG became slower, bigger or compiled worse than a baseline or a revision.
+
+    Exit code 0: unchanged. 1: a regression, or nothing could be measured. 5: no answer: the noise hides it, the
+    toolchain changed, or the baseline is stale.
+    """
+    from bexplore.guard.report import Tier
+    from bexplore.guard.session import GuardOptions, update_baseline
+    from bexplore.guard.session import guard as run_guard
+    from bexplore.sinks.guard_ci import append_step_summary, github_annotations, write_junit
+    from bexplore.sinks.guard_table import guard_table
+
+    if update and against is not None:
+        raise UserInputError("--update and --against exclude each other", hint="keep one of them")
+    exact = {Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN}
+    tiers = {"portable": {Tier.ANY_MACHINE}, "exact": exact, "all": set(Tier)}[facts]
+    options = GuardOptions(
+        baseline_path=baseline,
+        against=against,
+        tiers=frozenset(tiers),
+        time_tolerance=time_tolerance,
+        micro_batch_size=micro_batch_size,
+        model_dir=common.model_dir,
+        load=common.load,
+        say=lambda line: click.echo(line, err=True) if common.verbosity >= 0 else None,
+    )
+    loaded = common.load(config)
+    if update:
+        written = update_baseline(loaded, options)
+        record = {"event": "baseline", "path": str(baseline), **written.as_dict()}
+        click.echo(json.dumps(record) if common.as_json else _written(written, baseline))
+        return
+    report = run_guard(loaded, options)
+    if junit is not None:
+        write_junit(report, junit)
+    if github:
+        for line in github_annotations(report, config.parent):
+            click.echo(line, err=True)
+        append_step_summary(report)
+    click.echo(json.dumps(report.as_dict()) if common.as_json else guard_table(report, verbose=common.verbosity > 0))
+    sys.exit(report.exit_code)
+
+
+def _written(baseline: Baseline, path: Path | None) -> str:
+    facts = baseline.any_device
+    size = baseline.recommended_micro_batch_size
+    lines = [
+        f"Wrote {path}: {facts.num_parameters or 0:,} parameters, {facts.num_graphs} graphs, "
+        f"{facts.num_graph_breaks} graph breaks, {facts.num_kernels} kernels, "
+        + (f"times of size {size}." if baseline.times else "no times."),
+        "Commit it; a later run compares with it.",
+    ]
+    lines += [f"warning: {line}" for line in facts.problems]
+    if size is None:
+        lines.append("note: no recommended size is known: explore first, or give --micro-batch-size, to guard times")
+    return "\n".join(lines)

@@ -1,0 +1,124 @@
+"""What `--against` names: another configuration, another folder, or a git revision in a worktree of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import bexplore
+from bexplore.errors import UserInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The program that the present one is compared with.
+
+    Attributes:
+        title: For people.
+        config_path: Its configuration.
+        environment: Variables of its workers, so that they import its code and not the present one.
+        foreign_root: Folder from which its workers must import nothing; None where that is allowed.
+    """
+
+    title: str
+    config_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    foreign_root: Path | None = None
+
+
+@contextmanager
+def open_reference(against: str, config_path: Path) -> Iterator[Reference]:
+    """Find what the user named; a path that exists comes before a revision of the same name.
+
+    Args:
+        against: A configuration file, a folder that holds one at the same relative path, or a git revision.
+        config_path: The present configuration.
+
+    Raises:
+        UserInputError: It is neither, or has no such configuration.
+    """
+    path = Path(against)
+    if path.is_file():
+        yield Reference(title=str(path), config_path=path)
+    elif path.is_dir():
+        yield Reference(title=str(path), config_path=_config_in(path, config_path))
+    else:
+        with _worktree(against, config_path) as reference:
+            yield reference
+
+
+def foreign_files(files: list[str]) -> list[str]:
+    """Of the files that a worker imported from the present checkout, those that are the user's own code."""
+    own = str(Path(bexplore.__file__).parent)
+    return [file for file in files if "site-packages" not in file and not file.startswith((own, sys.prefix))]
+
+
+def _config_in(folder: Path, config_path: Path) -> Path:
+    for candidate in (folder / config_path, folder / config_path.name):
+        if not config_path.is_absolute() and candidate.is_file():
+            return candidate
+    if (folder / config_path.name).is_file():
+        return folder / config_path.name
+    raise UserInputError(
+        f"--against {folder}: there is no {config_path} in it", hint="name the other configuration file itself"
+    )
+
+
+@contextmanager
+def _worktree(revision: str, config_path: Path) -> Iterator[Reference]:
+    folder = config_path.resolve().parent
+    root = Path(_git(folder, "rev-parse", "--show-toplevel", revision=revision))
+    commit = _git(folder, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", revision=revision)
+    with tempfile.TemporaryDirectory(prefix="bexplore-guard-") as temporary:
+        tree = Path(temporary) / "tree"
+        _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit, revision=revision)
+        try:
+            relative = config_path.resolve().relative_to(root.resolve())
+            if not (tree / relative).is_file():
+                raise UserInputError(
+                    f"--against {revision}: there is no {relative} at {commit[:10]}",
+                    hint="name an older configuration by its path, or a revision that has this one",
+                )
+            yield Reference(
+                title=f"{revision} ({commit[:10]})",
+                config_path=tree / relative,
+                environment={"PYTHONPATH": _python_path(root.resolve(), tree)},
+                foreign_root=root.resolve(),
+            )
+        finally:
+            _git(root, "worktree", "remove", "--force", str(tree), revision=revision)
+
+
+def _python_path(root: Path, tree: Path) -> str:
+    """Entries of the import path that lie in the checkout, moved to the worktree; bexplore itself stays the present."""
+    own = Path(bexplore.__file__).parents[1].resolve()
+    paths = [Path(entry).resolve() for entry in sys.path if entry]
+    inside = [path for path in dict.fromkeys(paths) if path.is_relative_to(root) and "site-packages" not in path.parts]
+    moved = [
+        str(tree / path.relative_to(root)) for path in inside if path != own and not path.is_relative_to(sys.prefix)
+    ]
+    # An editable install maps its package by a finder and not by an entry; the usual layouts are added for it.
+    usual = [] if own == root else [str(tree / name) for name in ("", "src") if (tree / name).is_dir()]
+    return os.pathsep.join([*dict.fromkeys([*moved, *usual]), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+
+
+def _git(folder: Path, *arguments: str, revision: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except FileNotFoundError as error:
+        raise UserInputError(
+            f"--against {revision}: this is no path, and git is not installed", hint="name a second configuration"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        told = error.stderr.strip().splitlines()
+        raise UserInputError(
+            f"--against {revision}: neither a path nor a git revision here{': ' + told[-1] if told else ''}",
+            hint="name a revision such as main or HEAD~1 (fetched: actions/checkout needs fetch-depth: 0), or a path",
+        ) from error
+    return done.stdout.strip()

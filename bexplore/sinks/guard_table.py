@@ -1,0 +1,72 @@
+"""A report of the guard as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bexplore.guard import Finding, Report, Status, Verdict
+from bexplore.units import format_seconds
+
+MARKS = {
+    Status.SAME: "ok",
+    Status.WORSE: "WORSE",
+    Status.BETTER: "better",
+    Status.CHANGED: "changed",
+    Status.UNSURE: "unsure",
+}
+MEANINGS = {
+    Verdict.UNCHANGED: "nothing that was compared has changed",
+    Verdict.REGRESSION: "slower, bigger or compiled worse than the reference",
+    Verdict.STALE_BASELINE: "the program changed, not for the worse: the reference no longer describes it",
+    Verdict.TOOLCHAIN_CHANGED: "another toolchain; what moved with it is no regression of this program",
+    Verdict.INCONCLUSIVE: "the noise hides the answer",
+    Verdict.NOTHING_MEASURED: "nothing could be compared, which is no pass",
+}
+
+
+def guard_table(report: Report, *, verbose: bool = False) -> str:
+    """The text of a report.
+
+    Args:
+        report: What was found.
+        verbose: Show what has not changed line by line, too.
+    """
+    shown = report.findings if verbose else [one for one in report.findings if one.status is not Status.SAME]
+    lines = [*_rows(shown), *(f"  job       {line}" for line in report.job_changes)]
+    lines += [f"  toolchain {line}" for line in report.toolchain_changes]
+    lines += [f"  not compared: {one.title}: {one.reason}" for one in report.not_compared]
+    lines += [f"  hint: {line}" for line in report.advice]
+    same = len(report.those(Status.SAME))
+    head = f"{report.config} against {report.reference}: {report.verdict.upper()}: {MEANINGS[report.verdict]}"
+    counts = f"  {len(report.findings)} facts compared, {same} the same, in {format_seconds(report.elapsed_s)}"
+    return "\n".join([head, *lines, counts])
+
+
+def guard_markdown(report: Report) -> str:
+    """The same for a summary page."""
+    lines = [f"### bexplore guard: {report.verdict.value}", ""]
+    lines.append(f"`{report.config}` against `{report.reference}`: {MEANINGS[report.verdict]}.")
+    changed = [one for one in report.findings if one.status is not Status.SAME]
+    if changed:
+        lines += ["", "| | fact | before | now | what changed |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {MARKS[one.status]} | {one.title} | {_cell(one.before)} | {_cell(one.after)} "
+            f"| {'<br>'.join(map(_cell, one.details))} |"
+            for one in changed
+        ]
+    notes = [*report.job_changes, *report.toolchain_changes]
+    notes += [f"not compared: {one.title}: {one.reason}" for one in report.not_compared]
+    lines += ["", *(f"- {_cell(note)}" for note in [*notes, *report.advice])] if [*notes, *report.advice] else []
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _rows(findings: Iterable[Finding]) -> list[str]:
+    rows = []
+    for one in findings:
+        rows.append(f"  {MARKS[one.status]:<8}  {one.title}: {one.before} -> {one.after}")
+        rows += [f"            {detail}" for detail in one.details]
+    return rows
