@@ -53,6 +53,7 @@ ORDER = [
     "exploration",
     "single",
     "apply",
+    "doctor",
     "sinks",
     "report",
     "cli",

@@ -11,6 +11,7 @@ import click
 
 from bexplore import __version__
 from bexplore.cli.apply import apply
+from bexplore.cli.doctor import doctor
 from bexplore.cli.explore import explore
 from bexplore.cli.guard import guard
 from bexplore.cli.report import report
@@ -30,7 +31,7 @@ def cli() -> None:
     """
 
 
-for command in (explore, apply, report, trace, probe, guard, replay, batch_sizes, schema):
+for command in (explore, apply, report, trace, probe, guard, replay, batch_sizes, schema, doctor):
     cli.add_command(command)
 
 

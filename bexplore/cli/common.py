@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from bexplore.errors import UserInputError
 
 if TYPE_CHECKING:
     from bexplore.config import Config
@@ -43,6 +46,15 @@ class Common:
 
         mode = None if self.mode is None else Mode(self.mode)
         return dialects.load(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
+
+    def require_torch(self) -> None:
+        """Say what is missing before a worker dies of it.
+
+        Raises:
+            UserInputError: torch is not installed.
+        """
+        if find_spec("torch") is None:
+            raise UserInputError("torch is not installed here", hint="pip install torch; bexplore doctor tells more")
 
     def with_override(self, override: str) -> Common:
         """The same options and one more override."""

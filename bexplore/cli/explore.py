@@ -40,6 +40,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
     if not loaded.request.is_search:
         _nothing_to_explore(loaded, common)
         return
+    common.require_torch()
     stopper = _Stopper()
     show = _Show(loaded, common)
     surroundings = Surroundings(

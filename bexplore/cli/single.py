@@ -26,6 +26,7 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
     from bexplore.single import probe_once
     from bexplore.sinks.bexp import probe_sentence
 
+    common.require_torch()
     observation = probe_once(
         common.load(config), micro_batch_size=micro_batch_size, compilation=compilation, model_dir=common.model_dir
     )
@@ -53,6 +54,7 @@ def trace(
     from bexplore.single import trace_once
     from bexplore.sinks.trace_table import trace_table
 
+    common.require_torch()
     if memory_budget is not None:
         common = common.with_override(f"explore.memory_budget={memory_budget}")
     record = trace_once(

@@ -1,0 +1,338 @@
+"""Whether this machine, and a job on it, are ready: a line for each thing that an exploration needs.
+
+Nothing here imports torch, so that a missing or a broken torch is a line too; a worker process asks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from getpass import getuser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bexplore.config import Config
+from bexplore.devices import find_device
+from bexplore.engine.failures import Failure
+from bexplore.engine.machine import (
+    BUSY_SHARE,
+    CGROUP,
+    Tenants,
+    accelerator_name,
+    available_memory_bytes,
+    package_version,
+    processor_name,
+    throttle_reasons,
+)
+from bexplore.engine.process import WorkerProcess
+from bexplore.engine.tracer import trace_in_worker
+from bexplore.job import Job
+from bexplore.single import probe_once
+from bexplore.units import format_bytes, format_seconds
+
+OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
+IMPORT_LIMIT_S = 120.0  # a cold import of torch over a network file system takes half a minute
+LITTLE_MEMORY_BYTES = 4 * 2**30  # torch and the compiler alone take up to 1.5 GiB
+LITTLE_DISK_BYTES = 2 * 2**30  # the compiler's cache of one exploration: 10 to 500 MiB
+# Spread of equal work from which it is said. The tie of the search is 2 %: noise beyond it costs probes.
+QUIET, NOISY = 0.02, 0.10
+_WORK = bytes(2 * 2**20)  # hashed once takes 1 to 10 ms: long against a clock's tick, short against a time slice
+_OPENMP = """
+#include <omp.h>
+#include <cstdio>
+int main() { int n = 0;
+#pragma omp parallel reduction(+ : n)
+n += 1;
+std::printf("%d", n); }
+"""
+
+
+class Status(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARNING = "warning"  # works, but slower, noisier or with less
+    PROBLEM = "problem"  # an exploration would fail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line.
+
+    Attributes:
+        name: What was looked at.
+        status: How it is.
+        message: What was seen.
+        fix: What to type, or to do; empty where nothing needs to be done.
+    """
+
+    name: str
+    status: Status
+    message: str
+    fix: str = ""
+
+
+def examine(config: Config | None = None, *, noise_s: float = 10.0) -> Iterator[Check]:
+    """Look at the machine, and at a job on it.
+
+    Args:
+        config: The job; None for the machine alone.
+        noise_s: Seconds of the noise measurement; 0 leaves it out.
+    """
+    yield _python()
+    torch = _torch()
+    yield torch
+    facts: dict[str, Any] = {}
+    if torch.status is not Status.PROBLEM:
+        facts, device = _device()
+        yield device
+    yield from _driver(facts)
+    yield from _compilers(facts)
+    yield _memory()
+    yield from _threads(facts)
+    yield _cache()
+    yield _folder()
+    if noise_s > 0:
+        yield _noise(noise_s)
+    if config is not None and facts:
+        yield from _job(config, facts)
+
+
+def _python() -> Check:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {processor_name()}"
+    if sys.version_info < OLDEST_PYTHON:
+        return Check(name="python", status=Status.PROBLEM, message=text, fix="use Python 3.11 or newer")
+    if sys.platform != "linux":
+        fix = "on Linux a worker's memory can be limited, and it ends with its parent"
+        return Check(name="python", status=Status.WARNING, message=text, fix=fix)
+    return Check(name="python", status=Status.OK, message=text)
+
+
+def _torch() -> Check:
+    version = package_version("torch")
+    if version == "absent":
+        return Check(name="torch", status=Status.PROBLEM, message="torch is not installed", fix="pip install torch")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_TORCH:
+        return Check(name="torch", status=Status.PROBLEM, message=version, fix="pip install 'torch>=2.11'")
+    return Check(name="torch", status=Status.OK, message=version)
+
+
+def _device() -> tuple[dict[str, Any], Check]:
+    """What torch itself says, in a process that may fail."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "worker.log"
+        worker = WorkerProcess(log)
+        try:
+            answer = worker.ask(
+                {"kind": "facts", "device": "auto"},
+                on_progress=lambda message: None,
+                time_limit_s=lambda stage: IMPORT_LIMIT_S,
+                resident_limit_bytes=None,
+            )
+        finally:
+            worker.close()
+    reason = answer.reason if isinstance(answer, Failure) else str(answer.get("reason", ""))
+    if isinstance(answer, Failure) or "device" not in answer:
+        return {}, Check(
+            name="device",
+            status=Status.PROBLEM,
+            message=f"torch does not start: {reason}",
+            fix="python -c 'import torch'",
+        )
+    return answer, _device_line(answer)
+
+
+def _device_line(facts: dict[str, Any]) -> Check:
+    text = f"{facts['device']}, {facts['device_name']}, capability {facts['capability']}"
+    total, free = facts["total_memory_bytes"], facts["free_memory_bytes"]
+    if str(facts["device"]).startswith("cpu"):
+        named = accelerator_name()
+        if named:
+            fix = "install torch's CUDA build, and look at CUDA_VISIBLE_DEVICES"
+            return Check(name="device", status=Status.WARNING, message=f"cpu, although there is {named}", fix=fix)
+        return Check(name="device", status=Status.OK, message=text)
+    text += f", {format_bytes(free)} of {format_bytes(total)} free"
+    if total and free is not None and free < 0.9 * total:
+        return Check(name="device", status=Status.WARNING, message=text, fix="nvidia-smi shows who uses the device")
+    peak = find_device(str(facts["device_name"]))
+    text += "" if peak else "; its peak is not in the table: no MFU is shown"
+    return Check(name="device", status=Status.OK, message=text)
+
+
+def _driver(facts: dict[str, Any]) -> Iterator[Check]:
+    version = Path("/proc/driver/nvidia/version")
+    if not version.exists():
+        return
+    match = re.search(r"\d+\.\d+(\.\d+)?", version.read_text())
+    reasons = throttle_reasons()
+    text = match[0] if match else "unknown version"
+    if reasons:
+        message = f"{text}; the clocks are held down: {reasons}"
+        yield Check(name="driver", status=Status.WARNING, message=message, fix="nvidia-smi -q -d PERFORMANCE")
+    else:
+        yield Check(name="driver", status=Status.OK, message=text)
+
+
+def _compilers(facts: dict[str, Any]) -> Iterator[Check]:
+    """The CPU's code is compiled by a C++ compiler with OpenMP; a GPU's by Triton, whose launcher needs one in C."""
+    on_cuda = str(facts.get("device", "")).startswith("cuda")
+    if on_cuda:
+        version = package_version("triton")
+        status = Status.PROBLEM if version == "absent" else Status.OK
+        yield Check(name="triton", status=status, message=version, fix="pip install triton" if status != "ok" else "")
+    wanted = [os.environ[name] for name in ("CXX",) if os.environ.get(name)] or ["g++", "clang++"]
+    found = next((path for path in map(shutil.which, wanted) if path), None)
+    if found is None:
+        message = f"none of {', '.join(wanted)} is on PATH: torch.compile cannot build for the CPU"
+        status = Status.WARNING if on_cuda else Status.PROBLEM
+        yield Check(name="compiler", status=status, message=message, fix="apt install g++")
+        return
+    yield _openmp(found)
+
+
+def _openmp(compiler: str) -> Check:
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "probe.cpp"), Path(folder, "probe")
+        source.write_text(_OPENMP)
+        command = [compiler, "-fopenmp", str(source), "-o", str(program)]
+        try:
+            version = _output([compiler, "-dumpversion"])
+            _output(command)
+            threads = _output([str(program)])
+        except (OSError, subprocess.SubprocessError) as error:
+            told = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            message = f"{compiler} cannot build with OpenMP: {told[0] if told else 'no reason given'}"
+            return Check(name="compiler", status=Status.PROBLEM, message=message, fix="apt install g++ libgomp1")
+    return Check(name="compiler", status=Status.OK, message=f"{compiler} {version}, OpenMP with {threads} threads")
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+def _memory() -> Check:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = available_memory_bytes()
+    text = f"{format_bytes(available)} of {format_bytes(total)} available{_cgroup_limit()}"
+    if available < LITTLE_MEMORY_BYTES:
+        return Check(name="memory", status=Status.WARNING, message=text, fix="end other programs, or raise the limit")
+    return Check(name="memory", status=Status.OK, message=text)
+
+
+def _cgroup_limit() -> str:
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+    except OSError:
+        return ""  # no cgroup v2: the kernel's own figure is all there is
+    return f", cgroup limit {format_bytes(int(limit))}" if limit.isdecimal() else ", no cgroup limit"
+
+
+def _threads(facts: dict[str, Any]) -> Iterator[Check]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    used = int(facts.get("num_threads") or 0)
+    quota = _processor_quota()
+    text = f"{usable} processors may be used" + (f", torch uses {used}" if used else "")
+    if quota is not None and quota < usable:
+        fix = f"export OMP_NUM_THREADS={max(1, int(quota))}"
+        message = f"{text}, but the cgroup allows the time of {quota:g}"
+        status = Status.WARNING if (used or usable) > quota else Status.OK
+        yield Check(name="threads", status=status, message=message, fix=fix if status is Status.WARNING else "")
+    elif used > usable:
+        fix = f"export OMP_NUM_THREADS={usable}"
+        yield Check(name="threads", status=Status.WARNING, message=text, fix=fix)
+    else:
+        yield Check(name="threads", status=Status.OK, message=text)
+
+
+def _processor_quota() -> float | None:
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None  # no cgroup v2, or a form that is not known: no quota is said
+
+
+def _cache() -> Check:
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    path = Path(named) if named else Path(tempfile.gettempdir()) / f"torchinductor_{getuser()}"
+    fix = "export TORCHINDUCTOR_CACHE_DIR=<a folder with room>"
+    return _room("cache", path, fix)
+
+
+def _folder() -> Check:
+    return _room("run folder", Path.cwd(), "run in, or name with --model-dir, a folder with room")
+
+
+def _room(name: str, path: Path, fix: str) -> Check:
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        message = f"{existing} cannot be written: {error.strerror}"
+        return Check(name=name, status=Status.PROBLEM, message=message, fix=fix)
+    free = shutil.disk_usage(existing).free
+    text = f"{path}, {format_bytes(free)} free"
+    if free < LITTLE_DISK_BYTES:
+        return Check(name=name, status=Status.WARNING, message=text, fix=fix)
+    return Check(name=name, status=Status.OK, message=text)
+
+
+def _noise(seconds: float, work: Callable[[], object] = lambda: hashlib.sha256(_WORK).digest()) -> Check:
+    """Equal work, timed over and over on one processor: its spread is noise."""
+    tenants = Tenants(os.getpid())
+    tenants.start()
+    times_s: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        began = time.perf_counter()
+        work()
+        times_s.append(time.perf_counter() - began)
+    share = tenants.others_share()
+    logs = np.log(times_s)
+    spread = float(1.4826 * np.median(np.abs(logs - np.median(logs))))
+    slow = float(np.quantile(times_s, 0.95) / np.median(times_s) - 1.0)
+    text = (
+        f"equal work varies by {spread:.1%}, one time in twenty is {1 + slow:.2f}x or more; others use {share:.0%} of "
+        f"the processors ({len(times_s)} times in {format_seconds(seconds)})"
+    )
+    if spread <= QUIET and slow <= NOISY and share <= BUSY_SHARE:
+        return Check(name="noise", status=Status.OK, message=text)
+    fix = "end other programs, fix the clock (cpupower frequency-set -g performance), or use explore.effort: thorough"
+    return Check(name="noise", status=Status.WARNING, message=text, fix=fix)
+
+
+def _job(config: Config, facts: dict[str, Any]) -> Iterator[Check]:
+    """Whether the job builds and can be traced; if it cannot be traced, whether one eager pass runs."""
+    for text in config.warnings:
+        yield Check(name="config", status=Status.WARNING, message=text)
+    job: Job = config.on_device(str(facts["device"]) if config.job.device == "auto" else config.job.device).job
+    with tempfile.TemporaryDirectory() as folder:
+        traced = trace_in_worker(job, Path(folder), lambda message: None)
+        if not isinstance(traced, str):
+            message = f"builds and traces in {format_seconds(traced.trace_s)}: {traced.num_parameters:,} parameters"
+            yield Check(name="job", status=Status.OK, message=message)
+            return
+        run = probe_once(config, micro_batch_size=config.minimum, compilation="eager", model_dir=folder)
+    if run.is_measured:
+        message = f"builds and runs, but cannot be traced: {traced}"
+        fix = "explore works without a trace; only memory is found out by trying"
+        yield Check(name="job", status=Status.WARNING, message=message, fix=fix)
+    else:
+        fix = f"bexplore probe {config.path} --micro-batch-size {config.minimum} --compilation eager"
+        message = f"does not run at size {config.minimum}: {run.outcome.value.replace('_', ' ')}: {run.reason}"
+        yield Check(name="job", status=Status.PROBLEM, message=message, fix=fix)
