@@ -6,15 +6,17 @@ STAMP := $(VENV)/.installed
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help setup explore test check bench bench-search bench-trace clean dist
+.PHONY: help setup explore test check guard bench bench-search bench-trace bench-guard clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
 	@echo "make test          run the tests"
 	@echo "make check         lint, format and types"
+	@echo "make guard         compare the exact facts of a tiny job with their committed baseline"
 	@echo "make bench         all benchmarks below, ARGS=--quick for short ones"
 	@echo "make bench-search  the search, replayed and simulated"
 	@echo "make bench-trace   the trace against the allocator"
+	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
 	@echo "make dist          build the wheel"
 	@echo "make clean         remove $(VENV) and everything that was built"
 
@@ -37,13 +39,19 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-search bench-trace
+guard: $(STAMP)
+	$(BIN)/bexplore guard configs/guard_tiny.yaml --baseline configs/guard_tiny.json --facts portable $(ARGS)
+
+bench: bench-search bench-trace bench-guard
 
 bench-search: $(STAMP)
 	$(BIN)/python -m benchmarks.search $(ARGS)
 
 bench-trace: $(STAMP)
 	$(BIN)/python -m benchmarks.trace $(ARGS)
+
+bench-guard: $(STAMP)
+	$(BIN)/python -m benchmarks.guard $(ARGS)
 
 dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

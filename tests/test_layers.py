@@ -20,6 +20,7 @@ ORDER = [
     "batching",
     "probe",
     "job",
+    "facts",
     "logs",
     "yaml_reader",
     "yaml_writer",
@@ -33,12 +34,14 @@ ORDER = [
     "boundary",
     "curves",
     "posterior",
+    "band",
     "recommendation",
     "costs",
     "acquisition",
     "policy",
     "storage",
     "study",
+    "noise",
     "sampler",
     "explorer",
     "table",
@@ -54,9 +57,11 @@ ORDER = [
     "single",
     "apply",
     "doctor",
+    "guard",
     "sinks",
     "report",
     "cli",
+    "pytest_plugin",
     "__main__",
 ]
 
@@ -73,6 +78,7 @@ DOORS = {
     "psutil": {"engine"},
     "structlog": {"logs", "exploration", "report"},
     "transformers": {"workloads"},
+    "pytest": {"pytest_plugin"},
 }
 
 

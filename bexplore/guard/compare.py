@@ -24,6 +24,7 @@ class Unit(StrEnum):
     COUNT = "count"
     BYTES = "bytes"
     FLOPS = "flops"
+    SAMPLES = "samples"  # follows from bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,8 @@ class Rule:
 
     @property
     def tolerance(self) -> float:
-        """Relative difference that counts as none."""
-        return 0.0 if self.unit is Unit.COUNT else BYTES_AND_FLOPS_TOLERANCE
+        """Relative difference that counts as none: 0 for counts."""
+        return BYTES_AND_FLOPS_TOLERANCE if self.unit in (Unit.BYTES, Unit.FLOPS, Unit.SAMPLES) else 0.0
 
 
 RULES = (
@@ -88,6 +89,7 @@ LARGEST_SIZE = Rule(
     name="max_micro_batch_size",
     title="largest size that fits the budget",
     tier=Tier.SAME_TOOLCHAIN,
+    unit=Unit.SAMPLES,
     more_is_worse=False,
 )
 
@@ -184,7 +186,7 @@ def _compared(
     where = ""
     if status is not Status.SAME and rule.items:
         details, where = _item_changes(getattr(before, rule.items), getattr(after, rule.items), rule)
-    if status is not Status.SAME and len(old) == len(new) and rule.unit is not Unit.COUNT:
+    if status is not Status.SAME and len(old) == len(new) and rule.tolerance:
         new_text = f"{new_text} ({_change(old, new)})"
     return Finding(
         name=rule.name,

@@ -84,10 +84,10 @@ def update_baseline(config: Config, options: GuardOptions) -> Baseline:
             f"nothing could be found out of this program: {'; '.join(facts.problems)}",
             hint="correct it first; a baseline of nothing would let everything pass",
         )
-    times = ()
+    times: size_times.Times = ()
     if recommended is not None and looking.tiers & TIMES:
         times = time_sizes(observed, looking, _sizes(observed, recommended, base))
-    baseline = dataclasses.replace(observed.snapshot, times=times)
+    baseline = dataclasses.replace(observed.snapshot, times=tuple(map(tuple, times)))
     write_baseline(options.baseline_path, baseline)
     return baseline
 
@@ -131,7 +131,9 @@ def _guarded(
 
 
 def _against_baseline(before: Baseline, now: Observed, looking: Looking, options: GuardOptions) -> Report:
-    changes = _differences(before.toolchain, now.snapshot.toolchain, sorted(before.toolchain | now.snapshot.toolchain))
+    changes = _differences(
+        before.toolchain, now.snapshot.toolchain, sorted({*before.toolchain, *now.snapshot.toolchain})
+    )
     exact = _exact(before, now.snapshot, options.tiers, _why_not(before, now.snapshot, changes))
     times = _baseline_times(before, now, looking, options, changes)
     advice = []
@@ -183,7 +185,10 @@ def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: M
             micro_batch_size=after.recommended_micro_batch_size,
             memory_budget_bytes=after.memory_budget_bytes,
         )
-        findings += comparison.findings
+        # one program that cannot be traced is told once, though facts of both tiers are missing
+        findings += [
+            one for one in comparison.findings if (one.name, one.details) not in {(f.name, f.details) for f in findings}
+        ]
         missing += comparison.not_compared
     return _Part(findings=tuple(findings), not_compared=tuple(missing))
 
@@ -218,7 +223,7 @@ def _baseline_times(
         looking.say("measuring again before it is reported")
         again = time_sizes(now, looking, sizes)
         findings = _confirmed(judged((*times, *again)), judged(again))
-    advice = ()
+    advice: tuple[str, ...] = ()
     if any(one.status is Status.UNSURE for one in findings):
         share = tenants.others_share()
         busy = f"; other processes used {share:.0%} of the processors" if share > 0.05 else ""
