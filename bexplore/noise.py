@@ -1,0 +1,60 @@
+"""What a reader must know of the noise before believing the numbers: evidence and advice, never a silent guess."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from bexplore.evidence import Evidence
+
+MIN_DRIFT_PROBES = 3  # probes between the first and the last measurement of the base that make it a drift
+
+
+def noise_warnings(evidence: Sequence[Evidence], *, base: int, tolerance: float) -> tuple[str, ...]:
+    """Say where repeated probes disagree by more than the tolerance, and where the base has moved.
+
+    Args:
+        evidence: Every finished probe, in order.
+        base: The smallest candidate.
+        tolerance: Two sizes within this share of each other are as good as each other.
+    """
+    measured = [(number, item) for number, item in enumerate(evidence) if item.is_measured]
+    found = []
+    spread = _spread(measured)
+    if spread is not None and spread[1] > tolerance:
+        size, share, count = spread
+        found.append(
+            f"the machine is noisy: {count} probes of micro-batch size {size} differ by {100 * share:.1f} %, more than "
+            f"the tolerance of {100 * tolerance:g} %; stop other work on it, or accept a lower confidence"
+        )
+    drift = _drift(measured, base)
+    if drift is not None and abs(drift) > tolerance:
+        found.append(
+            f"the machine drifts: the base, micro-batch size {base}, was {100 * abs(drift):.1f} % "
+            f"{'faster' if drift > 0 else 'slower'} when it was measured again; check clocks and temperature"
+        )
+    return tuple(found)
+
+
+def _spread(measured: Sequence[tuple[int, Evidence]]) -> tuple[int, float, int] | None:
+    """The size whose repeated probes differ most: size, largest over smallest less one, probes."""
+    groups: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for _, item in measured:
+        groups[item.micro_batch_size, item.compilation.value].append(item.log_throughput)
+    repeated = {key: values for key, values in groups.items() if len(values) > 1}
+    if not repeated:
+        return None
+    (size, _), values = max(repeated.items(), key=lambda pair: float(np.ptp(pair[1])))
+    return size, math.expm1(float(np.ptp(values))), len(values)
+
+
+def _drift(measured: Sequence[tuple[int, Evidence]], base: int) -> float | None:
+    """Change of the base's samples/s from its first to its last measurement, as a share."""
+    own = [(number, item) for number, item in measured if item.micro_batch_size == base]
+    own = [(number, item) for number, item in own if item.compilation is own[0][1].compilation]
+    if len(own) < 2 or own[-1][0] - own[0][0] < MIN_DRIFT_PROBES:
+        return None
+    return math.expm1(own[-1][1].log_throughput - own[0][1].log_throughput)
