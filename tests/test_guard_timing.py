@@ -1,0 +1,189 @@
+"""The statistics of the guard: intervals, the decision, and how it behaves over many runs with known truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bexplore.guard.statistics import Judgement, Ratio, judge, ratio_of, unpaired_ratio, workers_needed
+from bexplore.guard.timing import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    PAIRS_PER_STAGE,
+    Block,
+    Round,
+    block_length,
+    decide,
+    num_rounds,
+    run_pair,
+)
+
+
+def block(wall_s: float, cpu_s: float | None = None, loss: float = 1.0) -> Block:
+    return Block(pass_times_s=(wall_s,) * 3, cpu_time_s=3 * (wall_s if cpu_s is None else cpu_s), loss=loss)
+
+
+def machine(
+    ratio: float, *, cpu_ratio: float | None = None, worker_sd: float = 0.004, pass_sd: float = 0.01, seed: int = 0
+) -> Callable[[int], list[list[Round]]]:
+    """A simulated machine: each pair of workers has its own luck, and each block its noise."""
+    rng = np.random.default_rng(seed)
+
+    def measure(num_pairs: int) -> list[list[Round]]:
+        pairs = []
+        for _ in range(num_pairs):
+            luck = ratio * math.exp(rng.normal(0, worker_sd))
+
+            def blocks(factor: float, cpu_factor: float) -> tuple[Block, Block]:
+                noise = np.exp(rng.normal(0, pass_sd, 2))
+                first, second = (block(0.01 * factor * n, 0.01 * cpu_factor * n) for n in noise)
+                return first, second
+
+            cpu_luck = luck if cpu_ratio is None else cpu_ratio
+            pairs.append([Round(reference=blocks(1, 1), candidate=blocks(luck, cpu_luck)) for _ in range(8)])
+        return pairs
+
+    return measure
+
+
+def test_an_interval_of_workers_that_agree_is_narrow_and_holds_the_truth():
+    ratio = ratio_of([[0.01, 0.012, 0.011], [0.009, 0.01, 0.011], [0.012, 0.01, 0.009]])
+
+    assert ratio.low < math.exp(0.0105) < ratio.high
+    assert ratio.high - ratio.low < 0.02
+
+
+def test_one_worker_alone_proves_nothing():
+    assert judge(ratio_of([[0.2, 0.2, 0.2]])) is Judgement.UNSURE
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(300):
+        groups = [rng.normal(rng.normal(0.05, 0.01), 0.01, 8) for _ in range(4)]
+        ratio = ratio_of(groups)
+        covered += ratio.low <= math.exp(0.05) <= ratio.high
+    assert covered >= 0.93 * 300
+
+
+def test_the_same_values_give_the_same_interval():
+    values = [[0.01, 0.02], [0.0, 0.03], [0.02, 0.01]]
+    assert ratio_of(values) == ratio_of(values)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "judgement"),
+    [
+        (1.031, 1.09, Judgement.SLOWER),
+        (1.02, 1.09, Judgement.UNSURE),
+        (0.98, 1.02, Judgement.SAME),
+        (0.90, 0.96, Judgement.FASTER),
+        (0.90, 0.98, Judgement.UNSURE),
+        (math.nan, math.nan, Judgement.SLOWER),
+    ],
+)
+def test_only_a_whole_interval_beyond_the_tolerance_counts_and_nan_is_slower(low, high, judgement):
+    value = math.sqrt(low * high)
+    assert judge(Ratio(value=value, low=low, high=high, num_workers=4, num_rounds=32)) is judgement
+
+
+def test_an_unsure_ratio_says_how_many_workers_it_needs_or_that_none_would_do():
+    far = Ratio(value=1.06, low=1.01, high=1.11, num_workers=4, num_rounds=32)
+    on_the_edge = Ratio(value=1.0301, low=1.0, high=1.06, num_workers=4, num_rounds=32)
+
+    assert 4 < (workers_needed(far) or 0) < 40
+    assert workers_needed(on_the_edge) is None
+
+
+def test_sides_that_did_not_run_side_by_side_have_an_interval_too():
+    ratio = unpaired_ratio([0.0, 0.01, -0.01], [0.10, 0.11, 0.09])
+
+    assert ratio.low < math.exp(0.1) < ratio.high
+    assert judge(ratio) is Judgement.SLOWER
+
+
+def test_equal_programs_are_the_same_after_one_stage():
+    decision = decide(machine(1.0))
+
+    assert decision.judgement is Judgement.SAME
+    assert len(decision.stages) == 1
+
+
+@pytest.mark.parametrize(("ratio", "judgement"), [(1.10, Judgement.SLOWER), (0.90, Judgement.FASTER)])
+def test_a_difference_is_measured_again_before_it_is_said(ratio, judgement):
+    decision = decide(machine(ratio))
+
+    assert decision.judgement is judgement
+    assert len(decision.stages) == 2
+    assert decision.wall.num_workers == 2 * PAIRS_PER_STAGE
+
+
+def test_a_suspicion_that_a_second_measurement_does_not_share_is_unsure():
+    first, second = machine(1.4), machine(1.0)
+    stages = iter([first, second])
+
+    decision = decide(lambda num_pairs: next(stages)(num_pairs))
+
+    assert decision.judgement is Judgement.UNSURE
+
+
+def test_noise_gives_unsure_and_what_would_help():
+    decision = decide(machine(1.0, worker_sd=0.08))
+
+    assert decision.judgement is Judgement.UNSURE
+    assert "pairs of workers" in decision.advice or "tolerance" in decision.advice
+
+
+def test_waiting_while_others_run_is_unsure_and_waiting_alone_is_slower():
+    busy = decide(machine(1.1, cpu_ratio=1.0), others_share=lambda: 0.4)
+    quiet = decide(machine(1.1, cpu_ratio=1.0), others_share=lambda: 0.0)
+
+    assert (busy.judgement, quiet.judgement) == (Judgement.UNSURE, Judgement.SLOWER)
+    assert "waiting" in quiet.reason
+    assert "quiet machine" in busy.advice
+
+
+def test_a_loss_that_is_not_a_number_is_slower():
+    bad = Round(reference=(block(0.01), block(0.01)), candidate=(block(0.01), block(0.01, loss=math.nan)))
+
+    assert decide(lambda num_pairs: [[bad]] * num_pairs).judgement is Judgement.SLOWER
+
+
+def test_nothing_measured_is_never_the_same():
+    assert decide(lambda num_pairs: []).judgement is Judgement.SLOWER
+
+
+def test_over_many_runs_there_are_no_false_alarms_and_slow_downs_are_found():
+    alarms = sum(decide(machine(1.0, seed=seed)).judgement is Judgement.SLOWER for seed in range(60))
+    found = sum(decide(machine(1.1, seed=seed)).judgement is Judgement.SLOWER for seed in range(60))
+    improvements = sum(decide(machine(1.05, seed=seed)).judgement is Judgement.FASTER for seed in range(60))
+
+    assert (alarms, improvements) == (0, 0)
+    assert found >= 59
+
+
+def test_a_pair_takes_turns_so_that_drift_falls_on_both():
+    clock = iter(range(1, 1000))
+    order = []
+
+    def side(name: str) -> Callable[[int], Block]:
+        def run(num_passes: int) -> Block:
+            order.append(name)
+            return block(1.0 + 0.001 * next(clock))
+
+        return run
+
+    rounds = run_pair(side("A"), side("B"), pass_time_s=1.0)
+
+    assert "".join(order[:4]) == "ABBA"
+    assert all(abs(one.log_wall_ratio) < 1e-6 for one in rounds)
+
+
+def test_turns_are_short_and_bounded_whatever_a_pass_takes():
+    assert block_length(1e-6) == 200
+    assert block_length(10.0) == 1
+    assert all(MIN_ROUNDS <= num_rounds(seconds) <= MAX_ROUNDS for seconds in (1e-5, 1e-3, 0.1, 10.0))
