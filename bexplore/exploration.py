@@ -20,6 +20,7 @@ from bexplore.config import Config
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, resolve_budget
 from bexplore.engine.machine import accelerator_name, package_version, processor_name
+from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import trace_in_worker
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
@@ -154,6 +155,7 @@ class _Exploration:
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
             runner.budget_bytes = budget.budget_bytes
+            runner.limits = self._stage_limits(cost_model)
             yield self._traced(cost_model, reason, budget)
             result = None
             for event in self._search(runner, run, cost_model, budget):
@@ -195,6 +197,12 @@ class _Exploration:
         return resolve_budget(
             self.config.explore, facts, num_replicas=self.config.num_replicas, gradient_bytes=gradient_bytes
         )
+
+    def _stage_limits(self, cost_model: CostModel | None) -> StageLimits:
+        limits = StageLimits(flops_per_sample=cost_model.hardware_flops_per_sample if cost_model else None)
+        for observation in self.known:
+            limits.learn(observation)
+        return limits
 
     def _traced(self, cost_model: CostModel | None, reason: str, budget: MemoryBudget) -> Traced:
         record = None

@@ -60,6 +60,11 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
     )
 
 
+def num_alloc_retries(device: torch.device) -> int:
+    """How often the caching allocator has had to free its cache and try again so far; 0 where it keeps no account."""
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0
+
+
 def storage_bytes(trees: Iterable[Any]) -> int:
     """Bytes of all distinct storages in the pytrees."""
     storages: dict[int, int] = {}

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Growth beside the tensors that a step is allowed: thread stacks, allocator arenas, a library's scratch. Bytes.
-STEP_OVERHEAD_BYTES = 192 * 2**20
+# Growth beside the tensors that a step is allowed (thread stacks, allocator arenas, a library's scratch): this share of
+# the budget, within bounds. Bytes.
+STEP_OVERHEAD_SHARE = 0.04
+STEP_OVERHEAD_BYTES = (64 * 2**20, 192 * 2**20)
+# Growth beside the weights while the job is built: what the user's modules import and load. Bytes.
+BUILD_OVERHEAD_BYTES = 4 * 2**30
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,33 +43,56 @@ class DataLimit:
     def __init__(self, budget_bytes: int | None) -> None:
         self._budget_bytes = budget_bytes
         self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        self._active = False
-        self._live_bytes = 0
+        self._ceiling_bytes: int | None = None  # of RLIMIT_DATA while steps run
+        self._lifted_at_bytes: int | None = None
 
     @contextmanager
     def around_steps(self, live_bytes: int) -> Iterator[None]:
         """Limit what the block may add to the `live_bytes` of tensors that exist already."""
-        if self._budget_bytes is None or not _data_bytes():
+        room, held = self.room_bytes(live_bytes), _data_bytes()
+        if room is None or not held:
             yield
             return
-        self._live_bytes = live_bytes
-        self._active = True
-        self.lower()
+        self._ceiling_bytes = held + room
+        self._set(self._ceiling_bytes)
         try:
             yield
         finally:
-            self._active = False
-            self.lift()
+            self._ceiling_bytes = self._lifted_at_bytes = None
+            self._set(self._hard)
+
+    @contextmanager
+    def around_building(self) -> Iterator[None]:
+        """Limit what the block may add: weights beyond the budget are refused instead of filling the host."""
+        if self._budget_bytes is None or not _data_bytes():
+            yield
+            return
+        self._set(_data_bytes() + self._budget_bytes + BUILD_OVERHEAD_BYTES)
+        try:
+            yield
+        finally:
+            self._set(self._hard)
+
+    def room_bytes(self, live_bytes: int) -> int | None:
+        """What steps may add to the `live_bytes` of tensors that exist already; None for no limit."""
+        if self._budget_bytes is None:
+            return None
+        smallest, largest = STEP_OVERHEAD_BYTES
+        overhead = min(max(smallest, int(STEP_OVERHEAD_SHARE * self._budget_bytes)), largest)
+        return max(0, self._budget_bytes - live_bytes) + overhead
 
     def lift(self) -> None:
-        """Allow everything again: the compiler's own memory is not the job's."""
-        self._set(self._hard)
+        """Allow everything again while the compiler works: its own memory is not the job's."""
+        if self._ceiling_bytes is not None:
+            self._lifted_at_bytes = _data_bytes()
+            self._set(self._hard)
 
     def lower(self) -> None:
-        """Take the limit up again, measured from where the process stands now."""
-        if self._active and self._budget_bytes is not None:
-            room = max(0, self._budget_bytes - self._live_bytes) + STEP_OVERHEAD_BYTES
-            self._set(_data_bytes() + room)
+        """Take the limit up again, higher by what the compiler keeps; the tensors of the step so far still count."""
+        if self._ceiling_bytes is not None and self._lifted_at_bytes is not None:
+            self._ceiling_bytes += max(0, _data_bytes() - self._lifted_at_bytes)
+            self._lifted_at_bytes = None
+            self._set(self._ceiling_bytes)
 
     def _set(self, soft: int) -> None:
         if self._hard != resource.RLIM_INFINITY:

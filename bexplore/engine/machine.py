@@ -33,14 +33,6 @@ def oom_kills() -> int:
     return in_group + _statistic(Path("/proc/vmstat"), "oom_kill")
 
 
-def resident_bytes(pid: int) -> int:
-    """Resident memory of one process; 0 if it is gone."""
-    try:
-        return psutil.Process(pid).memory_info().rss
-    except psutil.Error:
-        return 0
-
-
 def package_version(name: str) -> str:
     """Version of an installed package, without importing it; `absent` if it is not installed."""
     try:

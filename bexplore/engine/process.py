@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
 import signal
 import socket
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,9 +19,12 @@ from typing import Any
 
 import psutil
 
+from bexplore.engine import guardian
 from bexplore.engine.channel import receive, send
 from bexplore.engine.failures import Failure, classify_exit
-from bexplore.engine.machine import oom_kills, resident_bytes
+from bexplore.engine.machine import oom_kills
+from bexplore.engine.memory_watch import MemoryWatch
+from bexplore.errors import EngineError
 from bexplore.probe import Outcome
 
 POLL_S = 0.05
@@ -30,6 +36,8 @@ TAIL_BYTES = 4096
 _waiting = threading.local()
 
 Progress = Callable[[dict[str, Any]], None]
+
+_numbers = itertools.count()
 
 
 def is_waiting() -> bool:
@@ -46,21 +54,24 @@ class WorkerProcess:
     """
 
     def __init__(self, log_path: Path, *, environment: Mapping[str, str] | None = None) -> None:
+        # The dot ends the number: marks are compared by how they begin.
+        self._mark = f"{_Guardian.mark()}-{next(_numbers)}."
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
-        self._log = _BoundedLog(log_path)
-        # Must be the main thread: the kernel ends the worker when the thread that started it ends.
-        self._process = subprocess.Popen(
-            # -P: a file in the working folder that is called like a standard module must not be imported.
-            [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env=os.environ | dict(environment or {}),
-        )
-        theirs.close()
+        try:
+            self._log = _BoundedLog(log_path)
+            # Must be the main thread: the kernel ends the worker when the thread that started it ends.
+            self._process = _popen(
+                # -P: a file in the working folder that is called like a standard module must not be imported.
+                [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | dict(environment or {}) | {guardian.VARIABLE: self._mark},
+            )
+        finally:
+            theirs.close()
         self._oom_kills_before = oom_kills()
         self._log.follow(self._process.stdout)
 
@@ -81,6 +92,7 @@ class WorkerProcess:
         on_progress: Progress,
         time_limit_s: Callable[[str], float | None],
         resident_limit_bytes: int | None,
+        total_limit_s: float | None = None,
     ) -> dict[str, Any] | Failure:
         """Send a request and wait for its answer.
 
@@ -89,50 +101,51 @@ class WorkerProcess:
             on_progress: Called with each progress message.
             time_limit_s: Stage name -> seconds that it may take; None for no limit.
             resident_limit_bytes: Resident memory beyond which the worker is ended; None for no limit.
+            total_limit_s: Seconds that the whole answer may take; None for no limit.
 
         Returns:
             The worker's answer, or how it ended without one.
         """
         _waiting.now = True
         try:
-            return self._converse(request, on_progress, time_limit_s, resident_limit_bytes)
+            watch = MemoryWatch(self.pid, resident_limit_bytes)
+            return self._converse(request, on_progress, _Patience(time_limit_s, total_limit_s), watch)
         finally:
             _waiting.now = False
 
     def _converse(
-        self,
-        request: dict[str, Any],
-        on_progress: Progress,
-        time_limit_s: Callable[[str], float | None],
-        resident_limit_bytes: int | None,
+        self, request: dict[str, Any], on_progress: Progress, patience: _Patience, watch: MemoryWatch
     ) -> dict[str, Any] | Failure:
         try:
             send(self._connection, request)
         except OSError:
             return self._ended()
-        stage, stage_began = "start", time.monotonic()
+        checked_s = time.monotonic()
         while True:
             try:
                 if self._connection.poll(POLL_S):
                     message = receive(self._connection)
                     if message.get("kind") == "answer":
                         return message
-                    if message.get("stage") or "pass_time_s" in message:
-                        stage, stage_began = str(message.get("stage") or stage), time.monotonic()
+                    patience.heard(message)
+                    if message.get("room_bytes") is not None:
+                        watch.allow(int(message["room_bytes"]))
                     on_progress(message)
-                    continue
+                elif self._process.poll() is not None and not self._connection.poll(0):
+                    return self._ended()  # a child of the worker may still hold the other end of the pipe open
             except (EOFError, OSError):
                 return self._ended()
             except ValueError as error:
                 return Failure(outcome=Outcome.CRASHED, reason=f"the worker sent what is not a message: {error}")
-            limit_s = time_limit_s(stage)
-            if limit_s is not None and time.monotonic() - stage_began > limit_s:
-                return Failure(outcome=Outcome.TIMED_OUT, reason=f"no progress in stage '{stage}' for {limit_s:.0f} s")
-            if resident_limit_bytes is not None and resident_bytes(self.pid) > resident_limit_bytes:
-                limit_mib = resident_limit_bytes / 2**20
-                return Failure(
-                    outcome=Outcome.OUT_OF_MEMORY, reason=f"the worker's resident memory passed {limit_mib:.0f} MiB"
-                )
+            if time.monotonic() - checked_s < POLL_S:
+                continue
+            checked_s = time.monotonic()
+            reason = patience.lost()
+            if reason:
+                return Failure(outcome=Outcome.TIMED_OUT, reason=reason)
+            reason = watch.violation()
+            if reason:
+                return Failure(outcome=Outcome.OUT_OF_MEMORY, reason=reason)
 
     def close(self) -> None:
         """End the worker and everything that it started; safe to call twice."""
@@ -140,11 +153,12 @@ class WorkerProcess:
         self._connection.close()
         _kill_group(self.pid)
         for process in descendants:
-            # Compiler pools start sessions of their own, so that the group's signal does not reach them.
             try:
                 process.kill()
             except psutil.Error:
                 pass  # ended meanwhile
+        # Compiler pools start sessions of their own, and are nobody's descendants once the worker is dead.
+        guardian.end_marked(self._mark)
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -167,6 +181,76 @@ class WorkerProcess:
         )
 
 
+class _Patience:
+    """How long a worker may take: each stage, silence included, and all of them together."""
+
+    def __init__(self, stage_limit_s: Callable[[str], float | None], total_limit_s: float | None) -> None:
+        self._stage_limit_s, self._total_limit_s = stage_limit_s, total_limit_s
+        self._stage = "start"
+        self._began_s = self._heard_s = time.monotonic()
+
+    def heard(self, message: Mapping[str, Any]) -> None:
+        """A stage begins, or a pass of it is done."""
+        if message.get("stage") or "pass_time_s" in message:
+            self._stage, self._heard_s = str(message.get("stage") or self._stage), time.monotonic()
+
+    def lost(self) -> str:
+        """Why it is lost; empty while it is not."""
+        now, limit_s = time.monotonic(), self._stage_limit_s(self._stage)
+        if limit_s is not None and now - self._heard_s > limit_s:
+            return f"no progress in stage '{self._stage}' for {limit_s:.0f} s"
+        if self._total_limit_s is not None and now - self._began_s > self._total_limit_s:
+            return f"not done after {self._total_limit_s:.0f} s, now in stage '{self._stage}'"
+        return ""
+
+
+class _Guardian:
+    """The one program that ends this process's workers, and all that they started, if this process is killed."""
+
+    _mark: str | None = None
+    _lock = threading.Lock()
+
+    @classmethod
+    def mark(cls) -> str:
+        """This process's mark; the guardian is started with the first call, and again in a process that was forked."""
+        with cls._lock:
+            owner = f"{os.getpid()}"
+            if cls._mark is None or not cls._mark.startswith(f"{owner}."):
+                mark = f"{owner}.{uuid.uuid4().hex}"
+                process = _popen(
+                    [sys.executable, "-I", "-S", guardian.__file__, mark],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+                atexit.register(cls._dismiss, mark, process)
+                cls._mark = mark
+            return cls._mark
+
+    @staticmethod
+    def _dismiss(mark: str, process: subprocess.Popen[bytes]) -> None:
+        """End what was not closed; then there is nothing left to guard."""
+        if mark.startswith(f"{os.getpid()}."):
+            guardian.end_marked(mark)
+            process.kill()
+            process.wait()
+
+
+def _popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own.
+
+    Raises:
+        EngineError: The system has no room for one more.
+    """
+    try:
+        return subprocess.Popen(command, start_new_session=True, **options)
+    except OSError as error:
+        raise EngineError(
+            f"cannot start {Path(command[0]).name}: {error.strerror}",
+            hint="end other programs or raise the limits of processes and memory, then run the same command again",
+        ) from error
+
+
 def _kill_group(group: int) -> None:
     try:
         os.killpg(group, signal.SIGKILL)
@@ -178,8 +262,14 @@ class _BoundedLog:
     """Drains a pipe for ever, writes its first bytes to a file and remembers the last ones."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise EngineError(
+                f"cannot write the worker's log {path}: {error.strerror}",
+                hint="make room or make the folder writable, then run the same command again: it goes on from here",
+            ) from error
         self._tail = b""
         self._thread: threading.Thread | None = None
 

@@ -16,15 +16,13 @@ from bexplore.engine.failures import Failure
 from bexplore.engine.machine import Tenants
 from bexplore.engine.process import Progress, WorkerProcess
 from bexplore.engine.shared import SharedMode
+from bexplore.engine.stage_limits import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
 WORKER_OVERHEAD_BYTES = 4 * 2**30
-# Longest silence of each stage before the worker counts as hung. Compilers are slow and silent; steps report each pass.
-STAGE_LIMITS_S: Mapping[str, float] = {"start": 120.0, "import": 300.0, "build": 900.0, "compile": 3600.0}
-STEP_LIMIT_S = 900.0
 
 
 class EngineRunner:
@@ -36,7 +34,7 @@ class EngineRunner:
         budget_bytes: Memory budget of the job; None for no limit.
         on_progress: Called with what a worker reports while it works.
         pass_budget_s: Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
-        step_limit_s: Silence of a step after which it counts as hung.
+        limits: How long each stage may be silent; learns from every probe.
         environment: Variables of the worker beside this process's own.
     """
 
@@ -48,7 +46,7 @@ class EngineRunner:
         budget_bytes: int | None,
         on_progress: Progress = lambda message: None,
         pass_budget_s: float = 4.0,
-        step_limit_s: float = STEP_LIMIT_S,
+        limits: StageLimits | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.job = job
@@ -56,7 +54,7 @@ class EngineRunner:
         self._run_dir = run_dir
         self._on_progress = on_progress
         self._pass_budget_s = pass_budget_s
-        self._step_limit_s = step_limit_s
+        self.limits = limits or StageLimits()
         self._environment = environment
         self._worker: WorkerProcess | None = None
         self._worker_compilation: Compilation | None = None
@@ -85,7 +83,7 @@ class EngineRunner:
         Raises:
             EngineError: The worker cannot be started, or the device is not there.
         """
-        answer = self._ask({"kind": "facts", "device": self.job.device}, limit_s=STAGE_LIMITS_S["import"])
+        answer = self._ask({"kind": "facts", "device": self.job.device}, limit_s=FIRST_LIMITS_S["import"])
         if isinstance(answer, Failure) or "outcome" in answer:
             reason = answer.reason if isinstance(answer, Failure) else answer["reason"]
             self.close()
@@ -105,7 +103,7 @@ class EngineRunner:
                 "base_micro_batch_size": base_micro_batch_size,
                 "micro_batch_size": micro_batch_size,
             },
-            limit_s=self._step_limit_s,
+            limit_s=STEP_LIMIT_S,
         )
         self.close()
         return None if isinstance(answer, Failure) or answer["outcome"] != "measured" else answer
@@ -129,7 +127,7 @@ class EngineRunner:
         return list(self._told({"kind": "loaded_from", "folder": str(folder)})["files"])
 
     def _told(self, request: dict[str, Any]) -> dict[str, Any]:
-        answer = self._ask(request, limit_s=self._step_limit_s)
+        answer = self._ask(request, limit_s=STEP_LIMIT_S)
         if isinstance(answer, Failure) or answer.get("outcome") != "measured":
             reason = answer.reason if isinstance(answer, Failure) else answer.get("reason", answer.get("refused"))
             raise EngineError(f"the worker could not answer: {reason}", hint="see the worker's log in the run folder")
@@ -151,13 +149,13 @@ class EngineRunner:
     def _run(self, probe: Probe) -> Observation:
         if self._must_replace_worker(probe):
             self.close()
-        started_at_s, began = time.time(), time.monotonic()
         with device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"})):
+            started_at_s, began = time.time(), time.monotonic()
             worker = self._ensure_worker()
             spawn_s = time.monotonic() - began
             tenants = Tenants(worker.pid)
             tenants.start()
-            answer = self._ask(self._probe_request(probe), limit_s=probe.time_limit_s)
+            answer = self._ask(self._probe_request(probe), limit_s=probe.time_limit_s, size=probe.micro_batch_size)
             others_share = tenants.others_share()
             tenant_warnings = tenants.warnings(on_accelerator=self.job.device.split(":")[0] == "cuda")
         self._worker_compilation, self._static_size = probe.compilation, probe.micro_batch_size
@@ -170,6 +168,7 @@ class EngineRunner:
             tenant_warnings=tenant_warnings,
         )
         observation = dataclasses.replace(observation, others_share=others_share)
+        self.limits.learn(observation)
         if not observation.is_measured:
             self.close()
         return observation
@@ -211,16 +210,20 @@ class EngineRunner:
             "pass_budget_s": self._pass_budget_s,
         }
 
-    def _ask(self, request: dict[str, Any], *, limit_s: float | None) -> dict[str, Any] | Failure:
+    def _ask(self, request: dict[str, Any], *, limit_s: float | None, size: int = 1) -> dict[str, Any] | Failure:
         worker = self._ensure_worker()
 
-        def stage_limit_s(stage: str) -> float | None:
-            return limit_s if limit_s is not None else STAGE_LIMITS_S.get(stage, self._step_limit_s)
+        def stage_limit_s(stage: str) -> float:
+            return limit_s if limit_s is not None else self.limits.limit_s(stage, size)
 
         on_cpu = self.job.device.split(":")[0] == "cpu"
         resident_limit = self.budget_bytes + WORKER_OVERHEAD_BYTES if on_cpu and self.budget_bytes is not None else None
         answer = worker.ask(
-            request, on_progress=self._on_progress, time_limit_s=stage_limit_s, resident_limit_bytes=resident_limit
+            request,
+            on_progress=self._on_progress,
+            time_limit_s=stage_limit_s,
+            resident_limit_bytes=resident_limit,
+            total_limit_s=limit_s,
         )
         if isinstance(answer, Failure):
             self.close()

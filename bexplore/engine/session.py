@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bexplore.engine.allocator import measure_peak, storage_bytes
+from bexplore.engine.allocator import measure_peak, num_alloc_retries, storage_bytes
 from bexplore.engine.compilation import (
     CompilerAccount,
     CompilerWatch,
@@ -28,7 +28,7 @@ from bexplore.engine.compilation import (
 from bexplore.engine.limits import DataLimit
 from bexplore.engine.shared import SharedMode
 from bexplore.job import Job, Mode
-from bexplore.probe import Compilation, Probe
+from bexplore.probe import Compilation, Probe, Purpose
 from bexplore.workloads import Batch, Workload, build
 
 # Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
@@ -39,6 +39,9 @@ LONG_PASS_S = 1.0
 MIN_TIMED_S = 0.25
 MAX_PASSES = 200
 MAX_UPDATES = 3
+# Whole steps (two passes and an update each) over which the peak of the final answer is read: what a first step hides,
+# such as states that appear late and a cache that fragments, is in it. Steps.
+STEPS_OF_VERIFICATION = 3
 # A probe stops timing when the standard error of its log median is below this: a fifth of the 2 % that counts as a tie.
 ENOUGH_SE = 0.004
 WARM_DEVICE_S = 0.3
@@ -78,7 +81,8 @@ class Session:
         self.limit = DataLimit(budget_bytes if self.device.type == "cpu" else None)
         _bound_device_memory(self.device, budget_bytes)
         report(stage="build")
-        self.workload: Workload = build(job)
+        with self.limit.around_building():
+            self.workload: Workload = build(job)
         self.shared_mode = feasible_mode(self.workload, shared_mode)
         compile_workload(self.workload, job.compile, compilation, self.shared_mode)
         report(stage="warm")
@@ -98,21 +102,26 @@ class Session:
             NotFiniteError: The loss is not finite.
             Exception: Whatever the user's step or the compiler raised.
         """
-        batch = self._make_batch(probe.micro_batch_size)
         # Without gradients, which a probe that failed half-way may have left.
         self._clear_gradients()
-        with self.limit.around_steps(self._live_bytes(batch)), around_compilations(self.limit.lift, self.limit.lower):
+        with self.limit.around_steps(self._live_bytes()), around_compilations(self.limit.lift, self.limit.lower):
+            batch = self._make_batch(probe.micro_batch_size)
             first_pass_s = self._compile_pass(batch)
-            self.report(stage="memory")
+            self.report(stage="memory", room_bytes=self.limit.room_bytes(self._live_bytes(batch)))
             gradients: list[Any] = []
-            peak = measure_peak(lambda: gradients.extend(self._step(batch)), self.device, alive=self._alive(batch))
+            num_steps = STEPS_OF_VERIFICATION if probe.purpose is Purpose.VERIFY else 1
+            peak = measure_peak(
+                lambda: gradients.extend(self._steps(batch, num_steps)), self.device, alive=self._alive(batch)
+            )
             self._attach(gradients)
             account = self.watch.take()
+            retries = num_alloc_retries(self.device)
             self.report(stage="passes")
             pass_times_s = self._time_passes(batch, probe.max_passes, pass_budget_s, self._long_pass_s())
             self.report(stage="updates")
             update_times_s = self._time_updates()
             loss = self._finite_loss(batch)
+        retries = num_alloc_retries(self.device) - retries + (peak.num_alloc_retries if peak else 0)
         late = self.watch.take()
         self.num_session_graphs += account.num_graphs + late.num_graphs
         compiled = self.compilation is not Compilation.EAGER and self.job.compile.enabled
@@ -127,12 +136,12 @@ class Session:
             "graph_break_reasons": account.graph_break_reasons,
             "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
             "loss": loss,
-            "warnings": _warnings(late, peak.num_alloc_retries if peak else 0),
+            "warnings": _warnings(late, retries),
             "ran_eagerly": not compiled or self.num_session_graphs == 0,
             "details": {
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
                 "compiler_s": account.compile_time_s + late.compile_time_s,
-                "num_alloc_retries": peak.num_alloc_retries if peak else 0,
+                "num_alloc_retries": retries,
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
             },
         }
@@ -178,6 +187,11 @@ class Session:
         self._clear_gradients()
         self.is_compiled = True
         return seconds
+
+    def _steps(self, batch: Batch, num_steps: int) -> list[Any]:
+        for _ in range(num_steps - 1):
+            self._step(batch)
+        return self._step(batch)
 
     def _step(self, batch: Batch) -> list[Any]:
         """Two accumulation passes and an update; returns the gradients as they were before the update."""
@@ -263,7 +277,7 @@ class Session:
         states = [optimizer.state for optimizer in self.workload.optimizers]
         return [self._parameters(), buffers, [list(s.values()) for s in states], batch]
 
-    def _live_bytes(self, batch: Batch) -> int:
+    def _live_bytes(self, batch: Batch = ()) -> int:
         return storage_bytes(self._alive(batch))
 
 
@@ -293,7 +307,7 @@ def _warnings(late: CompilerAccount, num_alloc_retries: int) -> list[str]:
         warnings.append(f"the compiler ran {late.num_graphs} times while passes were timed: the times include it")
     if num_alloc_retries:
         warnings.append(
-            f"the caching allocator ran out and retried {num_alloc_retries} times in one step: "
+            f"the caching allocator ran out and retried {num_alloc_retries} times while this size was measured: "
             "throughput near the memory limit suffers from it"
         )
     return warnings
