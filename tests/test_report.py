@@ -240,7 +240,7 @@ def test_a_run_that_has_measured_nothing_says_so(tmp_path):
 
 
 def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
-    curve = read_facts(make_run(tmp_path)).curve
+    curve = read_facts(make_run(tmp_path)).band
     at = list(curve.sizes).index(8)
     assert curve.low[at] < 410 < curve.high[at] * 1.05
     assert (curve.low <= curve.middle).all() and (curve.middle <= curve.high).all()

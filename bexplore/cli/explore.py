@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,9 @@ class _Show:
         self._config, self._common = config, common
         self._progress = Progress(Console(stderr=True, quiet=common.verbosity < 0))
         self._log = RunLog(now)
-        to_stdout = JsonLines(sys.stdout) if common.as_json else BexpStream(sys.stdout, now)
-        self._sinks: list[Sink] = [self._log, EventFile(), self._progress, ReportFile(self._progress.warn), to_stdout]
+        self._sinks: list[Sink] = [self._log, EventFile(), self._progress, ReportFile(self._progress.warn)]
+        self._to_stdout: Sink = JsonLines(sys.stdout) if common.as_json else BexpStream(sys.stdout, now)
+        self._shares_terminal = sys.stdout.isatty()
 
     def progress(self, message: dict[str, Any]) -> None:
         """What a worker reports."""
@@ -91,6 +93,8 @@ class _Show:
             for event in events:
                 for sink in self._sinks:
                     sink(event)
+                with self._progress.paused() if self._shares_terminal else nullcontext():
+                    self._to_stdout(event)
                 if isinstance(event, Finished | Stored):
                     last = event_record(event)
         except BexploreError as error:

@@ -9,42 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bexplore import posterior as belief
+from bexplore.band import Band, band_of
 from bexplore.devices import Device, find_device
-from bexplore.evidence import Evidence
 from bexplore.job import Job
 from bexplore.journal import Run, read_json
 from bexplore.probe import Compilation, Observation, Outcome
-from bexplore.space import MemoryPrior, Space, candidate_sizes
+from bexplore.space import MemoryPrior, candidate_sizes
 from bexplore.trace.cost_model import CostModel
 
-# Quantiles of the belief that are drawn as its band: nine of ten curves lie inside.
-BAND = (0.05, 0.5, 0.95)
 # The curve is drawn up to this factor beyond the last size that was tried or fits: further out nothing is known.
 MARGIN = 1.15
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """The belief about throughput, for drawing.
-
-    Attributes:
-        sizes: (D,), micro-batch sizes, ascending.
-        low: (D,), samples/s, 5 % quantile.
-        middle: (D,), samples/s, median.
-        high: (D,), samples/s, 95 % quantile.
-        fits: (D,), probability, 0 to 1, that the size fits and runs.
-    """
-
-    sizes: NDArray[np.int64]
-    low: Array
-    middle: Array
-    high: Array
-    fits: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +56,7 @@ class ReportFacts:
         device: Published figures of the device; None where it is not in the table.
         device_facts: What torch said of the device; empty where unknown.
         budget_bytes: The memory budget in force; None if unknown.
-        curve: The belief; None where nothing was measured.
+        band: The belief; None where nothing was measured.
     """
 
     run: Run
@@ -96,7 +70,7 @@ class ReportFacts:
     device: Device | None
     device_facts: Mapping[str, Any]
     budget_bytes: int | None
-    curve: Curve | None
+    band: Band | None
 
     @property
     def micro_batch_size(self) -> int | None:
@@ -171,39 +145,31 @@ def read_facts(run: Run) -> ReportFacts:
         device=None if on_cpu else find_device(str(device_facts.get("device_name", ""))),
         device_facts=device_facts,
         budget_bytes=budget,
-        curve=_curve(meta, observations, model, budget),
+        band=_band(meta, observations, model, budget),
     )
 
 
-def _curve(
+def _band(
     meta: Mapping[str, Any], observations: Sequence[Observation], model: CostModel | None, budget: int | None
-) -> Curve | None:
+) -> Band | None:
     """The belief after the last probe."""
-    measured = [item for item in observations if item.is_measured]
-    if not measured:
+    if not observations:
         return None
     question = meta.get("question", {})
-    last = _last_size(observations, model, budget, question.get("maximum"))
+    rule, settings = question.get("candidates", "all"), question.get("settings", {})
     minimum = min(item.micro_batch_size for item in observations)
-    rule = question.get("candidates", "all")
-    sizes = candidate_sizes("all" if isinstance(rule, str) else rule, minimum=minimum, maximum=max(last, minimum))
-    prior = MemoryPrior(
-        peak_bytes=model.peak_memory_bytes if model else None,
-        relative_sd=model.relative_sd if model else MemoryPrior().relative_sd,
-        budget_bytes=budget,
-    )
-    settings = question.get("settings", {})
-    fitted = belief.fit(
-        Space.of([*sizes, *(item.micro_batch_size for item in observations)]),
-        [Evidence.of(item) for item in observations],
-        memory=prior,
+    last = _last_size(observations, model, budget, question.get("maximum"))
+    given = "all" if isinstance(rule, str) else [size for size in rule if size <= last]
+    return band_of(
+        observations,
+        sizes=candidate_sizes(given, minimum=minimum, maximum=max(last, minimum)),
+        memory=MemoryPrior(
+            peak_bytes=model.peak_memory_bytes if model else None,
+            relative_sd=model.relative_sd if model else MemoryPrior().relative_sd,
+            budget_bytes=budget,
+        ),
         seed=int(settings.get("seed", 0)),
         user_compilation=Compilation(settings.get("user_compilation", Compilation.EXACT)),
-    )
-    kept = fitted.sizes <= last
-    low, middle, high = np.exp(np.quantile(fitted.log_throughput[:, kept], BAND, axis=0))
-    return Curve(
-        sizes=fitted.sizes[kept], low=low, middle=middle, high=high, fits=fitted.feasible[:, kept].mean(axis=0)
     )
 
 

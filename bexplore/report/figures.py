@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from bexplore.band import Band as BeliefBand
 from bexplore.probe import Compilation, Observation, Outcome
-from bexplore.report.facts import Curve, ReportFacts
+from bexplore.report.facts import ReportFacts
 from bexplore.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.units import format_bytes, format_seconds
 
@@ -21,7 +22,7 @@ def figures(facts: ReportFacts) -> tuple[Figure, ...]:
 
 def throughput(facts: ReportFacts) -> Figure | None:
     """Samples per second over size: the belief with its band, each probe with the spread of its passes."""
-    curve = facts.curve
+    curve = facts.band
     if curve is None:
         return None
     axis = _sizes(facts, curve)
@@ -52,7 +53,7 @@ def throughput(facts: ReportFacts) -> Figure | None:
 def memory(facts: ReportFacts) -> Figure | None:
     """Peak bytes over size: what the trace predicts, what was measured, what is allowed."""
     measured = [item for item in facts.measured if item.peak_memory_bytes is not None]
-    curve, model, budget = facts.curve, facts.cost_model, facts.budget_bytes
+    curve, model, budget = facts.band, facts.cost_model, facts.budget_bytes
     if curve is None or (not measured and model is None):
         return None
     axis = _sizes(facts, curve)
@@ -109,12 +110,12 @@ def confidence(facts: ReportFacts) -> Figure | None:
     )
 
 
-def _sizes(facts: ReportFacts, curve: Curve) -> Axis:
+def _sizes(facts: ReportFacts, curve: BeliefBand) -> Axis:
     tried = [item.micro_batch_size for item in facts.observations]
     return size_axis(float(min(curve.sizes[0], *tried)), float(max(curve.sizes[-1], *tried)))
 
 
-def _columns(curve: Curve) -> tuple[np.ndarray, ...]:
+def _columns(curve: BeliefBand) -> tuple[np.ndarray, ...]:
     return curve.sizes, curve.low, curve.middle, curve.high, curve.fits
 
 

@@ -1,34 +1,22 @@
-"""Progress for people on stderr: a live line on a terminal, plain lines anywhere else."""
+"""Progress for people on stderr: lines anywhere, and on a terminal a live view below them."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.status import Status
+from rich.live import Live
 
 from bexplore.events import Finished, JobEvent, Planned, Stored, Traced
-from bexplore.explorer import ProbeFinished, ProbeStarted
-from bexplore.probe import Probe
+from bexplore.explorer import ProbeFinished
 from bexplore.sinks.bexp import probe_sentence, trace_sentence
+from bexplore.sinks.live import View
 from bexplore.units import format_seconds
 
-STAGES = {
-    "start": "starting a worker",
-    "import": "importing torch",
-    "trace": "tracing the step",
-    "build": "building the job",
-    "warm": "warming the device",
-    "compile": "compiling",
-    "first pass": "running the first pass",
-    "memory": "reading the peak memory",
-    "passes": "timing passes",
-    "updates": "timing updates",
-    "eager check": "looking whose mistake it is, without the compiler",
-    "gradients": "comparing the gradients of both splits",
-    "lock": "waiting for another exploration on this device",
-}
+# A drawing takes about 2 ms of processor time; more often would be felt by the passes that are timed meanwhile.
+DRAWINGS_PER_S = 2
 
 
 class Progress:
@@ -36,21 +24,20 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._status: Status | None = None
-        self._probe: Probe | None = None
-        self._stage, self._stage_began_s, self._num_passes = "", 0.0, 0
+        self._view = View()
+        self._live: Live | None = None
+        self._is_live = console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
     def __call__(self, event: JobEvent) -> None:
         """Say what happened."""
+        if self._is_live:
+            self._view(event)
         if isinstance(event, Planned):
             self._plan(event)
         elif isinstance(event, Traced):
             self._say(trace_sentence(event))
             self._warn(event.warnings)
-        elif isinstance(event, ProbeStarted):
-            self._probe, self._num_passes = event.probe, 0
         elif isinstance(event, ProbeFinished):
-            self._probe = None
             self._say(probe_sentence(event))
             self._warn(event.observation.warnings)
         elif isinstance(event, Stored):
@@ -60,33 +47,47 @@ class Progress:
 
     def report(self, message: dict[str, Any]) -> None:
         """Show what a worker is doing; only on a terminal."""
-        if not self._console.is_terminal:
+        if not self._is_live:
             return
-        if "pass_time_s" in message:
-            self._num_passes += 1
-        elif message.get("stage"):
-            self._stage, self._stage_began_s = str(message["stage"]), time.monotonic()
-        if self._status is None:
-            self._status = self._console.status("", spinner="dots")
-            self._status.start()
-        self._status.update(self._line())
+        self._view.report(message)
+        if self._live is None:
+            self._live = self._started()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the view away while something else writes to the terminal."""
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live = self._started()
 
     def warn(self, text: str) -> None:
         """Say what a reader must know."""
         self._say(f"warning: {text}")
 
     def close(self) -> None:
-        """Remove the live line."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        """Take the view away for good."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
-    def _line(self) -> str:
-        what = STAGES.get(self._stage, self._stage)
-        if self._probe is None:
-            return what
-        passes = f", {self._num_passes} passes" if self._num_passes else ""
-        return f"probe {self._probe.number}, size {self._probe.micro_batch_size}: {what}{passes}"
+    def _started(self) -> Live:
+        # Without the redirections: what goes to stdout belongs there, whatever is drawn on stderr.
+        live = Live(
+            self._view,
+            console=self._console,
+            refresh_per_second=DRAWINGS_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        live.start()
+        return live
 
     def _plan(self, event: Planned) -> None:
         self._say(f"{event.title} on {event.device}")
@@ -101,7 +102,7 @@ class Progress:
 
     def _warn(self, warnings: tuple[str, ...]) -> None:
         for text in warnings:
-            self._say(f"warning: {text}")
+            self.warn(text)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
