@@ -38,7 +38,7 @@ class ProgramFacts:
         num_graphs: Graphs that the compiler makes of a pass at one size.
         num_graph_breaks: Places that break a graph.
         graph_breaks: Them, by reason.
-        num_saved_activations: Tensors that the forward pass leaves to the backward pass; parameters do not count.
+        num_saved_activations: Tensors that grow with b and that the forward pass leaves to the backward pass.
         saved_activation_bytes: Bytes of them.
         saved_activations: Them, by operator, type and shape.
         largest_buffer_bytes: Bytes of the largest result of an operator.

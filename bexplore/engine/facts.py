@@ -120,9 +120,8 @@ class _Graphs:
             if node.op != "placeholder" or node.name.startswith("tangents") or not isinstance(value, torch.Tensor):
                 continue
             size = _bytes_of(value, prime)
-            is_input = node.name.startswith("primals")
-            if is_input and not (size.linear or size.quadratic):
-                continue  # a parameter, which lives anyway
+            if not (size.linear or size.quadratic):
+                continue  # a parameter, or a copy of one in another type: no activation
             maker = self._forward.get(node.name, node)
             name = _short(maker.target) if maker.op == "call_function" else "input"
             self.saved_bytes = self.saved_bytes + size
