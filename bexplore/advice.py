@@ -25,6 +25,9 @@ FLAT = 1.15  # throughput per doubling below which more samples buy nothing
 BUSY_ARITHMETIC = 0.4  # model-flops utilization that well-tuned training reaches; above it nothing is wrong
 BUSY_MEMORY = 0.6  # share of the published bandwidth that streaming kernels reach
 IDLE_ARITHMETIC = 0.1  # below it an accelerator mostly waits
+SHORT_PASS_S = (
+    0.05  # launches of a pass take milliseconds: where the peak is unknown, a longer pass is not blamed on them
+)
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is worth a look
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
 LOW_WAVE_EFFICIENCY = 0.8
@@ -145,7 +148,7 @@ def _memory_bound(finding: str) -> Advice:
 def _is_launch_bound(pass_s: Mapping[int, float], best: int, utilization: float | None) -> bool:
     """Whether even at the recommended size a pass takes hardly longer than at half of it, and arithmetic is idle."""
     half = max((size for size in pass_s if size <= best / 2), default=None)
-    is_idle = utilization is None or utilization < IDLE_ARITHMETIC
+    is_idle = pass_s[best] < SHORT_PASS_S if utilization is None else utilization < IDLE_ARITHMETIC
     return half is not None and is_idle and pass_s[best] / pass_s[half] < (best / half) ** math.log2(2 / GROWS)
 
 

@@ -49,6 +49,7 @@ def explored(clock: Clock) -> View:
     view(Traced(record=None, reason="", memory_budget_bytes=4 * GIB, why_budget=""))
     for number, (size, seconds) in enumerate([(1, 0.1), (8, 0.2)]):
         facts = {"number": number, "pass_times_s": (seconds,) * 3, "elapsed_s": 10.0, "peak_memory_bytes": GIB}
+        clock.now += 20.0
         view(ProbeFinished(observation=observed(size, **facts)))
     refused = {"number": 2, "outcome": Outcome.OUT_OF_MEMORY, "pass_times_s": (), "elapsed_s": 10.0}
     view(ProbeFinished(observation=observed(64, **refused)))
@@ -70,7 +71,7 @@ def test_the_view_tells_stage_times_best_memory_outcomes_and_time_left():
     assert re.search(r"passes 250 ms", text)
     assert "size 8: 4.00x base, 40 samples/s, confidence 71" in text
     assert "1.00 GiB of 4.00 GiB at size 8" in text
-    assert "2 measured, 1 out of memory, 5.00 s so far, at most about 1 min 7 s left" in text
+    assert "2 measured, 1 out of memory, 45.0 s so far, at most about 1 min 7 s left" in text
 
 
 def test_the_plot_marks_the_best_the_others_and_what_failed():

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from bexplore.advice import Advice
 from bexplore.recommendation import Recommendation
 from bexplore.sinks.bexp import bexp_line, recommendation_line
 from bexplore.sinks.last_words import last_words
@@ -81,13 +82,27 @@ def test_a_code_that_is_not_in_the_table_is_refused():
 def test_the_last_words_say_what_why_where_and_what_to_paste():
     text = words(result())
 
-    assert text.startswith("Use micro_batch_size 8: 1.50x the speed of size 1, 123.4 samples/s; confidence 91 out of 100.")
+    assert text.startswith(
+        "Use micro_batch_size 8: 1.50x the speed of size 1, 123.4 samples/s; confidence 91 out of 100."
+    )
     assert "4 measured, 1 out of memory" in text
     assert "peak 3.00 GiB, 1.00 GiB (25%) of the budget stay free" in text
     assert "6 is within 2% of it and saves 1.00 MiB" in text
     assert "the gradients agree" in text
     assert "8,192" in next(line for line in text.splitlines() if line.endswith("<- yours"))
     assert text.endswith("Results: somewhere\nPaste:   train_input.micro_batch_size: 8")
+
+
+def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
+    found = [Advice(kind="update", finding=f"finding {number}", action=f"action {number}") for number in range(3)]
+
+    text = last_words(
+        result(), yaml_key="x", tolerance=0.02, config="job.yaml", advice=found, report="somewhere/report.html"
+    )
+
+    assert "limits    finding 0; try: action 0" in text
+    assert "finding 2" not in text
+    assert "Report:  somewhere/report.html\nApply:   bexplore apply job.yaml\nPaste:   x: 8" in text
 
 
 def test_the_last_words_leave_out_what_is_not_known():
@@ -106,4 +121,6 @@ def test_the_last_words_leave_out_what_is_not_known():
 
 
 def test_without_a_recommendation_the_last_words_say_so():
-    assert words(result(micro_batch_size=None, stop_reason="interrupted")).startswith("No recommendation: it was interrupted")
+    assert words(result(micro_batch_size=None, stop_reason="interrupted")).startswith(
+        "No recommendation: it was interrupted"
+    )

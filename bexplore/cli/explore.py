@@ -16,6 +16,7 @@ from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import BexploreError, ExitCode
 
 if TYPE_CHECKING:
+    from bexplore.advice import Advice
     from bexplore.config import Config
     from bexplore.events import JobEvent
     from bexplore.sinks import Sink
@@ -107,9 +108,27 @@ class _Show:
     def _last_words(self, record: dict[str, Any]) -> None:
         from bexplore.sinks.last_words import last_words
 
-        key = ".".join(str(part) for part in self._config.request.path)
-        text = last_words(record, yaml_key=key, tolerance=self._config.explore.tolerance)
+        report = Path(record["run_dir"], "report.html")
+        text = last_words(
+            record,
+            yaml_key=".".join(str(part) for part in self._config.request.path),
+            tolerance=self._config.explore.tolerance,
+            config=str(self._config.path),
+            advice=self._advice(Path(record["run_dir"])),
+            report=str(report) if report.exists() else None,
+        )
         click.echo("\n" + text)
+
+    def _advice(self, run_dir: Path) -> tuple[Advice, ...]:
+        from bexplore.journal import open_run
+        from bexplore.report import read_facts
+        from bexplore.report.page import advice
+
+        try:
+            return advice(read_facts(open_run(run_dir)))
+        except BexploreError as error:
+            self._progress.warn(f"{error.message}; the result is complete all the same")
+            return ()
 
     def __enter__(self) -> _Show:
         return self

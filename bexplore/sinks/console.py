@@ -16,7 +16,7 @@ from bexplore.sinks.live import View
 from bexplore.units import format_seconds
 
 # A drawing takes about 2 ms of processor time; more often would be felt by the passes that are timed meanwhile.
-DRAWINGS_PER_S = 2
+DRAWINGS_PER_S = 1.5
 
 
 class Progress:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bexplore.advice import Advice
 from bexplore.units import format_bytes, format_seconds
 
 STOP_REASONS = {
@@ -15,16 +16,28 @@ STOP_REASONS = {
     "interrupted": "it was interrupted; the same command goes on from here",
 }
 WIDTH = 10
+MOST_ADVICE = 2
 MAX_FAILURES = 4  # reasons that are shown; more would push the answer off the screen
 
 
-def last_words(record: Mapping[str, Any], *, yaml_key: str, tolerance: float) -> str:
+def last_words(
+    record: Mapping[str, Any],
+    *,
+    yaml_key: str,
+    tolerance: float,
+    config: str = "",
+    advice: Sequence[Advice] = (),
+    report: str | None = None,
+) -> str:
     """The closing text of a `result` record, for people.
 
     Args:
         record: The `result` event.
         yaml_key: Where the size goes, dotted.
         tolerance: Within which sizes are as good as each other.
+        config: The user's file, for the command that writes the size into it; empty leaves that out.
+        advice: What holds the job back; the weightiest are said here, all of them in the report.
+        report: The page with everything; None where there is none.
     """
     if record["micro_batch_size"] is None:
         rows = [_row("failed", text) for text in _failed(record)]
@@ -35,10 +48,18 @@ def last_words(record: Mapping[str, Any], *, yaml_key: str, tolerance: float) ->
     lines += _rows("compiled", _compiled(record))
     lines += [_row("failed", text) for text in _failed(record)]
     lines += _rows("training", (record.get("same_training") or {}).get("message"))
+    lines += [_row("limits", _limit(item)) for item in advice[:MOST_ADVICE]]
     lines += [_row("warning", text) for text in record.get("warnings", ())]
     lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
-    lines += [f"Results: {record['run_dir']}", f"Paste:   {yaml_key}: {record['micro_batch_size']}"]
+    lines += [f"Results: {record['run_dir']}"]
+    lines += [f"Report:  {report}"] if report else []
+    lines += [f"Apply:   bexplore apply {config}"] if config else []
+    lines += [f"Paste:   {yaml_key}: {record['micro_batch_size']}"]
     return "\n".join(lines)
+
+
+def _limit(item: Advice) -> str:
+    return item.finding + (f"; try: {item.action}" if item.action else "")
 
 
 def _headline(record: Mapping[str, Any]) -> str:

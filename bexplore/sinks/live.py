@@ -38,6 +38,7 @@ STAGES = {
 }
 PLOT_ROWS = 8
 BELIEF_SIZES = 32  # sizes at which the belief is drawn: as many as can be told apart
+LEARNING_SHARE = 0.004  # of the time that has passed
 SMALLEST_WIDTH, SMALLEST_HEIGHT = 48, 18  # characters; below, the plot is left out
 BAR = 20  # characters of the memory bar
 
@@ -54,6 +55,7 @@ class View:
         self._pass_times_s: list[float] = []
         self._observations: list[Observation] = []
         self._band: Band | None = None
+        self._learning_s = 0.0
         self._best: Recommendation | None = None
         self._plots: dict[tuple[int, bool], Text] = {}
         self._max_probes = 0
@@ -72,7 +74,7 @@ class View:
         elif isinstance(event, ProbeFinished):
             self._probe = None
             self._observations.append(event.observation)
-            self._band, self._plots = self._belief(), {}
+            self._learn()
         elif isinstance(event, Recommended):
             self._best, self._plots = event.recommendation, {}
 
@@ -175,6 +177,15 @@ class View:
         latest = ", ".join(format_seconds(seconds) for seconds in self._pass_times_s[-6:])
         more = "... " if len(self._pass_times_s) > 6 else ""
         return ("passes", f"{more}{latest}")
+
+    def _learn(self) -> None:
+        """Form the belief anew, but only while that has cost a small share of the time; the marks are drawn anyway."""
+        self._plots = {}
+        if self._band is not None and self._learning_s > LEARNING_SHARE * (self._clock() - self._began_s):
+            return
+        began_s = time.perf_counter()
+        self._band = self._belief()
+        self._learning_s += time.perf_counter() - began_s
 
     def _belief(self) -> Band | None:
         """The curve so far, up to a little beyond what was tried."""

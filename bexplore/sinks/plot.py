@@ -44,7 +44,8 @@ def plot(
     columns, rows = width - LABEL - 1, height - 1
     measured = [item for item in observations if item.is_measured]
     shown = [index for index in range(len(band.sizes)) if band.fits[index] > 0.02]
-    first, last = float(band.sizes[0]), float(band.sizes[-1])
+    tried = [item.micro_batch_size for item in observations]
+    first, last = float(min(band.sizes[0], *tried)), float(max(band.sizes[-1], *tried))
     highest = max(max(item.samples_per_s for item in measured), max((band.high[i] for i in shown), default=0.0))
     cells = [[(" ", "")] * columns for _ in range(rows)]
 

@@ -1,0 +1,148 @@
+"""Bottlenecks are named from what was measured, and nothing is said without evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bexplore.advice import advise, shape_hints
+from bexplore.devices import DEVICES
+from bexplore.job import Job, Precision
+from bexplore.probe import Observation, Outcome, Probe
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.polynomial import Polynomial
+
+GPU = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "num_multiprocessors": 132}
+CPU = {"device": "cpu"}
+JOB = Job(workload="imported", precision=Precision.BFLOAT16, device="cuda")
+
+
+def sweep(pass_times_s: dict[int, float], *, update_s: float = 1e-6, refused: int | None = None) -> list[Observation]:
+    made = [
+        Observation(
+            probe=Probe(number=number, micro_batch_size=size),
+            outcome=Outcome.MEASURED,
+            pass_times_s=(seconds,) * 3,
+            update_times_s=(update_s,),
+        )
+        for number, (size, seconds) in enumerate(pass_times_s.items())
+    ]
+    if refused is not None:
+        made.append(Observation(probe=Probe(number=99, micro_batch_size=refused), outcome=Outcome.OUT_OF_MEMORY))
+    return made
+
+
+def model(flops: float, num_bytes: float) -> CostModel:
+    """Operations and bytes of a pass for one sample."""
+    return CostModel(
+        fingerprint="",
+        num_parameters=1,
+        model_flops=Polynomial(0, flops),
+        hardware_flops=Polynomial(0, flops),
+        bytes_moved=Polynomial(0, num_bytes),
+        resident=(),
+        peaks={},
+        relative_sd=0.1,
+        trace_s=0.0,
+        device="cuda",
+        compiler="",
+    )
+
+
+def kinds(pass_times_s: dict[int, float], *, facts=GPU, cost_model=None, device=None, steps=1, **options) -> list[str]:
+    found = advise(
+        JOB,
+        sweep(pass_times_s, **options),
+        micro_batch_size=max(pass_times_s),
+        accumulation_steps=steps,
+        cost_model=cost_model,
+        device=device,
+        device_facts=facts,
+    )
+    return [item.kind for item in found]
+
+
+def test_a_job_that_doubles_as_it_should_and_uses_the_device_has_no_bottleneck():
+    assert kinds({1: 0.10, 2: 0.11, 4: 0.14, 8: 0.25}) == []
+
+
+def test_a_pass_that_never_takes_longer_is_launch_overhead():
+    assert kinds({1: 0.010, 2: 0.0101, 4: 0.0102, 8: 0.0105}) == ["launch"]
+
+
+def test_time_in_proportion_to_the_size_from_the_start_is_a_busy_processor():
+    assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, facts=CPU) == ["saturated"]
+
+
+def test_a_pass_at_the_published_bandwidth_is_limited_by_memory():
+    h100 = DEVICES["h100"]
+    moved = 0.8 * h100.bandwidth_bytes_per_s * 0.1
+    assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(1e9, moved), device=h100) == ["bandwidth"]
+
+
+def test_few_operations_for_each_byte_are_limited_by_memory_on_any_device():
+    assert kinds({1: 0.1, 2: 0.2}, facts=CPU, cost_model=model(2e9, 1e9)) == ["bandwidth"]
+
+
+def test_a_well_used_device_is_said_to_compute():
+    h100 = DEVICES["h100"]
+    flops = 0.5 * h100.bfloat16_flops_per_s * 0.1
+    assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(flops, 1e3), device=h100) == ["compute"]
+
+
+def test_throughput_that_still_grows_where_memory_ends_is_limited_by_capacity():
+    assert "capacity" in kinds({1: 0.10, 2: 0.11, 4: 0.14, 8: 0.2}, refused=12)
+    assert "capacity" not in kinds({1: 0.10, 2: 0.11, 4: 0.22, 8: 0.44}, refused=12)
+
+
+def test_a_long_update_is_said_with_its_share_of_the_step():
+    found = advise(
+        JOB, sweep({1: 0.1, 2: 0.11}, update_s=0.11), micro_batch_size=2, accumulation_steps=1, device_facts=CPU
+    )
+    assert "takes 50% of a step of 1 accumulation step (110 ms beside 110 ms of passes)" in found[0].finding
+    assert "fused=True" in found[0].action
+    assert kinds({1: 0.1, 2: 0.11}, facts=CPU, update_s=0.11, steps=100) == []
+
+
+def test_graph_breaks_are_told_with_their_reason():
+    broken = [
+        dataclasses.replace(item, num_graph_breaks=2, graph_break_reasons=("print in model.py:3",))
+        for item in sweep({1: 0.1, 2: 0.1})
+    ]
+    found = advise(JOB, broken, micro_batch_size=2, device_facts=CPU)
+    assert [item.kind for item in found] == ["graph_breaks"]
+    assert "model.py:3" in found[0].finding
+
+
+def test_without_measurements_nothing_is_said():
+    assert advise(JOB, [], micro_batch_size=None) == ()
+    assert advise(JOB, sweep({4: 0.1}), micro_batch_size=4) == ()
+
+
+@pytest.mark.parametrize(
+    ("model_section", "count"),
+    [
+        ({"vocab_size": 50257, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072}, 1),
+        ({"vocab_size": 50304, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072}, 0),
+        ({"vocab_size": 50304, "hidden_size": 1600, "num_heads": 25, "intermediate_size": 6400}, 0),
+        ({"vocab_size": 50304, "hidden_size": 768, "num_heads": 64, "intermediate_size": 3072}, 1),
+    ],
+)
+def test_shapes_that_tensor_cores_like_less_are_hints(model_section, count):
+    job = Job(workload="decoder", model=model_section, precision=Precision.BFLOAT16)
+    assert len(shape_hints(job, 8, num_multiprocessors=None)) == count
+
+
+def test_gpt2s_vocabulary_is_padded_to_the_number_that_everybody_uses():
+    job = Job(workload="decoder", model={"vocab_size": 50257}, precision=Precision.BFLOAT16)
+    assert shape_hints(job, 8, num_multiprocessors=None)[0].action == "pad it to 50304"
+
+
+def test_a_wave_that_is_hardly_filled_is_a_hint():
+    section = {"hidden_size": 1024, "intermediate_size": 4096}
+    job = Job(workload="decoder", model=section, precision=Precision.BFLOAT16, sequence_length=128)
+    # 9 samples: 9 x 16 = 144 tiles, two waves of 132; 8 samples: 128 tiles, one wave filled to 97 %.
+    assert "filled to 55%" in shape_hints(job, 9, num_multiprocessors=132)[0].finding
+    assert shape_hints(job, 8, num_multiprocessors=132) == []
+    assert kinds({1: 0.1, 2: 0.11}, facts=CPU) == []
