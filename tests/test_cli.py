@@ -310,3 +310,30 @@ def test_a_mended_program_is_not_met_by_its_old_failures(job, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "code:" in done.stderr
     assert json.loads(done.stdout.splitlines()[0])["num_known_probes"] == 0
+
+
+def commands() -> list[str]:
+    from bexplore.cli import cli
+
+    return list(cli.commands)
+
+
+@pytest.mark.parametrize("name", commands())
+def test_the_help_of_every_command_has_examples_that_its_own_options_allow(name):
+    from click.testing import CliRunner
+
+    from bexplore.cli import cli
+
+    text = CliRunner().invoke(cli, [name, "--help"], terminal_width=120).output
+    examples = [line.strip() for line in text.splitlines() if line.strip().startswith(f"bexplore {name}")]
+    assert examples, text
+    options = {option for parameter in cli.commands[name].params for option in parameter.opts}
+    used = {word.partition("=")[0] for line in examples for word in line.split() if word.startswith("-")}
+    assert used <= options | {"--json"}
+
+
+def test_commands_complete_in_the_shell(tmp_path):
+    environment = os.environ | {"COMP_WORDS": "bexplore ex", "COMP_CWORD": "1", "_BEXPLORE_COMPLETE": "bash_complete"}
+    done = bexplore(cwd=tmp_path, env=environment)
+
+    assert done.stdout.split() == ["plain,explore"]

@@ -20,14 +20,30 @@ from bexplore.cli.tables import batch_sizes, replay, schema
 from bexplore.errors import BexploreError, ExitCode, UserProgramError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _InOrder(click.Group):
+    """Lists its commands in the order in which they are used, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in order."""
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="bexplore")
 def cli() -> None:
     """Find the fastest micro-batch size that fits, for any PyTorch training job, and say how sure it is.
 
     Set `micro_batch_size: explore` in the job's YAML, then:
 
-        bexplore explore job.yaml
+    \b
+      bexplore doctor job.yaml     is this machine ready, and does the job build?
+      bexplore explore job.yaml    find the size
+      bexplore apply job.yaml      write it into the file
+
+    Completion of commands and options, for bash (zsh and fish likewise):
+
+    \b
+      eval "$(_BEXPLORE_COMPLETE=bash_source bexplore)"
     """
 
 

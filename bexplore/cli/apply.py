@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bexplore.apply import Edit
 
 
-@click.command()
+@click.command(short_help="Write the size that was found into the job's file.")
 @CONFIG
 @click.option("--run", "run_path", type=click.Path(path_type=Path), help="The run; the newest of this job without it.")
 @click.option(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
-@click.command()
+@click.command(short_help="Check whether this machine and a job are ready.")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--noise-s", type=click.FloatRange(0, 600), default=10.0, show_default=True, help="Noise measurement; 0 for none."

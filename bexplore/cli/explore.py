@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bexplore.sinks import Sink
 
 
-@click.command()
+@click.command(short_help="Find the micro-batch size of a job.")
 @CONFIG
 @click.option("--fresh", is_flag=True, help="Start over, even if an earlier run is there.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done and about how long it takes, and end.")
@@ -32,6 +32,14 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
     """Explore CONFIG: stream recommendations, then say which micro-batch size to use and why.
 
     Run again, it goes on where an unfinished run ended, and prints the stored result of a finished one.
+
+    \b
+    Examples:
+      bexplore explore job.yaml
+      bexplore explore job.yaml --dry-run                       what would be done, and about how long it takes
+      bexplore explore job.yaml --set explore.effort=thorough   more and longer probes
+      bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
+      bexplore explore job.yaml --json | jq .micro_batch_size   for programs
     """
     from bexplore.exploration import Surroundings
     from bexplore.exploration import explore as events_of

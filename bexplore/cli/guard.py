@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bexplore.guard import Baseline
 
 
-@click.command()
+@click.command(short_help="Compare a job's performance with a baseline.")
 @CONFIG
 @click.option(
     "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="The baseline, a JSON file to commit."
@@ -60,6 +60,12 @@ def guard(
 
     Exit code 0: unchanged. 1: a regression, or nothing could be measured. 5: no answer: the noise hides it, the
     toolchain changed, or the baseline is stale.
+
+    \b
+    Examples:
+      bexplore guard job.yaml --baseline baseline.json --update    write it, then commit it
+      bexplore guard job.yaml --baseline baseline.json             compare with it
+      bexplore guard job.yaml --against main                       compare with another revision, both here
     """
     from bexplore.guard.report import Tier
     from bexplore.guard.session import GuardOptions, update_baseline

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(short_help="Show a run as an HTML page, Markdown or pictures.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Where to; report.html in RUN.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="A short one for pull requests, on stdout without -o.")

@@ -12,7 +12,7 @@ from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import ExitCode, UserInputError
 
 
-@click.command()
+@click.command(short_help="Run one size for real.")
 @CONFIG
 @click.option("--micro-batch-size", type=click.IntRange(min=1), required=True, metavar="N", help="The size to run.")
 @click.option(
@@ -20,7 +20,13 @@ from bexplore.errors import ExitCode, UserInputError
 )
 @common_options
 def probe(config: Path, micro_batch_size: int, compilation: str, common: Common) -> None:
-    """Compile and run one size of CONFIG for real, and say what was measured."""
+    """Compile and run one size of CONFIG for real, and say what was measured.
+
+    \b
+    Examples:
+      bexplore probe job.yaml --micro-batch-size 8
+      bexplore probe job.yaml --micro-batch-size 8 --compilation eager   without torch.compile
+    """
     from bexplore.events import probe_record
     from bexplore.explorer import ProbeFinished
     from bexplore.single import probe_once
@@ -41,7 +47,7 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
         sys.exit(ExitCode.NOTHING_FITS if observation.outcome == "out_of_memory" else ExitCode.USER_INPUT)
 
 
-@click.command()
+@click.command(short_help="Tell memory and flops of every size without running it.")
 @CONFIG
 @click.option("--memory-budget", metavar="SIZE", help="Such as 80GiB; same as --set explore.memory_budget=SIZE.")
 @click.option("--micro-batch-sizes", metavar="N,N,...", help="Sizes to print; powers of two where not given.")
@@ -50,7 +56,14 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
 def trace(
     config: Path, memory_budget: str | None, micro_batch_sizes: str | None, device_name: str | None, common: Common
 ) -> None:
-    """Trace the step of CONFIG once: memory, flops and bytes at every size, without running it."""
+    """Trace the step of CONFIG once: memory, flops and bytes at every size, without running it.
+
+    \b
+    Examples:
+      bexplore trace job.yaml
+      bexplore trace job.yaml --device-name h100        which sizes would fit an H100
+      bexplore trace job.yaml --micro-batch-sizes 6,7   these two alone
+    """
     from bexplore.single import trace_once
     from bexplore.sinks.trace_table import trace_table
 

@@ -11,7 +11,7 @@ import click
 from bexplore.errors import UserInputError
 
 
-@click.command()
+@click.command(short_help="Run the search over a table of recorded sweeps.")
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--curve", "curve_id", metavar="ID", help="Only this curve of the table.")
 @click.option("--all", "every_curve", is_flag=True, help="Every curve of the table; what happens without --curve too.")
@@ -42,6 +42,11 @@ def replay(
     """Run the search over TABLE, a CSV file of recorded sweeps, and say what it would have recommended.
 
     Columns: curve_id, micro_batch_size, throughput_samples_per_s, step_time_s, peak_mem_gib, oom.
+
+    \b
+    Examples:
+      bexplore replay sweeps.csv                        every curve
+      bexplore replay sweeps.csv --curve gpt2 --json    one, with every probe
     """
     from bexplore.replay import ReplayOptions, replay_table
     from bexplore.sinks.replay_table import replay_line
@@ -58,7 +63,7 @@ def replay(
             click.echo(replay_line(event))
 
 
-@click.command("batch-sizes")
+@click.command("batch-sizes", short_help="List the global batch sizes that are valid with a size.")
 @click.option("--micro-batch-size", type=click.IntRange(min=1), required=True, metavar="N", help="Of one replica.")
 @click.option(
     "--num-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel replicas."
@@ -72,7 +77,13 @@ def replay(
 def batch_sizes(
     micro_batch_size: int, num_replicas: int, near: int | None, rule: str, sequence_length: int | None, as_json: bool
 ) -> None:
-    """List the global batch sizes that are valid with a micro-batch size."""
+    """List the global batch sizes that are valid with a micro-batch size.
+
+    \b
+    Examples:
+      bexplore batch-sizes --micro-batch-size 6 --num-replicas 8
+      bexplore batch-sizes --micro-batch-size 6 --near 512 --sequence-length 1024
+    """
     import dataclasses
 
     from bexplore.batching import near_value_message, valid_global_batch_sizes
@@ -92,7 +103,13 @@ def batch_sizes(
 
 @click.command()
 def schema() -> None:
-    """Print a JSON Schema of the configuration, for editors."""
+    """Print a JSON Schema of the configuration, for editors.
+
+    \b
+    Example:
+      bexplore schema > bexplore.schema.json
+      and, in the first line of job.yaml:  # yaml-language-server: $schema=bexplore.schema.json
+    """
     from bexplore.config import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))
