@@ -126,11 +126,24 @@ class ProgramFacts:
         phases = values.get("phases", {})
         values["phases"] = {name: tuple(map(_coefficients, phase)) for name, phase in phases.items()}
         values["problems"] = tuple(values.get("problems", ()))
+        for name in COUNT_FIELDS & values.keys():
+            values[name] = _count(values[name])
         return cls(**values)
 
 
 ITEM_FIELDS = frozenset(
     {"graph_breaks", "saved_activations", "largest_buffers", "operators", "kernels", "fixed_sizes", "recompiles"}
+)
+COUNT_FIELDS = frozenset(
+    {
+        "num_parameters",
+        "num_graphs",
+        "num_graph_breaks",
+        "num_saved_activations",
+        "num_kernels",
+        "num_fixed_sizes",
+        "num_recompiles",
+    }
 )
 POLYNOMIAL_FIELDS = frozenset({"flops", "saved_activation_bytes", "largest_buffer_bytes"})
 
@@ -162,4 +175,12 @@ def _number(value: float) -> str:
 
 def _coefficients(values: Sequence[float]) -> Coefficients:
     constant, linear, quadratic = values
+    if not all(isinstance(value, int | float) for value in values):
+        raise TypeError(f"not numbers: {values}")
     return constant, linear, quadratic
+
+
+def _count(value: object) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"not a count: {value!r}")
+    return value

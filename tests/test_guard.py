@@ -237,6 +237,7 @@ def test_a_baseline_is_read_as_it_was_written_and_is_readable(tmp_path):
         ("[]", "is not a baseline"),
         ('{"any_device": {}, "format_version": 99}', "format version 99"),
         ('{"any_device": {}, "format_version": 1}', "damaged"),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
@@ -247,6 +248,25 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
     with pytest.raises(UserInputError, match=told) as raised:
         read_baseline(path)
     assert "--update" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"recommended_micro_batch_size": "eight"},
+        {"toolchain": 3},
+        {"times": [[{"micro_batch_size": 4, "pass_times_s": [], "cpu_time_s": 1}]]},
+        {"any_device": {"traced_device": "cpu", "num_parameters": "many"}},
+        {"any_device": {"traced_device": "cpu", "flops": [1, 2]}},
+        {"any_device": {"traced_device": "cpu", "kernels": {"mm": "several"}}},
+    ],
+)
+def test_a_damaged_value_is_told_when_the_file_is_read(tmp_path, damage):
+    path = tmp_path / "job.guard.json"
+    path.write_text(json.dumps(baseline().as_dict() | damage))
+
+    with pytest.raises(UserInputError, match="damaged"):
+        read_baseline(path)
 
 
 def test_a_baseline_that_cannot_be_written_is_told(tmp_path):

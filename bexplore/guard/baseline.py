@@ -92,10 +92,12 @@ class Baseline:
         values = {name: value for name, value in record.items() if name != "format_version"}
         values["any_device"] = ProgramFacts.from_dict(values["any_device"])
         values["device"] = ProgramFacts.from_dict(values["device"]) if values.get("device") else None
-        values["times"] = tuple(
-            tuple(SizeTimes(**one | {"pass_times_s": tuple(one["pass_times_s"])}) for one in worker)
-            for worker in values.get("times", ())
-        )
+        values["times"] = tuple(tuple(_times_of_dict(one) for one in worker) for worker in values.get("times", ()))
+        for name in ("job", "toolchain", "machine"):
+            values[name] = dict(values[name])
+        for name in ("recommended_micro_batch_size", "base_micro_batch_size", "memory_budget_bytes"):
+            if values.get(name) is not None and not (isinstance(values[name], int) and values[name] > 0):
+                raise TypeError(f"{name} is not a positive number: {values[name]!r}")
         return cls(**values)
 
 
@@ -110,7 +112,7 @@ def read_baseline(path: Path) -> Baseline:
         record = json.loads(path.read_text())
     except OSError as error:
         raise UserInputError(f"cannot read the baseline {path}: {error.strerror}", hint=renew) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserInputError(f"{path} is not JSON: {error}", hint=f"restore the file, or {renew}") from error
     if not isinstance(record, dict) or "any_device" not in record:
         raise UserInputError(f"{path} is not a baseline of bexplore guard", hint=renew)
@@ -148,3 +150,14 @@ def _times_as_dict(times: SizeTimes) -> dict[str, Any]:
         "pass_times_s": [round(seconds, 7) for seconds in times.pass_times_s],
         "cpu_time_s": round(times.cpu_time_s, 6),
     }
+
+
+def _times_of_dict(record: Mapping[str, Any]) -> SizeTimes:
+    seconds = tuple(float(value) for value in record["pass_times_s"])
+    if not seconds:
+        raise ValueError("a size without times")
+    return SizeTimes(
+        micro_batch_size=int(record["micro_batch_size"]),
+        pass_times_s=seconds,
+        cpu_time_s=float(record["cpu_time_s"]),
+    )
