@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +16,13 @@ from bexplore.batching import GlobalBatchSize, near_value_message, valid_global_
 from bexplore.config import Config
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, resolve_budget
-from bexplore.engine.machine import accelerator_name, package_version, processor_name
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import trace_in_worker
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
-from bexplore.job import Mode, Precision, code_digest
-from bexplore.posterior import ENGINE_VERSION
+from bexplore.identity import Identity, describe, search_settings
+from bexplore.job import Mode, Precision
 from bexplore.probe import Compilation, Observation
-from bexplore.recommendation import SearchSettings
 from bexplore.space import MemoryPrior, Space, candidate_sizes
 from bexplore.trace.cost_model import CostModel
 
@@ -102,6 +97,7 @@ class _Exploration:
         self.config = config
         self.out = surroundings
         self.folder = journal.model_directory(config.mode, surroundings.model_dir or config.model_dir)
+        self.identity = Identity(config=config, folder_name=self.folder.name)
         self.began_s = surroundings.clock()
         self.on_progress = _logged(surroundings.on_progress)
         self.known: list[Observation] = []
@@ -134,7 +130,8 @@ class _Exploration:
 
     def _new_run(self, *, apart: bool = False) -> journal.Run:
         """A run of its own; one that stands apart shares its study with no earlier run."""
-        now, meta = self.out.now(), self._meta()
+        now = self.out.now()
+        meta = self.identity.meta(now)
         if apart or self.out.fresh or self._has_failed_before(meta):
             meta["study"] += f"-{now:%Y%m%d%H%M%S}-{os.getpid()}"
         return journal.create_run(self.folder, meta=meta, now=now)
@@ -223,14 +220,14 @@ class _Exploration:
         return explorer.explore(
             runner,
             space=Space.of(self._candidates(cost_model, budget)),
-            settings=self.search_settings(),
+            settings=search_settings(self.config),
             memory=MemoryPrior(
                 peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
                 relative_sd=cost_model.relative_sd if cost_model else 0.12,
                 budget_bytes=budget.budget_bytes,
             ),
             storage=self.config.explore.storage or run.directory / "study.log",
-            study_name=run.meta().get("study", self._study_name()),
+            study_name=run.meta().get("study", self.identity.study_name()),
             lock_path=run.lock_path,
             record=run.journal.append,
             history=self.known,
@@ -263,22 +260,6 @@ class _Exploration:
             minimum=self.config.minimum,
             maximum=max(maximum, self.config.minimum),
             replica_batch_size=self.config.replica_batch_size,
-        )
-
-    def search_settings(self) -> SearchSettings:
-        """What the configuration says of the search."""
-        explore, compiled = self.config.explore, self.config.job.compile.enabled
-        return SearchSettings(
-            tolerance=explore.tolerance,
-            target_confidence=int(explore.target_confidence),
-            max_probes=explore.max_probes,
-            time_budget_s=explore.time_budget_s,
-            seed=explore.seed,
-            search_compilation=Compilation.SHARED if compiled else Compilation.EAGER,
-            user_compilation=Compilation.EXACT if compiled else Compilation.EAGER,
-            verify_exact=compiled,
-            max_passes=explore.passes_per_probe,
-            probe_time_limit_s=explore.probe_time_limit_s,
         )
 
     def _finish(self, result: explorer.Result, runner: EngineRunner, run: journal.Run) -> Finished:
@@ -337,7 +318,7 @@ class _Exploration:
         )
 
     def _plan(self, run: journal.Run | None, changes: Sequence[str]) -> Planned:
-        settings = self.search_settings()
+        settings = search_settings(self.config)
         rule = self.config.candidates
         sizes = f"{len(rule)} given sizes" if not isinstance(rule, str) else f"sizes by the rule '{rule}'"
         upper = self.config.maximum if self.config.maximum is not None else "what fits"
@@ -354,61 +335,12 @@ class _Exploration:
             warnings=self.config.warnings,
         )
 
-    # What may be compared with what: a run goes on only if all of these are the same.
-
-    def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits of the job and of everything that decides its speed."""
-        return self.config.job.fingerprint(**self.environment())
-
-    def environment(self) -> dict[str, str]:
-        """Facts beside the job that decide whether two measurements may be compared; read without importing torch."""
-        return {
-            "torch": package_version("torch"),
-            "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
-            "processor": processor_name(),
-            "accelerator": accelerator_name(),
-            "threads": os.environ.get("OMP_NUM_THREADS", "") or str(len(os.sched_getaffinity(0))),
-            "engine": str(ENGINE_VERSION),
-            "code": code_digest(self.config.job),
-        }
-
-    def _question(self) -> dict[str, Any]:
-        """What decides the search beside the job: another question is another run."""
-        return {
-            "settings": dataclasses.asdict(self.search_settings()),
-            "minimum": self.config.minimum,
-            "maximum": self.config.maximum,
-            "candidates": self.config.candidates,
-            "memory_budget": self.config.explore.memory_budget,
-            "replica_reserve": self.config.explore.replica_reserve,
-            "num_replicas": self.config.num_replicas,
-            "storage": self.config.explore.storage,
-        }
-
-    def _study_name(self) -> str:
-        """Explorers of one job and one question share a study, on whatever host of the same kind they run."""
-        question = json.dumps(self._question(), sort_keys=True, default=str)
-        return f"{self.folder.name}-{self.fingerprint()}-{hashlib.sha256(question.encode()).hexdigest()[:8]}"
-
-    def _meta(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.fingerprint(),
-            "study": self._study_name(),
-            "config": str(self.config.path),
-            "title": describe(self.config),
-            "job": self.config.job.as_dict(),
-            "environment": self.environment(),
-            "question": self._question(),
-            "batch_size": self.config.batch_size,
-            "created_at": self.out.now().isoformat(),
-        }
-
     def _earlier_run(self) -> tuple[journal.Run | None, tuple[str, ...]]:
         """The newest run that this one can go on from, and else what changed since the newest."""
         if self.out.fresh:
             return None, ()
         runs = journal.find_runs(self.folder)
-        wanted = self._meta()
+        wanted = self.identity.meta(self.out.now())
         for run in runs:
             if not run.has_failed and not journal.differences(run.meta(), wanted):
                 return run, ()
@@ -424,16 +356,3 @@ def _logged(listener: Progress) -> Progress:
         listener(message)
 
     return listen
-
-
-def describe(config: Config) -> str:
-    """A job in a few words."""
-    job = config.job
-    words = [job.workload if job.workload != "transformers" else str(job.model.get("model_type", "transformers"))]
-    if job.workload == "decoder":
-        words.append(f"{job.model.get('num_layers')} layers of width {job.model.get('hidden_size')}")
-    if job.sequence_length:
-        words.append(f"{job.sequence_length} tokens")
-    words += [job.precision.value, job.optimizer if job.mode is Mode.TRAIN else "evaluation"]
-    words.append(f"{config.num_replicas} replica{'s' if config.num_replicas > 1 else ''}")
-    return ", ".join(words)
