@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trace_jobs import DEEP_JOBS, JOBS, QUICK_JOBS, TracedJob
+from bexplore.job import Mode
 from bexplore.trace import CostModel
 
 RESULTS = Path(__file__).parent / "results"
@@ -148,6 +149,9 @@ def _count_flops(traced: TracedJob) -> dict[str, float]:
     with FakeTensorMode():
         workload = build(traced.job)
         batch = workload.make_batch(samples)
+        if traced.job.mode is Mode.EVAL:  # the counter's module tracker wants gradients wherever weights do
+            for module in workload.compiled_modules:
+                module.requires_grad_(False)
         counter = FlopCounterMode(display=False, custom_mapping={attention: forward, attention_backward: backward})
         with counter:
             workload.forward_backward(batch)

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
 
-KEPT_BLOCKS = 3  # the first, the last, and one that is neither
-MIDDLE_BLOCK = 1
-_MIN_COPIES = 5  # below, the whole model is about as quick to trace
+# Blocks of a run that are traced: as few as possible, more if the middle ones keep different things. The first and
+# the last differ from the others by what stands before and after the run.
+KEPT_BLOCKS = (4, 6)
+_MIN_COPIES = KEPT_BLOCKS[0] + 2  # below, the whole model is about as quick to trace
 _POSITION_WORDS = ("idx", "index", "layer_id", "layer_number", "depth")
 _RATE_WORDS = ("drop",)  # rates that grow with the depth change values, not sizes
 
@@ -57,13 +58,13 @@ def find_repeats(module: nn.Module, *, min_copies: int = _MIN_COPIES) -> list[Re
 
 
 @contextlib.contextmanager
-def shortened(repeats: list[Repeat]) -> Iterator[None]:
-    """Keep only three blocks of each run within this context."""
+def shortened(repeats: list[Repeat], kept_blocks: int) -> Iterator[None]:
+    """Keep only the first blocks of each run within this context."""
     originals = [dict(repeat.container._modules) for repeat in repeats]
     try:
         for repeat in repeats:
             blocks = list(repeat.container)
-            blocks = blocks[: repeat.start + KEPT_BLOCKS] + blocks[repeat.start + repeat.copies :]
+            blocks = blocks[: repeat.start + kept_blocks] + blocks[repeat.start + repeat.copies :]
             _set_blocks(repeat.container, {str(index): block for index, block in enumerate(blocks)})
         yield
     finally:
@@ -71,7 +72,27 @@ def shortened(repeats: list[Repeat]) -> Iterator[None]:
             _set_blocks(repeat.container, original)
 
 
-def lengthen(repeat: Repeat, events: dict[Phase, list[Event]], gradient_bytes: int) -> dict[Phase, list[Event]]:
+def middle_block(kept_blocks: int) -> int:
+    """The block, counted from the first of a shortened run, that stands for those that were left out."""
+    return kept_blocks - 2
+
+
+def is_steady(repeat: Repeat, events: list[Event], kept_blocks: int) -> bool:
+    """Whether two neighbouring inner blocks keep the same for the backward pass, so that others will too.
+
+    Args:
+        repeat: The run.
+        events: Of the forward phase, with `kept_blocks` blocks of the run.
+        kept_blocks: How many.
+    """
+    middle = middle_block(kept_blocks)
+    first, second = (_kept(repeat, events, block) for block in (middle - 1, middle))
+    return sum(first.values(), start=NOTHING) == sum(second.values(), start=NOTHING)
+
+
+def lengthen(
+    repeat: Repeat, events: dict[Phase, list[Event]], gradient_bytes: int, kept_blocks: int
+) -> dict[Phase, list[Event]]:
     """Put back into the events of a pass what the left out blocks of a run keep.
 
     While the forward pass walks over identical blocks, each leaves the same activations; while the backward pass
@@ -80,28 +101,33 @@ def lengthen(repeat: Repeat, events: dict[Phase, list[Event]], gradient_bytes: i
     apart by what the blocks between them keep.
 
     Args:
-        repeat: The run, traced with three blocks.
-        events: Of the traced pass.
+        repeat: The run.
+        events: Of a pass with `kept_blocks` blocks of the run.
         gradient_bytes: New gradients of one block.
+        kept_blocks: How many.
     """
-    missing = repeat.copies - KEPT_BLOCKS
-    kept: dict[Place, Polynomial] = {}
-    for event in events[Phase.FORWARD]:
-        if repeat.owns(event.place.module, MIDDLE_BLOCK):
-            kept[event.place] = kept.get(event.place, Polynomial()) + event.size
-    saved = [Event(size.times(missing), place) for place, size in kept.items() if size]
+    missing = repeat.copies - kept_blocks
+    middle = middle_block(kept_blocks)
+    forward, backward = events[Phase.FORWARD], events[Phase.BACKWARD]
+    saved = [Event(size.times(missing), place) for place, size in _kept(repeat, forward, middle).items()]
     gradients = Event(Polynomial(gradient_bytes * missing), Place("new gradients"))
     released = [*(Event(-event.size, event.place) for event in saved), gradients]
     freed = Event(-gradients.size, gradients.place)
-    last = _first_position(events[Phase.FORWARD], lambda event: repeat.owns(event.place.module, KEPT_BLOCKS - 1))
-    middle = _first_position(
-        events[Phase.BACKWARD], lambda event: event.size(1) < 0 and repeat.owns(event.place.module, MIDDLE_BLOCK)
-    )
-    forward, backward = events[Phase.FORWARD], events[Phase.BACKWARD]
+    last = _first_position(forward, lambda event: repeat.owns(event.place.module, kept_blocks - 1))
+    cut = _first_position(backward, lambda event: event.size(1) < 0 and repeat.owns(event.place.module, middle))
     return events | {
         Phase.FORWARD: [*forward[:last], *saved, *forward[last:]],
-        Phase.BACKWARD: [*backward[:middle], *released, *backward[middle:], freed],
+        Phase.BACKWARD: [*backward[:cut], *released, *backward[cut:], freed],
     }
+
+
+def _kept(repeat: Repeat, events: list[Event], block: int) -> dict[Place, Polynomial]:
+    """What a block leaves behind at the end of the forward phase."""
+    kept: dict[Place, Polynomial] = {}
+    for event in events:
+        if repeat.owns(event.place.module, block):
+            kept[event.place] = kept.get(event.place, NOTHING) + event.size
+    return {place: size for place, size in kept.items() if size}
 
 
 def _first_position(events: list[Event], condition: Callable[[Event], bool]) -> int:

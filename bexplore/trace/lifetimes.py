@@ -73,8 +73,8 @@ class LifetimeTracker:
             self.events[self.current_phase()].append(Event(size, place))
 
     def count(self, operator: Any, arguments: Any, keywords: Any, result: Any) -> None:
-        """Write down what an operator outside of compiled graphs costs, if something is being recorded."""
-        if not self._recording:
+        """Write down what an operator of a recorded pass costs outside of compiled graphs."""
+        if not self._recording or self.phase is Phase.UPDATE:
             return
         if operator in _HIDDEN_RESERVES:
             raise TraceError(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from bexplore.job import Job
 from bexplore.trace.depth import Repeat, shortened
 from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost
@@ -53,7 +54,13 @@ class TracedPass:
 
 
 def trace_pass(
-    workload: Workload, fake_mode: Any, repeats: list[Repeat], prime: int, observe: Observe | None = None
+    workload: Workload,
+    fake_mode: Any,
+    prime: int,
+    *,
+    repeats: list[Repeat],
+    kept_blocks: int,
+    observe: Observe | None = None,
 ) -> TracedPass:
     """Run two passes on fake tensors and write the second one down, so that gradients exist already.
 
@@ -63,18 +70,20 @@ def trace_pass(
     Args:
         workload: Built under `fake_mode`.
         fake_mode: The mode of its tensors.
-        repeats: Runs of identical blocks, of which three each are traced.
         prime: The micro-batch size of the pass.
+        repeats: Runs of identical blocks.
+        kept_blocks: How many of each run are traced.
         observe: As in `planning_only`.
     """
-    try:
-        return _trace_pass(workload, fake_mode, repeats, prime, observe, is_symbolic=True)
-    except SpecializationError:
-        return _trace_pass(workload, fake_mode, repeats, prime, observe, is_symbolic=False)
+    with shortened(repeats, kept_blocks):
+        try:
+            return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=True)
+        except SpecializationError:
+            return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=False)
 
 
 def _trace_pass(
-    workload: Workload, fake_mode: Any, repeats: list[Repeat], prime: int, observe: Observe | None, *, is_symbolic: bool
+    workload: Workload, fake_mode: Any, prime: int, observe: Observe | None, *, is_symbolic: bool
 ) -> TracedPass:
     tracker = LifetimeTracker(prime)
     graphs: list[CompiledGraph] = []
@@ -83,15 +92,15 @@ def _trace_pass(
         graphs.append(graph)
         return replay(graph.plan, arguments, tracker, fake_mode)
 
-    with shortened(repeats), planning_only(prime, run, observe), fake_mode, LifetimeMode(tracker):
+    with planning_only(prime, run, observe), fake_mode, LifetimeMode(tracker):
         batch = workload.make_batch(prime)
         batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
         parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
         for tensor in (*parameters, *(buffer for module in modules_of(workload) for buffer in module.buffers())):
             tracker.adopt(tensor, Place("weights"))
-        if workload.job.compile.enabled:
+        if is_compiled(workload.job):
             for module in workload.compiled_modules:
-                module.compile()
+                module.compile(options=_planning_options(workload.job))
         workload.forward_backward(batch)
         graphs.clear()
         with tracker.record():
@@ -107,6 +116,21 @@ def _trace_pass(
         batch_size=batch_size,
         num_graphs=len(graphs),
     )
+
+
+def is_compiled(job: Job) -> bool:
+    """Whether a compiler plans the job's memory; the backend `eager` only captures graphs."""
+    return job.compile.enabled and job.compile.backend != "eager"
+
+
+def _planning_options(job: Job) -> dict[str, Any] | None:
+    """The user's own options, but those that measure kernels or record them: there is nothing to run."""
+    options = {
+        name: value
+        for name, value in (job.compile.options or {}).items()
+        if not any(word in name for word in ("autotune", "cudagraph"))
+    }
+    return options or None
 
 
 def choose_prime(workload: Workload, fake_mode: Any) -> int:
@@ -142,6 +166,11 @@ def unique(items: Any) -> list[Any]:
 def _adopt_batch(workload: Workload, batch: Any, tracker: LifetimeTracker, *, is_symbolic: bool) -> Polynomial:
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     dimensions = workload.batch_dimensions or [0] * len(leaves)
+    if all(dimension is None for dimension in dimensions):
+        raise TraceError(
+            f"No tensor of a batch of {tracker.prime} samples has a dimension that grows with the samples.",
+            hint="Make dimension 0 of every tensor of a batch the sample.",
+        )
     for leaf, dimension in zip(leaves, dimensions, strict=True):
         if dimension is None:
             continue

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bexplore.errors import BexploreError
 from bexplore.job import Job, Mode, Precision
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.depth import KEPT_BLOCKS, MIDDLE_BLOCK, Repeat, find_repeats, lengthen
+from bexplore.trace.depth import KEPT_BLOCKS, Repeat, find_repeats, is_steady, lengthen, middle_block
 from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import Observe, version_note
-from bexplore.trace.passes import TracedPass, choose_prime, modules_of, trace_pass, unique
+from bexplore.trace.passes import TracedPass, choose_prime, is_compiled, modules_of, trace_pass, unique
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
 from bexplore.trace.update import trace_update
@@ -29,7 +29,7 @@ from bexplore.workloads import Workload, build
 # Standard deviations of the relative error of the memory. Source: benchmarks/results/trace.md, rounded up.
 _SD = 0.01
 _SD_WITH_CONVOLUTIONS = 0.04  # their workspaces are not in any plan
-_SD_OF_ANOTHER_DEVICE = 0.10  # not measured: kernels, and so fusion, differ
+_SD_OF_ANOTHER_PROGRAM = 0.10  # another device or backend; not measured: kernels, and so fusion, differ
 _MIB = 1 << 20
 _OWN_FILES = str(Path(__file__).parents[1] / "trace")
 _LIBRARIES = (str(Path(torch.__file__).parent), _OWN_FILES)
@@ -62,7 +62,7 @@ def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = 
     return dataclasses.replace(
         model,
         notes=(*notes, *model.notes),
-        relative_sd=max(model.relative_sd, _SD_OF_ANOTHER_DEVICE if local_job is not job else 0.0),
+        relative_sd=max(model.relative_sd, _SD_OF_ANOTHER_PROGRAM if local_job is not job else 0.0),
         trace_s=time.perf_counter() - started,
     )
 
@@ -83,21 +83,21 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
         workload = build(job)
     prime = choose_prime(workload, fake_mode)
     # without compilation nobody says which block a tensor belongs to, and the whole model is quick
-    shortens = job.compile.enabled and not whole_depth
+    shortens = is_compiled(job) and not whole_depth
     repeats = [repeat for module in modules_of(workload) if shortens for repeat in find_repeats(module)]
-    traced = trace_pass(workload, fake_mode, repeats, prime, observe)
+    traced, kept_blocks = _trace_steady(workload, fake_mode, prime, repeats, observe)
     parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
     events = traced.events
     for repeat in repeats:
-        events = lengthen(repeat, events, _gradient_bytes(repeat, traced.trained))
+        if kept_blocks < repeat.copies:
+            events = lengthen(repeat, events, _gradient_bytes(repeat, traced.trained), kept_blocks)
     resident, update = _resident(workload, fake_mode, traced, _trained(parameters, repeats, traced.trained), prime)
     if job.mode is Mode.TRAIN:
         events = events | {Phase.UPDATE: update}
     else:
         events = {Phase.FORWARD: events[Phase.FORWARD]}
-    cost = _sum_costs(traced.costs, repeats)
+    cost = _sum_costs(traced.costs, repeats, kept_blocks)
     compiler = f"torch {torch.__version__.split('+')[0]}"
-    has_convolutions = any("convolution" in line for line in traced.operators)
     return CostModel(
         fingerprint=_fingerprint(job, compiler, traced.operators, parameters, repeats),
         num_parameters=sum(parameter.numel() for parameter in parameters),
@@ -106,7 +106,7 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
         bytes_moved=cost.bytes_moved,
         resident=tuple(resident),
         peaks=_peaks(resident, events),
-        relative_sd=_SD_WITH_CONVOLUTIONS if has_convolutions else _SD,
+        relative_sd=_relative_sd(job, traced.operators),
         trace_s=0.0,
         device=torch.device(job.device).type,
         compiler=compiler,
@@ -114,8 +114,16 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
     )
 
 
+def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:
+    if is_compiled(job) and job.compile.backend != "inductor":
+        return _SD_OF_ANOTHER_PROGRAM
+    return _SD_WITH_CONVOLUTIONS if any("convolution" in line for line in operators) else _SD
+
+
 def _notes(job: Job, traced: TracedPass) -> list[str]:
     notes = version_note()
+    if is_compiled(job) and job.compile.backend != "inductor":
+        notes.append(f"the memory plan is Inductor's, the job's backend is {job.compile.backend}")
     graphs_of_a_pass = 2 if job.mode is Mode.TRAIN else 1
     if traced.num_graphs > graphs_of_a_pass:
         notes.append(f"{traced.num_graphs} graphs a pass: the model has graph breaks")
@@ -159,11 +167,26 @@ def _peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Pha
     return peaks
 
 
-def _sum_costs(costs: list[Cost], repeats: list[Repeat]) -> Cost:
+def _trace_steady(
+    workload: Workload, fake_mode: Any, prime: int, repeats: list[Repeat], observe: Observe | None
+) -> tuple[TracedPass, int]:
+    """Trace with as few blocks of each run as stand for all the others; all blocks where no few do."""
+    deepest = max((repeat.copies for repeat in repeats), default=0)
+    for kept_blocks in (*(kept for kept in KEPT_BLOCKS if kept < deepest), max(deepest, 1)):
+        traced = trace_pass(workload, fake_mode, prime, repeats=repeats, kept_blocks=kept_blocks, observe=observe)
+        forward = traced.events[Phase.FORWARD]
+        if all(is_steady(repeat, forward, kept_blocks) for repeat in repeats if kept_blocks < repeat.copies):
+            break
+    return traced, kept_blocks
+
+
+def _sum_costs(costs: list[Cost], repeats: list[Repeat], kept_blocks: int) -> Cost:
     """The cost of a whole pass: what is in the middle block of a run counts for all blocks that were left out."""
+    middle = middle_block(kept_blocks)
     total = Cost(module="")
     for cost in costs:
-        times = 1 + sum(repeat.copies - KEPT_BLOCKS for repeat in repeats if repeat.owns(cost.module, MIDDLE_BLOCK))
+        owners = [repeat for repeat in repeats if repeat.owns(cost.module, middle)]
+        times = 1 + sum(max(repeat.copies - kept_blocks, 0) for repeat in owners)
         total = Cost(
             module="",
             hardware_flops=total.hardware_flops + cost.hardware_flops.times(times),

@@ -126,6 +126,8 @@ def _build_model(library: ModuleType, job: Job, task: _Task) -> nn.Module:
             f"{str(error).splitlines()[0] if str(error) else error!r}",
             hint="Correct `model.config`; its keys are those of the model's config.json.",
         ) from error
+    if is_fake():
+        model.tie_weights()  # left out together with the weights
     if getattr(model, "loss_type", None) is None:
         model.loss_type = _DEFAULT_LOSS  # what the library would fall back to, with a warning that breaks the graph
     if job.model.get("activation_checkpointing"):

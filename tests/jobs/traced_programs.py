@@ -1,0 +1,102 @@
+"""Programs that a trace meets: with graph breaks, fixed sizes, sizes that depend on data, hidden reserves."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WIDTH = 64
+LENGTH = 32
+
+
+class _Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 4 * WIDTH)
+        self.second = nn.Linear(4 * WIDTH, 10)
+
+    def finish(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.second(hidden).mean(1), targets)
+
+
+class Breaking(_Base):
+    """A graph break between two halves."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.first(x))
+        torch._dynamo.graph_break()
+        return self.finish(hidden * hidden.sigmoid(), targets)
+
+
+class Fixing(_Base):
+    """Python code that fixes the number of samples."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        count = len(list(range(x.shape[0])))
+        return self.finish(F.gelu(self.first(x)).view(count, LENGTH, -1), targets)
+
+
+class DataDependent(_Base):
+    """A size that depends on values."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.second(hidden[hidden.sum(-1) > 0]).square().mean()
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Deep(_Base):
+    """Ten identical blocks, of which the first two keep less than the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block() for _ in range(10))
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.finish(self.first(x), targets)
+
+
+class Contrastive(_Base):
+    """Every sample is compared with every other."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = F.normalize(self.first(x).mean(1))
+        return F.cross_entropy(hidden @ hidden.T, torch.arange(len(hidden), device=x.device))
+
+
+class Recurrent(_Base):
+    """A layer whose kernel keeps memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.finish(self.first(self.recurrent(x)[0]), targets)
+
+
+def samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(micro_batch_size, LENGTH, WIDTH), torch.randint(10, (micro_batch_size,))
+
+
+def capped_samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """No more than eight samples, whatever is asked for."""
+    return samples(min(micro_batch_size, 8))
+
+
+def same_samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Always the same number of samples."""
+    return samples(2)

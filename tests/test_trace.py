@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from conftest import JOBS
+from torch import nn
+from torch._inductor.graph import GraphLowering
+
+from bexplore.engine.allocator import measure_peak
+from bexplore.job import CompileSettings, Job, Mode, Precision
+from bexplore.trace import CostModel, TraceError, trace_job
+from bexplore.trace.depth import find_repeats, shortened
+from bexplore.workloads import build
+
+DECODER = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "vocab_size": 512, "max_position_embeddings": 32}
+EAGER = CompileSettings(enabled=False)
+
+
+def decoder_job(*, model: dict | None = None, **fields) -> Job:
+    return Job(workload="decoder", model=DECODER | (model or {}), compile=EAGER, sequence_length=32, **fields)
+
+
+def own_job(model: str, *, batch: str = "samples", compiled: bool = True) -> Job:
+    paths = {"model": f"traced_programs:{model}", "batch": f"traced_programs:{batch}"}
+    settings = CompileSettings() if compiled else EAGER
+    return Job(workload="imported", model=paths, import_root=str(JOBS), compile=settings)
+
+
+@functools.cache
+def eager_trace() -> CostModel:
+    return trace_job(decoder_job())
+
+
+@functools.cache
+def compiled_trace(whole_depth: bool) -> CostModel:
+    return trace_job(own_job("Deep"), whole_depth=whole_depth)
+
+
+def measured_peak(job: Job, micro_batch_size: int) -> int:
+    workload = build(job)
+    batch = workload.make_batch(micro_batch_size)
+    if job.compile.enabled:
+        for module in workload.compiled_modules:
+            module.compile(dynamic=False)
+
+    def step() -> None:
+        for _ in range(2):
+            workload.forward_backward(batch, 0.5)
+        workload.update()
+
+    step()
+    states = [dict(optimizer.state) for optimizer in workload.optimizers]
+    weights = [[*module.parameters(), *module.buffers()] for module in workload.compiled_modules]
+    peak = measure_peak(step, torch.device("cpu"), alive=[batch, states, weights])
+    assert peak is not None
+    return peak.allocated_bytes
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 24])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"optimizer": "SGD", "optimizer_arguments": {"lr": 0.1, "momentum": 0.9}},
+        {"max_gradient_norm": 1.0, "model": {"activation_checkpointing": True}},
+        {"mode": Mode.EVAL},
+    ],
+    ids=["adamw", "sgd", "clipped and checkpointed", "evaluation"],
+)
+def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_batch_size):
+    job = decoder_job(**fields)
+    predicted = trace_job(job).peak_memory_bytes(micro_batch_size)
+    assert predicted == pytest.approx(measured_peak(job, micro_batch_size), rel=0.01)
+
+
+def test_the_peak_of_a_compiled_step_is_what_the_allocator_measures():
+    job = own_job("Breaking")
+    predicted = trace_job(job).peak_memory_bytes(24)
+    assert predicted == pytest.approx(measured_peak(job, 24), rel=0.01)
+
+
+def test_a_deep_model_costs_what_its_whole_depth_costs():
+    short, whole = compiled_trace(False), compiled_trace(True)
+    for micro_batch_size in (1, 7, 500):
+        assert short.phases(micro_batch_size) == pytest.approx(whole.phases(micro_batch_size), rel=1e-3)
+    assert short.hardware_flops == whole.hardware_flops
+    assert short.num_parameters == whole.num_parameters
+
+
+def test_the_largest_buffers_name_the_line_of_the_source():
+    labels = [label for label, _ in compiled_trace(False).largest_buffers(500)]
+    assert any(label.startswith("traced_programs.py:") for label in labels)
+
+
+def test_operations_are_six_a_weight_and_token_and_the_attention():
+    """6 N per token without the embeddings that are only looked up, and 12 h s per layer and token."""
+    tokens, width = 32, 64
+    weights = 2 * 12 * width * width + 512 * width
+    expected = tokens * (6 * weights + 2 * 12 * width * tokens)
+    assert eager_trace().flops_per_sample == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_checkpointed_model_keeps_less_and_computes_more():
+    checkpointed = trace_job(decoder_job(model={"activation_checkpointing": True}))
+    assert checkpointed.peak_memory_bytes(500) < eager_trace().peak_memory_bytes(500)
+    assert checkpointed.model_flops == eager_trace().model_flops
+    assert checkpointed.hardware_flops(1) > eager_trace().hardware_flops(1)
+
+
+def test_an_evaluation_has_a_forward_phase_alone():
+    assert list(trace_job(decoder_job(mode=Mode.EVAL)).phases(4)) == ["forward"]
+
+
+def test_the_same_job_has_the_same_fingerprint():
+    assert trace_job(decoder_job()).fingerprint == eager_trace().fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": {"hidden_size": 128}},
+        {"model": {"num_layers": 3}},
+        {"optimizer": "SGD"},
+        {"precision": Precision.BFLOAT16},
+        {"mode": Mode.EVAL},
+    ],
+    ids=str,
+)
+def test_another_program_has_another_fingerprint(changed):
+    assert trace_job(decoder_job(**changed)).fingerprint != eager_trace().fingerprint
+
+
+def test_a_graph_break_is_told_and_nothing_of_the_step_is_lost():
+    broken = trace_job(own_job("Breaking"))
+    assert "graph breaks" in broken.notes[0]
+    assert broken.hardware_flops == trace_job(own_job("Breaking", compiled=False)).hardware_flops
+
+
+def test_a_model_that_fixes_its_batch_is_traced_at_one_size():
+    fixed = trace_job(own_job("Fixing"))
+    activations = 32 * 64 * 4 * 4  # bytes of one sample's hidden values
+    assert fixed.peak_memory_bytes(1001) - fixed.peak_memory_bytes(1000) >= activations
+
+
+def test_samples_that_are_compared_with_each_other_cost_a_square():
+    model = trace_job(own_job("Contrastive", compiled=False))
+    growth = model.peak_memory_bytes(30_000) / model.peak_memory_bytes(10_000)
+    assert 5 < growth < 9.1
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (own_job("DataDependent"), "depends on the values of the data"),
+        (own_job("Recurrent"), "keeps memory for its backward pass"),
+        (own_job("Breaking", batch="capped_samples"), "does not grow with the samples"),
+        (own_job("Breaking", batch="same_samples"), "No tensor of a batch"),
+    ],
+    ids=["data-dependent", "hidden reserve", "capped batch", "no sample dimension"],
+)
+def test_what_cannot_be_traced_is_said_in_one_line(job, reason):
+    with pytest.raises(TraceError, match=reason) as caught:
+        trace_job(job)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_trace_for_an_absent_device_is_an_estimate():
+    job = decoder_job(device="cuda")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")
+    model = trace_job(job)
+    assert model.notes[0].startswith("an estimate")
+    assert model.relative_sd > eager_trace().relative_sd
+    assert model.peak_memory_bytes(4) == eager_trace().peak_memory_bytes(4)
+
+
+def test_a_trace_leaves_the_compiler_as_it_was():
+    before = GraphLowering.compile_to_module
+    compiled_trace(False)
+    assert GraphLowering.compile_to_module is before
+    assert torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+
+def test_blocks_that_differ_in_their_weights_alone_are_a_run():
+    [repeat] = find_repeats(Stack([nn.Linear(4, 8), *(nn.Linear(4, 4) for _ in range(6)), nn.Linear(4, 8)]))
+    assert (repeat.name, repeat.start, repeat.copies) == ("blocks", 1, 6)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [nn.Linear(4, 4) for _ in range(3)],
+        [nn.Linear(4, 4, bias=index % 2 == 0) for index in range(8)],
+        [nn.Dropout(0.1 * (index % 2)) for index in range(8)],
+        [nn.Linear(4, 4)] * 8,
+    ],
+    ids=["few", "alternating", "with and without dropout", "shared"],
+)
+def test_what_is_not_a_long_run_of_identical_blocks_is_traced_whole(blocks):
+    assert find_repeats(Stack(blocks)) == []
+
+
+def test_blocks_that_were_left_out_come_back():
+    stack = Stack([nn.Linear(4, 4) for _ in range(6)])
+    before = list(stack.blocks)
+    with shortened(find_repeats(stack), 4):
+        assert list(stack.blocks) == before[:4]
+    assert list(stack.blocks) == before
+
+
+def test_another_backend_is_predicted_with_less_certainty():
+    job = own_job("Breaking")
+    other = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager"))
+    model = trace_job(other)
+    assert any("aot_eager" in note for note in model.notes)
+    assert model.relative_sd > trace_job(job).relative_sd
