@@ -8,6 +8,7 @@ measures again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -213,7 +214,7 @@ def _ratios(name: str, rows: list[dict[str, Any]], chooser: random.Random) -> It
 
 def _size_at(budget: float, rows: list[dict[str, Any]], key: str) -> float:
     """Size, as a real number, at which the peak equals the budget."""
-    for first, second in zip(rows, rows[1:], strict=False):
+    for first, second in itertools.pairwise(rows):
         if budget <= second[key] or second is rows[-1]:
             share = (budget - first[key]) / (second[key] - first[key])
             return first["micro_batch_size"] + share * (second["micro_batch_size"] - first["micro_batch_size"])
@@ -273,14 +274,18 @@ def _markdown(report: dict[str, Any]) -> str:
             f"{boundary['more_than_3_percent_above']:.1%} (worst {boundary['worst_above_percent']:+.2f} %, "
             f"{boundary['worst_below_percent']:+.2f} %).",
         ]
-    for row in report["cost"]:
-        seconds = ", ".join(f"{value:.1f}" for value in row["trace_s"])
-        lines += [
-            "",
-            f"Cost of {row['job']} ({row['num_parameters'] / 1e9:.2f} billion parameters): {row['median_trace_s']:.1f} s "
-            f"(median of {seconds}), of which {statistics.median(row['processor_s']):.1f} s of processor time, {row['resident_bytes'] / 1e9:.2f} GB resident.",
-        ]
+    lines += [line for row in report["cost"] for line in ("", _cost_line(row))]
     return "\n".join(lines) + "\n"
+
+
+def _cost_line(row: dict[str, Any]) -> str:
+    seconds = ", ".join(f"{value:.1f}" for value in row["trace_s"])
+    processor_s = statistics.median(row["processor_s"])
+    return (
+        f"Cost of {row['job']} ({row['num_parameters'] / 1e9:.2f} billion parameters), after imports: "
+        f"{row['median_trace_s']:.1f} s (median of {seconds}), of which {processor_s:.1f} s of processor time; "
+        f"{row['resident_bytes'] / 1e9:.2f} GB resident."
+    )
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[str]:
