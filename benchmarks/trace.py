@@ -57,13 +57,19 @@ def main() -> None:
                 measured_path.write_text(json.dumps(measured, indent=1) + "\n")
             rows.append(_row(name, size, model, measured[key], traced))
             print(f"{name:32s} {size:4d}  {rows[-1]['error_percent']:+.2f} %", file=sys.stderr)
+        _write(options, rows, deep=[])
     deep = [] if options.quick or options.only else [_deep_row(name) for name in DEEP_JOBS]
+    print(_markdown(_write(options, rows, deep)))
+
+
+def _write(options: argparse.Namespace, rows: list[dict[str, Any]], deep: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write what is known so far, so that an interrupted benchmark leaves what it found."""
     report = {"command": _command(), "machine": _machine(), "accuracy": rows, "boundary": _boundary(rows), "cost": deep}
-    suffix = "_quick" if options.quick else ""
     if not options.only:
+        suffix = "_quick" if options.quick else ""
         (RESULTS / f"trace{suffix}.json").write_text(json.dumps(report, indent=1) + "\n")
         (RESULTS / f"trace{suffix}.md").write_text(_markdown(report))
-    print(_markdown(report))
+    return report
 
 
 def _in_child(action: str, name: str, size: int = 0) -> dict[str, Any]:
