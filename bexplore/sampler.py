@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
@@ -130,6 +132,7 @@ def open_study(
     stored = study.user_attrs.get(ATTRIBUTE)
     if stored is None:
         study.set_user_attr(ATTRIBUTE, question)
+        _name_the_value(study)
     elif stored != question:
         changed = sorted(key for key in question if stored.get(key) != question[key])
         raise UserInputError(
@@ -137,6 +140,13 @@ def open_study(
             hint="explore with --fresh, or use another storage",
         )
     return study
+
+
+def _name_the_value(study: optuna.Study) -> None:
+    """Dashboards write it at their axis instead of `Objective 0`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # stable in what it does since Optuna 3.4
+        study.set_metric_names(["samples/s"])
 
 
 def _question(sampler: BexploreSampler) -> Mapping[str, Any]:
