@@ -34,6 +34,12 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
         return _open_file(Path(storage))
     try:
         return RDBStorage(str(storage))
+    except ImportError as error:
+        driver = getattr(error.__cause__, "name", None) or "its driver"
+        raise UserInputError(
+            f"cannot open the storage {storage}: the module {driver} is not installed",
+            hint=f"pip install {driver}, or name another driver in the URL, such as postgresql+psycopg2://...",
+        ) from error
     except Exception as error:  # drivers of any database raise what they like
         raise UserInputError(
             f"cannot open the storage {storage}: {_first_line(error)}", hint="check the URL, or leave --storage out"

@@ -15,6 +15,8 @@ from pathlib import Path
 # the budget, within bounds. Bytes.
 STEP_OVERHEAD_SHARE = 0.04
 STEP_OVERHEAD_BYTES = (64 * 2**20, 192 * 2**20)
+# What the compiler may take beside the job, as seen from outside. Bytes.
+COMPILER_BYTES = 4 * 2**30
 # Growth beside the weights while the job is built: what the user's modules import and load. Bytes.
 BUILD_OVERHEAD_BYTES = 4 * 2**30
 _PR_SET_PDEATHSIG = 1
@@ -43,17 +45,22 @@ class DataLimit:
     def __init__(self, budget_bytes: int | None) -> None:
         self._budget_bytes = budget_bytes
         self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self._base_bytes: int | None = None  # of the process before its first step, the job's tensors not counted
         self._ceiling_bytes: int | None = None  # of RLIMIT_DATA while steps run
         self._lifted_at_bytes: int | None = None
 
     @contextmanager
     def around_steps(self, live_bytes: int) -> Iterator[None]:
         """Limit what the block may add to the `live_bytes` of tensors that exist already."""
+        _give_back_free_heap()
         room, held = self.room_bytes(live_bytes), _data_bytes()
         if room is None or not held:
             yield
             return
-        self._ceiling_bytes = held + room
+        if self._base_bytes is None:
+            self._base_bytes = held - live_bytes
+        # From one base for all steps of this process: what an earlier size left in the heap is room of this one's.
+        self._ceiling_bytes = self._base_bytes + live_bytes + room
         self._set(self._ceiling_bytes)
         try:
             yield
@@ -90,7 +97,8 @@ class DataLimit:
     def lower(self) -> None:
         """Take the limit up again, higher by what the compiler keeps; the tensors of the step so far still count."""
         if self._ceiling_bytes is not None and self._lifted_at_bytes is not None:
-            self._ceiling_bytes += max(0, _data_bytes() - self._lifted_at_bytes)
+            kept = max(0, _data_bytes() - self._lifted_at_bytes)
+            self._base_bytes, self._ceiling_bytes = (self._base_bytes or 0) + kept, self._ceiling_bytes + kept
             self._lifted_at_bytes = None
             self._set(self._ceiling_bytes)
 
@@ -110,6 +118,13 @@ def _data_bytes() -> int:
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _give_back_free_heap() -> None:
+    """Return what the C library keeps of freed memory to the kernel, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def kill_own_group() -> None:

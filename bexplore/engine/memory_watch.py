@@ -19,8 +19,8 @@ CHILDREN_EVERY_S = 0.5
 HOST_FLOOR_BYTES = 192 * 2**20
 # What an idle page or two in swap is not. Bytes.
 SWAP_BYTES = 64 * 2**20
-# Resident memory beside a step's tensors that is no sign of anything: pages of files, heaps that are not given back.
-SLACK_BYTES = 256 * 2**20
+# Growth beyond the room of the steps that is no sign of anything: the worker refuses itself before this one does.
+SLACK_BYTES = 32 * 2**20
 
 
 class MemoryWatch:
@@ -33,16 +33,15 @@ class MemoryWatch:
 
     def __init__(self, pid: int, limit_bytes: int | None) -> None:
         self._pid = pid
-        self._limit_bytes = limit_bytes
+        self._most_bytes = self._limit_bytes = limit_bytes
         self._swap_before = swapped_bytes(pid)
         self._children_bytes = 0
         self._children_at_s = 0.0
 
     def allow(self, room_bytes: int) -> None:
-        """From now on the worker may grow by so much, whatever the limit was."""
-        if self._limit_bytes is not None:
-            grown = resident_bytes(self._pid) + room_bytes + SLACK_BYTES
-            self._limit_bytes = min(self._limit_bytes, grown)
+        """From now on the worker may grow by so much, within the limit that was given."""
+        if self._most_bytes is not None:
+            self._limit_bytes = min(self._most_bytes, resident_bytes(self._pid) + room_bytes + SLACK_BYTES)
 
     def violation(self) -> str:
         """Why the worker must end; empty where it need not."""
@@ -62,8 +61,8 @@ class MemoryWatch:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of one process; 0 if it is gone."""
-    return _status_bytes(pid, "VmRSS:")
+    """Resident memory of one process that is its own or shared, without the pages of files; 0 if it is gone."""
+    return _status_bytes(pid, "RssAnon:") + _status_bytes(pid, "RssShmem:")
 
 
 def swapped_bytes(pid: int) -> int:

@@ -27,7 +27,8 @@ from bexplore.engine.memory_watch import MemoryWatch
 from bexplore.errors import EngineError
 from bexplore.probe import Outcome
 
-POLL_S = 0.05
+# Also how far a worker's memory can run before it is seen: 3 GiB/s times this. Seconds.
+POLL_S = 0.025
 # What a worker may print before the rest is dropped; a step that prints in a loop must not fill the disk.
 MAX_LOG_BYTES = 4 * 2**20
 TAIL_BYTES = 4096

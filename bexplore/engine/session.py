@@ -25,7 +25,7 @@ from bexplore.engine.compilation import (
     feasible_mode,
     mark_batch_dimension,
 )
-from bexplore.engine.limits import DataLimit
+from bexplore.engine.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.shared import SharedMode
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
@@ -104,7 +104,10 @@ class Session:
         """
         # Without gradients, which a probe that failed half-way may have left.
         self._clear_gradients()
-        with self.limit.around_steps(self._live_bytes()), around_compilations(self.limit.lift, self.limit.lower):
+        with (
+            self.limit.around_steps(self._live_bytes()),
+            around_compilations(self._compiler_begins, self._compiler_ends),
+        ):
             batch = self._make_batch(probe.micro_batch_size)
             first_pass_s = self._compile_pass(batch)
             self.report(stage="memory", room_bytes=self.limit.room_bytes(self._live_bytes(batch)))
@@ -168,6 +171,14 @@ class Session:
         num_compiled = self.watch.take().num_graphs
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
 
+    def _compiler_begins(self) -> None:
+        self.limit.lift()
+        self.report(room_bytes=COMPILER_BYTES)
+
+    def _compiler_ends(self) -> None:
+        self.limit.lower()
+        self.report(room_bytes=self.limit.room_bytes(self._live_bytes()))
+
     def _make_batch(self, micro_batch_size: int) -> Batch:
         batch = tree_map(_with_standard_strides, self.workload.make_batch(micro_batch_size))
         if self.compilation is Compilation.SHARED and self.job.compile.enabled:
@@ -179,7 +190,10 @@ class Session:
         one_program = self.compilation is Compilation.SHARED and self.shared_mode.serves_every_size
         if self.is_compiled and one_program:
             return 0.0
-        self.report(stage="compile" if self.compilation is not Compilation.EAGER else "first pass")
+        if self.compilation is Compilation.EAGER:
+            self.report(stage="first pass", room_bytes=self.limit.room_bytes(self._live_bytes(batch)))
+        else:
+            self.report(stage="compile")
         seconds = self._timed(lambda: self.workload.forward_backward(batch))
         if self.is_training and not self.has_states:
             self.workload.update()
