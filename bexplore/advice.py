@@ -126,7 +126,12 @@ def _scaling(
     if bandwidth is not None and bandwidth >= BUSY_MEMORY:
         return [_memory_bound(f"{seen}; size {best} moves {bandwidth:.0%} of the device's bandwidth")]
     if utilization is not None and utilization >= BUSY_ARITHMETIC:
-        return [Advice(kind="compute", finding=f"{seen}; size {best} reaches {utilization:.0%} of the peak arithmetic")]
+        return [
+            Advice(
+                kind="compute",
+                finding=f"{seen}; size {best} reaches {utilization:.0%} of the peak arithmetic: it is well used",
+            )
+        ]
     if on_accelerator and _is_launch_bound(pass_s, best, utilization):
         return [_launch_bound(pass_s, best, utilization)]
     if factor >= GROWS:

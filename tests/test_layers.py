@@ -17,6 +17,7 @@ ORDER = [
     "errors",
     "locks",
     "units",
+    "devices",
     "batching",
     "probe",
     "job",
