@@ -292,6 +292,16 @@ def test_the_recommended_size_wins_until_a_neighbour_is_clearly_faster():
     assert (stale.status, stale.after) == (Status.CHANGED, "16")
 
 
+def test_a_neighbour_that_wins_by_the_scheduler_alone_is_unsure():
+    short, long = SizeTimes(micro_batch_size=8, pass_times_s=(0.010,), cpu_time_s=0.010), 0.030
+    times = [(short, SizeTimes(micro_batch_size=16, pass_times_s=(long,), cpu_time_s=0.020))] * 3
+
+    (quiet,) = still_wins(times, 16, 0.03)
+    (busy,) = still_wins(times, 16, 0.03, is_busy=True)
+
+    assert (quiet.status, busy.status) == (Status.CHANGED, Status.UNSURE)
+
+
 def test_a_loss_that_is_not_a_number_is_a_regression_of_the_times():
     (found,) = still_wins([worker(s8=10.0, s16=math.nan)], 8, 0.03)
     assert found.status is Status.WORSE

@@ -13,8 +13,8 @@ from conftest import JOBS, imported_job
 
 from bexplore.errors import EngineError, UserInputError
 from bexplore.guard.observation import block_of
+from bexplore.guard.pairs import refuse_foreign
 from bexplore.guard.reference import Reference, foreign_files, open_reference
-from bexplore.guard.session import _refuse_foreign
 from bexplore.guard.timing import run_pair
 from bexplore.probe import Compilation, Probe
 
@@ -129,8 +129,8 @@ def test_a_reference_that_imports_the_present_code_is_refused():
 
     assert foreign_files(files) == ["/repository/model.py"]
     with pytest.raises(EngineError, match="of the present checkout"):
-        _refuse_foreign(foreign_files(files), reference)
-    _refuse_foreign([], reference)
+        refuse_foreign(foreign_files(files), reference)
+    refuse_foreign([], reference)
 
 
 def test_live_workers_take_turns_without_compiling_again(run_on):

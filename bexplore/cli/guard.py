@@ -107,9 +107,11 @@ def guard(
 def _written(baseline: Baseline, path: Path | None) -> str:
     facts = baseline.any_device
     size = baseline.recommended_micro_batch_size
+    program = "not compiled"
+    if facts.num_graphs is not None:
+        program = f"graphs {facts.num_graphs}, graph breaks {facts.num_graph_breaks}, kernels {facts.num_kernels}"
     lines = [
-        f"Wrote {path}: {facts.num_parameters or 0:,} parameters, {facts.num_graphs} graphs, "
-        f"{facts.num_graph_breaks} graph breaks, {facts.num_kernels} kernels, "
+        f"Wrote {path}: {facts.num_parameters or 0:,} parameters, {program}, "
         + (f"times of size {size}." if baseline.times else "no times."),
         "Commit it; a later run compares with it.",
     ]

@@ -119,29 +119,54 @@ def guarded_sizes(config: Config, wanted: int | None, folder: Path) -> tuple[int
     return None, None
 
 
-def time_sizes(observed: Observed, looking: Looking, sizes: tuple[int, ...]) -> tuple[tuple[SizeTimes, ...], ...]:
+class RecommendedSizeFailedError(EngineError):
+    """The recommended size does not run any more.
+
+    Attributes:
+        told: How its probe ended.
+    """
+
+    def __init__(self, micro_batch_size: int, told: str) -> None:
+        super().__init__(
+            f"micro-batch size {micro_batch_size} could not be timed: {told}",
+            hint=f"bexplore probe CONFIG --micro-batch-size {micro_batch_size} shows what happens",
+        )
+        self.told = told
+
+
+def time_sizes(
+    observed: Observed, looking: Looking, sizes: tuple[int, ...], recommended: int
+) -> tuple[tuple[SizeTimes, ...], ...]:
     """Passes of several sizes in `NUM_WORKERS` live workers, one after the other.
 
+    A neighbour of the recommended size that does not run is left out: it cannot win.
+
     Raises:
-        EngineError: A size that was measured before cannot be run.
+        RecommendedSizeFailedError: The recommended size does not run.
     """
-    compiled = observed.config.job.compile.enabled
-    compilation = Compilation.SHARED if compiled else Compilation.EAGER
     workers = []
     for number in range(size_times.NUM_WORKERS):
         looking.say(f"timing sizes {', '.join(map(str, sizes))}: worker {number + 1} of {size_times.NUM_WORKERS}")
         with live_runner(observed, looking) as runner:
-            pass_times_s = {}
-            for size in sizes:
-                observation = first_probe(runner, size, compilation)
-                if not observation.is_measured:
-                    raise EngineError(
-                        f"micro-batch size {size} could not be timed: {observation.outcome}: {observation.reason}",
-                        hint="bexplore probe CONFIG --micro-batch-size N shows what happens",
-                    )
-                pass_times_s[size] = observation.pass_time_s
+            pass_times_s = _started(runner, sizes, recommended)
+            sizes = tuple(pass_times_s)
             workers.append(tuple(size_times.run_turns(_turn_of(runner), sizes, pass_times_s)))
     return tuple(workers)
+
+
+def _started(runner: EngineRunner, sizes: tuple[int, ...], recommended: int) -> dict[int, float]:
+    """Run each size once in one live worker; size -> rough seconds of a pass."""
+    compilation = Compilation.SHARED if runner.job.compile.enabled else Compilation.EAGER
+    pass_times_s: dict[int, float] = {}
+    for size in sizes:
+        observation = first_probe(runner, size, compilation)
+        if observation.is_measured:
+            pass_times_s[size] = observation.pass_time_s
+        elif size == recommended:
+            raise RecommendedSizeFailedError(size, f"{observation.outcome}: {observation.reason}")
+        else:  # the worker is gone, and the sizes before have to be run again in the next one
+            return _started(runner, tuple(one for one in sizes if one != size), recommended)
+    return pass_times_s
 
 
 def live_runner(observed: Observed, looking: Looking) -> EngineRunner:

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from bexplore import journal
 from bexplore.config import Config
 from bexplore.engine.machine import Tenants
-from bexplore.errors import EngineError, UserInputError
+from bexplore.errors import UserInputError
 from bexplore.guard import sizes as size_times
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
 from bexplore.guard.compare import compare_facts
@@ -24,18 +23,16 @@ from bexplore.guard.observation import (
     HOST_KEYS,
     Looking,
     Observed,
-    block_of,
-    first_probe,
+    RecommendedSizeFailedError,
     guarded_sizes,
-    live_runner,
     observe,
     time_sizes,
 )
-from bexplore.guard.reference import Reference, foreign_files, open_reference
+from bexplore.guard.pairs import Part, broken, paired_times
+from bexplore.guard.reference import open_reference
 from bexplore.guard.report import Finding, NotCompared, Report, Status, Tier, merged
-from bexplore.guard.statistics import TIME_TOLERANCE, Judgement
-from bexplore.guard.timing import Pair, TimeDecision, decide, run_pair
-from bexplore.probe import Compilation
+from bexplore.guard.statistics import TIME_TOLERANCE
+from bexplore.guard.timing import BUSY_SHARE
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
@@ -86,7 +83,7 @@ def update_baseline(config: Config, options: GuardOptions) -> Baseline:
         )
     times: size_times.Times = ()
     if recommended is not None and looking.tiers & TIMES:
-        times = time_sizes(observed, looking, _sizes(observed, recommended, base))
+        times = time_sizes(observed, looking, _sizes(observed, recommended, base), recommended)
     baseline = dataclasses.replace(observed.snapshot, times=tuple(map(tuple, times)))
     write_baseline(options.baseline_path, baseline)
     return baseline
@@ -161,16 +158,7 @@ def _why_not(before: Baseline, after: Baseline, toolchain_changes: Sequence[str]
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A part of a report."""
-
-    findings: tuple[Finding, ...] = ()
-    not_compared: tuple[NotCompared, ...] = ()
-    advice: tuple[str, ...] = ()
-
-
-def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: Mapping[Tier, str]) -> _Part:
+def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: Mapping[Tier, str]) -> Part:
     """Compare the facts of any machine in the CPU's program, the others in that of the job's own device."""
     findings: list[Finding] = []
     missing: list[NotCompared] = []
@@ -190,46 +178,52 @@ def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: M
             one for one in comparison.findings if (one.name, one.details) not in {(f.name, f.details) for f in findings}
         ]
         missing += comparison.not_compared
-    return _Part(findings=tuple(findings), not_compared=tuple(missing))
+    return Part(findings=tuple(findings), not_compared=tuple(missing))
 
 
 def _baseline_times(
     before: Baseline, now: Observed, looking: Looking, options: GuardOptions, toolchain_changes: Sequence[str]
-) -> _Part:
+) -> Part:
     """The recommended size against its neighbours now, and against the baseline where that is fair."""
     recommended, base = now.snapshot.recommended_micro_batch_size, now.snapshot.base_micro_batch_size
     if not options.tiers & TIMES:
-        return _Part()
+        return Part()
     if recommended is None:
         reason = "no recommended size is known: run bexplore explore first, or give --micro-batch-size"
-        return _Part(not_compared=(size_times.why_no_times(reason, None),))
+        return Part(not_compared=(size_times.why_no_times(reason, None),))
     host = _differences(before.machine, now.snapshot.machine, (*DEVICE_KEYS, *HOST_KEYS))
     why_not = "; ".join([*toolchain_changes, *host]) or ("" if before.times else "the baseline has no times")
 
+    tenants = Tenants(os.getpid())
+    tenants.start()
+
     def judged(times: size_times.Times) -> list[Finding]:
-        findings = size_times.still_wins(times, recommended, options.time_tolerance)
+        findings = size_times.still_wins(
+            times, recommended, options.time_tolerance, is_busy=tenants.others_share() > BUSY_SHARE
+        )
         if not toolchain_changes and base is not None and base != recommended:
             findings += size_times.relative_performance(before, times, recommended, base, options.time_tolerance)
         if not why_not:
             findings += size_times.times_of_another_day(before, times, recommended, options.time_tolerance)
         return findings
 
-    tenants = Tenants(os.getpid())
-    tenants.start()
     sizes = _sizes(now, recommended, base)
-    times = time_sizes(now, looking, sizes)
-    findings = judged(times)
-    if any(one.status in (Status.WORSE, Status.CHANGED) for one in findings):
-        looking.say("measuring again before it is reported")
-        again = time_sizes(now, looking, sizes)
-        findings = _confirmed(judged((*times, *again)), judged(again))
+    try:
+        times = time_sizes(now, looking, sizes, recommended)
+        findings = judged(times)
+        if any(one.status in (Status.WORSE, Status.CHANGED) for one in findings):
+            looking.say("measuring again before it is reported")
+            again = time_sizes(now, looking, sizes, recommended)
+            findings = _confirmed(judged((*times, *again)), judged(again))
+    except RecommendedSizeFailedError as error:
+        return Part(findings=(broken(recommended, error.told),))
     advice: tuple[str, ...] = ()
     if any(one.status is Status.UNSURE for one in findings):
         share = tenants.others_share()
-        busy = f"; other processes used {share:.0%} of the processors" if share > 0.05 else ""
+        busy = f"; other processes used {share:.0%} of the processors" if share > BUSY_SHARE else ""
         advice = (f"times between two jobs are noisy: --against REF measures both sides in one{busy}",)
     missing = (size_times.why_no_times(why_not, recommended),) if why_not else ()
-    return _Part(findings=tuple(findings), not_compared=missing, advice=advice)
+    return Part(findings=tuple(findings), not_compared=missing, advice=advice)
 
 
 def _confirmed(together: Sequence[Finding], again: Sequence[Finding]) -> list[Finding]:
@@ -257,7 +251,9 @@ def _against_reference(against: str, now: Observed, looking: Looking, options: G
             config, own, recommended=snapshot.recommended_micro_batch_size, base=snapshot.base_micro_batch_size
         )
         exact = _exact(before.snapshot, snapshot, options.tiers, _why_not(before.snapshot, snapshot, ()))
-        times = _paired_times(before, now, reference, (own, looking), options)
+        times = paired_times(
+            before, now, reference, (own, looking), tiers=options.tiers, tolerance=options.time_tolerance
+        )
     return Report(
         config=str(now.config.path),
         reference=reference.title,
@@ -265,106 +261,6 @@ def _against_reference(against: str, now: Observed, looking: Looking, options: G
         not_compared=(*exact.not_compared, *times.not_compared),
         job_changes=tuple(_job_changes(before.snapshot.job, snapshot.job)),
         advice=times.advice,
-    )
-
-
-def _paired_times(
-    before: Observed, now: Observed, reference: Reference, lookings: tuple[Looking, Looking], options: GuardOptions
-) -> _Part:
-    """Time both programs in alternating live workers."""
-    size = now.snapshot.recommended_micro_batch_size
-    if Tier.SAME_JOB not in options.tiers:
-        return _Part()
-    if size is None:
-        reason = "no size is known: run bexplore explore first, or give --micro-batch-size"
-        return _Part(not_compared=(size_times.why_no_times(reason, None),))
-    tenants = Tenants(os.getpid())
-    tenants.start()
-    failures: list[_Part] = []
-
-    def measure(num_pairs: int) -> list[Pair]:
-        pairs: list[Pair] = []
-        for number in range(num_pairs):
-            lookings[1].say(f"timing size {size} against {reference.title}: pair {number + 1} of {num_pairs}")
-            pair = _pair(before, now, reference, lookings, size)
-            if isinstance(pair, _Part):
-                failures.append(pair)
-                break
-            pairs.append(pair)
-        return pairs
-
-    decision = decide(measure, tolerance=options.time_tolerance, others_share=tenants.others_share)
-    if failures:
-        return failures[0]
-    advice = (decision.advice,) if decision.advice else ()
-    return _Part(findings=(_time_finding(decision, size),), advice=advice)
-
-
-def _pair(
-    before: Observed, now: Observed, reference: Reference, lookings: tuple[Looking, Looking], size: int
-) -> Pair | _Part:
-    """One pair of new workers; a part of a report where one of them cannot run."""
-    title = f"times of size {size}"
-    with ExitStack() as stack:
-        runners = []
-        for observed, looking in zip((before, now), lookings, strict=True):
-            runner = stack.enter_context(live_runner(observed, looking))
-            exact = Compilation.EXACT if observed.config.job.compile.enabled else Compilation.EAGER
-            observation = first_probe(runner, size, exact)
-            runners.append(runner)
-            if not observation.is_measured:
-                told = f"{observation.outcome}: {observation.reason}"
-                if observed is before:
-                    return _Part(not_compared=(NotCompared(title=title, reason=f"the reference does not run: {told}"),))
-                return _Part(findings=(_broken(size, told),))
-        if reference.foreign_root is not None:
-            _refuse_foreign(foreign_files(runners[0].loaded_from(reference.foreign_root)), reference)
-        old, new = runners
-        return run_pair(
-            lambda count: block_of(old, size, count),
-            lambda count: block_of(new, size, count),
-            pass_time_s=observation.pass_time_s,
-        )
-
-
-def _refuse_foreign(files: Sequence[str], reference: Reference) -> None:
-    """A reference that runs the present code would always be equal: nothing would have been measured."""
-    if files:
-        raise EngineError(
-            f"the workers of {reference.title} imported {files[0]} of the present checkout"
-            + (f" and {len(files) - 1} more of its files" if len(files) > 1 else ""),
-            hint="compare two checkouts that are installed apart, or name a second configuration: --against PATH",
-        )
-
-
-def _broken(size: int, told: str) -> Finding:
-    return Finding(
-        name="times",
-        title=f"a pass of size {size}",
-        tier=Tier.SAME_JOB,
-        status=Status.WORSE,
-        before="runs",
-        after=told,
-    )
-
-
-def _time_finding(decision: TimeDecision, size: int) -> Finding:
-    statuses = {
-        Judgement.SLOWER: Status.WORSE,
-        Judgement.FASTER: Status.BETTER,
-        Judgement.SAME: Status.SAME,
-        Judgement.UNSURE: Status.UNSURE,
-    }
-    stages = ", then ".join(str(stage) for stage in decision.stages)
-    details = [f"wall time {decision.wall}, processor time {decision.cpu}", f"measured: {stages}"]
-    return Finding(
-        name="times",
-        title=f"wall time of a pass of size {size}",
-        tier=Tier.SAME_JOB,
-        status=statuses[decision.judgement],
-        before="1x",
-        after=str(decision.wall),
-        details=tuple([*details, *filter(None, [decision.reason])]),
     )
 
 

@@ -58,14 +58,23 @@ def run_turns(
     ]
 
 
-def still_wins(times: Times, recommended: int, tolerance: float) -> list[Finding]:
-    """Compare the recommended size with its neighbours, within this job."""
+def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: bool = False) -> list[Finding]:
+    """Compare the recommended size with its neighbours, within this job.
+
+    Args:
+        times: Passes by worker.
+        recommended: The size that is guarded.
+        tolerance: Relative difference that counts as none.
+        is_busy: Whether other processes ran: a scheduler then favours short passes, and wall time alone is no proof.
+    """
     own = {one.micro_batch_size for worker in times for one in worker}
-    rivals = [(size, _speedup(times, size, recommended)) for size in sorted(own - {recommended})]
+    rivals = [(size, _speedup(times, size, recommended, _log_wall)) for size in sorted(own - {recommended})]
     better = [(size, ratio) for size, ratio in rivals if judge(ratio, tolerance) is Judgement.SLOWER]
+    computed = [judge(_speedup(times, size, recommended, _log_cpu), tolerance) for size, _ in better]
+    doubtful = is_busy and any(judgement is not Judgement.SLOWER for judgement in computed)
     broken = any(math.isnan(ratio.value) for _, ratio in rivals)
     winner = max(better, key=lambda one: one[1].value, default=None)
-    status = Status.WORSE if broken else Status.CHANGED if winner else Status.SAME
+    status = Status.WORSE if broken else Status.UNSURE if doubtful else Status.CHANGED if winner else Status.SAME
     told = [f"size {size} has {ratio} the throughput of size {recommended}" for size, ratio in rivals]
     return [
         Finding(
@@ -84,8 +93,8 @@ def relative_performance(
     before: Baseline, times: Times, recommended: int, base: int, tolerance: float
 ) -> list[Finding]:
     """Compare the speed of the recommended size relative to the base, a ratio that carries over between machines."""
-    old = _relative(before.times, recommended, base)
-    new = _relative(times, recommended, base)
+    old = _relative(before.times, recommended, base, _log_wall)
+    new = _relative(times, recommended, base, _log_wall)
     if not old or not new:
         return []
     return [
@@ -138,18 +147,18 @@ def why_no_times(reason: str, recommended: int | None) -> NotCompared:
     return NotCompared(title=f"times{size}", reason=reason)
 
 
-def _speedup(times: Times, size: int, recommended: int) -> Ratio:
+def _speedup(times: Times, size: int, recommended: int, read: Callable[[SizeTimes], float]) -> Ratio:
     """Throughput of a size over that of the recommended one, one value a worker."""
-    return ratio_of([[value] for value in _relative(times, size, recommended)])
+    return ratio_of([[value] for value in _relative(times, size, recommended, read)])
 
 
-def _relative(times: Times, size: int, base: int) -> list[float]:
+def _relative(times: Times, size: int, base: int, read: Callable[[SizeTimes], float]) -> list[float]:
     """ln(throughput of size / throughput of base) of each worker that ran both."""
     values = []
     for worker in times:
         by_size = {one.micro_batch_size: one for one in worker}
         if size in by_size and base in by_size:
-            values.append(math.log(size / base) + _log_wall(by_size[base]) - _log_wall(by_size[size]))
+            values.append(math.log(size / base) + read(by_size[base]) - read(by_size[size]))
     return values
 
 

@@ -1,0 +1,146 @@
+"""Times of the present program and of a reference: pairs of live workers, their failures, and the finding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from bexplore.engine.machine import Tenants
+from bexplore.errors import EngineError
+from bexplore.guard.observation import Looking, Observed, block_of, first_probe, live_runner
+from bexplore.guard.reference import Reference, foreign_files
+from bexplore.guard.report import Finding, NotCompared, Status, Tier
+from bexplore.guard.sizes import why_no_times
+from bexplore.guard.statistics import Judgement
+from bexplore.guard.timing import Pair, TimeDecision, decide, run_pair
+from bexplore.probe import Compilation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a report."""
+
+    findings: tuple[Finding, ...] = ()
+    not_compared: tuple[NotCompared, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+def paired_times(
+    before: Observed,
+    now: Observed,
+    reference: Reference,
+    lookings: tuple[Looking, Looking],
+    *,
+    tiers: frozenset[Tier],
+    tolerance: float,
+) -> Part:
+    """Time both programs in alternating live workers.
+
+    Args:
+        before: The reference.
+        now: The program as it is.
+        reference: Where the reference came from.
+        lookings: How each is looked at, the reference first.
+        tiers: What is compared.
+        tolerance: Relative difference of times that counts as none.
+
+    Raises:
+        EngineError: The reference's workers run the present code.
+    """
+    size = now.snapshot.recommended_micro_batch_size
+    if Tier.SAME_JOB not in tiers:
+        return Part()
+    if size is None:
+        reason = "no size is known: run bexplore explore first, or give --micro-batch-size"
+        return Part(not_compared=(why_no_times(reason, None),))
+    tenants = Tenants(os.getpid())
+    tenants.start()
+    failures: list[Part] = []
+
+    def measure(num_pairs: int) -> list[Pair]:
+        pairs: list[Pair] = []
+        for number in range(num_pairs):
+            lookings[1].say(f"timing size {size} against {reference.title}: pair {number + 1} of {num_pairs}")
+            pair = _pair(before, now, reference, lookings, size)
+            if isinstance(pair, Part):
+                failures.append(pair)
+                break
+            pairs.append(pair)
+        return pairs
+
+    decision = decide(measure, tolerance=tolerance, others_share=tenants.others_share)
+    if failures:
+        return failures[0]
+    advice = (decision.advice,) if decision.advice else ()
+    return Part(findings=(_time_finding(decision, size),), advice=advice)
+
+
+def _pair(
+    before: Observed, now: Observed, reference: Reference, lookings: tuple[Looking, Looking], size: int
+) -> Pair | Part:
+    """One pair of new workers; a part of a report where one of them cannot run."""
+    title = f"times of size {size}"
+    with ExitStack() as stack:
+        runners = []
+        for observed, looking in zip((before, now), lookings, strict=True):
+            runner = stack.enter_context(live_runner(observed, looking))
+            exact = Compilation.EXACT if observed.config.job.compile.enabled else Compilation.EAGER
+            observation = first_probe(runner, size, exact)
+            runners.append(runner)
+            if not observation.is_measured:
+                told = f"{observation.outcome}: {observation.reason}"
+                if observed is before:
+                    return Part(not_compared=(NotCompared(title=title, reason=f"the reference does not run: {told}"),))
+                return Part(findings=(broken(size, told),))
+        if reference.foreign_root is not None:
+            refuse_foreign(foreign_files(runners[0].loaded_from(reference.foreign_root)), reference)
+        old, new = runners
+        return run_pair(
+            lambda count: block_of(old, size, count),
+            lambda count: block_of(new, size, count),
+            pass_time_s=observation.pass_time_s,
+        )
+
+
+def refuse_foreign(files: Sequence[str], reference: Reference) -> None:
+    """A reference that runs the present code would always be equal: nothing would have been measured."""
+    if files:
+        raise EngineError(
+            f"the workers of {reference.title} imported {files[0]} of the present checkout"
+            + (f" and {len(files) - 1} more of its files" if len(files) > 1 else ""),
+            hint="compare two checkouts that are installed apart, or name a second configuration: --against PATH",
+        )
+
+
+def broken(size: int, told: str) -> Finding:
+    """A size that ran before and does not run now."""
+    return Finding(
+        name="times",
+        title=f"a pass of size {size}",
+        tier=Tier.SAME_JOB,
+        status=Status.WORSE,
+        before="runs",
+        after=told,
+    )
+
+
+def _time_finding(decision: TimeDecision, size: int) -> Finding:
+    statuses = {
+        Judgement.SLOWER: Status.WORSE,
+        Judgement.FASTER: Status.BETTER,
+        Judgement.SAME: Status.SAME,
+        Judgement.UNSURE: Status.UNSURE,
+    }
+    stages = ", then ".join(str(stage) for stage in decision.stages)
+    details = [f"wall time {decision.wall}, processor time {decision.cpu}", f"measured: {stages}"]
+    return Finding(
+        name="times",
+        title=f"wall time of a pass of size {size}",
+        tier=Tier.SAME_JOB,
+        status=statuses[decision.judgement],
+        before="1x",
+        after=str(decision.wall),
+        details=tuple([*details, *filter(None, [decision.reason])]),
+    )
