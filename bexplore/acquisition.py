@@ -44,7 +44,7 @@ class Choice:
 def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_size: int = 0) -> list[Choice]:
     """Every candidate probe, the one that is worth most per second first.
 
-    Where no single probe tells anything, the last two contenders take turns.
+    Where no single probe tells anything, or a contender would be measured again, the last two contenders take turns.
 
     Source: the value of information of Frazier's knowledge gradient, with the outcome cut into bins.
     """
@@ -59,9 +59,12 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_s
     worth = np.maximum(values, 1e-12) / cost[candidates] ** COST_POWER
     order = np.argsort(-worth, kind="stable")
     ranked = [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
-    if ranked[0].value >= WORTHLESS or not len(measured):
+    if not len(measured):
         return ranked
     contenders = _contenders(posterior, near, measured)
+    is_replicate = posterior.measured[ranked[0].index] > 0 and ranked[0].index in contenders
+    if ranked[0].value >= WORTHLESS and not is_replicate:
+        return ranked
     first = min(contenders, key=lambda index: _turn(posterior, index, last_size))
     return [Choice(index=first, value=ranked[0].value, is_contender=True), *ranked]
 

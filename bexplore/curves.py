@@ -16,6 +16,7 @@ from bexplore.prior import (
     CLIFF_RATE,
     CLIFF_SDS,
     LENGTHS,
+    ROUGH_OWN_SHARE,
     UNSEEN_BUMP_RATE,
     UNSEEN_BUMP_SDS,
     Hyper,
@@ -87,11 +88,13 @@ class CurveDraws:
     Attributes:
         log_throughput: (S, D), ln(samples/s).
         probe_sd: (S,), ln(samples/s), between two probes of one size.
+        own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
         surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
     """
 
     log_throughput: Array
     probe_sd: Array
+    own_sd: Array
     surprise: Array
 
 
@@ -129,7 +132,9 @@ def draw_curves(
     surprise = np.zeros(len(sizes))
     surprise[data.at] = z
     curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T
-    return CurveDraws(curves, Hyper.grid().probe_sd[weighed.hyper], surprise)
+    hyper = Hyper.grid()
+    own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
+    return CurveDraws(curves, hyper.probe_sd[weighed.hyper], own_sd, surprise)
 
 
 def _measurements(
@@ -142,9 +147,21 @@ def _measurements(
     other = np.array([item.compilation is not user_compilation for item in measured], dtype=float)
     at = np.searchsorted(sizes, [item.micro_batch_size for item in measured])
     same_size = at[:, None] == at[None, :]
-    compilation = np.outer(other, other) * (COMPILATION_LEVEL_SD**2 + COMPILATION_SD**2 * same_size)
+    own_sd = _compilation_sd(values, at, other > 0)
+    compilation = np.outer(other, other) * (COMPILATION_LEVEL_SD**2 + own_sd**2 * same_size)
     center = float(values.mean())
     return _Measurements(at, values - center, np.diag(se**2) + drift + compilation), center
+
+
+def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_]) -> float:
+    """How much two compilations differ size by size; more than expected where the sizes that ran both say so."""
+    both = np.intersect1d(at[other], at[~other])
+    differences = [np.median(values[~other & (at == size)]) - np.median(values[other & (at == size)]) for size in both]
+    if not differences:
+        return COMPILATION_SD
+    if len(differences) == 1:
+        return max(COMPILATION_SD, abs(float(differences[0])) - 2.0 * COMPILATION_LEVEL_SD)
+    return max(COMPILATION_SD, float(np.std(differences, ddof=1)))
 
 
 def _standard_errors(measured: Sequence[Evidence]) -> Array:
@@ -246,7 +263,7 @@ def _gaps(at: Index, distinct: Index, sizes: NDArray[np.int64]) -> tuple[Array, 
 
 def _share(rate: float, sizes: NDArray[np.int64]) -> float:
     """Probability of an event somewhere among the sizes, from its rate per e-fold."""
-    return float(min(MAX_SHARE, rate * np.log(sizes[-1] / sizes[0])))
+    return float(np.clip(rate * np.log(sizes[-1] / sizes[0]), 1e-9, MAX_SHARE))
 
 
 def _systematic(log_weight: Array, seed: int) -> Index:

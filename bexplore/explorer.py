@@ -19,6 +19,7 @@ from bexplore import study as studies
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.evidence import Evidence
 from bexplore.locks import locked
+from bexplore.noise import noise_warnings
 from bexplore.policy import Decision, StopReason
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Runner
 from bexplore.recommendation import Recommendation, SearchSettings
@@ -152,7 +153,8 @@ def explore(
         best, evidence = sampler.decide(study).recommendation, _all_evidence(study)
     if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
         raise _failure(StopReason(reason), space, evidence, observations, memory)
-    yield _result(reason, best and dataclasses.replace(best, elapsed_s=clock() - began), space, evidence)
+    best = best and dataclasses.replace(best, elapsed_s=clock() - began)
+    yield _result(reason, best, space, evidence, settings.tolerance)
 
 
 def _probe(number: int, decision: Decision, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:
@@ -194,6 +196,7 @@ def _result(
     best: Recommendation | None,
     space: Space,
     evidence: Sequence[Evidence],
+    tolerance: float,
 ) -> Result:
     outcomes = Counter(item.outcome.value for item in evidence if item.outcome is not None)
     if best is None:
@@ -213,6 +216,7 @@ def _result(
         peak_memory_bytes=peak,
         memory_headroom_bytes=budgets[-1] - peak if budgets and peak is not None else None,
         memory_saved_bytes=peak - small_peak if peak is not None and small_peak is not None else None,
+        warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance),
     )
 
 

@@ -125,6 +125,8 @@ class _Turn:
         if self._base_is_due():
             return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
         choice = choices[min(num_unassigned, len(choices) - 1)]
+        if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
+            return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
 
     @property
@@ -165,9 +167,10 @@ class _Turn:
         if not self._verifies or self.best is None:
             return None
         winner = self.fitted.index(self.best.micro_batch_size)
-        if self.fitted.measured_exactly[winner]:
-            return None
-        return self._probe(winner, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
+        return None if self.fitted.measured_exactly[winner] else self._exactly(winner)
+
+    def _exactly(self, index: int) -> Decision:
+        return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
 
     def _base_is_due(self) -> bool:
         at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]

@@ -20,6 +20,7 @@ from bexplore.space import MemoryPrior, Space
 Array = NDArray[np.float64]
 
 ENGINE_VERSION = 1  # goes up when the same evidence would give another answer
+RIVAL_SDS = 3.0  # sizes this close to the best, in standard deviations of their own part, may turn out to be the best
 DENSE_DOMAIN = 128  # up to this many candidates the belief covers every one
 
 
@@ -32,6 +33,8 @@ class Posterior:
         log_throughput: (S, D), ln(samples/s), as the user's exact compilation would reach it.
         feasible: (S, D), whether the size fits, and was not dropped for its own reasons.
         probe_sd: (S,), ln(samples/s), noise between two probes of one size.
+        own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
+        represented: (D,), candidates that each size of the domain stands for.
         surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
         measured: (D,), number of measured probes.
         measured_exactly: (D,), number of measured probes of the program that the user will run.
@@ -42,6 +45,8 @@ class Posterior:
     log_throughput: Array
     feasible: NDArray[np.bool_]
     probe_sd: Array
+    own_sd: Array
+    represented: NDArray[np.int64]
     surprise: Array
     measured: NDArray[np.int64]
     measured_exactly: NDArray[np.int64]
@@ -52,10 +57,18 @@ class Posterior:
         return int(np.searchsorted(self.sizes, size))
 
     def near_best(self, tolerance: float) -> NDArray[np.bool_]:
-        """(S, D): in which draws a size fits and is within the tolerance of the best that fits."""
+        """(S, D): in which draws a size fits and is within the tolerance of the best that fits.
+
+        The best of all candidates is a little better than the best of those in the domain: by what the largest of many
+        normal draws, sd sqrt(2 ln n), exceeds that of few.
+        """
         values = np.where(self.feasible, self.log_throughput, -np.inf)
         best = values.max(axis=1, keepdims=True)
-        return self.feasible & (values >= best + math.log1p(-tolerance))
+        rivals = values >= best - RIVAL_SDS * self.own_sd[:, None]
+        many = np.sqrt(2.0 * np.log(np.maximum(rivals @ self.represented, 1)))
+        few = np.sqrt(2.0 * np.log(np.maximum(rivals.sum(axis=1), 1)))
+        bonus = self.own_sd * (many - few)
+        return self.feasible & (values >= best + (math.log1p(-tolerance) + bonus)[:, None])
 
 
 def fit(
@@ -108,6 +121,8 @@ def fit(
         log_throughput=curves.log_throughput,
         feasible=(sizes[None, :] <= boundaries[:, None]) & alive[None, :],
         probe_sd=curves.probe_sd,
+        own_sd=curves.own_sd,
+        represented=_represented(space, sizes),
         surprise=curves.surprise,
         measured=counts,
         measured_exactly=exact,
@@ -122,6 +137,14 @@ def _reach(space: Space, memory: MemoryPrior | None) -> float:
     peak_bytes, budget = memory.peak_bytes, memory.budget_bytes * (1.0 + memory.relative_sd)
     above = bisect.bisect_right(space.sizes, budget, key=peak_bytes)
     return float(space.sizes[max(above - 1, 0)])
+
+
+def _represented(space: Space, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(D,), how many candidates are nearer to each size of the domain than to any other."""
+    if len(sizes) == len(space.sizes):
+        return np.ones(len(sizes), dtype=np.int64)
+    borders = (sizes[1:] + sizes[:-1]) / 2.0
+    return np.bincount(np.searchsorted(borders, space.sizes), minlength=len(sizes)).astype(np.int64)
 
 
 def _domain(space: Space, probed: Sequence[int], boundaries: Array, largest_ok: int, limit: float) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ NUM_SHAPES = 1024
 SHARPNESS = (0.5, 0.75, 1.0, 1.7, 4.0)
 SHARPNESS_WEIGHTS = (0.15, 0.2, 0.3, 0.2, 0.15)
 DECLINE_SHARE = 0.3
-CLIFF_RATE = 0.05  # jobs whose throughput jumps somewhere, per e-fold of the candidates
+CLIFF_RATE = 0.10  # jobs whose throughput jumps somewhere, per e-fold of the candidates
 CLIFF_SDS = ((0.06, 0.5), (0.30, 0.5))  # sd of the jump in ln(samples/s), weight
 UNSEEN_BUMP_RATE = 0.03  # jobs with a narrow peak or hole somewhere, per e-fold of the candidates
 UNSEEN_BUMP_SDS = (0.05, 0.15)  # of its height in ln(samples/s), equally likely
@@ -35,7 +35,7 @@ SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends m
     (2, 0.35, 0.10),
 )
 ROUGH_SDS = ((0.002, 0.60), (0.006, 0.25), (0.02, 0.15))
-PROBE_NOISE_SDS = ((0.003, 0.35), (0.01, 0.50), (0.03, 0.15))
+PROBE_NOISE_SDS = ((0.003, 0.20), (0.01, 0.65), (0.03, 0.15))
 ROUGH_LENGTH = 0.25  # e-folds
 ROUGH_OWN_SHARE = 0.3  # of the rough variance that a size does not share with its neighbours
 

@@ -1,0 +1,169 @@
+"""The search against what a user would pick instead: `python -m benchmarks.search [--quick]`.
+
+Public sweeps are replayed (the search was developed on two of the four families; the other two are reported apart) and
+worlds with a known answer are simulated, on seeds that were not used before. Nothing is known to the search that a user
+would not know: of a public sweep no shape and no memory but the peaks that it measured itself; of a world what a trace
+with an error of 8 % says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+
+from benchmarks.search_baselines import BASELINES, answer_of
+from benchmarks.search_problems import (
+    DEVELOPED_ON,
+    NOT_SEEN,
+    Answer,
+    Problem,
+    answered,
+    public_problems,
+    simulated_problems,
+)
+from benchmarks.search_report import draw_reliability, markdown
+from benchmarks.search_statistics import least_cost_ratio, summary, variable_cost_ratio
+from bexplore.evidence import Evidence
+from bexplore.policy import decide
+from bexplore.probe import Compilation, Probe
+from bexplore.recommendation import SearchSettings
+from bexplore.simulator import Family, SimulatedRunner, draw_world
+
+RESULTS = Path(__file__).parent / "results"
+FIRST_SEED = 900_000
+MAIN_FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS)
+NUM_PROBLEMS = {"main": 800, "other": 200, "quick": 60}
+BASELINE_THINNING = 4  # the others are run on every fourth of the same problems ...
+SLOW_BASELINES = {"Optuna TPE": 8, "Optuna GPSampler": 40}  # ... the slow ones on fewer
+DECISION_CANDIDATES = 4096
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer problems, under five minutes")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of the worlds")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    report = measure(quick=options.quick, first_seed=options.first_seed)
+    report["facts"] = _facts(arguments) | {"wall_time_s": round(time.monotonic() - began)}
+    stem = "search_quick" if options.quick else "search"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{stem}.json").write_text(json.dumps(report, indent=1, allow_nan=True) + "\n")
+    text = markdown(report)
+    (RESULTS / f"{stem}.md").write_text(text)
+    draw_reliability(report, RESULTS / f"{stem}_reliability.svg")
+    sys.stdout.write(text)
+    return 0
+
+
+def measure(*, quick: bool, first_seed: int) -> dict[str, Any]:
+    """Run every method on every problem."""
+    worlds: dict[str, list[Problem]] = {"public": list(public_problems(1 if quick else 6))}
+    for family in Family:
+        count = NUM_PROBLEMS["quick" if quick else "main" if family in MAIN_FAMILIES else "other"]
+        worlds[family.value] = list(simulated_problems(family, count, first_seed=first_seed))
+    report: dict[str, Any] = {"methods": {}, "public_families": {}}
+    for world, problems in worlds.items():
+        own = _collect(answered(problem) for problem in problems)
+        report["methods"][world] = {"bexplore": summary(own)}
+        _progress(world, "bexplore")
+        for name in BASELINES:
+            thinning = SLOW_BASELINES.get(name, BASELINE_THINNING)
+            others = _collect(answer_of(name, problem) for problem in problems[::thinning])
+            report["methods"][world][name] = summary(others)
+            _progress(world, name)
+        if world == "public":
+            report |= _public_details(problems, own)
+    report["decision_time"] = decision_time()
+    return report
+
+
+def _public_details(problems: Sequence[Problem], answers: Sequence[Answer]) -> dict[str, Any]:
+    by_family = {
+        family: [answer for problem, answer in zip(problems, answers, strict=True) if problem.family == family]
+        for family in (*DEVELOPED_ON, *NOT_SEEN)
+    }
+    groups = {"developed on": DEVELOPED_ON, "not seen": NOT_SEEN}
+    joined = {name: [answer for family in group for answer in by_family[family]] for name, group in groups.items()}
+    shared = _collect(answered(problem, shared_compile=True) for problem in problems)
+    return {
+        "public_families": {name: summary(found) for name, found in (joined | by_family).items()},
+        "public_shared_compile": summary(shared)
+        | {"variable_cost_ratio": variable_cost_ratio(shared), "least_cost_ratio": least_cost_ratio(shared)},
+    }
+
+
+def _collect(answers: Iterable[Answer | None]) -> list[Answer]:
+    return [answer for answer in answers if answer is not None]
+
+
+def decision_time(num_explorations: int = 8, num_probes: int = 14) -> dict[str, float]:
+    """Milliseconds of one decision, the belief included, with 4096 candidates and a memory limit."""
+    times = []
+    settings = SearchSettings(
+        search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=99, max_probes=num_probes
+    )
+    seeds = (seed for seed in range(10_000) if _has_many_candidates(seed))
+    for _, seed in zip(range(num_explorations), seeds, strict=False):
+        world = draw_world(Family.SMOOTH, seed)
+        runner = SimulatedRunner(world, seed=seed)
+        evidence: list[Evidence] = []
+        while True:
+            began = time.perf_counter()
+            decision = decide(world.space, evidence, settings, memory=world.memory)
+            times.append(1000 * (time.perf_counter() - began))
+            if decision.stop_reason is not None:
+                break
+            probe = Probe(number=len(evidence), micro_batch_size=decision.micro_batch_size)
+            evidence.append(Evidence.of(runner(probe)))
+    return {"median_ms": float(np.median(times)), "p95_ms": float(np.quantile(times, 0.95)), "count": len(times)}
+
+
+def _has_many_candidates(seed: int) -> bool:
+    return len(draw_world(Family.SMOOTH, seed).space.sizes) > 0.9 * DECISION_CANDIDATES
+
+
+def _facts(arguments: Sequence[str] | None) -> dict[str, Any]:
+    root = Path(__file__).parent.parent
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+    )
+    flags = " ".join(sys.argv[1:] if arguments is None else arguments)
+    return {
+        "command": f"python -m benchmarks.search {flags}".strip(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "revision": revision.stdout.strip(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load_at_the_end": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "optuna": optuna.__version__,
+    }
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _progress(world: str, method: str) -> None:
+    sys.stderr.write(f"{world}: {method}\n")
+
+
+if __name__ == "__main__":
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The problems of the search benchmark: public sweeps that are replayed, and worlds whose answer is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bexplore.errors import NothingFitsError
+from bexplore.explorer import ProbeFinished, Result, explore
+from bexplore.probe import Compilation, Observation, Probe
+from bexplore.recommendation import Recommendation, SearchSettings
+from bexplore.replay import ReplayOptions, TableRunner
+from bexplore.simulator import Family, SimulatedRunner, World, draw_world
+from bexplore.space import MemoryPrior, Space
+from bexplore.table import Curve, load_table
+
+CURVES = Path(__file__).parent / "curves"
+DEVELOPED_ON = ("milabench_h100", "zeus")
+NOT_SEEN = ("profet_v100", "gavel")
+STEPS = 10
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One job to find the size for; `source` is a recorded curve or a synthetic world."""
+
+    world: str
+    family: str
+    seed: int
+    source: Curve | World
+
+    @property
+    def space(self) -> Space:
+        return Space.of(self.source.points) if isinstance(self.source, Curve) else self.source.space
+
+    @property
+    def memory(self) -> MemoryPrior | None:
+        """What a user's trace would say; of a recorded curve nothing is known."""
+        return None if isinstance(self.source, Curve) else self.source.memory
+
+    def runner(self, *, shared_compile: bool) -> TableRunner | SimulatedRunner:
+        if isinstance(self.source, Curve):
+            return TableRunner(self.source, ReplayOptions(seed=self.seed, shared_compile=shared_compile, steps=STEPS))
+        return SimulatedRunner(self.source, seed=self.seed, shared_compile=shared_compile)
+
+    def regret(self, size: int) -> float:
+        return self.source.regret(size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a method found on a problem.
+
+    Attributes:
+        regret: Share of the best throughput that is lost.
+        num_probes: Probes, all outcomes.
+        num_out_of_memory: Those that did not fit.
+        cost_s: What they cost.
+        exhaustive_cost_s: What one probe of every size would have cost.
+        fixed_cost_s: Starts and compiles that any method pays: one of each with a shared compilation, else 0.
+        confidence: The final score; None for a method that has none.
+        messages: (score, within the tolerance) of every streamed recommendation.
+        stop_reason: Why it ended.
+    """
+
+    regret: float
+    num_probes: int
+    num_out_of_memory: int
+    cost_s: float
+    exhaustive_cost_s: float
+    fixed_cost_s: float = 0.0
+    confidence: int | None = None
+    messages: tuple[tuple[int, bool], ...] = ()
+    stop_reason: str = ""
+
+
+def public_problems(num_seeds: int) -> Iterator[Problem]:
+    for family in (*DEVELOPED_ON, *NOT_SEEN):
+        for curve in load_table(CURVES / f"{family}.csv"):
+            for seed in range(1000, 1000 + num_seeds):
+                yield Problem("public", family, seed, curve)
+
+
+def simulated_problems(family: Family, count: int, *, first_seed: int) -> Iterator[Problem]:
+    for seed in range(first_seed, first_seed + count):
+        world = draw_world(family, seed)
+        if world.fits.any():
+            yield Problem(family.value, family.value, seed, world)
+
+
+def exhaustive_cost_s(problem: Problem, *, shared_compile: bool) -> float:
+    """Seconds of one probe of every size under the same charges."""
+    runner = problem.runner(shared_compile=shared_compile)
+    for number, size in enumerate(problem.space.sizes):
+        runner(Probe(number=number, micro_batch_size=size, max_passes=STEPS))
+    return runner.cost_s
+
+
+def explore_problem(problem: Problem, *, shared_compile: bool = False) -> Answer:
+    """bexplore itself, as a user would run it."""
+    runner = problem.runner(shared_compile=shared_compile)
+    compilation = Compilation.SHARED if shared_compile else Compilation.EXACT
+    settings = SearchSettings(
+        search_compilation=compilation, user_compilation=compilation, verify_exact=False, max_passes=STEPS
+    )
+    messages: list[tuple[int, bool]] = []
+    result: Result | None = None
+    first: Observation | None = None
+    for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
+        if isinstance(event, ProbeFinished):
+            first = first or event.observation
+        elif isinstance(event, Recommendation):
+            messages.append((event.confidence, problem.regret(event.micro_batch_size) <= TOLERANCE))
+        elif isinstance(event, Result):
+            result = event
+    assert result is not None and result.recommendation is not None and first is not None
+    best = result.recommendation
+    return Answer(
+        regret=problem.regret(best.micro_batch_size),
+        num_probes=best.num_probes,
+        num_out_of_memory=result.outcomes.get("out_of_memory", 0),
+        cost_s=runner.cost_s,
+        exhaustive_cost_s=exhaustive_cost_s(problem, shared_compile=shared_compile),
+        fixed_cost_s=first.start_time_s + first.compile_time_s if shared_compile else 0.0,
+        confidence=best.confidence,
+        messages=tuple(messages),
+        stop_reason=result.stop_reason,
+    )
+
+
+def answered(problem: Problem, *, shared_compile: bool = False) -> Answer | None:
+    """The same; None for a world in which nothing fits."""
+    try:
+        return explore_problem(problem, shared_compile=shared_compile)
+    except NothingFitsError:
+        return None

@@ -1,0 +1,128 @@
+"""The search benchmark as a table and as a picture."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+PICTURED = ("public", "smooth", "rough", "cliffs")
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Everything measured, as one page."""
+    facts = report["facts"]
+    lines = ["# The search", "", f"`{facts['command']}`, {facts['date']}, revision {facts['revision']}.", ""]
+    lines += [f"{key.replace('_', ' ')}: {value}  " for key, value in facts.items() if key not in ("command", "date")]
+    lines += [
+        "",
+        "Shares have Wilson intervals, means and ratios bootstrap intervals, 95 %, over problems. Out of memory: probes a run.",
+        "",
+    ]
+    for world, methods in report["methods"].items():
+        lines += [f"## {world}", "", *_methods_table(methods), ""]
+        if world == "public":
+            lines += _public_lines(report)
+    timing = report["decision_time"]
+    lines += [
+        "## Decision time",
+        "",
+        f"4096 candidates, belief included: median {timing['median_ms']:.1f} ms, 95th percentile "
+        f"{timing['p95_ms']:.1f} ms, {timing['count']} decisions.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _methods_table(methods: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [
+        "| method | problems | within 2 % | within 5 % | p95 regret | probes | cost / exhaustive | out of memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in methods.items():
+        lines.append(
+            f"| {name} | {row['problems']} | {_percent(row['within_2_percent'])} | {_percent(row['within_5_percent'])} "
+            f"| {100 * row['regret_p95']:.1f} % | {_number(row['mean_probes'])} "
+            f"| {_number(row['cost_over_exhaustive'])} | {row['out_of_memory_per_run']:.2f} |"
+        )
+    return [*lines, "", *_calibration_lines(methods["bexplore"])]
+
+
+def _calibration_lines(row: dict[str, Any]) -> list[str]:
+    bands = ", ".join(
+        f"{band['from']:.0f}+: {band['score']:.0f} -> {band['true']:.0f} ({band['count']})" for band in row["bands"]
+    )
+    return [
+        f"Score of 90 and above in {100 * row['share_with_score_90']:.0f} % of the runs: mean score "
+        f"{row['score_90_mean']:.1f}, truly within 2 % {_percent(row['score_90_true'])}.  ",
+        f"Expected calibration error over all messages {_number(row['expected_calibration_error'], 3)}; worst band "
+        f"below 50 off by {_points(row['worst_low_band_points'])}.  ",
+        f"Mean score -> true share by band (messages): {bands}.  ",
+        f"Ended by: {', '.join(f'{word} {count}' for word, count in row['stop_reasons'].items())}.",
+    ]
+
+
+def _public_lines(report: dict[str, Any]) -> list[str]:
+    lines = ["### public, by family", ""]
+    lines += ["| curves | problems | within 2 % | probes | cost / exhaustive | score >= 90 true | calibration error |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for name, row in report["public_families"].items():
+        lines.append(
+            f"| {name} | {row['problems']} | {_percent(row['within_2_percent'])} | {_number(row['mean_probes'])} "
+            f"| {_number(row['cost_over_exhaustive'])} | {_percent(row['score_90_true'])} "
+            f"| {_number(row['expected_calibration_error'], 3)} |"
+        )
+    shared = report["public_shared_compile"]
+    return [
+        *lines,
+        "",
+        "### public, one shared compilation",
+        "",
+        f"Within 2 % {_percent(shared['within_2_percent'])}, probes {_number(shared['mean_probes'])}, cost against "
+        f"exhaustive {_number(shared['cost_over_exhaustive'])}. One start and one compilation, which all methods pay, "
+        f"are {shared['least_cost_ratio']:.2f} of the exhaustive cost; without them the ratio is "
+        f"{shared['variable_cost_ratio']:.2f}.",
+        "",
+    ]
+
+
+def _percent(estimate: list[float]) -> str:
+    value, low, high = (100 * number for number in estimate)
+    return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+
+
+def _number(estimate: list[float], digits: int = 2) -> str:
+    value, low, high = estimate
+    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _points(value: float) -> str:
+    return "nothing that can be said" if math.isnan(value) else f"{value:.0f} points"
+
+
+def draw_reliability(report: dict[str, Any], path: Path) -> None:
+    """Mean score against true share by band, one panel a world; an honest score lies on the diagonal."""
+    figure, axes = plt.subplots(1, len(PICTURED), figsize=(3.4 * len(PICTURED), 3.6), sharey=True)
+    for axis, world in zip(axes, PICTURED, strict=True):
+        bands = report["methods"][world]["bexplore"]["bands"]
+        score = [band["score"] for band in bands]
+        true = [band["true"] for band in bands]
+        errors = [
+            [max(band["true"] - band["low"], 0.0) for band in bands],
+            [max(band["high"] - band["true"], 0.0) for band in bands],
+        ]
+        axis.plot([0, 100], [0, 100], color="0.7", linewidth=1, zorder=0)
+        axis.errorbar(score, true, yerr=errors, fmt="o", markersize=5, capsize=2, color="#1b6ca8")
+        axis.set_title(world)
+        axis.set_xlabel("score")
+        axis.set_xlim(-2, 102)
+        axis.set_ylim(-2, 102)
+    axes[0].set_ylabel("truly within 2 % of the best, %")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,119 @@
+"""Shares with Wilson intervals, and means with bootstrap intervals, over problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.search_problems import TOLERANCE, Answer
+
+RESAMPLES = 400
+Z = 1.96
+HIGH_SCORE = 90
+LOW_SCORE = 50
+MIN_BAND = 30  # messages below which a band of scores says nothing
+
+
+def wilson(hits: int, count: int) -> tuple[float, float, float]:
+    """A share and its 95 % interval (Wilson, 1927)."""
+    if count == 0:
+        return math.nan, math.nan, math.nan
+    share = hits / count
+    center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    return share, center - half, center + half
+
+
+def bootstrap(answers: Sequence[Answer], statistic: Callable[[Sequence[Answer]], float]) -> tuple[float, float, float]:
+    """A statistic of the answers and its 95 % interval over problems."""
+    rng = np.random.default_rng(0)
+    draws = [statistic([answers[i] for i in rng.integers(0, len(answers), len(answers))]) for _ in range(RESAMPLES)]
+    low, high = np.nanquantile(draws, [0.025, 0.975])
+    return statistic(answers), float(low), float(high)
+
+
+def mean_probes(answers: Sequence[Answer]) -> float:
+    return float(np.mean([answer.num_probes for answer in answers]))
+
+
+def cost_ratio(answers: Sequence[Answer]) -> float:
+    """Cost over exhaustive cost, by sum."""
+    return sum(answer.cost_s for answer in answers) / sum(answer.exhaustive_cost_s for answer in answers)
+
+
+def variable_cost_ratio(answers: Sequence[Answer]) -> float:
+    """The same without the one start and compile that every method pays."""
+    fixed = sum(answer.fixed_cost_s for answer in answers)
+    whole = sum(answer.exhaustive_cost_s for answer in answers)
+    return (sum(answer.cost_s for answer in answers) - fixed) / (whole - fixed)
+
+
+def least_cost_ratio(answers: Sequence[Answer]) -> float:
+    """The share of the exhaustive cost that is fixed: nobody can be below it."""
+    return sum(answer.fixed_cost_s for answer in answers) / sum(answer.exhaustive_cost_s for answer in answers)
+
+
+def messages_of(answers: Sequence[Answer]) -> np.ndarray:
+    """(n, 2), score and whether it was right, of every streamed recommendation."""
+    return np.array([message for answer in answers for message in answer.messages], dtype=float).reshape(-1, 2)
+
+
+def bands(answers: Sequence[Answer]) -> list[dict[str, float]]:
+    """Mean score and true share, both in percent, by band of ten."""
+    messages = messages_of(answers)
+    found = []
+    for low in range(0, 100, 10):
+        inside = messages[(messages[:, 0] >= low) & (messages[:, 0] < low + 10)]
+        if len(inside):
+            share, least, most = wilson(int(inside[:, 1].sum()), len(inside))
+            row = {"from": low, "count": len(inside), "score": float(inside[:, 0].mean())}
+            found.append(row | {"true": 100 * share, "low": 100 * least, "high": 100 * most})
+    return found
+
+
+def calibration_error(answers: Sequence[Answer]) -> float:
+    """Expected calibration error over all messages, ten bands."""
+    messages = messages_of(answers)
+    if not len(messages):
+        return math.nan
+    band = np.minimum(messages[:, 0] // 10, 9)
+    error = 0.0
+    for value in np.unique(band):
+        inside = messages[band == value]
+        error += len(inside) / len(messages) * abs(inside[:, 0].mean() / 100 - inside[:, 1].mean())
+    return error
+
+
+def summary(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Everything that is reported of one method on one set of problems."""
+    count = len(answers)
+    regrets = np.array([answer.regret for answer in answers])
+    row: dict[str, Any] = {
+        "problems": count,
+        "within_2_percent": wilson(int((regrets <= TOLERANCE).sum()), count),
+        "within_5_percent": wilson(int((regrets <= 0.05).sum()), count),
+        "regret_p95": float(np.quantile(regrets, 0.95)),
+        "mean_probes": bootstrap(answers, mean_probes),
+        "cost_over_exhaustive": bootstrap(answers, cost_ratio),
+        "out_of_memory_per_run": float(np.mean([answer.num_out_of_memory for answer in answers])),
+    }
+    if answers[0].confidence is None:
+        return row
+    high = [answer for answer in answers if (answer.confidence or 0) >= HIGH_SCORE]
+    low_bands = [band for band in bands(answers) if band["from"] < LOW_SCORE and band["count"] >= MIN_BAND]
+    return row | {
+        "share_with_score_90": len(high) / count,
+        "score_90_true": wilson(sum(answer.regret <= TOLERANCE for answer in high), len(high)),
+        "score_90_mean": float(np.mean([answer.confidence for answer in high])) if high else math.nan,
+        "expected_calibration_error": bootstrap(answers, calibration_error),
+        "worst_low_band_points": max((abs(band["score"] - band["true"]) for band in low_bands), default=math.nan),
+        "bands": bands(answers),
+        "stop_reasons": _counts([answer.stop_reason for answer in answers]),
+    }
+
+
+def _counts(words: Sequence[str]) -> dict[str, int]:
+    return {word: words.count(word) for word in sorted(set(words))}

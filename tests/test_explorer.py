@@ -1,0 +1,229 @@
+"""The loop: ask, probe, record, tell, recommend."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from search_builders import CurveRunner, failed, saturating
+
+from bexplore.errors import EngineError, NothingFitsError, UserProgramError
+from bexplore.explorer import ProbeFinished, ProbeStarted, Result, explore
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.recommendation import Recommendation, SearchSettings
+from bexplore.space import Space, default_candidates
+
+EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
+SHARED = SearchSettings()
+FEW = Space.of([1, 2, 4, 8, 16, 32, 64])
+MANY = Space.of(default_candidates(1, 512))
+
+
+def result_of(runner: Callable[[Probe], Observation], space: Space = FEW, **options) -> Result:
+    *_, last = explore(runner, space=space, settings=options.pop("settings", EXACT), **options)
+    assert isinstance(last, Result)
+    return last
+
+
+def test_each_probe_is_announced_recorded_answered_and_followed_by_a_recommendation():
+    recorded: list[Observation] = []
+    events = list(explore(CurveRunner(), space=FEW, settings=EXACT, record=recorded.append))
+    kinds = [type(event) for event in events]
+    assert kinds == [ProbeStarted, ProbeFinished, Recommendation] * len(recorded) + [Result]
+    assert [event.observation for event in events if isinstance(event, ProbeFinished)] == recorded
+    assert [item.probe.number for item in recorded] == list(range(len(recorded)))
+
+
+def test_the_base_is_probed_first_and_its_first_recommendation_is_itself():
+    runner = CurveRunner()
+    first = next(event for event in explore(runner, space=FEW, settings=EXACT) if isinstance(event, Recommendation))
+    assert runner.sizes == [1]
+    assert (first.micro_batch_size, round(first.relative_performance, 2)) == (1, 1.0)
+
+
+def test_the_fastest_size_that_fits_is_found_and_the_target_is_the_reason_to_stop():
+    result = result_of(CurveRunner(largest=200), MANY)
+    assert saturating(result.recommendation.micro_batch_size) > 0.98 * saturating(200)
+    assert result.stop_reason == "target_confidence"
+    assert result.recommendation.confidence >= 90
+
+
+def test_a_fall_of_two_fifths_between_distant_probes_is_found():
+    result = result_of(CurveRunner(lambda size: 1000.0 * size / (size + 10.0) * (1.0 if size <= 48 else 0.6)), MANY)
+    assert 40 <= result.recommendation.micro_batch_size <= 48
+
+
+def test_the_result_counts_outcomes_and_says_peak_headroom_and_saving():
+    result = result_of(CurveRunner(lambda size: 1000.0, largest=20), FEW)
+    assert sum(result.outcomes.values()) == result.recommendation.num_probes
+    assert result.smallest_within_tolerance == 1
+    assert result.peak_memory_bytes + result.memory_headroom_bytes == 2**30
+    assert result.memory_saved_bytes >= 0
+
+
+def test_with_a_shared_compilation_the_winner_is_run_once_exactly_in_a_fresh_process():
+    runner = CurveRunner()
+    result = result_of(runner, MANY, settings=SHARED)
+    last = runner.probes[-1]
+    assert (last.purpose, last.compilation, last.fresh_worker) == (Purpose.VERIFY, Compilation.EXACT, True)
+    assert last.micro_batch_size == result.recommendation.micro_batch_size
+    assert {probe.compilation for probe in runner.probes[:-1]} == {Compilation.SHARED}
+    assert result.exact_over_shared == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_winner_that_does_not_fit_when_compiled_exactly_is_dropped_and_the_search_goes_on():
+    shared = CurveRunner()
+
+    def runner(probe: Probe) -> Observation:
+        if probe.compilation is Compilation.EXACT and probe.micro_batch_size > 100:
+            return failed(probe, Outcome.OUT_OF_MEMORY, "peak above the budget")
+        return shared(probe)
+
+    result = result_of(runner, MANY, settings=SHARED)
+    assert result.recommendation.micro_batch_size <= 100
+    assert result.outcomes["out_of_memory"] >= 1
+
+
+def test_where_exact_compilation_changes_the_order_exact_wins():
+    def runner(probe: Probe) -> Observation:
+        slow = probe.compilation is Compilation.EXACT and probe.micro_batch_size == 64
+        return CurveRunner(lambda size: saturating(size) * (0.6 if slow else 1.0))(probe)
+
+    assert result_of(runner, FEW, settings=SHARED).recommendation.micro_batch_size == 32
+
+
+def test_an_unfinished_exploration_goes_on_without_repeating_a_probe(tmp_path: Path):
+    whole: list[Observation] = []
+    expected = result_of(CurveRunner(largest=200), MANY, record=whole.append)
+    runner = CurveRunner(largest=200)
+    resumed = result_of(runner, MANY, history=whole[:3], storage=tmp_path / "study.log")
+    assert runner.sizes == [item.micro_batch_size for item in whole[3:]]
+    assert resumed.recommendation.micro_batch_size == expected.recommendation.micro_batch_size
+    assert resumed.outcomes == expected.outcomes
+
+
+def test_a_probe_that_was_recorded_but_not_told_is_not_repeated(tmp_path: Path):
+    recorded: list[Observation] = []
+
+    def record_and_die(observation: Observation) -> None:
+        recorded.append(observation)
+        if len(recorded) == 3:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        result_of(CurveRunner(), MANY, record=record_and_die, storage=tmp_path / "study.log")
+    runner = CurveRunner()
+    result = result_of(runner, MANY, history=recorded, storage=tmp_path / "study.log")
+    assert result.recommendation.num_probes == 3 + len(runner.sizes)
+
+
+def test_a_finished_exploration_ends_at_once_with_the_same_result():
+    recorded: list[Observation] = []
+    first = result_of(CurveRunner(), FEW, record=recorded.append)
+    runner = CurveRunner()
+    again = result_of(runner, FEW, history=recorded)
+    assert runner.sizes == []
+    assert again.recommendation.micro_batch_size == first.recommendation.micro_batch_size
+    assert again.recommendation.confidence == first.recommendation.confidence
+
+
+def test_an_interruption_leaves_the_best_so_far():
+    inner = CurveRunner()
+
+    def runner(probe: Probe) -> Observation:
+        if probe.number == 1:
+            raise KeyboardInterrupt
+        return inner(probe)
+
+    result = result_of(runner)
+    assert result.stop_reason == "interrupted"
+    assert result.recommendation.micro_batch_size in inner.sizes
+
+
+def test_an_interruption_before_anything_was_measured_recommends_nothing():
+    def runner(probe: Probe) -> Observation:
+        raise KeyboardInterrupt
+
+    assert result_of(runner).recommendation is None
+
+
+def test_max_probes_and_a_time_budget_and_the_callers_words_end_the_search():
+    hard = SearchSettings(
+        search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=99, max_probes=4, time_budget_s=1e9
+    )
+    assert result_of(CurveRunner(), MANY, settings=hard).stop_reason == "max_probes"
+    short = SearchSettings(search_compilation=Compilation.EXACT, target_confidence=99, time_budget_s=2.5)
+    result = result_of(CurveRunner(), MANY, settings=short)
+    assert (result.stop_reason, result.recommendation.num_probes) == ("time_budget", 3)
+    words = iter([None, None, "disk is full"])
+    assert result_of(CurveRunner(), MANY, should_stop=lambda: next(words)).stop_reason == "disk is full"
+
+
+def test_nothing_fits_says_the_numbers():
+    with pytest.raises(NothingFitsError, match=r"micro-batch size 1\b.*budget 1\.00 GiB"):
+        result_of(CurveRunner(largest=0))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
+def test_a_program_that_fails_alike_at_two_sizes_is_broken_and_its_traceback_is_kept(outcome: Outcome):
+    sizes = []
+
+    def runner(probe: Probe) -> Observation:
+        sizes.append(probe.micro_batch_size)
+        return failed(probe, outcome, f"shape ({probe.micro_batch_size}, 3) is wrong", traceback_text="Traceback ...")
+
+    with pytest.raises(UserProgramError) as caught:
+        result_of(runner)
+    assert len(set(sizes)) == 2
+    assert caught.value.traceback_text == "Traceback ..."
+
+
+def test_sizes_that_fail_for_different_reasons_are_no_broken_program():
+    def runner(probe: Probe) -> Observation:
+        return failed(probe, Outcome.CRASHED, "abcdefgh"[probe.number])
+
+    with pytest.raises(EngineError, match="no micro-batch size could be measured"):
+        result_of(runner)
+
+
+def test_a_crash_at_one_size_neither_ends_the_search_nor_narrows_it():
+    inner = CurveRunner()
+
+    def runner(probe: Probe) -> Observation:
+        if probe.micro_batch_size == 1:
+            return failed(probe, Outcome.CRASHED, "batch statistics of one sample")
+        return inner(probe)
+
+    result = result_of(runner)
+    assert result.recommendation.micro_batch_size >= 32
+
+
+def test_the_smallest_candidate_alone_is_measured_and_recommended():
+    result = result_of(CurveRunner(), Space.of([4]))
+    assert result.recommendation.micro_batch_size == 4
+
+
+def test_a_long_stretch_that_could_hide_a_better_size_is_not_left_unprobed():
+    runner = CurveRunner(lambda size: 1000.0 * size / (size + 3.0))
+    result_of(runner, MANY)
+    probed = sorted(size for size in set(runner.sizes) if size >= 16)
+    assert all(right / left <= 4.5 for left, right in itertools.pairwise(probed))
+
+
+def test_two_contenders_that_noise_hides_are_measured_in_turns_and_the_noise_is_said():
+    errors = (0.0, 0.02, 0.05, -0.01, -0.03, 0.04, 0.04, -0.03, 0.0, 0.03, -0.03, 0.03, 0.0, 0.0, 0.0, 0.0)
+    wary = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=97)
+    sizes: list[int] = []
+
+    def runner(probe: Probe) -> Observation:
+        sizes.append(probe.micro_batch_size)
+        return CurveRunner(lambda size: 1000.0 * (1.0 + errors[probe.number]))(probe)
+
+    result = result_of(runner, Space.of([32, 64]), settings=wary)
+    turns = sizes[2:]
+    assert len(turns) >= 3
+    assert all(left != right for left, right in itertools.pairwise(turns))
+    assert any("noisy" in warning for warning in result.warnings)
+    assert result.stop_reason in ("target_confidence", "max_probes")

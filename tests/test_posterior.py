@@ -1,0 +1,141 @@
+"""The belief over all sizes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from search_builders import GIB, measured, saturating
+
+from bexplore.evidence import Evidence
+from bexplore.posterior import Posterior, fit
+from bexplore.probe import Compilation, Outcome, Purpose
+from bexplore.space import MemoryPrior, Space, default_candidates
+
+
+def believed(sizes, evidence, **options) -> Posterior:
+    return fit(Space.of(sizes), evidence, **options)
+
+
+def mean_of(posterior: Posterior, size: int) -> float:
+    return float(np.exp(posterior.log_throughput[:, posterior.index(size)].mean()))
+
+
+def fits_at(posterior: Posterior, size: int) -> float:
+    return float(posterior.feasible[:, posterior.index(size)].mean())
+
+
+def test_the_same_evidence_gives_the_same_belief():
+    evidence = [measured(size, saturating(size)) for size in (1, 64, 256)]
+    first, second = (believed(default_candidates(1, 4096), evidence) for _ in range(2))
+    assert np.array_equal(first.log_throughput, second.log_throughput)
+    assert np.array_equal(first.feasible, second.feasible)
+
+
+def test_the_belief_is_near_what_was_measured_and_wide_where_nothing_was():
+    posterior = believed([1, 8, 64, 512], [measured(size, saturating(size)) for size in (1, 64)])
+    spread = posterior.log_throughput.std(axis=0)
+    assert mean_of(posterior, 64) == pytest.approx(saturating(64), rel=0.01)
+    assert spread[posterior.index(512)] > 5 * spread[posterior.index(64)]
+
+
+def test_a_replicate_makes_the_belief_narrower():
+    once = believed([1, 8, 64], [measured(1, 30.0), measured(64, 680.0)])
+    twice = believed([1, 8, 64], [measured(1, 30.0), measured(64, 680.0), measured(64, 680.0)])
+    assert twice.log_throughput[:, 2].std() < once.log_throughput[:, 2].std()
+
+
+def test_an_outlier_that_a_replicate_contradicts_hardly_moves_the_belief():
+    evidence = [measured(size, saturating(size)) for size in (1, 8, 16, 64, 128)]
+    slowed = [*evidence, measured(32, 0.6 * saturating(32)), measured(32, saturating(32))]
+    posterior = believed([1, 8, 16, 32, 64, 128], slowed)
+    assert mean_of(posterior, 32) == pytest.approx(saturating(32), rel=0.03)
+
+
+def test_a_fall_between_two_probes_may_be_anywhere_between_them():
+    evidence = [measured(size, 1000.0) for size in (32, 40, 48, 64)] + [measured(size, 630.0) for size in (128, 160)]
+    posterior = believed(range(32, 161), evidence)
+    spread = posterior.log_throughput.std(axis=0)
+    assert spread[posterior.index(96)] > 3 * spread[posterior.index(56)]
+    high = posterior.log_throughput[:, posterior.index(96)] > math.log(900.0)
+    assert 0.1 < high.mean() < 0.9
+
+
+def test_out_of_memory_is_evidence_about_memory_and_never_a_slow_size():
+    evidence = [measured(8, 500.0), Evidence(micro_batch_size=64, outcome=Outcome.OUT_OF_MEMORY)]
+    posterior = believed([8, 16, 32, 64, 128], evidence)
+    assert fits_at(posterior, 8) == 1.0
+    assert fits_at(posterior, 64) == 0.0 == fits_at(posterior, 128)
+    assert 0.0 < fits_at(posterior, 32) < 1.0
+    assert list(posterior.open) == [True, True, True, False, False]
+
+
+def test_measured_peaks_place_the_memory_boundary():
+    def peak(size: int) -> int:
+        return round((2 + 0.05 * size) * GIB)
+
+    evidence = [
+        measured(size, saturating(size), peak_memory_bytes=peak(size), memory_budget_bytes=20 * GIB)
+        for size in (1, 100)
+    ]
+    posterior = believed(range(1, 1001), evidence)  # the boundary is at 360
+    assert fits_at(posterior, 256) > 0.95
+    assert fits_at(posterior, 512) < 0.05
+
+
+def test_a_trace_that_is_wrong_is_corrected_by_measured_peaks():
+    memory = MemoryPrior(peak_bytes=lambda size: (2 + 0.10 * size) * GIB, budget_bytes=20 * GIB)
+    before = believed(range(1, 1001), [measured(1, 30.0)], memory=memory)  # the trace says 180
+    evidence = [
+        measured(size, saturating(size), peak_memory_bytes=round((2 + 0.085 * size) * GIB)) for size in (1, 100, 170)
+    ]
+    after = believed(range(1, 1001), evidence, memory=memory)  # the peaks say 211
+    assert fits_at(before, 192) < 0.5
+    assert fits_at(after, 192) > 0.9
+
+
+def test_without_a_budget_everything_may_fit():
+    posterior = believed([1, 2, 4, 8], [measured(1, 30.0)])
+    assert fits_at(posterior, 8) > 0.5
+
+
+def test_another_compilation_is_weaker_evidence_of_one_size_than_the_users_own():
+    exact = believed([8, 16, 32], [measured(8, 500.0), measured(32, 900.0)])
+    shared = believed(
+        [8, 16, 32],
+        [measured(8, 500.0, compilation=Compilation.SHARED), measured(32, 900.0, compilation=Compilation.SHARED)],
+    )
+
+    def ratio_sd(posterior: Posterior) -> float:
+        return float((posterior.log_throughput[:, 2] - posterior.log_throughput[:, 0]).std())
+
+    assert ratio_sd(shared) > ratio_sd(exact)
+
+
+def test_where_exact_and_shared_disagree_exact_wins():
+    evidence = [
+        measured(8, 500.0, compilation=Compilation.SHARED),
+        measured(16, 520.0, compilation=Compilation.SHARED),
+        measured(8, 500.0, purpose=Purpose.VERIFY),
+        measured(16, 470.0, purpose=Purpose.VERIFY),
+    ]
+    posterior = believed([8, 16], evidence)
+    assert mean_of(posterior, 8) > mean_of(posterior, 16)
+
+
+def test_a_large_space_keeps_what_was_probed_and_sizes_near_the_memory_boundary():
+    evidence = [
+        measured(1, 30.0),
+        measured(1237, 900.0),
+        Evidence(micro_batch_size=1400, outcome=Outcome.OUT_OF_MEMORY),
+    ]
+    posterior = believed(default_candidates(1, 4096), evidence)
+    assert len(posterior.sizes) < 160
+    assert {1, 1237, 1400} <= set(posterior.sizes.tolist())
+    assert sum(1237 < size < 1400 for size in posterior.sizes) >= 4
+
+
+def test_a_belief_needs_a_measurement():
+    with pytest.raises(ValueError, match="at least one measurement"):
+        believed([1, 2], [Evidence(micro_batch_size=1, outcome=Outcome.OUT_OF_MEMORY)])

@@ -1,0 +1,71 @@
+"""What is recommended, and how sure the score says it is."""
+
+from __future__ import annotations
+
+from search_builders import measured, saturating
+
+from bexplore.evidence import Evidence
+from bexplore.posterior import fit
+from bexplore.probe import Compilation, Outcome, Purpose
+from bexplore.recommendation import Recommendation, recommend, score
+from bexplore.space import Space
+
+
+def recommended(sizes, evidence) -> Recommendation | None:
+    space = Space.of(sizes)
+    return recommend(fit(space, evidence), evidence, base=space.base, tolerance=0.02)
+
+
+def test_only_a_size_that_was_run_is_recommended():
+    best = recommended([1, 2, 4, 8, 16, 32], [measured(1, 30.0), measured(4, 115.0)])
+    assert best.micro_batch_size in (1, 4)
+
+
+def test_the_score_is_low_before_the_search_and_high_when_everything_was_run():
+    sizes = [8, 16, 32, 64, 128]
+    start = recommended(sizes, [measured(8, saturating(8))])
+    end = recommended(sizes, [measured(size, saturating(size)) for size in sizes])
+    assert start.confidence < 30
+    assert end.confidence >= 95
+    assert end.micro_batch_size == 128
+
+
+def test_two_sizes_that_cannot_be_told_apart_are_both_within_the_tolerance():
+    best = recommended([32, 64], [measured(32, 1000.0), measured(64, 1004.0)])
+    assert best.confidence >= 90
+    assert best.smallest_within_tolerance == 32
+
+
+def test_noise_keeps_the_score_low():
+    quiet = [measured(32, 1000.0), measured(64, 1035.0)]
+    noisy = [measured(32, 1000.0, log_throughput_se=0.08), measured(64, 1035.0, log_throughput_se=0.08)]
+    assert recommended([32, 64], noisy).confidence < recommended([32, 64], quiet).confidence
+
+
+def test_relative_performance_is_relative_to_the_smallest_candidate():
+    best = recommended([8, 64], [measured(8, 100.0), measured(64, 250.0)])
+    assert abs(best.relative_performance - 2.5) < 0.05
+    assert abs(best.samples_per_s - 250.0) < 1.0
+
+
+def test_the_score_never_reaches_100_and_rises_with_the_probability():
+    scores = [score(probability / 1000) for probability in range(0, 1001, 5)]
+    assert scores == sorted(scores)
+    assert (scores[0], scores[-1]) == (0, 98)
+
+
+def test_a_size_that_ran_exactly_goes_before_one_that_did_not():
+    evidence = [
+        measured(8, 500.0, compilation=Compilation.SHARED),
+        measured(16, 505.0, compilation=Compilation.SHARED),
+        measured(8, 510.0, purpose=Purpose.VERIFY),
+    ]
+    assert recommended([8, 16], evidence).micro_batch_size == 8
+
+
+def test_nothing_is_recommended_where_all_that_ran_was_refused_since():
+    evidence = [
+        measured(8, 500.0, compilation=Compilation.SHARED),
+        Evidence(micro_batch_size=8, outcome=Outcome.OUT_OF_MEMORY, purpose=Purpose.VERIFY),
+    ]
+    assert recommended([8, 16], evidence) is None

@@ -1,0 +1,96 @@
+"""The sizes that may be tried, and how an outcome narrows them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bexplore.errors import UserInputError
+from bexplore.evidence import Evidence
+from bexplore.probe import Outcome, Purpose
+from bexplore.space import Space, candidate_sizes, default_candidates
+
+
+def ended(size: int, outcome: Outcome, purpose: Purpose = Purpose.SEARCH) -> Evidence:
+    return Evidence(micro_batch_size=size, outcome=outcome, purpose=purpose)
+
+
+def test_every_integer_is_a_candidate_where_there_are_few():
+    assert default_candidates(3, 40) == tuple(range(3, 41))
+
+
+@given(st.integers(1, 5000), st.integers(0, 200_000))
+def test_default_candidates_hold_both_bounds_and_every_power_of_two_and_leave_no_wide_gap(minimum: int, extra: int):
+    maximum = minimum + extra
+    sizes = default_candidates(minimum, maximum)
+    assert (sizes[0], sizes[-1]) == (minimum, maximum)
+    assert {2**power for power in range(18) if minimum <= 2**power <= maximum} <= set(sizes)
+    assert all(right - left <= max(1, 0.002 * right) for left, right in itertools.pairwise(sizes))
+
+
+def test_even_candidates_are_the_ceilings_of_the_replica_batch():
+    sizes = candidate_sizes("even", minimum=12, maximum=133, replica_batch_size=133)
+    assert sizes == (12, 13, 14, 15, 17, 19, 23, 27, 34, 45, 67, 133)
+
+
+def test_divisor_candidates_divide_the_replica_batch():
+    assert candidate_sizes("divisors", minimum=1, maximum=30, replica_batch_size=36) == (1, 2, 3, 4, 6, 9, 12, 18)
+
+
+def test_candidates_do_not_depend_on_the_batch_size_unless_the_rule_says_so():
+    for rule in ("all", "powers_of_two", [3, 5]):
+        free = candidate_sizes(rule, minimum=1, maximum=64)
+        assert free == candidate_sizes(rule, minimum=1, maximum=64, replica_batch_size=36)
+
+
+def test_a_list_is_taken_as_it_is_within_the_bounds():
+    assert candidate_sizes([48, 7, 7, 300], minimum=1, maximum=64) == (7, 48)
+
+
+@pytest.mark.parametrize(
+    ("rule", "bounds", "words"),
+    [
+        ("squares", (1, 8), "squares"),
+        ("divisors", (1, 8), "batch_size"),
+        ("powers_of_two", (5, 7), "no candidate"),
+        ("all", (0, 8), "below 1"),
+        ("all", (8, 4), "below the smallest"),
+    ],
+)
+def test_a_rule_that_leaves_nothing_is_a_users_mistake_that_says_what_to_do(rule, bounds, words):
+    with pytest.raises(UserInputError, match=words) as caught:
+        candidate_sizes(rule, minimum=bounds[0], maximum=bounds[1])
+    assert caught.value.hint
+
+
+def test_an_out_of_memory_narrows_the_space_to_what_is_smaller():
+    space = Space.of([1, 2, 4, 8, 16])
+    assert space.open_sizes([ended(4, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY)]) == (1, 2, 4)
+
+
+def test_a_success_above_refutes_an_out_of_memory():
+    space = Space.of([1, 2, 4, 8, 16])
+    seen = [ended(8, Outcome.OUT_OF_MEMORY), ended(16, Outcome.MEASURED)]
+    assert space.smallest_out_of_memory(seen) == math.inf
+    assert space.open_sizes(seen) == space.sizes
+
+
+def test_a_verification_that_does_not_fit_is_never_refuted():
+    space = Space.of([1, 2, 4, 8, 16])
+    seen = [ended(16, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY, Purpose.VERIFY)]
+    assert space.open_sizes(seen) == (1, 2, 4)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
+def test_a_failure_that_is_not_about_memory_drops_its_own_size_after_two_and_no_other(outcome: Outcome):
+    space = Space.of([1, 2, 4, 8])
+    assert space.open_sizes([ended(4, outcome)]) == (1, 2, 4, 8)
+    assert space.open_sizes([ended(4, outcome), ended(4, outcome)]) == (1, 2, 8)
+
+
+def test_a_verification_that_fails_drops_its_size_at_once():
+    assert Space.of([1, 2, 4]).open_sizes([ended(4, Outcome.CRASHED, Purpose.VERIFY)]) == (1, 2)
