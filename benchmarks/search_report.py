@@ -21,7 +21,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [f"{key.replace('_', ' ')}: {value}  " for key, value in facts.items() if key not in ("command", "date")]
     lines += [
         "",
-        "Shares have Wilson intervals, means and ratios bootstrap intervals, 95 %, over problems. Out of memory: probes a run.",
+        "Shares have Wilson, means and ratios bootstrap intervals, 95 %, over problems. Out of memory: probes a run.",
         "",
     ]
     for world, methods in report["methods"].items():
