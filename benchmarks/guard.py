@@ -43,7 +43,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 TIERS = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
 # Programs whose work differs by a known share: equal blocks in a row, in eager mode.
-BLOCKS = {"A": 40, "A again": 40, "5 % slower": 42, "10 % slower": 44}
+BLOCKS = {"A": 20, "A again": 20, "5 % slower": 21, "10 % slower": 22}
 MICRO_BATCH_SIZE = 64
 
 
