@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 NUM_SHAPES = 1024
-SHARPNESS = (0.5, 0.75, 1.0, 1.7, 4.0)
+SHARPNESS = (0.5, 0.75, 1.0, 1.7, 4.0)  # of the knee: below 1 throughput creeps up for long, at 4 it stops at once
 SHARPNESS_WEIGHTS = (0.15, 0.2, 0.3, 0.2, 0.15)
-DECLINE_SHARE = 0.3
+DECLINE_SHARE = 0.3  # of shapes that fall beyond some size
+DECLINE_FROM = 0.0  # where the fall may begin at the earliest, as a share of the candidates' span in ln
+ALIGNMENTS = np.array([2, 4, 8, 8, 16])  # sizes that are no multiple of one of these may be slower
 CLIFF_RATE = 0.10  # jobs whose throughput jumps somewhere, per e-fold of the candidates
 CLIFF_SDS = ((0.06, 0.5), (0.30, 0.5))  # sd of the jump in ln(samples/s), weight
 UNSEEN_BUMP_RATE = 0.03  # jobs with a narrow peak or hole somewhere, per e-fold of the candidates
 UNSEEN_BUMP_SDS = (0.05, 0.15)  # of its height in ln(samples/s), equally likely
-DECLINE_FROM = 0.0
-ALIGNMENTS = np.array([2, 4, 8, 8, 16])
 
-# Hyper-parameter grid of the deviation from a shape, with prior weights.
-# Source: empirical Bayes on public measured curves, which are rougher than intuition; see benchmarks/search.py.
+# Hyper-parameter grid of the deviation from a shape, with prior weights. Source: expectation maximisation on the two
+# families of public sweeps that the search was developed on and on simulated worlds, rounded and widened by hand.
 LENGTHS = (0.5, 1.5, 4.0)  # e-folds of the size
 SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends may be large, short waves are small
     (0, 0.02, 0.10),
@@ -87,7 +87,7 @@ CLIFF_BASES = _cliff_bases()
 
 @dataclass(frozen=True)
 class ShapePrior:
-    """K curve shapes drawn once from fixed seeds: saturation, steps, alignment, decline, cliffs, memory pressure.
+    """K curve shapes drawn once from fixed seeds: saturation, steps, alignment, decline, memory pressure.
 
     Attributes:
         base: Smallest candidate size.
