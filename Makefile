@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help setup explore test check guard bench bench-search bench-trace bench-guard clean dist
+.PHONY: help setup explore test check guard bench bench-search bench-trace bench-guard bench-faults clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench-search  the search, replayed and simulated"
 	@echo "make bench-trace   the trace against the allocator"
 	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
+	@echo "make bench-faults  probes that die, explorers that are killed, inputs that are wrong"
 	@echo "make dist          build the wheel"
 	@echo "make clean         remove $(VENV) and everything that was built"
 
@@ -42,7 +43,7 @@ check: $(STAMP)
 guard: $(STAMP)
 	$(BIN)/bexplore guard configs/guard_tiny.yaml --baseline configs/guard_tiny.json --facts portable $(ARGS)
 
-bench: bench-search bench-trace bench-guard
+bench: bench-search bench-trace bench-guard bench-faults
 
 bench-search: $(STAMP)
 	$(BIN)/python -m benchmarks.search $(ARGS)
@@ -52,6 +53,9 @@ bench-trace: $(STAMP)
 
 bench-guard: $(STAMP)
 	$(BIN)/python -m benchmarks.guard $(ARGS)
+
+bench-faults: $(STAMP)
+	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -5,6 +5,8 @@ Every command imports what it needs when it runs, so that `bexplore --help` star
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import click
@@ -17,7 +19,9 @@ from bexplore.cli.guard import guard
 from bexplore.cli.report import report
 from bexplore.cli.single import probe, trace
 from bexplore.cli.tables import batch_sizes, replay, schema
-from bexplore.errors import BexploreError, ExitCode, UserProgramError
+from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class _InOrder(click.Group):
@@ -70,6 +74,12 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader is gone; Python would complain about its own stdout at exit
         sys.exit(ExitCode.DONE)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would write, and complain, once more at exit
+        hint = "make room, then run the same command again: what is finished is not repeated"
+        _complain(EngineError(f"cannot write {error.filename or 'the output'}: {error.strerror}", hint=hint))
 
 
 def _complain(error: BexploreError) -> None:

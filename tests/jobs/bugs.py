@@ -1,0 +1,86 @@
+"""Programs of "the user" with mistakes of their own, which show at some sizes or in some ways only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+import torch
+from programs import WIDTH, Perceptron
+from torch import nn
+
+
+class OddOnly(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] % 2 == 0:
+            raise ValueError(f"this model pairs its samples around one in the middle, and got {x.shape[0]}")
+        return super().forward(x)
+
+
+def odd_only() -> nn.Module:
+    return OddOnly()
+
+
+class Normalized(Perceptron):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+def normalized() -> nn.Module:
+    """Needs two samples at least."""
+    return Normalized()
+
+
+class ChangesType(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.double())
+
+
+def changes_type() -> nn.Module:
+    return ChangesType()
+
+
+class ChangesDevice(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to("meta"))
+
+
+def changes_device() -> nn.Module:
+    return ChangesDevice()
+
+
+class Misbehaves(Perceptron):
+    """Does to its process what BUG names, at sizes above 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 1:
+            misbehave(os.environ["BUG"])
+        return super().forward(x)
+
+
+def misbehaves() -> nn.Module:
+    return Misbehaves()
+
+
+def misbehave(how: str) -> None:
+    if how == "flood":
+        for _ in range(300):
+            os.write(1, b"x" * 65536)
+    elif how == "close_pipe":
+        os.closerange(3, 4096)
+    elif how == "segfault":
+        ctypes.string_at(0)
+    elif how == "leaves_children":
+        # One in a session of its own, and one that still holds the pipe to the explorer open.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+        if os.fork() == 0:
+            os.setsid()
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
