@@ -35,7 +35,8 @@ explore: {memory_budget: 1GiB, max: 16}
 TRAINER = """\
 trainer:
   init:
-    model: {name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}
+    model: {name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2,
+            max_position_embeddings: 16}
     model_dir: weekly
     callbacks:
       - ScopedTrainFlags:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -218,7 +219,8 @@ def test_the_worker_and_its_children_end_with_the_runner(run_on):
 
 def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     script = (
-        "import sys; from conftest import imported_job; from bexplore.engine import EngineRunner; from pathlib import Path\n"
+        "import sys; from pathlib import Path\n"
+        "from conftest import imported_job; from bexplore.engine import EngineRunner\n"
         f"runner = EngineRunner(imported_job(), run_dir=Path({str(tmp_path)!r}), budget_bytes=None)\n"
         "runner.facts(); print(runner._worker.pid, flush=True); sys.stdin.read()"
     )
@@ -227,7 +229,7 @@ def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
         stdin=-1,
         stdout=-1,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
     )
     worker = psutil.Process(int(explorer.stdout.readline()))
 

@@ -78,4 +78,4 @@ def test_every_example_configuration_loads_and_plans(path, tmp_path):
     )
 
     assert done.returncode == 0, done.stderr
-    assert "at most" in done.stderr
+    assert "at most" in done.stderr or "nothing to explore" in done.stdout

@@ -42,7 +42,7 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
     if device.type == "cpu":
         peak = storage_bytes(alive) + _profiled_peak(step)
         return PeakMemory(held_bytes=peak, allocated_bytes=peak)
-    memory = getattr(torch, device.type, None)
+    memory: Any = getattr(torch, device.type, None)
     if not hasattr(memory, "max_memory_allocated"):
         step()
         return None

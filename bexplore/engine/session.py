@@ -361,6 +361,6 @@ def _warm_device(device: torch.device) -> None:
 
 
 def _synchronize(device: torch.device) -> None:
-    module = getattr(torch, device.type, None)
+    module: Any = getattr(torch, device.type, None)
     if device.type != "cpu" and hasattr(module, "synchronize"):
         module.synchronize()
