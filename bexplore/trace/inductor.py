@@ -37,10 +37,11 @@ from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from bexplore.trace.errors import TraceError
-from bexplore.trace.flops import Cost, count_graph_flops
+from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
 from bexplore.trace.plan import Alias, Allocate, Drop, Output, Plan, Step
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
+from bexplore.trace.workspaces import workspace_bytes
 
 SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
 Observe = Callable[[GraphLowering, int], None]
@@ -188,6 +189,24 @@ class _Reader:
                 yield Alias(node.get_name(), aliased[0])
             else:
                 yield Allocate(node.get_name(), self._storage_size(node), _place(node))
+        yield from self._workspace(node, outputs[0] if outputs else node)
+
+    def _workspace(self, node: Any, output: Any) -> Iterator[Step]:
+        origin = _origin(node)
+        if origin is None or not isinstance(output.get_output_spec(), ir.Layout):
+            return
+        layout = output.get_output_spec()
+        size = workspace_bytes(
+            origin.target,
+            torch.fx.node.map_arg(origin.args, node_shapes),
+            itemsize=layout.dtype.itemsize,
+            is_channels_last=len(layout.stride) > 1 and layout.stride[1] == 1,
+            device=layout.device.type,
+        )
+        if size:
+            name = f"{node.get_name()} workspace"
+            yield Allocate(name, Polynomial.of_value(size, self._prime), _place(node))
+            yield Drop(name)
 
     def output(self, node: Any) -> Output | int | None:
         if isinstance(node, ir.NoneAsConstantBuffer):
@@ -277,13 +296,20 @@ def _element(name: str, indices: Any) -> str:
 
 def _place(node: Any) -> Place:
     """Where in the user's model a buffer is made."""
-    origins = [origin for origin in node.get_origins() if origin.op == "call_function"]
-    origin = node.get_origin_node() or (max(origins, key=lambda one: one.name) if origins else None)
+    origin = _origin(node)
     if origin is None:
         return Place(node.get_name().rstrip("0123456789"))
     operator = getattr(origin.target, "overloadpacket", origin.target)
     label = f"{_source_line(origin)} {getattr(operator, '__name__', operator)}".strip()
     return Place(label, module_of(origin))
+
+
+def _origin(node: Any) -> torch.fx.Node | None:
+    """The graph node that a buffer comes from; of a fused kernel the last by name."""
+    origins = [origin for origin in node.get_origins() if origin.op == "call_function"]
+    operator = getattr(node, "op_overload", None)
+    own = [origin for origin in origins if operator is not None and origin.target is operator]
+    return node.get_origin_node() or max(own or origins, key=lambda one: one.name, default=None)
 
 
 def module_of(origin: torch.fx.Node) -> str:

@@ -24,6 +24,7 @@ from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
+from bexplore.trace.workspaces import workspace_bytes
 
 _TORCH_ROOT = f"{Path(torch.__file__).parent}{os.sep}"
 _HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
@@ -71,6 +72,18 @@ class LifetimeTracker:
         """Write down one event, if it is of any size and something is being recorded."""
         if self._recording and size:
             self.events[self.current_phase()].append(Event(size, place))
+
+    def take_workspace(self, operator: Any, arguments: Any, images: torch.Tensor, place: Place) -> None:
+        """Write down what an operator takes for itself while it runs."""
+        size = workspace_bytes(
+            operator,
+            shapes_of(arguments),
+            itemsize=images.itemsize,
+            is_channels_last=images.dim() > 1 and images.stride(1) == 1,
+            device=images.device.type,
+        )
+        self.append(Polynomial.of_value(size, self.prime), place)
+        self.append(-Polynomial.of_value(size, self.prime), place)
 
     def count(self, operator: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Write down what an operator of a recorded pass costs outside of compiled graphs."""
@@ -184,6 +197,9 @@ class LifetimeMode(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._tracker.allocate(leaf, place)
         self._tracker.count(func, args, kwargs or {}, result)
+        images = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)), None)
+        if images is not None:
+            self._tracker.take_workspace(func, args, images, place)
         return result
 
 
