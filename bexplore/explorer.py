@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from optuna.storages import BaseStorage
 from bexplore import study as studies
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.evidence import Evidence
-from bexplore.locks import locked
+from bexplore.locks import locked, present
 from bexplore.noise import noise_warnings
 from bexplore.policy import Decision, StopReason
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Runner
@@ -120,41 +120,59 @@ def explore(
     """
     settings = settings or SearchSettings()
     sampler = BexploreSampler(space, settings, memory=memory)
-    with told_as_engine_error(), nullcontext() if lock_path is None else locked(lock_path):
-        study = open_study(sampler, storage=storage, name=study_name)
-        studies.rebuild(study, history, now=time.time())
-    observations = list(history)
-    began = clock() - sum(observation.elapsed_s for observation in history)
-    reason: str | None = None
-    try:
-        while reason is None:
-            with told_as_engine_error():
-                decision = sampler.decide(study)
-                reason = decision.stop_reason or should_stop()
-                if reason is not None:
-                    break
-                trial = study.ask({studies.PARAMETER: sampler.distribution})
-                decision = sampler.decision_of(study, trial.number)
-            probe = _probe(trial.number, decision, settings, memory)
-            with _given_up_on_error(study, trial), studies.leased(study, trial, probe):
-                yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
-                observation = runner(probe)
-            record(observation)
-            observations.append(observation)
-            with told_as_engine_error():
-                studies.tell(study, trial, observation)
-                best = sampler.decide(study).recommendation
-            yield ProbeFinished(observation=observation)
-            if best is not None:
-                yield dataclasses.replace(best, elapsed_s=clock() - began)
-    except KeyboardInterrupt:
-        reason = StopReason.INTERRUPTED
-    with told_as_engine_error():
-        best, evidence = sampler.decide(study).recommendation, _all_evidence(study)
-    if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
-        raise _failure(StopReason(reason), space, evidence, observations, memory)
-    best = best and dataclasses.replace(best, elapsed_s=clock() - began)
-    yield _result(reason, best, space, evidence, settings.tolerance)
+    with _opened(sampler, storage, study_name, lock_path, history) as study:
+        observations = list(history)
+        began = clock() - sum(observation.elapsed_s for observation in history)
+        reason: str | None = None
+        try:
+            while reason is None:
+                with told_as_engine_error():
+                    decision = sampler.decide(study)
+                    reason = decision.stop_reason or should_stop()
+                    if reason is not None:
+                        break
+                    trial = study.ask({studies.PARAMETER: sampler.distribution})
+                    decision = sampler.decision_of(study, trial.number)
+                probe = _probe(trial.number, decision, settings, memory)
+                with _given_up_on_error(study, trial), studies.leased(study, trial, probe):
+                    yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
+                    observation = runner(probe)
+                record(observation)
+                observations.append(observation)
+                with told_as_engine_error():
+                    studies.tell(study, trial, observation)
+                    best = sampler.decide(study).recommendation
+                yield ProbeFinished(observation=observation)
+                if best is not None:
+                    yield dataclasses.replace(best, elapsed_s=clock() - began)
+        except KeyboardInterrupt:
+            reason = StopReason.INTERRUPTED
+        with told_as_engine_error():
+            best, evidence = sampler.decide(study).recommendation, _all_evidence(study)
+        if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
+            raise _failure(StopReason(reason), space, evidence, observations, memory)
+        best = best and dataclasses.replace(best, elapsed_s=clock() - began)
+        yield _result(reason, best, space, evidence, settings.tolerance)
+
+
+@contextmanager
+def _opened(
+    sampler: BexploreSampler,
+    storage: str | Path | BaseStorage | None,
+    name: str,
+    lock_path: Path | None,
+    history: Sequence[Observation],
+) -> Iterator[optuna.Study]:
+    """The study, as the history tells it; while the block lasts, this process counts among its explorers."""
+    with ExitStack() as presence:
+        with told_as_engine_error(), ExitStack() as opening:
+            is_alone = False
+            if lock_path is not None:
+                opening.enter_context(locked(lock_path))
+                is_alone = presence.enter_context(present(lock_path.with_name(f"{lock_path.name}.explorers")))
+            study = open_study(sampler, storage=storage, name=name)
+            studies.rebuild(study, history, now=time.time(), is_alone=is_alone)
+        yield study
 
 
 def _probe(number: int, decision: Decision, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:

@@ -53,3 +53,19 @@ def locked(path: Path, *, wait_s: float = WAIT_S) -> Iterator[None]:
     with handle:
         lock_handle(handle, path, wait_s=wait_s)
         yield
+
+
+@contextmanager
+def present(path: Path) -> Iterator[bool]:
+    """Be one of the processes that are present; gives whether there was none before.
+
+    Whoever comes must hold a lock of another path meanwhile, so that two who come together do not both count as first.
+    """
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_first = True
+        except BlockingIOError:
+            is_first = False
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield is_first

@@ -54,13 +54,14 @@ def is_abandoned(trial: FrozenTrial, now: float) -> bool:
     return now > record.get("lease_until", started + limit)
 
 
-def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float) -> None:
+def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, is_alone: bool = False) -> None:
     """Make the study tell what the journal tells: finish, add, and give up trials where they differ.
 
     Args:
         study: Trials in flight of dead processes are given up, those of other hosts when their lease ends.
         history: Every finished observation of the journal, in order.
         now: Unix time.
+        is_alone: Whether no other explorer of this host is at work on the study: what is in flight here is left over.
     """
     trials = study.get_trials(deepcopy=False)
     told = {trial.user_attrs.get(ATTRIBUTE, {}).get("number") for trial in trials if trial.state.is_finished()}
@@ -77,8 +78,14 @@ def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float) 
         study.add_trial(_trial_of(observation, study))
         num_trials = max(num_trials, number) + 1
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if is_abandoned(trial, now) or _owner_is_dead(trial):
+        if is_abandoned(trial, now) or (is_alone and not _is_of_another_host(trial)) or _owner_is_dead(trial):
             abandon(study, trial)
+
+
+def _is_of_another_host(trial: FrozenTrial) -> bool:
+    """A trial without an owner is one whose explorer was killed while it chose the size."""
+    host, _, _ = trial.user_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    return host not in ("", socket.gethostname())
 
 
 def _owner_is_dead(trial: FrozenTrial) -> bool:

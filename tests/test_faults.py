@@ -177,6 +177,19 @@ def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_
     assert study.is_abandoned(left, time.time() + 0.5)
 
 
+def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
+    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
+    asked._storage.create_new_trial(asked._study_id)
+
+    result = explored(tmp_path)
+
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    assert result.outcomes == explored(fresh).outcomes
+    sizes = [[item.micro_batch_size for item in Journal(f / "journal.jsonl").read()] for f in (tmp_path, fresh)]
+    assert sizes[0] == sizes[1]
+
+
 def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     trial = asked.ask({study.PARAMETER: BexploreSampler(SPACE).distribution})
