@@ -164,7 +164,8 @@ def _facts(arguments: Sequence[str] | None) -> dict[str, Any]:
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{processor_name()}, {os.cpu_count()} processors, "
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()} {platform.release()}",
-        "versions": f"Python {platform.python_version()}, torch {package_version('torch')}, optuna {optuna.__version__}",
+        "versions": f"Python {platform.python_version()}, torch {package_version('torch')}, "
+        f"optuna {optuna.__version__}",
     }
 
 
