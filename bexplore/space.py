@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bexplore.batching import divisors, even_candidates
 from bexplore.errors import UserInputError
 from bexplore.probe import Outcome, Purpose
 
@@ -165,10 +166,7 @@ def candidate_sizes(
 def _restricted(rule: str, replica_batch_size: int | None) -> Iterable[int]:
     if replica_batch_size is None:
         raise UserInputError(f"the candidate rule {rule!r} needs a batch_size", hint="set batch_size, or use 'all'")
-    ceilings = {-(-replica_batch_size // parts) for parts in range(1, replica_batch_size + 1)}
-    if rule == "even":
-        return ceilings
-    return (size for size in ceilings if replica_batch_size % size == 0)
+    return even_candidates(replica_batch_size) if rule == "even" else divisors(replica_batch_size)
 
 
 def _check_bounds(minimum: int, maximum: int) -> None:

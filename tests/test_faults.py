@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from conftest import JOBS, imported_job, observed
 
@@ -36,7 +35,7 @@ from bexplore.recommendation import SearchSettings
 from bexplore.sampler import BexploreSampler, open_study
 from bexplore.sinks.append import AppendFile
 from bexplore.sinks.last_words import last_words
-from bexplore.space import Space
+from bexplore.space import Space, candidate_sizes
 
 MIB = 2**20
 SPACE = Space.of([1, 2, 4, 8, 16])
@@ -606,16 +605,18 @@ def test_a_size_that_is_none_is_refused_with_its_line(tmp_path, size):
         dialects.load(path)
 
 
+def test_a_replica_batch_of_a_thousand_million_samples_has_its_candidates_at_once():
+    powers = tuple(2**exponent for exponent in range(13))
+
+    assert candidate_sizes("divisors", minimum=1, maximum=4096, replica_batch_size=2**30) == powers
+    assert set(powers) <= set(candidate_sizes("even", minimum=1, maximum=4096, replica_batch_size=2**30))
+
+
 def _until(holds) -> None:
     deadline = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_the_marks_of_two_workers_are_told_apart(tmp_path):
-    assert not f"{guardian.VARIABLE}=1.a-10.".startswith(f"{guardian.VARIABLE}=1.a-1.")
-    assert psutil.Process().is_running()
 
 
 def test_an_output_that_is_full_is_one_message(tmp_path):
