@@ -111,7 +111,7 @@ def _collect(answers: Iterable[Answer | None]) -> list[Answer]:
 
 def decision_time(num_explorations: int = 8, num_probes: int = 14) -> dict[str, float]:
     """Milliseconds of one decision, the belief included, with 4096 candidates and a memory limit."""
-    times = []
+    times, processor_times = [], []
     settings = SearchSettings(
         search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=99, max_probes=num_probes
     )
@@ -121,14 +121,18 @@ def decision_time(num_explorations: int = 8, num_probes: int = 14) -> dict[str, 
         runner = SimulatedRunner(world, seed=seed)
         evidence: list[Evidence] = []
         while True:
-            began = time.perf_counter()
+            began, processor_began = time.perf_counter(), time.process_time()
             decision = decide(world.space, evidence, settings, memory=world.memory)
             times.append(1000 * (time.perf_counter() - began))
+            processor_times.append(1000 * (time.process_time() - processor_began))
             if decision.stop_reason is not None:
                 break
             probe = Probe(number=len(evidence), micro_batch_size=decision.micro_batch_size)
             evidence.append(Evidence.of(runner(probe)))
-    return {"median_ms": float(np.median(times)), "p95_ms": float(np.quantile(times, 0.95)), "count": len(times)}
+    found: dict[str, float] = {"count": len(times), "load": round(os.getloadavg()[0], 1)}
+    for name, values in (("wall", times), ("processor", processor_times)):
+        found |= {f"{name}_median_ms": float(np.median(values)), f"{name}_p95_ms": float(np.quantile(values, 0.95))}
+    return found
 
 
 def _has_many_candidates(seed: int) -> bool:

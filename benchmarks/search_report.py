@@ -32,8 +32,9 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [
         "## Decision time",
         "",
-        f"4096 candidates, belief included: median {timing['median_ms']:.1f} ms, 95th percentile "
-        f"{timing['p95_ms']:.1f} ms, {timing['count']} decisions.",
+        f"4096 candidates, belief included, {timing['count']} decisions: processor time median "
+        f"{timing['processor_median_ms']:.1f} ms, 95th percentile {timing['processor_p95_ms']:.1f} ms; wall time "
+        f"{timing['wall_median_ms']:.1f} and {timing['wall_p95_ms']:.1f} ms at a load of {timing['load']}.",
         "",
     ]
     return "\n".join(lines)
