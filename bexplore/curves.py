@@ -172,7 +172,8 @@ def _standard_errors(measured: Sequence[Evidence]) -> Array:
     pooled = float(np.median(sds[known])) if known.any() else DEFAULT_PASS_SD
     variance = np.where(known, num_passes * np.nan_to_num(sds) ** 2, 0.0) + POOLING_PASSES * pooled**2
     shared = np.sqrt(variance / (np.where(known, num_passes, 0.0) + POOLING_PASSES) / np.maximum(num_passes, 1.0))
-    return np.where(num_passes > 0, shared, DEFAULT_SE)
+    tenants = np.array([item.tenants_sd for item in measured])
+    return np.hypot(np.where(num_passes > 0, shared, DEFAULT_SE), tenants)
 
 
 @lru_cache(maxsize=4)

@@ -11,6 +11,9 @@ from typing import Any
 from bexplore.probe import Compilation, Observation, Outcome, Purpose
 
 
+TENANTS_IGNORED = 0.02  # share of the processors
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the belief needs of one probe; an observation in short.
@@ -21,6 +24,8 @@ class Evidence:
         reason: Why, for people.
         log_throughput: ln(samples/s) of the median pass; NaN where nothing was timed.
         log_throughput_se: Its standard error within the probe; NaN where unknown.
+        tenants_sd: Standard deviation that busy neighbours add to `log_throughput`; the passes of one probe do not
+            show it.
         num_passes: Timed passes.
         purpose: Why it was made.
         compilation: Which program was run.
@@ -38,6 +43,7 @@ class Evidence:
     reason: str = ""
     log_throughput: float = math.nan
     log_throughput_se: float = math.nan
+    tenants_sd: float = 0.0
     num_passes: int = 0
     purpose: Purpose = Purpose.SEARCH
     compilation: Compilation = Compilation.SHARED
@@ -69,6 +75,7 @@ class Evidence:
             reason=observation.reason,
             log_throughput=math.log(observation.samples_per_s) if observation.is_measured else math.nan,
             log_throughput_se=observation.log_pass_time_se,
+            tenants_sd=_tenants_sd(observation.others_share),
             num_passes=len(observation.pass_times_s),
             purpose=observation.probe.purpose,
             compilation=observation.probe.compilation,
@@ -97,3 +104,12 @@ class Evidence:
         kept["purpose"] = Purpose(kept.get("purpose", Purpose.SEARCH))
         kept["compilation"] = Compilation(kept.get("compilation", Compilation.SHARED))
         return cls(**kept)
+
+
+def _tenants_sd(others_share: float | None) -> float:
+    """Standard deviation, ln, that neighbours on a share of the processors add to a throughput.
+
+    They slow a pass by a factor between 1 and 1 / (1 - share), or more where threads wait for each other; the share
+    itself stands for that spread. Below a tie of 2 % it is left out.
+    """
+    return others_share if others_share is not None and others_share > TENANTS_IGNORED else 0.0

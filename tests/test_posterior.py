@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -139,3 +140,13 @@ def test_a_large_space_keeps_what_was_probed_and_sizes_near_the_memory_boundary(
 def test_a_belief_needs_a_measurement():
     with pytest.raises(ValueError, match="at least one measurement"):
         believed([1, 2], [Evidence(micro_batch_size=1, outcome=Outcome.OUT_OF_MEMORY)])
+
+
+def test_a_probe_with_busy_neighbours_says_less():
+    quiet = [measured(size, saturating(size)) for size in (1, 8, 16)]
+    busy = [dataclasses.replace(item, tenants_sd=0.2) if item.micro_batch_size == 8 else item for item in quiet]
+
+    beliefs = [believed([1, 8, 16], evidence) for evidence in (quiet, busy)]
+
+    spreads = [belief.log_throughput[:, belief.index(8)].std() for belief in beliefs]
+    assert spreads[1] > 1.5 * spreads[0]
