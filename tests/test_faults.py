@@ -445,6 +445,19 @@ def test_a_winner_that_fails_its_exact_run_is_not_recommended_and_the_search_goe
     assert events[-1].recommendation.micro_batch_size == verified[-1].micro_batch_size == 4
 
 
+def test_the_run_of_the_winner_is_three_whole_steps_long_before_anything_is_timed(run_on, monkeypatch, tmp_path):
+    monkeypatch.setenv("COUNT", str(tmp_path / "count"))
+    runner = run_on(eager("counted"))
+    untimed = []
+
+    for purpose in (Purpose.SEARCH, Purpose.VERIFY):
+        (tmp_path / "count").write_bytes(b"")
+        observation = runner(probe(4, purpose=purpose))
+        untimed.append((tmp_path / "count").stat().st_size - len(observation.pass_times_s))
+
+    assert untimed == [1 + 2, 1 + 3 * 2]
+
+
 # Time
 
 
@@ -551,6 +564,18 @@ def test_a_bug_of_the_users_keeps_its_own_words_and_place(run_on, model, size, r
     assert "bugs.py" in observation.traceback_text
 
 
+def test_a_model_that_trains_at_odd_sizes_only_is_explored_at_those():
+    def runner(probe: Probe) -> Observation:
+        if probe.micro_batch_size % 2 == 0:
+            return Observation(probe=probe, outcome=Outcome.CRASHED, reason="ValueError: odd only", elapsed_s=1.0)
+        return answers(probe)
+
+    *_, result = explorer.explore(runner, space=Space.of(range(1, 10)), settings=SearchSettings(max_probes=16))
+
+    assert result.recommendation.micro_batch_size % 2 == 1
+    assert set(result.outcomes) == {"measured", "crashed"}
+
+
 def test_what_failed_is_in_the_last_words_with_its_reason():
     failures = failures_of(
         [
@@ -574,7 +599,7 @@ def test_what_failed_is_in_the_last_words_with_its_reason():
 def test_generated_inputs_never_show_a_traceback_take_long_or_write_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    found = generate(tmp_path, number=1500, seed=11)
+    found = generate(tmp_path, number=800, seed=11)
 
     assert found["tracebacks"] == 0, [target["failures"] for target in found["parsers"].values()]
     assert found["files_made"] == []

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from programs import WIDTH, Perceptron
@@ -54,6 +55,17 @@ class ChangesDevice(Perceptron):
 
 def changes_device() -> nn.Module:
     return ChangesDevice()
+
+
+class Counted(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with Path(os.environ["COUNT"]).open("ab") as count:
+            count.write(b".")
+        return super().forward(x)
+
+
+def counted() -> nn.Module:
+    return Counted()
 
 
 class Misbehaves(Perceptron):
