@@ -82,6 +82,11 @@ def test_the_peak_of_a_compiled_step_is_what_the_allocator_measures():
     assert predicted == pytest.approx(measured_peak(job, 24), rel=0.01)
 
 
+def test_the_peak_of_convolutions_counts_the_room_for_reordered_weights():
+    job = own_job("Convolutional", batch="images", compiled=False)
+    assert trace_job(job).peak_memory_bytes(4) == pytest.approx(measured_peak(job, 4), rel=0.03)
+
+
 def test_a_deep_model_costs_what_its_whole_depth_costs():
     short, whole = compiled_trace(False), compiled_trace(True)
     for micro_batch_size in (1, 7, 500):

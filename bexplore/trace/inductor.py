@@ -41,7 +41,7 @@ from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
 from bexplore.trace.plan import Alias, Allocate, Drop, Output, Plan, Step
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
-from bexplore.trace.workspaces import workspace_bytes
+from bexplore.trace.workspaces import workspace_sizes
 
 SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
 Observe = Callable[[GraphLowering, int], None]
@@ -196,16 +196,17 @@ class _Reader:
         if origin is None or not isinstance(output.get_output_spec(), ir.Layout):
             return
         layout = output.get_output_spec()
-        size = workspace_bytes(
+        sizes = workspace_sizes(
             origin.target,
             torch.fx.node.map_arg(origin.args, node_shapes),
+            self._prime,
             itemsize=layout.dtype.itemsize,
             is_channels_last=len(layout.stride) > 1 and layout.stride[1] == 1,
             device=layout.device.type,
         )
-        if size:
-            name = f"{node.get_name()} workspace"
-            yield Allocate(name, Polynomial.of_value(size, self._prime), _place(node))
+        name = f"{node.get_name()} workspace"
+        for size in sizes:
+            yield Allocate(name, size, _place(node))
             yield Drop(name)
 
     def output(self, node: Any) -> Output | int | None:

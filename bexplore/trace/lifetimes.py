@@ -24,7 +24,7 @@ from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
-from bexplore.trace.workspaces import workspace_bytes
+from bexplore.trace.workspaces import workspace_sizes
 
 _TORCH_ROOT = f"{Path(torch.__file__).parent}{os.sep}"
 _HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
@@ -75,15 +75,17 @@ class LifetimeTracker:
 
     def take_workspace(self, operator: Any, arguments: Any, images: torch.Tensor, place: Place) -> None:
         """Write down what an operator takes for itself while it runs."""
-        size = workspace_bytes(
+        sizes = workspace_sizes(
             operator,
             shapes_of(arguments),
+            self.prime,
             itemsize=images.itemsize,
             is_channels_last=images.dim() > 1 and images.stride(1) == 1,
             device=images.device.type,
         )
-        self.append(Polynomial.of_value(size, self.prime), place)
-        self.append(-Polynomial.of_value(size, self.prime), place)
+        for size in sizes:
+            self.append(size, place)
+            self.append(-size, place)
 
     def count(self, operator: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Write down what an operator of a recorded pass costs outside of compiled graphs."""

@@ -100,3 +100,21 @@ def capped_samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 def same_samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Always the same number of samples."""
     return samples(2)
+
+
+class Convolutional(nn.Module):
+    """Convolutions whose weights are large beside their images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 64, 3, padding=1)
+        self.second = nn.Conv2d(64, 128, 3, padding=1)
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.second(torch.relu(self.first(x))))
+        return F.cross_entropy(self.head(hidden.mean((2, 3))), targets)
+
+
+def images(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(micro_batch_size, 3, 8, 8), torch.randint(10, (micro_batch_size,))
