@@ -21,7 +21,7 @@ from bexplore.errors import BexploreError
 from bexplore.guard.baseline import read_baseline
 from bexplore.journal import Journal, find_runs, open_run
 from bexplore.probe import Observation, Outcome, Probe
-from bexplore.table import load_table
+from bexplore.replay.table import load_table
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = str(ROOT / "bexplore")

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from bexplore import explorer, study
+from bexplore import explorer
 from bexplore.journal import Journal
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import SearchSettings
+from bexplore.replay.table import Curve, load_table
+from bexplore.sampler import study
 from bexplore.space import Space
-from bexplore.table import Curve, load_table
 
 CURVES = Path(__file__).parent / "curves"
 SETTINGS = SearchSettings(

@@ -35,8 +35,8 @@ from benchmarks.search_problems import (
 )
 from benchmarks.search_report import draw_reliability, markdown
 from benchmarks.search_statistics import least_cost_ratio, summary, variable_cost_ratio
-from bexplore.evidence import Evidence
 from bexplore.policy import decide
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Probe
 from bexplore.recommendation import SearchSettings
 from bexplore.simulator import Family, SimulatedRunner, draw_world

@@ -11,9 +11,9 @@ from bexplore.explorer import ProbeFinished, Result, explore
 from bexplore.probe import Compilation, Observation, Probe
 from bexplore.recommendation import Recommendation, SearchSettings
 from bexplore.replay import ReplayOptions, TableRunner
+from bexplore.replay.table import Curve, load_table
 from bexplore.simulator import Family, SimulatedRunner, World, draw_world
 from bexplore.space import MemoryPrior, Space
-from bexplore.table import Curve, load_table
 
 CURVES = Path(__file__).parent / "curves"
 DEVELOPED_ON = ("milabench_h100", "zeus")

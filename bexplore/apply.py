@@ -15,10 +15,10 @@ from bexplore import journal
 from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.config import Config
 from bexplore.document import dotted_path
+from bexplore.document.writer import with_number
 from bexplore.errors import UserInputError
 from bexplore.job import code_digest
 from bexplore.journal import Run
-from bexplore.yaml_writer import with_number
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # What of the question a file alone decides; the rest (effort, seed, storage) does not make another answer wrong.

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.batching import Divisibility, replica_batch_size_of
+from bexplore.document.reader import KeyPath, Position
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.settings import ExploreSettings
-from bexplore.yaml_reader import KeyPath, Position
 
 __all__ = ["Config", "ExploreSettings", "Request", "RequestKind", "json_schema"]
 

@@ -15,17 +15,17 @@ import numpy as np
 import optuna
 from optuna.storages import BaseStorage
 
-from bexplore import study as studies
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
-from bexplore.evidence import Evidence
 from bexplore.locks import locked, present
 from bexplore.noise import noise_warnings
 from bexplore.policy import Decision, StopReason
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Runner
 from bexplore.recommendation import Recommendation, SearchSettings
 from bexplore.sampler import BexploreSampler, open_study
+from bexplore.sampler import study as studies
+from bexplore.sampler.storage import told_as_engine_error
 from bexplore.space import MemoryPrior, Space
-from bexplore.storage import told_as_engine_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bexplore.evidence import Evidence
+from bexplore.posterior.evidence import Evidence
 
 MIN_DRIFT_PROBES = 3  # probes between the first and the last measurement of the base that make it a drift
 

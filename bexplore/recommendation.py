@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bexplore.evidence import Evidence
 from bexplore.posterior import Posterior
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 
 MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent

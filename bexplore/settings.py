@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from bexplore.document import Problems, dotted_path
+from bexplore.document.reader import quoted
 from bexplore.errors import BexploreError
 from bexplore.units import parse_bytes, parse_seconds
-from bexplore.yaml_reader import quoted
 
 MAX_SAMPLES = 10**9  # of a batch or a micro-batch; beyond, the number is a slip
 CODE_KEYS = ("model", "batch", "loss", "step")  # of `explore.workload`; each names code of the user

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from bexplore import dialects, journal
 from bexplore.apply import BatchSizeRule, plan_edit, write_edit
 from bexplore.cli.apply import apply
+from bexplore.document.writer import with_number
 from bexplore.errors import UserInputError
 from bexplore.job import code_digest
 from bexplore.journal import Run
-from bexplore.yaml_writer import with_number
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SECTIONS = """\

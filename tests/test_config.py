@@ -9,10 +9,10 @@ import pytest
 
 from bexplore.config import Config, ExploreSettings, Request, RequestKind, json_schema
 from bexplore.document import Document, Problems
+from bexplore.document.reader import YamlReader
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.settings import EFFORTS, read_settings
-from bexplore.yaml_reader import YamlReader
 
 GIB = 2**30
 

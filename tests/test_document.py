@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bexplore import document
 from bexplore.document import Document, Override, Problems
+from bexplore.document.reader import YamlReader, resolve_plain
 from bexplore.errors import UserInputError
-from bexplore.yaml_reader import YamlReader, resolve_plain
 
 LAYERS_OF_ALIASES = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 9))
 HOSTILE = {

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from search_builders import GIB, measured, saturating
 
-from bexplore.evidence import Evidence
 from bexplore.posterior import Posterior, fit
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.space import MemoryPrior, Space, default_candidates
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from search_builders import measured, saturating
 
-from bexplore.evidence import Evidence
 from bexplore.posterior import fit
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, recommend, score
 from bexplore.space import Space

@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.errors import UserInputError
 from bexplore.replay import ReplayOptions, replay_table
-from bexplore.table import load_table
+from bexplore.replay.table import load_table
 
 HEADER = "curve_id,micro_batch_size,throughput_samples_per_s,step_time_s,peak_mem_gib,oom"
 LADDER = ("a,8,100,,,0", "a,16,180,,,0", "a,32,300,,,0", "a,64,410,,,0", "a,128,480,,,0")

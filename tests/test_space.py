@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.errors import UserInputError
-from bexplore.evidence import Evidence
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Outcome, Purpose
 from bexplore.space import Space, candidate_sizes, default_candidates
 

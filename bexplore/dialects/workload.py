@@ -7,9 +7,9 @@ from typing import Any
 
 from bexplore.dialects.values import is_integer
 from bexplore.document import Problems
+from bexplore.document.reader import quoted
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.settings import ExploreSettings, TransformersOptions, WorkloadOptions
-from bexplore.yaml_reader import quoted
 
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.band import Band, band_of
 from bexplore.devices import Device, find_device
 from bexplore.job import Job
 from bexplore.journal import Run, read_json
+from bexplore.posterior.band import Band, band_of
 from bexplore.probe import Compilation, Observation, Outcome
 from bexplore.space import MemoryPrior, candidate_sizes
 from bexplore.trace.cost_model import CostModel

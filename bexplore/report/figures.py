@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bexplore.band import Band as BeliefBand
+from bexplore.posterior.band import Band as BeliefBand
 from bexplore.probe import Compilation, Observation, Outcome
 from bexplore.report.facts import ReportFacts
 from bexplore.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.text import Text
 
-from bexplore.band import Band, band_of
 from bexplore.events import JobEvent, Planned, Recommended, Traced
 from bexplore.explorer import ProbeFinished, ProbeStarted
+from bexplore.posterior.band import Band, band_of
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.recommendation import Recommendation
 from bexplore.sinks.plot import ASCII, UNICODE, plot

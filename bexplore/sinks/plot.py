@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from bexplore.band import Band
+from bexplore.posterior.band import Band
 from bexplore.probe import Observation
 
 

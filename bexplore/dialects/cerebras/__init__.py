@@ -22,9 +22,9 @@ from bexplore.dialects.cerebras.request import (
 from bexplore.dialects.values import notice_near_misses, read_flag, read_positive
 from bexplore.dialects.workload import decoder_job, workload_job
 from bexplore.document import Problems
+from bexplore.document.reader import KeyPath, quoted
 from bexplore.job import Job, Mode, Precision
 from bexplore.settings import ExploreSettings, read_settings
-from bexplore.yaml_reader import KeyPath, quoted
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from bexplore.dialects.values import require_mapping
 from bexplore.document import Problems
+from bexplore.document.reader import KeyPath, kind_of
 from bexplore.job import Mode
-from bexplore.yaml_reader import KeyPath, kind_of
 
 FLAG = "csx.performance.micro_batch_size"
 _SCOPES = {Mode.TRAIN: ("ScopedTrainFlags", "GlobalFlags"), Mode.EVAL: ("ScopedValidateFlags", "GlobalFlags")}

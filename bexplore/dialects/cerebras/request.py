@@ -10,10 +10,10 @@ from bexplore.config import Request, RequestKind
 from bexplore.dialects.cerebras.layout import FLAG, Layout
 from bexplore.dialects.values import as_flag, is_integer, read_positive
 from bexplore.document import Problems, dotted_path
+from bexplore.document.reader import KeyPath, quoted
 from bexplore.errors import UserInputError
 from bexplore.job import Mode
 from bexplore.settings import MAX_SAMPLES, ExploreSettings, close_match
-from bexplore.yaml_reader import KeyPath, quoted
 
 _NO_MICRO_BATCHING = ("none", "None", "disable")  # in YAML the first two are texts, and the documentation writes them
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"

@@ -6,8 +6,8 @@ import copy
 import re
 from typing import Any
 
+from bexplore.document.reader import KeyPath, Position, YamlReader
 from bexplore.errors import UserInputError
-from bexplore.yaml_reader import KeyPath, Position, YamlReader
 
 _ANCHOR = re.compile(r"&\S+\s*")
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?")

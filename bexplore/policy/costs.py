@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.evidence import Evidence
 from bexplore.posterior import Posterior
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from bexplore.probe import Compilation, Observation, Outcome, Purpose
 
-
 TENANTS_IGNORED = 0.02  # share of the processors
 
 

@@ -13,10 +13,10 @@ from enum import StrEnum
 import numpy as np
 
 from bexplore import posterior as belief
-from bexplore.acquisition import fantasy, rank
-from bexplore.costs import Costs, expected_pass_s
-from bexplore.evidence import Evidence
+from bexplore.policy.acquisition import fantasy, rank
+from bexplore.policy.costs import Costs, expected_pass_s
 from bexplore.posterior import Posterior
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import MemoryPrior, Space

@@ -16,13 +16,13 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from bexplore.errors import UserInputError
-from bexplore.evidence import Evidence
 from bexplore.policy import Decision, decide
 from bexplore.posterior import ENGINE_VERSION
+from bexplore.posterior.evidence import Evidence
 from bexplore.recommendation import SearchSettings
+from bexplore.sampler.storage import open_storage
+from bexplore.sampler.study import ATTRIBUTE, PARAMETER, evidence_of, is_abandoned
 from bexplore.space import MemoryPrior, Space
-from bexplore.storage import open_storage
-from bexplore.study import ATTRIBUTE, PARAMETER, evidence_of, is_abandoned
 
 
 class BexploreSampler(BaseSampler):

@@ -16,7 +16,7 @@ from optuna.distributions import IntDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bexplore.evidence import Evidence
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Observation, Outcome, Probe
 
 PARAMETER = "micro_batch_size"

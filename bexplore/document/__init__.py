@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bexplore.document.reader import KeyPath, Position, YamlReader, kind_of, quoted, shown
 from bexplore.errors import UserInputError
-from bexplore.yaml_reader import KeyPath, Position, YamlReader, kind_of, quoted, shown
 
 MAX_FILE_BYTES = 128 * 1024  # the largest public parameter file has 23 KiB
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a slip of one that is there

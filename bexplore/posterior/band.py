@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bexplore import posterior as belief
-from bexplore.evidence import Evidence
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation
 from bexplore.space import MemoryPrior, Space
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.costs import Costs, expected_pass_s
-from bexplore.evidence import Evidence
+from bexplore.policy.costs import Costs, expected_pass_s
 from bexplore.posterior import Posterior
+from bexplore.posterior.evidence import Evidence
 from bexplore.recommendation import SearchSettings
 
 Array = NDArray[np.float64]

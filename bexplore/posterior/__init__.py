@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.boundary import MemoryFacts, draw_boundaries
-from bexplore.curves import NUM_DRAWS, draw_curves
-from bexplore.evidence import Evidence
-from bexplore.prior import ShapePrior
+from bexplore.posterior.boundary import MemoryFacts, draw_boundaries
+from bexplore.posterior.curves import NUM_DRAWS, draw_curves
+from bexplore.posterior.evidence import Evidence
+from bexplore.posterior.prior import ShapePrior
 from bexplore.probe import Compilation
 from bexplore.space import MemoryPrior, Space
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.evidence import Evidence
-from bexplore.prior import (
+from bexplore.posterior.evidence import Evidence
+from bexplore.posterior.prior import (
     CLIFF_BASES,
     CLIFF_RATE,
     CLIFF_SDS,

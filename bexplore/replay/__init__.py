@@ -16,8 +16,8 @@ from bexplore.errors import BexploreError, UserInputError
 from bexplore.explorer import ProbeFinished, Result, explore
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 from bexplore.recommendation import Recommendation, SearchSettings
+from bexplore.replay.table import GIB, Curve, load_table
 from bexplore.space import MemoryPrior, Space
-from bexplore.table import GIB, Curve, load_table
 
 START_TIME_S = 5.0  # charged for each worker process
 
