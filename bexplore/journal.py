@@ -111,7 +111,7 @@ class Journal:
         for number, line in enumerate(lines, start=1):
             try:
                 observations.append(Observation.from_dict(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserInputError(
                     f"{self.path}:{number}: this is not an observation: {error!r}",
                     hint="restore the file, or start over with --fresh; nothing was overwritten",
@@ -240,7 +240,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserInputError(
             f"cannot read {path}: {error}", hint="restore the file, or start over with --fresh"
         ) from error
