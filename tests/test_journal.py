@@ -47,7 +47,9 @@ def test_a_last_line_that_is_cut_short_is_skipped_and_replaced(tmp_path_factory,
     assert book.read() == [observed(1), observed(3, number=1)]
 
 
-@pytest.mark.parametrize("damage", [b"{}\n", b"not json\n", b"\xff\xfe\n", b"[1]\n", b'{"probe": 3}\n', b"[" * 100_000 + b"\n"])
+@pytest.mark.parametrize(
+    "damage", [b"{}\n", b"not json\n", b"\xff\xfe\n", b"[1]\n", b'{"probe": 3}\n', b"[" * 100_000 + b"\n"]
+)
 def test_damage_before_the_end_is_an_error_with_its_line_and_changes_nothing(tmp_path, damage):
     book = Journal(tmp_path / "journal.jsonl")
     book.append(observed(1))
