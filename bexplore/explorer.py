@@ -133,6 +133,9 @@ def explore(
                         break
                     trial = study.ask({studies.PARAMETER: sampler.distribution})
                     decision = sampler.decision_of(study, trial.number)
+                    if decision.stop_reason is not None:  # another explorer has found enough meanwhile
+                        studies.abandon(study, trial)
+                        continue
                 probe = _probe(trial.number, decision, settings, memory)
                 with _given_up_on_error(study, trial), studies.leased(study, trial, probe):
                     yield ProbeStarted(probe=probe, expected_s=decision.expected_s)

@@ -19,7 +19,7 @@ from conftest import JOBS, imported_job, observed
 from benchmarks import postgres
 from benchmarks.fault_inputs import generate
 from benchmarks.fault_recorded import in_child, kill_and_resume, several_on_one_study
-from bexplore import dialects, exploration, explorer, identity, journal, locks, storage, study
+from bexplore import dialects, exploration, explorer, identity, journal, locks
 from bexplore.engine import guardian, memory_watch
 from bexplore.engine.limits import DataLimit
 from bexplore.engine.memory_watch import MemoryWatch
@@ -32,7 +32,7 @@ from bexplore.journal import Journal
 from bexplore.policy import StopReason
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import SearchSettings
-from bexplore.sampler import BexploreSampler, open_study
+from bexplore.sampler import BexploreSampler, open_study, storage, study
 from bexplore.sinks.append import AppendFile
 from bexplore.sinks.last_words import last_words
 from bexplore.space import Space, candidate_sizes
@@ -187,6 +187,22 @@ def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_pa
     assert result.outcomes == explored(fresh).outcomes
     sizes = [[item.micro_batch_size for item in Journal(f / "journal.jsonl").read()] for f in (tmp_path, fresh)]
     assert sizes[0] == sizes[1]
+
+
+def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
+    settings, path = SearchSettings(max_probes=2, verify_exact=False), tmp_path / "study.log"
+
+    def another_finishes() -> None:
+        """Called between the decision to go on and the asking."""
+        other = open_study(BexploreSampler(SPACE, settings), storage=path)
+        number = len(other.trials)
+        if number < 2:
+            study.rebuild(other, [observed(2**n, number=n) for n in range(2)], now=time.time())
+
+    result = explored(tmp_path, storage=path, settings=settings, should_stop=another_finishes)
+
+    assert result.stop_reason == StopReason.MAX_PROBES
+    assert Journal(tmp_path / "journal.jsonl").read() == []
 
 
 def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
