@@ -148,7 +148,9 @@ def test_live_workers_take_turns_without_compiling_again(run_on):
     assert runner.loaded_from(JOBS) == [str(JOBS / "programs.py")]
 
 
-def test_the_pytest_plugin_asserts_on_exact_facts(pytester):
+def test_the_pytest_plugin_asserts_on_exact_facts(pytester, monkeypatch):
+    # By name, whether or not this environment has the entry point of the installed package.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     write_job(pytester.path, "perceptron")
     pytester.makepyfile(
         """
