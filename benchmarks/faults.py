@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for part in run:
                 began = time.monotonic()
                 folder = Path(tempfile.mkdtemp(prefix="bexplore-faults-"))
+                os.environ["BEXPLORE_LOCK_DIR"] = str(folder)  # nobody else's exploration waits for these
                 try:
                     found = _added(found, part(folder) | {"wall_time_s": round(time.monotonic() - began)})
                 finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import mmap
 import os
 import resource
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import JOBS, imported_job, observed
+from rich.console import Console
 
 from benchmarks import postgres
 from benchmarks.fault_inputs import generate
@@ -34,6 +36,7 @@ from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import SearchSettings
 from bexplore.sampler import BexploreSampler, open_study, storage, study
 from bexplore.sinks.append import AppendFile
+from bexplore.sinks.console import Progress
 from bexplore.sinks.last_words import last_words
 from bexplore.space import Space, candidate_sizes
 
@@ -668,3 +671,11 @@ def test_an_output_that_is_full_is_one_message(tmp_path):
     assert done.returncode == 4
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_waiting_for_another_exploration_is_said_where_there_is_no_terminal():
+    written = io.StringIO()
+
+    Progress(Console(file=written)).report({"kind": "progress", "stage": "lock"})
+
+    assert "waiting for another exploration on this device" in written.getvalue()

@@ -46,8 +46,10 @@ class Progress:
             self.close()
 
     def report(self, message: dict[str, Any]) -> None:
-        """Show what a worker is doing; only on a terminal."""
+        """Show what a worker is doing; where there is no terminal, only what it waits for."""
         if not self._is_live:
+            if message.get("stage") == "lock":
+                self._say("waiting for another exploration on this device")
             return
         self._view.report(message)
         if self._live is None:
