@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 import torch._dynamo
 import torch._dynamo.exc
@@ -251,8 +252,10 @@ class _Reader:
         return "+".join(str(value) for value in self._polynomial(size.node.expr).as_list())
 
     def _storage_size(self, node: Any) -> Polynomial:
-        elements = self._polynomial(self._graph.get_allocation_storage_size(node))
-        return elements.times(node.get_dtype().itemsize)
+        """Bytes; what a layout has beside its elements (an offset, a padding) is told apart from the elements."""
+        elements = sympy.prod(self._graph.get_allocation_size(node))
+        beside = sympy.sympify(self._graph.get_allocation_storage_size(node) - elements)
+        return (self._polynomial(elements) + self._polynomial(beside)).times(node.get_dtype().itemsize)
 
     def _polynomial(self, expression: Any) -> Polynomial:
         if _is_number(expression):

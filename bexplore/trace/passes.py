@@ -64,8 +64,10 @@ def trace_pass(
 ) -> TracedPass:
     """Run two passes on fake tensors and write the second one down, so that gradients exist already.
 
-    The batch dimension is symbolic; a model that fixes it is traced at the size `prime` alone, where every multiple
-    of the prime is taken for a multiple of the micro-batch size.
+    Each size has its own static program unless the job compiles with `dynamic=True`, and the compiler decides on
+    recomputation and reuse otherwise where a size is a symbol. So the pass is traced at one size, a prime, and every
+    multiple of the prime is taken for a multiple of the micro-batch size. With `dynamic=True` the size is a symbol,
+    unless the model fixes it.
 
     Args:
         workload: Built under `fake_mode`.
@@ -76,10 +78,12 @@ def trace_pass(
         observe: As in `planning_only`.
     """
     with shortened(repeats, kept_blocks):
-        try:
-            return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=True)
-        except SpecializationError:
-            return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=False)
+        if is_compiled(workload.job) and workload.job.compile.dynamic:
+            try:
+                return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=True)
+            except SpecializationError:
+                pass  # traced like a static program then, which it is
+        return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=False)
 
 
 def _trace_pass(

@@ -27,7 +27,7 @@ from bexplore.trace.update import trace_update
 from bexplore.workloads import Workload, build
 
 # Standard deviations of the relative error of the memory. Source: benchmarks/results/trace.md, rounded up.
-_SD = 0.01
+_SD = 0.02
 _SD_WITH_CONVOLUTIONS = 0.04  # their workspaces are not in any plan
 _SD_OF_ANOTHER_PROGRAM = 0.10  # another device or backend; not measured: kernels, and so fusion, differ
 _MIB = 1 << 20
