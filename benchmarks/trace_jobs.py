@@ -129,9 +129,7 @@ JOBS: dict[str, TracedJob] = {
     "transformers bert": TracedJob(
         job=_transformers("masked_lm", "bert", _BERT_CONFIG, sequence_length=256), sizes=(4, 64)
     ),
-    "transformers t5": TracedJob(
-        job=_transformers("seq2seq_lm", "t5", _T5_CONFIG, sequence_length=128), sizes=(4, 64)
-    ),
+    "transformers t5": TracedJob(job=_transformers("seq2seq_lm", "t5", _T5_CONFIG, sequence_length=128), sizes=(4, 64)),
     "transformers vit": TracedJob(
         job=_transformers("image_classification", "vit", _VIT_CONFIG), sizes=(8, 128), has_convolutions=True
     ),
