@@ -558,12 +558,11 @@ def test_a_worker_that_floods_its_output_or_closes_its_pipe_harms_only_itself(ru
 
 
 def test_a_probe_ends_at_its_time_limit_even_if_it_reports_all_the_while(run_on):
-    observation = run_on(imported_job("perceptron"), pass_budget_s=3600.0)(
-        dataclasses.replace(probe(2, time_limit_s=12.0), max_passes=10**9)
-    )
+    # Starting, importing torch and building report their stages, and together take longer than a second anywhere.
+    observation = run_on(imported_job("perceptron"))(probe(2, time_limit_s=1.0))
 
     assert observation.outcome is Outcome.TIMED_OUT
-    assert "12 s" in observation.reason
+    assert "1 s" in observation.reason
 
 
 @pytest.mark.parametrize(
