@@ -176,7 +176,7 @@ def test_what_cannot_be_traced_is_said_in_one_line(job, reason):
 def test_a_trace_for_an_absent_device_is_an_estimate():
     job = decoder_job(device="cuda")
     if torch.cuda.is_available():
-        pytest.skip("this machine has the device")
+        pytest.skip("this machine has the device")  # the stand-in is for machines without it
     model = trace_job(job)
     assert model.notes[0].startswith("an estimate")
     assert model.relative_sd > eager_trace().relative_sd

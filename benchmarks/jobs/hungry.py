@@ -28,11 +28,11 @@ class Hungry(nn.Module):
 
 class EatsBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # Function takes anything
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # Function takes anything
         return gradient + eat("pieces", gradient.shape[0] * SAMPLE_BYTES)
 
 
