@@ -7,9 +7,10 @@ multiplication guide, and stas00/ml-engineering, training/performance.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,16 +42,18 @@ class Advice:
     """One finding.
 
     Attributes:
-        kind: `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`, `saturated` or `shape`.
+        kind: `input`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`, `saturated` or `shape`.
         finding: What was seen, with the numbers.
         action: What to try; empty where nothing needs to be done.
         source: Where the rule comes from.
+        evidence: The same numbers by name, units in the names.
     """
 
     kind: str
     finding: str
     action: str = ""
     source: str = PLAYBOOK
+    evidence: Mapping[str, float] = field(default_factory=dict)
 
 
 def advise(
@@ -62,6 +65,7 @@ def advise(
     cost_model: CostModel | None = None,
     device: Device | None = None,
     device_facts: Mapping[str, Any] | None = None,
+    loader: Mapping[str, Any] | None = None,
 ) -> tuple[Advice, ...]:
     """Name the bottlenecks of a job, the weightiest first; empty where nothing was seen.
 
@@ -73,13 +77,15 @@ def advise(
         cost_model: The trace.
         device: Published figures of the device; None where they are not known: then nothing is said of its peaks.
         device_facts: What torch says of the device.
+        loader: What timing the user's own data loader said; None where there is none.
     """
     speeds = _speeds(observations)
     if not speeds or micro_batch_size not in speeds:
         return ()
     facts = device_facts or {}
     on_accelerator = str(facts.get("device", job.device)).partition(":")[0] not in ("cpu", "auto", "")
-    found = _scaling(job, speeds, micro_batch_size, cost_model, device, on_accelerator)
+    found = _input(job, observations, micro_batch_size, accumulation_steps, loader)
+    found += _scaling(job, speeds, micro_batch_size, cost_model, device, on_accelerator)
     found += _capacity(speeds, observations, micro_batch_size)
     found += _update(job, observations, micro_batch_size, accumulation_steps)
     found += _graph_breaks(observations)
@@ -107,6 +113,52 @@ def _doubling(speeds: Mapping[int, float], small: int, large: int) -> float:
     return (speeds[large] / speeds[small]) ** (1.0 / math.log2(large / small))
 
 
+def _input(
+    job: Job,
+    observations: Sequence[Observation],
+    best: int,
+    accumulation_steps: int | None,
+    loader: Mapping[str, Any] | None,
+) -> list[Advice]:
+    """Whether the loader gives samples as fast as the step takes them; what it could not give is said too."""
+    if not loader:
+        return []
+    if loader["problem"]:
+        return [
+            Advice(
+                kind="input",
+                finding=f"the data loader could not be timed: {loader['problem']}",
+                action=f"iterate over {job.model.get('loader')} alone",
+            )
+        ]
+    pass_s, update_s = _pass_and_update_s(observations, best)
+    steps = accumulation_steps or 1
+    taken = steps * best / (steps * pass_s + update_s)
+    given = loader["samples_per_s"]
+    if given >= taken:
+        return []
+    workers = loader["num_workers"]
+    counted = "" if workers is None else f" with {workers} worker{'' if workers == 1 else 's'}"
+    return [
+        Advice(
+            kind="input",
+            finding=(
+                f"the input pipeline is the limit: the loader gives {given:.4g} samples/s{counted}, the step takes "
+                f"{taken:.4g}"
+            ),
+            action="raise num_workers, decode and augment less for each sample, or store samples already prepared",
+            evidence={"loader_samples_per_s": given, "step_samples_per_s": taken},
+        )
+    ]
+
+
+def _pass_and_update_s(observations: Sequence[Observation], size: int) -> tuple[float, float]:
+    """Median seconds of a pass and of an update at a size; 0 for an update that was not timed."""
+    own = [item for item in observations if item.is_measured and item.micro_batch_size == size]
+    updates = [item.update_time_s for item in own if item.update_times_s]
+    return float(np.median([item.pass_time_s for item in own])), float(np.median(updates)) if updates else 0.0
+
+
 def _scaling(
     job: Job, speeds: dict[int, float], best: int, model: CostModel | None, device: Device | None, on_accelerator: bool
 ) -> list[Advice]:
@@ -120,16 +172,19 @@ def _scaling(
         f"from size {base} to {second} throughput grows {factor:.2f}x per doubling "
         f"({speeds[base]:.4g} to {speeds[second]:.4g} samples/s)"
     )
+    evidence = {"micro_batch_size": second, "base_micro_batch_size": base, "throughput_per_doubling": factor}
     pass_s = {size: size / speed for size, speed in speeds.items()}
     utilization = _utilization(job, model, device, best, pass_s[best])
     bandwidth = _bandwidth_share(model, device, best, pass_s[best])
     if bandwidth is not None and bandwidth >= BUSY_MEMORY:
-        return [_memory_bound(f"{seen}; size {best} moves {bandwidth:.0%} of the device's bandwidth")]
+        finding = f"{seen}; size {best} moves {bandwidth:.0%} of the device's bandwidth"
+        return [_memory_bound(finding, evidence | {"bandwidth_share": bandwidth})]
     if utilization is not None and utilization >= BUSY_ARITHMETIC:
         return [
             Advice(
                 kind="compute",
                 finding=f"{seen}; size {best} reaches {utilization:.0%} of the peak arithmetic: it is well used",
+                evidence=evidence | {"mfu": utilization},
             )
         ]
     if on_accelerator and _is_launch_bound(pass_s, best, utilization):
@@ -138,15 +193,17 @@ def _scaling(
         return []
     intensity = None if model is None else model.hardware_flops(best) / model.bytes_moved(best)
     if intensity is not None and intensity < LOW_INTENSITY:
-        return [_memory_bound(f"{seen}; a pass does only {intensity:.1f} operations for each byte that it moves")]
-    return [_saturated(seen, base, factor, on_accelerator)]
+        finding = f"{seen}; a pass does only {intensity:.1f} operations for each byte that it moves"
+        return [_memory_bound(finding, evidence | {"flops_per_byte": intensity})]
+    return [dataclasses.replace(_saturated(seen, base, factor, on_accelerator), evidence=evidence)]
 
 
-def _memory_bound(finding: str) -> Advice:
+def _memory_bound(finding: str, evidence: Mapping[str, float]) -> Advice:
     return Advice(
         kind="bandwidth",
         finding=f"memory bandwidth is the limit: {finding}",
         action="use bfloat16, fuse element-wise work (torch.compile does), or widen the matrices",
+        evidence=evidence,
     )
 
 
@@ -167,6 +224,8 @@ def _launch_bound(pass_s: Mapping[int, float], best: int, utilization: float | N
             f"{half} {format_seconds(pass_s[half])}{idle}"
         ),
         action="try explore.compile: {mode: reduce-overhead} (CUDA graphs), or larger sizes",
+        evidence={"pass_time_s": pass_s[best], "half_micro_batch_size": half, "half_pass_time_s": pass_s[half]}
+        | ({} if utilization is None else {"mfu": utilization}),
     )
 
 
@@ -201,17 +260,19 @@ def _capacity(speeds: dict[int, float], observations: Sequence[Observation], bes
                 f"size {best}, and {min(refused)} does not fit"
             ),
             action="activation checkpointing, bfloat16 or a sharded optimizer make room for larger sizes",
+            evidence={
+                "throughput_per_doubling": _doubling(speeds, below, best),
+                "refused_micro_batch_size": min(refused),
+            },
         )
     ]
 
 
 def _update(job: Job, observations: Sequence[Observation], best: int, accumulation_steps: int | None) -> list[Advice]:
     """The optimizer's share of a step."""
-    own = [item for item in observations if item.is_measured and item.micro_batch_size == best and item.update_times_s]
-    if not own or not accumulation_steps:
+    if not accumulation_steps:
         return []
-    pass_s = float(np.median([item.pass_time_s for item in own]))
-    update_s = float(np.median([item.update_time_s for item in own]))
+    pass_s, update_s = _pass_and_update_s(observations, best)
     share = update_s / (accumulation_steps * pass_s + update_s)
     if share < LARGE_UPDATE:
         return []
@@ -225,6 +286,7 @@ def _update(job: Job, observations: Sequence[Observation], best: int, accumulati
                 f"{format_seconds(accumulation_steps * pass_s)} of passes)"
             ),
             action=f"a larger global batch spreads it over more passes{fused}",
+            evidence={"update_share": share, "update_time_s": update_s, "pass_time_s": pass_s},
         )
     ]
 
@@ -240,6 +302,7 @@ def _graph_breaks(observations: Sequence[Observation]) -> list[Advice]:
             finding=f"the compiler breaks the step {count} time{'s' if count > 1 else ''}: {min(reasons, default='')}",
             action="each break costs launches and fusions; explore.compile: {fullgraph: true} makes it an error",
             source="torch.compile's documentation",
+            evidence={"num_graph_breaks": count},
         )
     ]
 
@@ -273,6 +336,7 @@ def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | N
             finding=f"{name} {size} is not a multiple of {elements}",
             action=f"pad it to {-(-size // elements) * elements}",
             source=SHAPES,
+            evidence={"elements": size, "multiple_of": elements},
         )
         for name, size in named.items()
         if size and size % elements
@@ -280,7 +344,8 @@ def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | N
     if hidden and heads and (hidden // heads) % 8:
         action = "choose heads so that their size is a multiple of 8, better 64"
         finding = f"a head has {hidden // heads} elements, not a multiple of 8"
-        hints.append(Advice(kind="shape", finding=finding, action=action, source=SHAPES))
+        evidence = {"elements": hidden // heads, "multiple_of": 8}
+        hints.append(Advice(kind="shape", finding=finding, action=action, source=SHAPES, evidence=evidence))
     if wide and job.sequence_length and num_multiprocessors:
         hints += _wave_hint(micro_batch_size * job.sequence_length, wide, num_multiprocessors)
     return hints
@@ -301,6 +366,7 @@ def _wave_hint(rows: int, columns: int, num_multiprocessors: int) -> list[Advice
             ),
             action="sizes nearby may fill the last wave; the search has measured those that it could",
             source=SHAPES,
+            evidence={"num_tiles": tiles, "num_waves": waves, "wave_efficiency": efficiency},
         )
     ]
 

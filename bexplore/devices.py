@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bexplore.errors import UserInputError
 
@@ -83,6 +85,13 @@ _DRIVER_NAMES = (
     (r"MI355X", "mi355x"),
     (r"V100.*32GB", "v100"),
 )
+
+
+def published_device(facts: Mapping[str, Any]) -> Device | None:
+    """The device that torch's facts of it name; None for a processor, and where the table has no such device."""
+    if str(facts.get("device", "cpu")).startswith("cpu"):
+        return None
+    return find_device(str(facts.get("device_name", "")))
 
 
 def find_device(driver_name: str) -> Device | None:

@@ -102,7 +102,40 @@ def test_a_long_update_is_said_with_its_share_of_the_step():
     )
     assert "takes 50% of a step of 1 accumulation step (110 ms beside 110 ms of passes)" in found[0].finding
     assert "fused=True" in found[0].action
+    assert found[0].evidence["update_share"] == pytest.approx(0.5)
     assert kinds({1: 0.1, 2: 0.11}, facts=CPU, update_s=0.11, steps=100) == []
+
+
+def loader(samples_per_s: float, problem: str = "") -> dict:
+    return {"samples_per_s": samples_per_s, "num_workers": 2, "problem": problem}
+
+
+def input_of(**record) -> list:
+    found = advise(
+        JOB,
+        sweep({1: 0.1, 2: 0.2}),
+        micro_batch_size=2,
+        accumulation_steps=4,
+        device_facts=CPU,
+        loader=loader(**record),
+    )
+    return [item for item in found if item.kind == "input"]
+
+
+def test_a_loader_that_is_slower_than_the_step_is_the_limit_with_both_figures():
+    (found,) = input_of(samples_per_s=8.0)
+
+    assert found.finding == (
+        "the input pipeline is the limit: the loader gives 8 samples/s with 2 workers, the step takes 10"
+    )
+    assert found.evidence == {"loader_samples_per_s": 8.0, "step_samples_per_s": pytest.approx(10.0, rel=1e-3)}
+    assert input_of(samples_per_s=12.0) == []
+
+
+def test_a_loader_that_could_not_be_timed_is_said_with_its_reason():
+    (found,) = input_of(samples_per_s=None, problem="FileNotFoundError: shard_007.tar")
+
+    assert "could not be timed: FileNotFoundError: shard_007.tar" in found.finding
 
 
 def test_graph_breaks_are_told_with_their_reason():

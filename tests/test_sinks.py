@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bexplore.advice import Advice
 from bexplore.recommendation import Recommendation
 from bexplore.sinks.bexp import bexp_line, recommendation_line
 from bexplore.sinks.last_words import last_words
@@ -94,10 +93,10 @@ def test_the_last_words_say_what_why_where_and_what_to_paste():
 
 
 def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
-    found = [Advice(kind="update", finding=f"finding {number}", action=f"action {number}") for number in range(3)]
+    found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
 
     text = last_words(
-        result(), yaml_key="x", tolerance=0.02, config="job.yaml", advice=found, report="somewhere/report.html"
+        result(advice=found), yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html"
     )
 
     assert "limits    finding 0; try: action 0" in text

@@ -16,7 +16,6 @@ from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import BexploreError, ExitCode
 
 if TYPE_CHECKING:
-    from bexplore.advice import Advice
     from bexplore.config import Config
     from bexplore.events import JobEvent
     from bexplore.sinks import Sink
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 @CONFIG
 @click.option("--fresh", is_flag=True, help="Start over, even if an earlier run is there.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done and about how long it takes, and end.")
-@click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///..., postgresql://...).")
+@click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///study.db, postgresql://...).")
 @common_options
 def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, common: Common) -> None:
     """Explore CONFIG: stream recommendations, then say which micro-batch size to use and why.
@@ -122,21 +121,9 @@ class _Show:
             yaml_key=".".join(str(part) for part in self._config.request.path),
             tolerance=self._config.explore.tolerance,
             config=str(self._config.path),
-            advice=self._advice(Path(record["run_dir"])),
             report=str(report) if report.exists() else None,
         )
         click.echo("\n" + text)
-
-    def _advice(self, run_dir: Path) -> tuple[Advice, ...]:
-        from bexplore.journal import open_run
-        from bexplore.report import read_facts
-        from bexplore.report.page import advice
-
-        try:
-            return advice(read_facts(open_run(run_dir)))
-        except BexploreError as error:
-            self._progress.warn(f"{error.message}; the result is complete all the same")
-            return ()
 
     def __enter__(self) -> _Show:
         return self

@@ -57,12 +57,12 @@ def workload_job(
 
 
 def _imported(workload: WorkloadOptions) -> dict[str, Any]:
-    names = ("model", "batch", "loss", "step", "arguments")
+    names = ("model", "batch", "loss", "step", "loader", "arguments")
     return {name: getattr(workload, name) for name in names if getattr(workload, name)}
 
 
 def _compile(settings: ExploreSettings) -> CompileSettings:
-    return CompileSettings(**settings.compile.model_dump())
+    return CompileSettings(**settings.compile.model_dump() | {"enabled": settings.compile.enabled is not False})
 
 
 def _optimizer(workload: WorkloadOptions) -> dict[str, Any]:

@@ -106,8 +106,13 @@ def classify_exit(return_code: int | None, *, killed_by_kernel: bool, last_outpu
 
 
 def first_line(error: BaseException) -> str:
-    """The first non-empty line of an exception's message, at most 300 characters."""
+    """The first non-empty line of an exception's message, at most 300 characters.
+
+    A DataLoader's message holds the traceback of its worker, whose last line is what went wrong.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "in DataLoader worker process" in lines[0]:
+        lines.reverse()
     return (lines[0] if lines else type(error).__name__)[:300]
 
 

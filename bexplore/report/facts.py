@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.devices import Device, find_device
+from bexplore.devices import Device, published_device
 from bexplore.job import Job
 from bexplore.journal import Run, read_json
 from bexplore.posterior.band import Band, band_of
@@ -132,7 +132,6 @@ def read_facts(run: Run) -> ReportFacts:
     result = run.result()
     recommendations = [event for event in events if event.get("event") == "recommendation"]
     budget = next((item.memory_budget_bytes for item in reversed(observations) if item.memory_budget_bytes), None)
-    on_cpu = str(device_facts.get("device", job.device)).startswith("cpu")
     return ReportFacts(
         run=run,
         meta=meta,
@@ -142,7 +141,7 @@ def read_facts(run: Run) -> ReportFacts:
         observations=observations,
         confidences=tuple((event["num_probes"], event["confidence"]) for event in recommendations),
         cost_model=model,
-        device=None if on_cpu else find_device(str(device_facts.get("device_name", ""))),
+        device=published_device({"device": job.device} | dict(device_facts)),
         device_facts=device_facts,
         budget_bytes=budget,
         band=_band(meta, observations, model, budget),

@@ -81,7 +81,9 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
 
 
 def advice(facts: ReportFacts) -> tuple[Advice, ...]:
-    """What holds the job back beside its size."""
+    """What holds the job back beside its size: as the last words have it, or of what is known so far."""
+    if "advice" in facts.result:
+        return tuple(Advice(**item) for item in facts.result["advice"])
     own = facts.result.get("batch_size")
     sizes = facts.result.get("global_batch_sizes") or ()
     steps = next((size["accumulation_steps"] for size in sizes if size["global_batch_size"] == own), None)

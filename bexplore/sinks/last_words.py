@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
-from bexplore.advice import Advice
 from bexplore.units import format_bytes, format_seconds
 
 STOP_REASONS = {
@@ -16,7 +16,7 @@ STOP_REASONS = {
     "interrupted": "it was interrupted; the same command goes on from here",
 }
 WIDTH = 10
-MOST_ADVICE = 2
+MOST_ADVICE = 2  # the weightiest; all of them are in the report
 MAX_FAILURES = 4  # reasons that are shown; more would push the answer off the screen
 
 
@@ -26,7 +26,6 @@ def last_words(
     yaml_key: str,
     tolerance: float,
     config: str = "",
-    advice: Sequence[Advice] = (),
     report: str | None = None,
 ) -> str:
     """The closing text of a `result` record, for people.
@@ -36,7 +35,6 @@ def last_words(
         yaml_key: Where the size goes, dotted.
         tolerance: Within which sizes are as good as each other.
         config: The user's file, for the command that writes the size into it; empty leaves that out.
-        advice: What holds the job back; the weightiest are said here, all of them in the report.
         report: The page with everything; None where there is none.
     """
     if record["micro_batch_size"] is None:
@@ -46,20 +44,32 @@ def last_words(
     lines += [_row("why", _why(record)), _row("memory", _memory(record))]
     lines += _rows("smaller", _smaller(record, tolerance))
     lines += _rows("compiled", _compiled(record))
+    lines += _rows("eager", _eager(record.get("eager")))
     lines += [_row("failed", text) for text in _failed(record)]
     lines += _rows("training", (record.get("same_training") or {}).get("message"))
-    lines += [_row("limits", _limit(item)) for item in advice[:MOST_ADVICE]]
+    lines += _rows("input", _loader(record.get("loader")))
+    lines += [_row("limits", _limit(item)) for item in record.get("advice", ())[:MOST_ADVICE]]
     lines += [_row("warning", text) for text in record.get("warnings", ())]
     lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
     lines += [f"Results: {record['run_dir']}"]
     lines += [f"Report:  {report}"] if report else []
     lines += [f"Apply:   bexplore apply {config}"] if config else []
+    lines += _warm_start(record.get("artifacts_dir"))
     lines += [f"Paste:   {yaml_key}: {record['micro_batch_size']}"]
     return "\n".join(lines)
 
 
-def _limit(item: Advice) -> str:
-    return item.finding + (f"; try: {item.action}" if item.action else "")
+def _limit(item: Mapping[str, Any]) -> str:
+    return item["finding"] + (f"; try: {item['action']}" if item["action"] else "")
+
+
+def _loader(loader: Mapping[str, Any] | None) -> str | None:
+    """What a loader that was timed gives; where it was not, the advice tells why."""
+    if not loader or loader["problem"]:
+        return None
+    workers = loader["num_workers"]
+    counted = "" if workers is None else f", {workers} worker{'' if workers == 1 else 's'}"
+    return f"your data loader gives {loader['samples_per_s']:.4g} samples/s (timed alone, no step beside it{counted})"
 
 
 def _headline(record: Mapping[str, Any]) -> str:
@@ -115,6 +125,32 @@ def _compiled(record: Mapping[str, Any]) -> str | None:
     if ratio is None:
         return None
     return f"run exactly as your training will compile it: {ratio:.2f}x of the search's shared compilation"
+
+
+def _eager(eager: Mapping[str, Any] | None) -> str | None:
+    """Whether torch.compile is worth it here; a look that nobody asked for speaks only if it is not."""
+    if not eager or not (eager["asked"] or eager["is_faster"]):
+        return None
+    if eager["problem"]:
+        return f"without torch.compile this size does not run: {eager['problem']}"
+    peak = eager["peak_memory_bytes"]
+    memory = f", peak {format_bytes(peak)}" if peak is not None else ""
+    figures = f"{eager['over_compiled']:.2f}x the speed ({eager['num_pairs']} pairs of passes in turn{memory})"
+    if not eager["is_faster"]:
+        return f"without torch.compile this size runs at {figures}: keep torch.compile"
+    told = f"without torch.compile this size runs at {figures}: do not compile, or explore again with "
+    return told + ("explore.compile: false" if eager["asked"] else "explore.compile: both, which looks closer")
+
+
+def _warm_start(artifacts_dir: str | None) -> list[str]:
+    """The line that spares a training its compilation."""
+    if artifacts_dir is None:
+        return []
+    return [
+        f"Warm:    export TORCHINDUCTOR_CACHE_DIR={shlex.quote(artifacts_dir)}",
+        "         before your training, and its first step loads what was compiled here. It is code that will be run:",
+        "         take it from nobody whom you do not trust.",
+    ]
 
 
 def _batch_table(record: Mapping[str, Any]) -> list[str]:

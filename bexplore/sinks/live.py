@@ -34,6 +34,8 @@ STAGES = {
     "updates": "timing updates",
     "eager check": "looking whose mistake it is, without the compiler",
     "gradients": "comparing the gradients of both splits",
+    "batch": "making a batch",
+    "loader": "timing the data loader",
     "lock": "waiting for another exploration on this device",
 }
 PLOT_ROWS = 8

@@ -24,7 +24,7 @@ from bexplore.workloads.step import assemble
 from bexplore.workloads.user_batch import batch_dimensions, batch_maker
 from bexplore.workloads.workload import Batch, Workload
 
-_PATHS = ("model", "batch", "loss")
+_PATHS = ("model", "batch", "loss", "loader")
 
 
 def build_imported(job: Job) -> Workload:
@@ -39,7 +39,9 @@ def build_imported(job: Job) -> Workload:
       (output, batch); or a `torch.nn.Module` class of such a loss. Without it the model's own loss is taken: its
       output if that is a scalar, its `loss`, or the only scalar of a tuple; and where the batch is a pair of which the
       model takes only the first, the cross entropy of its output and the second.
-    * `arguments`, optional: keyword arguments; each of the three gets those that its signature names.
+    * `loader`, optional: called with the micro-batch size, returns an iterable of batches, such as a DataLoader. The
+      step never reads it: `input_pipeline` times it apart.
+    * `arguments`, optional: keyword arguments; each callable gets those that its signature names.
 
     Random numbers of torch are seeded before the model is made and before each batch.
 
@@ -57,7 +59,9 @@ def build_imported(job: Job) -> Workload:
     with creation_device(device):
         loss_module = ImportedLoss(_make_model(callables["model"]), _make_loss(callables.get("loss")))
     place(loss_module, device)
-    check_call(callables["batch"], "micro_batch_size", setting="batch")
+    for name in ("batch", "loader"):
+        if name in callables:
+            check_call(callables[name], "micro_batch_size", setting=name)
     dtype = torch.bfloat16 if job.precision is Precision.BFLOAT16 else None
     make_user_batch = batch_maker(callables["batch"], seed=job.seed, device=device, dtype=dtype)
 

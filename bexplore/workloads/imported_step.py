@@ -41,17 +41,18 @@ class Step(Protocol):
 
 
 def build_step(job: Job) -> Workload:
-    """Build `{"step", "batch", "arguments"}` of `job.model`: `step` is a path that returns a `Step`.
+    """Build `{"step", "batch", "loader", "arguments"}` of `job.model`: `step` is a path that returns a `Step`.
 
-    `batch`, optional, is a path that makes the batches instead of the step's own `make_batch`. Each gets those of the
-    keyword arguments `arguments` that its signature names. Precision, optimizers and clipping are the step's own.
+    `batch`, optional, is a path that makes the batches instead of the step's own `make_batch`; `loader` is as in
+    `build_imported`. Each gets those of the keyword arguments `arguments` that its signature names. Precision,
+    optimizers and clipping are the step's own.
 
     Raises:
         UserInputError: The path, or what it gave, cannot be used; or the job sets what is the step's own business.
     """
-    check_keys(job.model, ("step", "batch", "arguments"), "An imported step")
+    check_keys(job.model, ("step", "batch", "loader", "arguments"), "An imported step")
     _check_own_business(job)
-    paths = {name: job.model[name] for name in ("step", "batch") if job.model.get(name) is not None}
+    paths = {name: job.model[name] for name in ("step", "batch", "loader") if job.model.get(name) is not None}
     callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
     check_call(callables["step"], setting="step")
     device = torch.device(job.device)

@@ -1,0 +1,115 @@
+"""The user's own data loader, timed apart from the step: can it keep up with what the device takes?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bexplore.job import Job
+from bexplore.workloads.import_path import check_call, load_callables
+from bexplore.workloads.samples import seeded
+from bexplore.workloads.settings import require
+from bexplore.workloads.user_batch import tensor_leaves
+
+TIMED_S = 3.0  # seconds of steady delivery; shorter where the batches of the first wave take longest
+MIN_TIMED_BATCHES = 3
+LONGEST_S = 20.0  # seconds in all, the start of the loader's own workers included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSpeed:
+    """How fast a loader gives batches while nothing else asks for the processors.
+
+    Attributes:
+        micro_batch_size: What it was asked for, samples.
+        samples_per_s: Of steady delivery, what its workers prepared while they started not counted.
+        num_batches: Batches in that time.
+        elapsed_s: That time, seconds.
+        first_batch_s: Seconds to the first batch, start of the loader's workers included.
+        num_workers: Of the loader itself; None where it does not say (anything but a DataLoader).
+    """
+
+    micro_batch_size: int
+    samples_per_s: float
+    num_batches: int
+    elapsed_s: float
+    first_batch_s: float
+    num_workers: int | None
+
+
+def time_loader(job: Job, micro_batch_size: int) -> LoaderSpeed:
+    """Time the loader of `job.model["loader"]`, a path: micro_batch_size -> an iterable of batches.
+
+    A loader with worker processes fills its queue in waves of one batch a worker; the first wave pays for their start
+    and is left out. A loader that ends is started again, as the next epoch does.
+
+    Raises:
+        UserInputError: The path, or what it gave, cannot be used.
+        Exception: Whatever the user's loader raised.
+    """
+    paths = {name: path for name, path in job.model.items() if name != "arguments"}
+    make_loader = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)["loader"]
+    check_call(make_loader, "micro_batch_size", setting="loader")
+    with seeded(job.seed, torch.device("cpu")):
+        loader = make_loader(micro_batch_size)
+        require(
+            isinstance(loader, Iterable),
+            f"loader is {make_loader.path!r}, which returned {type(loader).__name__}, not an iterable of batches.",
+            "Return a torch.utils.data.DataLoader, or any other iterable of batches.",
+        )
+        return _timed(loader, micro_batch_size)
+
+
+def _timed(loader: Iterable[Any], micro_batch_size: int) -> LoaderSpeed:
+    num_workers = getattr(loader, "num_workers", None)
+    first_wave = max(1, num_workers or 0)
+    began_s = time.perf_counter()
+    arrived_s, samples = [], []
+    for batch in _epochs(loader):
+        arrived_s.append(time.perf_counter() - began_s)
+        samples.append(_num_samples(batch))
+        timed_s = arrived_s[-1] - arrived_s[min(first_wave, len(arrived_s)) - 1]
+        if arrived_s[-1] > LONGEST_S or (timed_s > TIMED_S and len(arrived_s) >= first_wave + MIN_TIMED_BATCHES):
+            break
+    start_s = arrived_s[first_wave - 1] if len(arrived_s) > first_wave else 0.0
+    counted = samples[first_wave:] or samples
+    elapsed_s = arrived_s[-1] - start_s
+    return LoaderSpeed(
+        micro_batch_size=micro_batch_size,
+        samples_per_s=sum(counted) / elapsed_s,
+        num_batches=len(counted),
+        elapsed_s=elapsed_s,
+        first_batch_s=arrived_s[0],
+        num_workers=num_workers,
+    )
+
+
+def _epochs(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of epoch after epoch; of an iterator, which has but one, its own."""
+    while True:
+        num_batches = 0
+        for batch in loader:
+            num_batches += 1
+            yield batch
+        require(
+            num_batches > 0,
+            "The loader gave no batch.",
+            "With drop_last the data set must hold at least one whole micro-batch.",
+        )
+        if isinstance(loader, Iterator):
+            return
+
+
+def _num_samples(batch: Any) -> int:
+    """Samples of a batch, by the first dimension of its first tensor."""
+    tensors = [leaf for leaf in tensor_leaves(batch) if leaf.dim() > 0]
+    require(
+        bool(tensors),
+        f"The loader gave {type(batch).__name__} without a tensor.",
+        "Give batches as the model takes them: a tensor, or a mapping, tuple or list of tensors.",
+    )
+    return int(tensors[0].shape[0])
