@@ -145,6 +145,8 @@ def explore(
                 with told_as_engine_error():
                     studies.tell(study, trial, observation)
                     best = sampler.decide(study).recommendation
+                    if best is not None:
+                        studies.publish(study, best)
                 yield ProbeFinished(observation=observation)
                 if best is not None:
                     yield dataclasses.replace(best, elapsed_s=clock() - began)

@@ -7,8 +7,9 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from search_builders import saturating
+from search_builders import CurveRunner, saturating
 
+from bexplore import explorer
 from bexplore.errors import UserInputError
 from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings
@@ -147,3 +148,20 @@ def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
     study = open_study(BexploreSampler(Space.of([1, 2])), storage=tmp_path / "study.log")
 
     assert optuna.load_study(study_name="bexplore", storage=study._storage).metric_names == ["samples/s"]
+
+
+def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(tmp_path):
+    storage = f"sqlite:///{tmp_path}/study.db"
+    space, runner = Space.of([1, 2, 4, 8]), CurveRunner(largest=4)
+    *_, result = explorer.explore(runner, space=space, settings=SETTINGS, storage=storage)
+
+    study = optuna.load_study(study_name="bexplore", storage=storage)
+    told = {trial.params["micro_batch_size"]: trial for trial in study.trials}
+    assert told[8].state is TrialState.PRUNED
+    assert told[8].user_attrs["outcome"] == "out_of_memory"
+    assert told[8].user_attrs["reason"] == "peak above the budget"
+    assert told[4].user_attrs["compilation"] == "exact"
+    assert told[4].user_attrs["peak_memory_mib"] > told[1].user_attrs["peak_memory_mib"]
+    assert told[4].value == pytest.approx(4 / told[4].user_attrs["pass_s"])
+    size = result.recommendation.micro_batch_size
+    assert study.user_attrs["recommendation"].startswith(f"micro_batch_size {size}: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -36,9 +37,10 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
         return RDBStorage(str(storage))
     except ImportError as error:
         driver = getattr(error.__cause__, "name", None) or "its driver"
+        package = "bexplore[postgresql]" if str(storage).startswith("postgresql:") else driver
         raise UserInputError(
             f"cannot open the storage {storage}: the module {driver} is not installed",
-            hint=f"pip install {driver}, or name another driver in the URL, such as postgresql+psycopg2://...",
+            hint=f"pip install '{package}', or name another driver in the URL, such as postgresql+psycopg2://...",
         ) from error
     except Exception as error:  # drivers of any database raise what they like
         raise UserInputError(
@@ -58,7 +60,7 @@ def told_as_engine_error() -> Iterator[None]:
     except StorageInternalError as error:  # Optuna's wrapping of what a database said
         cause = error.__cause__ or error
         raise EngineError(f"the study's storage failed: {_first_line(cause)}", hint=_SAFE) from error
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise EngineError(f"the study's storage failed: {_first_line(error)}", hint=_SAFE) from error
 
 

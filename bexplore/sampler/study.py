@@ -1,4 +1,8 @@
-"""What a study remembers of each probe: its evidence, who works on it, and what the run's journal tells of it."""
+"""What a study remembers of each probe: its evidence, who works on it, and what the run's journal tells of it.
+
+The attribute `bexplore` is the sampler's own. The others are flat, with units in their names, for people who look at
+the study in a dashboard or as a data frame; nothing reads them back.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Observation, Outcome, Probe
+from bexplore.recommendation import Recommendation
 
 PARAMETER = "micro_batch_size"
 ATTRIBUTE = "bexplore"
@@ -110,7 +115,7 @@ def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
         value=observation.samples_per_s if observation.is_measured else None,
         params={PARAMETER: size},
         distributions={PARAMETER: IntDistribution(min(size, sizes["smallest"]), max(size, sizes["largest"]))},
-        user_attrs={ATTRIBUTE: _record(observation)},
+        user_attrs=_told(observation) | {ATTRIBUTE: _record(observation)},
     )
 
 
@@ -151,7 +156,8 @@ def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, observation: Ob
     A trial that another explorer has given up meanwhile, or finished from the journal, is not told twice.
     """
     try:
-        study._storage.set_trial_user_attr(trial._trial_id, ATTRIBUTE, _record(observation))
+        for name, value in (_told(observation) | {ATTRIBUTE: _record(observation)}).items():
+            study._storage.set_trial_user_attr(trial._trial_id, name, value)
         if observation.is_measured:
             study.tell(trial.number, observation.samples_per_s)
         else:
@@ -172,6 +178,33 @@ def abandon(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
     except (RuntimeError, ValueError):
         if not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
             raise
+
+
+def publish(study: optuna.Study, best: Recommendation) -> None:
+    """Say at the study what is recommended: its best trial is the luckiest single probe, which is something else."""
+    text = (
+        f"micro_batch_size {best.micro_batch_size}: {best.relative_performance:.2f}x the speed of size "
+        f"{best.base_micro_batch_size}, {best.samples_per_s:.4g} samples/s; confidence {best.confidence} out of 100"
+    )
+    if study.user_attrs.get("recommendation") != text:
+        study.set_user_attr("recommendation", text)
+
+
+def _told(observation: Observation) -> dict[str, Any]:
+    """What people want to see of a probe; unknown is left out."""
+    peak, is_measured = observation.peak_memory_bytes, observation.is_measured
+    facts = {
+        "outcome": observation.outcome.value,
+        "reason": observation.reason or None,
+        "purpose": observation.probe.purpose.value,
+        "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
+        "pass_s": observation.pass_time_s if is_measured else None,
+        "update_s": observation.update_time_s if observation.update_times_s else None,
+        "peak_memory_mib": None if peak is None else round(peak / 2**20, 1),
+        "compile_s": observation.compile_time_s or None,
+        "took_s": round(observation.elapsed_s, 3),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _record(observation: Observation) -> dict[str, Any]:
