@@ -36,7 +36,8 @@ class TracedJob:
     has_convolutions: bool = False
 
 
-def _transformers(task: str, model_type: str, config: Mapping[str, object], **fields: object) -> Job:
+def transformers_job(task: str, model_type: str, config: Mapping[str, object], **fields: object) -> Job:
+    """A job of the library's own models; `activation_checkpointing` goes to the model."""
     checkpointing = fields.pop("activation_checkpointing", False)
     model = {"task": task, "model_type": model_type, "config": dict(config)}
     return Job(workload="transformers", model=model | {"activation_checkpointing": checkpointing}, **fields)
@@ -116,26 +117,73 @@ JOBS: dict[str, TracedJob] = {
         sizes=(8, 32, 128),
     ),
     "transformers gpt2": TracedJob(
-        job=_transformers("causal_lm", "gpt2", _GPT2_CONFIG, sequence_length=256), sizes=(4, 16, 64)
+        job=transformers_job("causal_lm", "gpt2", _GPT2_CONFIG, sequence_length=256), sizes=(4, 16, 64)
     ),
     "transformers gpt2 checkpointed": TracedJob(
-        job=_transformers("causal_lm", "gpt2", _GPT2_CONFIG, sequence_length=256, activation_checkpointing=True),
+        job=transformers_job("causal_lm", "gpt2", _GPT2_CONFIG, sequence_length=256, activation_checkpointing=True),
         sizes=(8, 128),
     ),
     "transformers llama bfloat16": TracedJob(
-        job=_transformers("causal_lm", "llama", _LLAMA_CONFIG, sequence_length=256, precision=Precision.BFLOAT16),
+        job=transformers_job("causal_lm", "llama", _LLAMA_CONFIG, sequence_length=256, precision=Precision.BFLOAT16),
         sizes=(8, 128),
     ),
     "transformers bert": TracedJob(
-        job=_transformers("masked_lm", "bert", _BERT_CONFIG, sequence_length=256), sizes=(4, 64)
+        job=transformers_job("masked_lm", "bert", _BERT_CONFIG, sequence_length=256), sizes=(4, 64)
     ),
-    "transformers t5": TracedJob(job=_transformers("seq2seq_lm", "t5", _T5_CONFIG, sequence_length=128), sizes=(4, 64)),
+    "transformers t5": TracedJob(
+        job=transformers_job("seq2seq_lm", "t5", _T5_CONFIG, sequence_length=128), sizes=(4, 64)
+    ),
     "transformers vit": TracedJob(
-        job=_transformers("image_classification", "vit", _VIT_CONFIG), sizes=(8, 128), has_convolutions=True
+        job=transformers_job("image_classification", "vit", _VIT_CONFIG), sizes=(8, 128), has_convolutions=True
     ),
     "transformers resnet": TracedJob(
-        job=_transformers("image_classification", "resnet", _RESNET_CONFIG, **_SGD),
+        job=transformers_job("image_classification", "resnet", _RESNET_CONFIG, **_SGD),
         sizes=(4, 16, 64),
+        has_convolutions=True,
+    ),
+}
+
+_LONG = {"max_position_embeddings": 2048}
+_SMALLEST = (1, 2, 3)
+
+# At one, two or three samples the compiler may decide otherwise than at many, and there lies the limit of a big model.
+JOBS |= {
+    "gpt, 2048 tokens": TracedJob(
+        job=Job(workload="decoder", model=_GPT | _LONG, sequence_length=2048), sizes=_SMALLEST
+    ),
+    "gpt bfloat16, 2048 tokens": TracedJob(
+        job=Job(workload="decoder", model=_GPT | _LONG, sequence_length=2048, precision=Precision.BFLOAT16, **_SGD),
+        sizes=_SMALLEST,
+    ),
+    "llama checkpointed, 4096 tokens": TracedJob(
+        job=Job(
+            workload="decoder",
+            model=_LLAMA | {"max_position_embeddings": 4096, "activation_checkpointing": True},
+            sequence_length=4096,
+        ),
+        sizes=_SMALLEST,
+    ),
+    "transformers gpt2, 2048 tokens": TracedJob(
+        job=transformers_job("causal_lm", "gpt2", _GPT2_CONFIG | {"n_positions": 2048}, sequence_length=2048),
+        sizes=_SMALLEST,
+    ),
+    "transformers bert, 1024 tokens": TracedJob(
+        job=transformers_job(
+            "masked_lm", "bert", _BERT_CONFIG | {"max_position_embeddings": 1024}, sequence_length=1024
+        ),
+        sizes=_SMALLEST,
+    ),
+    "transformers t5, 512 tokens": TracedJob(
+        job=transformers_job("seq2seq_lm", "t5", _T5_CONFIG | {"num_layers": 2}, sequence_length=512), sizes=_SMALLEST
+    ),
+    "transformers vit, 448 pixels": TracedJob(
+        job=transformers_job("image_classification", "vit", _VIT_CONFIG | {"image_size": 448}),
+        sizes=_SMALLEST,
+        has_convolutions=True,
+    ),
+    "transformers resnet, 896 pixels": TracedJob(
+        job=transformers_job("image_classification", "resnet", _RESNET_CONFIG, data={"image_size": 896}, **_SGD),
+        sizes=_SMALLEST,
         has_convolutions=True,
     ),
 }

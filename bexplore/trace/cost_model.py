@@ -21,10 +21,15 @@ class CostModel:
     Attributes:
         fingerprint: Sixteen hexadecimal digits: the same for the same traced program, on every machine.
         num_parameters: Elements of all parameters, shared ones once.
-        model_flops: Operations of a pass, recomputation left out; a fused attention backward counts twice its
-            forward. A multiplication and an addition are two; attention is counted without its causal half.
-        hardware_flops: Operations of a pass as they are run, recomputation included; a fused attention backward
-            counts 2.5 times its forward. The convention of `torch.utils.flop_counter`.
+        model_flops: Operations of a pass that the model needs, recomputation left out: what the model-flops
+            utilization (MFU) counts. A fused attention backward counts twice its forward.
+        hardware_flops: Operations of a pass as they are run, recomputation of checkpointed blocks and of fused
+            attention included, as far as the compiler keeps it: what the hardware-flops utilization (HFU) counts. A
+            fused attention backward counts 2.5 times its forward.
+            Conventions of both, those of `torch.utils.flop_counter`: matrix products, convolutions and fused attention
+            alone; a multiplication and an addition are two; attention is not halved for a causal mask. For a
+            transformer that is 6 N + 12 L h s a token (Source: PaLM, arXiv 2204.02311, appendix B; recomputation:
+            arXiv 2205.05198).
         bytes_moved: Bytes that the kernels of a pass read and write at least.
         resident: What is alive during the whole step: weights, gradients, optimizer states, the batch.
         peaks: For each phase, the moments that are the highest for some size.
@@ -32,8 +37,8 @@ class CostModel:
         trace_s: Seconds that the trace took.
         device: Device type of the traced program; where it is not the job's, the numbers are an estimate.
         compiler: The versions that made the program, such as `torch 2.13.0`.
-        is_partial: Whether something of the step is not covered; `notes` says what.
         notes: What a reader must know before believing the numbers.
+        remembered_from: When it was traced (ISO 8601, UTC), if an earlier run did; None where this run did.
     """
 
     fingerprint: str
@@ -47,8 +52,8 @@ class CostModel:
     trace_s: float
     device: str
     compiler: str
-    is_partial: bool = False
     notes: tuple[str, ...] = field(default=())
+    remembered_from: str | None = None
 
     @property
     def flops_per_sample(self) -> float:
@@ -118,8 +123,8 @@ class CostModel:
             "trace_s": self.trace_s,
             "device": self.device,
             "compiler": self.compiler,
-            "is_partial": self.is_partial,
             "notes": list(self.notes),
+            "remembered_from": self.remembered_from,
         }
 
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -48,11 +49,21 @@ def count_graph_flops(graph: torch.fx.Graph, prime: int, module_of: Callable[[to
         if node.op != "call_function":
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), node_shapes)
-        hardware = Polynomial.of_value(operator_flops(node.target, arguments, keywords, node_shapes(node)), prime)
+        operator, arguments = _called(node.target, arguments)
+        hardware = Polynomial.of_value(operator_flops(operator, arguments, keywords, node_shapes(node)), prime)
         if hardware:
-            model = model_share(node.target, hardware)
+            is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
+            model = NOTHING if is_replayed else model_share(operator, hardware)
             costs.append(Cost(name=node.name, module=module_of(node), hardware_flops=hardware, model_flops=model))
     return costs
+
+
+def _called(target: Any, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The operator that a node calls and its arguments, out of the wrapping with which random numbers are replayed."""
+    if not isinstance(target, HigherOrderOperator):
+        return target, arguments
+    places = [place for place, value in enumerate(arguments) if isinstance(value, OpOverload)]
+    return (arguments[places[0]], arguments[places[0] + 1 :]) if places else (target, arguments)
 
 
 def model_share(operator: Any, hardware_flops: Polynomial) -> Polynomial:
