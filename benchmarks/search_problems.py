@@ -59,6 +59,7 @@ class Answer:
         num_out_of_memory: Those that did not fit.
         cost_s: What they cost.
         exhaustive_cost_s: What one probe of every size would have cost.
+        static_sweep_cost_s: What one probe of every size costs who compiles each size on its own.
         fixed_cost_s: Starts and compiles that any method pays: one of each with a shared compilation, else 0.
         confidence: The final score; None for a method that has none.
         messages: (score, within the tolerance) of every streamed recommendation.
@@ -70,6 +71,7 @@ class Answer:
     num_out_of_memory: int
     cost_s: float
     exhaustive_cost_s: float
+    static_sweep_cost_s: float = 0.0
     fixed_cost_s: float = 0.0
     confidence: int | None = None
     messages: tuple[tuple[int, bool], ...] = ()
@@ -123,6 +125,7 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False) -> Answer
         num_out_of_memory=result.outcomes.get("out_of_memory", 0),
         cost_s=runner.cost_s,
         exhaustive_cost_s=exhaustive_cost_s(problem, shared_compile=shared_compile),
+        static_sweep_cost_s=exhaustive_cost_s(problem, shared_compile=False) if shared_compile else 0.0,
         fixed_cost_s=first.start_time_s + first.compile_time_s if shared_compile else 0.0,
         confidence=best.confidence,
         messages=tuple(messages),

@@ -44,6 +44,11 @@ def cost_ratio(answers: Sequence[Answer]) -> float:
     return sum(answer.cost_s for answer in answers) / sum(answer.exhaustive_cost_s for answer in answers)
 
 
+def static_sweep_ratio(answers: Sequence[Answer]) -> float:
+    """Cost with one shared compilation over that of a sweep that compiles each size, by sum."""
+    return sum(answer.cost_s for answer in answers) / sum(answer.static_sweep_cost_s for answer in answers)
+
+
 def variable_cost_ratio(answers: Sequence[Answer]) -> float:
     """The same without the one start and compile that every method pays."""
     fixed = sum(answer.fixed_cost_s for answer in answers)

@@ -13,8 +13,11 @@ from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 
 MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent
-# Of the log-odds; fitted on development problems only, see benchmarks/search.py.
-CALIBRATION = (0.55, 0.87, -0.03)
+# Of the log-odds: offset, slope, curvature. Fitted on development problems only, see benchmarks/search.py.
+CALIBRATION = (0.77, 0.74, -0.02)
+# The same while one size alone was measured: what is said of the others then is nothing but the prior, and nearly every
+# recorded job is faster at some other size than at its smallest.
+CALIBRATION_OF_ONE_SIZE = (-1.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ def recommend(
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=float(np.exp(gain.mean())),
-        confidence=score(float(near[best])),
+        confidence=score(float(near[best]), num_sizes=int((posterior.measured > 0).sum())),
         samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
         smallest_within_tolerance=int(posterior.sizes[np.argmax(within)]),
         base_micro_batch_size=base,
@@ -110,10 +113,15 @@ def recommend(
     )
 
 
-def score(probability: float) -> int:
-    """The confidence score, 0 to 98, of a raw posterior probability."""
+def score(probability: float, *, num_sizes: int) -> int:
+    """The confidence score, 0 to 98, of a raw posterior probability.
+
+    Args:
+        probability: That the size is within the tolerance of the best, as the belief has it.
+        num_sizes: Sizes that were measured.
+    """
     clipped = min(max(probability, 0.001), 0.999)
     raw = math.log(clipped / (1.0 - clipped))
-    offset, slope, curvature = CALIBRATION
+    offset, slope, curvature = CALIBRATION if num_sizes > 1 else CALIBRATION_OF_ONE_SIZE
     logit = offset + slope * raw + curvature * raw * raw
     return min(MAX_SCORE, int(100.0 / (1.0 + math.exp(-logit))))
