@@ -162,6 +162,7 @@ def trace_facts(
         "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
         "max_micro_batch_size": fits or None,
         "trace_s": cost_model.trace_s,
+        "remembered_from": cost_model.remembered_from,
         "fingerprint": cost_model.fingerprint,
         "notes": list(cost_model.notes),
     }
@@ -236,6 +237,7 @@ def _trace_record(event: Traced) -> dict[str, Any]:
         "peak_memory_bytes": None,
         "max_micro_batch_size": None,
         "trace_s": None,
+        "remembered_from": None,
         "fingerprint": None,
     }
     record = {"event": "trace"} | unknown | dict(event.record or {})

@@ -17,7 +17,7 @@ from bexplore.config import Config
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, resolve_budget
 from bexplore.engine.stage_limits import StageLimits
-from bexplore.engine.tracer import trace_in_worker
+from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.identity import Identity, describe, search_settings
@@ -43,7 +43,7 @@ class Surroundings:
 
     Attributes:
         model_dir: Folder of the results; None for what the configuration says.
-        fresh: Start over even if an earlier run could go on.
+        fresh: Start over even if an earlier run could go on, and trace anew.
         dry_run: End after the plan.
         on_progress: Called with what a worker reports while it works.
         should_stop: Asked before each probe; its words, if any, end the exploration.
@@ -171,13 +171,16 @@ class _Exploration:
         with ThreadPoolExecutor(max_workers=1) as pool:
             if self.config.job.device == "auto":
                 facts = self._on_device(runner)
-                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.on_progress)
+                tracing = pool.submit(self._trace, run)
             else:
-                tracing = pool.submit(trace_in_worker, self.config.job, run.directory, self.on_progress)
+                tracing = pool.submit(self._trace, run)
                 facts = self._on_device(runner)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
         return cost_model, "" if cost_model else str(traced), facts
+
+    def _trace(self, run: journal.Run) -> CostModel | str:
+        return recall_or_trace(self.config.job, run.directory, self.on_progress, fresh=self.out.fresh)
 
     def _on_device(self, runner: EngineRunner) -> dict[str, Any]:
         facts = runner.facts()

@@ -12,7 +12,7 @@ from bexplore.devices import device_by_name
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import resolve_budget
 from bexplore.engine.machine import accelerator_name
-from bexplore.engine.tracer import trace_in_worker
+from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import EngineError
 from bexplore.probe import Compilation, Observation, Probe, Purpose
 
@@ -48,7 +48,12 @@ def probe_once(config: Config, *, micro_batch_size: int, compilation: str, model
 
 
 def trace_once(
-    config: Config, *, micro_batch_sizes: Sequence[int] | None, device_name: str | None, model_dir: str | None
+    config: Config,
+    *,
+    micro_batch_sizes: Sequence[int] | None,
+    device_name: str | None,
+    model_dir: str | None,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     """Trace the step; the `trace` event.
 
@@ -57,6 +62,7 @@ def trace_once(
         micro_batch_sizes: Sizes to tell of; None for powers of two.
         device_name: A device whose memory is the budget; None for this machine's.
         model_dir: Folder of the worker's log; None for the configuration's own.
+        fresh: Trace even if an earlier run did and nothing has changed since.
 
     Raises:
         EngineError: The program cannot be traced.
@@ -67,7 +73,8 @@ def trace_once(
     job = config.on_device(config.job.device if accelerator_name() and config.job.device != "auto" else "cpu").job
     memory_bytes = device_by_name(device_name).memory_bytes if device_name else None
     facts = {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
-    traced = trace_in_worker(job, folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}", lambda message: None)
+    log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    traced = recall_or_trace(job, log_dir, lambda message: None, fresh=fresh)
     if isinstance(traced, str):
         raise EngineError(f"this job cannot be traced: {traced}", hint="bexplore explore works without a trace")
     gradient_bytes = 4 * traced.num_parameters

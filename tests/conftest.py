@@ -50,6 +50,7 @@ def run_on(tmp_path: Path) -> Iterator[Callable[..., EngineRunner]]:
 
 @pytest.fixture(autouse=True)
 def own_device_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that run side by side do not wait for each other's device."""
+    """Tests that run side by side do not wait for each other's device, and remember nothing of each other."""
     monkeypatch.setenv("BEXPLORE_LOCK_DIR", str(tmp_path))
+    monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

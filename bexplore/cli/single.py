@@ -52,11 +52,19 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
 @click.option("--memory-budget", metavar="SIZE", help="Such as 80GiB; same as --set explore.memory_budget=SIZE.")
 @click.option("--micro-batch-sizes", metavar="N,N,...", help="Sizes to print; powers of two where not given.")
 @click.option("--device-name", metavar="NAME", help="Take the memory of a device by name, such as h100.")
+@click.option("--fresh", is_flag=True, help="Trace even if an earlier run did and nothing has changed since.")
 @common_options
 def trace(
-    config: Path, memory_budget: str | None, micro_batch_sizes: str | None, device_name: str | None, common: Common
+    config: Path,
+    memory_budget: str | None,
+    micro_batch_sizes: str | None,
+    device_name: str | None,
+    fresh: bool,
+    common: Common,
 ) -> None:
     """Trace the step of CONFIG once: memory, flops and bytes at every size, without running it.
+
+    The trace of an earlier run is remembered until CONFIG, your code or an installed package changes.
 
     \b
     Examples:
@@ -75,6 +83,7 @@ def trace(
         micro_batch_sizes=_sizes(micro_batch_sizes),
         device_name=device_name,
         model_dir=common.model_dir,
+        fresh=fresh,
     )
     click.echo(json.dumps(record) if common.as_json else trace_table(record))
 

@@ -102,11 +102,21 @@ class _Server:
         return {"outcome": Outcome.MEASURED} | known | facts
 
     def _trace(self, request: dict[str, Any]) -> dict[str, Any]:
+        import dataclasses
+
         from bexplore.job import Job
         from bexplore.trace import trace_job
+        from bexplore.trace.cache import imported_sources
 
         self._report(stage="trace")
-        return {"outcome": "measured", "cost_model": trace_job(Job.from_dict(request["job"])).as_dict()}
+        began_s = time.time()
+        cost_model = trace_job(Job.from_dict(request["job"]))
+        sources = imported_sources(began_s)
+        return {
+            "outcome": "measured",
+            "cost_model": cost_model.as_dict(),
+            "sources": dataclasses.asdict(sources) if sources else None,
+        }
 
     def _program_facts(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.device import device_facts

@@ -106,9 +106,10 @@ def trace_sentence(event: Traced) -> str:
     record = event.record
     fits = record["max_micro_batch_size"]
     size = f"sizes up to {fits} fit" if fits else "not even the smallest size fits"
+    remembered = f" of {record['remembered_from']}, remembered" if record["remembered_from"] else ""
     return (
         f"{record['num_parameters']:,} parameters, {record['flops_per_sample']:.3g} flops a sample; "
-        f"{size} by the trace; {budget}"
+        f"{size} by the trace{remembered}; {budget}"
     )
 
 

@@ -12,7 +12,7 @@ def trace_table(record: Mapping[str, Any]) -> str:
     """The text of a `trace` event."""
     lines = [
         f"{record['num_parameters']:,} parameters, {record['flops_per_sample']:.4g} flops a sample, "
-        f"traced in {format_seconds(record['trace_s'])} (fingerprint {record['fingerprint']})",
+        f"{_when(record)} (fingerprint {record['fingerprint']})",
         f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
         "",
         f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits",
@@ -24,3 +24,9 @@ def trace_table(record: Mapping[str, Any]) -> str:
     lines += ["", f"Largest size that fits: {largest}" if largest else "Not even the smallest size fits."]
     lines += [f"note: {note}" for note in record["notes"]]
     return "\n".join(lines)
+
+
+def _when(record: Mapping[str, Any]) -> str:
+    if record["remembered_from"] is None:
+        return f"traced in {format_seconds(record['trace_s'])}"
+    return f"remembered from {record['remembered_from']}, nothing has changed since; --fresh traces anew"

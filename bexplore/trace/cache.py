@@ -1,0 +1,162 @@
+"""Traces of earlier runs: a job whose program has not changed since is not traced again.
+
+The fingerprint of a program is known only after it was traced, so an entry also lists what the trace was made from, as
+the direct mode of ccache does: the user's own source files with their digests, and the installed packages with their
+versions. An entry counts only while all of them are unchanged. What a program reads besides its modules (a file of
+settings that it opens by itself) is not seen; `--fresh` is for that.
+
+The cache only saves time: whatever goes wrong with it, the job is traced as if there were none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from bexplore.errors import BexploreError
+from bexplore.job import Job
+from bexplore.journal import read_json, write_json
+from bexplore.trace.cost_model import CostModel
+
+FOLDER_VARIABLE = "BEXPLORE_CACHE_DIR"
+MAX_ENTRIES = 100  # each is some 20 KiB
+_FORMAT = 1  # of an entry; others are not read
+_INSTALLED = ("site-packages", "dist-packages")
+_COMPILER_VARIABLES = "TORCHINDUCTOR_"  # environment variables that change what the compiler does ...
+_PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # ... and those that do not
+# What reading an entry that is damaged, or whose sources are gone, may raise.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, metadata.PackageNotFoundError, BexploreError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What a trace was made from.
+
+    Attributes:
+        files: SHA-256 digest of each source file outside of the standard library and of installed packages, by path.
+        packages: Version of each installed package of which a module was imported, by its name.
+    """
+
+    files: Mapping[str, str]
+    packages: Mapping[str, str]
+
+    def are_unchanged(self) -> bool:
+        """Whether every file and every package is still what it was.
+
+        Raises:
+            OSError: A file is gone.
+            PackageNotFoundError: A package is gone.
+        """
+        return all(metadata.version(name) == version for name, version in self.packages.items()) and all(
+            _digest(Path(path)) == digest for path, digest in self.files.items()
+        )
+
+
+def imported_sources(began_s: float) -> Sources | None:
+    """What this process has imported; None where a file is younger than the beginning, so that it may have changed.
+
+    Args:
+        began_s: Seconds since the epoch, before the first import of the user's code.
+    """
+    paths = set(_own_files())
+    if any(path.stat().st_mtime >= began_s for path in paths):
+        return None
+    names = {name.partition(".")[0] for name in sys.modules}
+    packages = {package for name, own in metadata.packages_distributions().items() if name in names for package in own}
+    return Sources(
+        files={str(path): _digest(path) for path in sorted(paths)},
+        packages={name: metadata.version(name) for name in sorted(packages)},
+    )
+
+
+def recall(job: Job, *, devices: str) -> CostModel | None:
+    """The trace of the same job in an earlier run, if nothing that it was made from has changed.
+
+    Args:
+        job: What would be traced.
+        devices: Names of the accelerators of this machine.
+    """
+    key = _key(job, devices)
+    for path in _entries(f"*-{key}.json"):
+        with suppress(*_DAMAGE):
+            entry = read_json(path)
+            if entry["format"] == _FORMAT and Sources(**entry["sources"]).are_unchanged():
+                cost_model = CostModel.from_dict(entry["cost_model"])
+                os.utime(path)  # the entries that were used last are kept
+                return dataclasses.replace(cost_model, remembered_from=str(entry["traced_at"]))
+    return None
+
+
+def remember(job: Job, cost_model: CostModel, sources: Sources, *, devices: str) -> None:
+    """Keep a trace for later runs, under the fingerprint of its program; the oldest entries go.
+
+    Args:
+        job: What was traced.
+        cost_model: Its trace.
+        sources: What the trace was made from.
+        devices: As in `recall`.
+    """
+    entry = {
+        "format": _FORMAT,
+        "traced_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sources": dataclasses.asdict(sources),
+        "cost_model": cost_model.as_dict(),
+    }
+    with suppress(OSError, RuntimeError, BexploreError):  # no room, no home
+        folder().mkdir(parents=True, exist_ok=True)
+        write_json(folder() / f"{cost_model.fingerprint}-{_key(job, devices)}.json", entry)
+        for path in _entries("*.json")[MAX_ENTRIES:]:
+            path.unlink(missing_ok=True)
+
+
+def folder() -> Path:
+    """Where the entries are: `traces` in `$BEXPLORE_CACHE_DIR`, else in the user's cache folder (XDG)."""
+    own = os.environ.get(FOLDER_VARIABLE)
+    if own:
+        return Path(own, "traces")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bexplore", "traces")
+
+
+def _entries(pattern: str) -> list[Path]:
+    """The entries that were used last come first."""
+    with suppress(OSError, RuntimeError):  # another process removed one meanwhile; no home
+        return sorted(folder().glob(pattern), key=lambda path: -path.stat().st_mtime_ns)
+    return []
+
+
+def _key(job: Job, devices: str) -> str:
+    """What decides the program beside the code: sixteen hexadecimal digits."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_COMPILER_VARIABLES) and name not in _PLACES
+    }
+    facts = [job.as_dict(), metadata.version("torch"), sys.version_info[:2], devices, variables]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _own_files() -> Iterator[Path]:
+    """Files of the imported modules that belong neither to Python nor to an installed package."""
+    standard = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if not isinstance(name, str):
+            continue
+        path = Path(name)
+        is_installed = any(part in _INSTALLED for part in path.parts)
+        if path.is_file() and not is_installed and not standard.intersection(path.parents):
+            yield path.absolute()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import textwrap
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from bexplore.engine.machine import accelerator_name
+from bexplore.engine.tracer import recall_or_trace
+from bexplore.job import CompileSettings, Job
+from bexplore.trace import CostModel, cache
+from bexplore.trace.cache import Sources, imported_sources, recall, remember
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Peak, Phase
+
+UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
+PROGRAM = """
+    import torch
+    from helper import WIDTH
+
+    def build():
+        return torch.nn.Linear(WIDTH, 10)
+
+    def samples(micro_batch_size):
+        return torch.randn(micro_batch_size, WIDTH), torch.randint(10, (micro_batch_size,))
+"""
+
+
+def cost_model(*, fingerprint: str = "0123456789abcdef") -> CostModel:
+    return CostModel(
+        fingerprint=fingerprint,
+        num_parameters=10,
+        model_flops=Polynomial(0, 60),
+        hardware_flops=Polynomial(0, 70),
+        bytes_moved=Polynomial(0, 80),
+        resident=(),
+        peaks={Phase.FORWARD: (Peak(size=Polynomial(5, 2), buffers=()),)},
+        relative_sd=0.02,
+        trace_s=1.5,
+        device="cpu",
+        compiler="torch",
+    )
+
+
+def write_program(root: Path, *, width: int) -> Job:
+    (root / "program.py").write_text(textwrap.dedent(PROGRAM))
+    (root / "helper.py").write_text(f"WIDTH = {width}\n")
+    paths = {"model": "program:build", "batch": "program:samples"}
+    return Job(workload="imported", model=paths, import_root=str(root), compile=CompileSettings(enabled=False))
+
+
+def looked_at(job: Job, tmp_path: Path, *, fresh: bool = False) -> CostModel:
+    traced = recall_or_trace(job, tmp_path / "run", lambda message: None, fresh=fresh)
+    assert isinstance(traced, CostModel), traced
+    return traced
+
+
+def entries() -> list[Path]:
+    return sorted(cache.folder().iterdir())
+
+
+def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_changed(tmp_path):
+    first = looked_at(write_program(tmp_path, width=16), tmp_path)
+    again = looked_at(write_program(tmp_path, width=16), tmp_path)
+    wider = looked_at(write_program(tmp_path, width=32), tmp_path)
+    back = looked_at(write_program(tmp_path, width=16), tmp_path)
+    assert (first.remembered_from, wider.remembered_from) == (None, None)
+    assert again.remembered_from
+    assert again.as_dict() == first.as_dict() | {"remembered_from": again.remembered_from}
+    assert wider.fingerprint != first.fingerprint
+    assert back == again
+
+
+def test_a_fresh_trace_looks_at_no_entry_and_one_that_is_damaged_is_replaced(tmp_path):
+    job = write_program(tmp_path, width=16)
+    remember(job, cost_model(), UNCHANGED, devices=accelerator_name())
+    assert looked_at(job, tmp_path, fresh=True).remembered_from is None
+    for entry in entries():
+        entry.write_text(entry.read_text()[:100])
+    traced = looked_at(job, tmp_path)
+    assert traced.remembered_from is None
+    assert f"{traced.fingerprint}-" in " ".join(path.name for path in entries())
+    assert recall(job, devices=accelerator_name()) is not None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"format": 1, "sources": 3}', '{"format": 1, "sources": {"files": 3, "packages": 4}}']
+)
+def test_an_entry_that_is_none_is_no_trace(content):
+    remember(Job(workload="decoder"), cost_model(), UNCHANGED, devices="")
+    [entry] = entries()
+    entry.write_text(content)
+    assert recall(Job(workload="decoder"), devices="") is None
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        Sources(files={}, packages={"torch": "1.0"}),
+        Sources(files={}, packages={"a-package-that-nobody-has": "1.0"}),
+        Sources(files={"/nowhere/program.py": "00"}, packages={}),
+        Sources(files={__file__: "00"}, packages={}),
+    ],
+    ids=["another version", "package gone", "file gone", "file changed"],
+)
+def test_a_trace_whose_sources_are_not_what_they_were_is_not_remembered(sources):
+    remember(Job(workload="decoder"), cost_model(), sources, devices="")
+    assert recall(Job(workload="decoder"), devices="") is None
+
+
+def test_a_trace_is_remembered_for_its_own_job_devices_and_compiler_settings_alone(monkeypatch):
+    job = Job(workload="decoder")
+    remember(job, cost_model(), UNCHANGED, devices="")
+    assert recall(job, devices="") is not None
+    assert recall(Job(workload="decoder", sequence_length=128), devices="") is None
+    assert recall(job, devices="NVIDIA H100") is None
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    assert recall(job, devices="") is None
+
+
+def test_what_was_changed_during_the_trace_says_nothing_about_it():
+    assert imported_sources(began_s=0.0) is None  # every file is younger
+
+
+def test_only_the_entries_that_were_used_last_are_kept(monkeypatch):
+    monkeypatch.setattr(cache, "MAX_ENTRIES", 2)
+    job_of = [dataclasses.replace(Job(workload="decoder"), seed=seed) for seed in range(3)]
+    for used_at_s, job in enumerate(job_of[:2]):
+        remember(job, cost_model(), UNCHANGED, devices="")
+        os.utime(max(entries(), key=lambda path: path.stat().st_mtime), (used_at_s, used_at_s))
+    assert recall(job_of[0], devices="") is not None  # used again, later than the other
+    remember(job_of[2], cost_model(), UNCHANGED, devices="")
+    assert [recall(job, devices="") is not None for job in job_of] == [True, False, True]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_time(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "file"))
+    remember(Job(workload="decoder"), cost_model(), UNCHANGED, devices="")
+    assert recall(Job(workload="decoder"), devices="") is None
