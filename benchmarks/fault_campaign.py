@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,7 @@ from bexplore.probe import Observation
 
 ROOT = Path(__file__).parent.parent
 PROBE_LIMIT_S = 25.0
-HANG_S = 240.0
+HANG_S = 300.0
 MARK = "BENCH_FAULT_MARK"
 # Kind of fault -> outcomes that are right for the probe that it strikes. `measured`: the probe goes on unharmed.
 STEP_FAULTS = {
@@ -41,6 +42,20 @@ STEP_FAULTS = {
     "close_stdout": ("measured",),
     "leaves_children": ("crashed",),
 }
+# Kinds that strike elsewhere. A compiler that raises is tried again with another kind of shared program; what happens
+# to a trace or to the timing of a data loader costs its figures and no probe.
+COMPILE_FAULTS = {
+    "exception": ("compile_failed", "measured"),
+    "exit": ("crashed",),
+    "SIGKILL": ("crashed",),
+    "SIGSEGV": ("crashed",),
+    "hang": ("timed_out",),
+    "spin": ("timed_out",),
+    "close_pipe": ("crashed",),
+    "leaves_children": ("crashed",),
+}
+HARMLESS_FAULTS = ("exception", "exit", "sys_exit", "SIGKILL", "SIGSEGV", "close_pipe", "flood", "leaves_children")
+NEXT_PROBE_S = 5.0  # from the end of a failed probe
 EXPLORER_FAULTS = ("explorer_killed", "explorer_killed_mid_record", "explorer_killed_study_damaged", "disk_refuses")
 CONFIG = """\
 train_input: {micro_batch_size: {explore: {max: 4}}}
@@ -48,9 +63,9 @@ explore:
   device: cpu
   memory_budget: 1GiB
   max_probes: 4
-  compile: false
+  compile: %s
   probe_time_limit: %gs
-  workload: {model: faulty:model, batch: faulty:samples, loss: faulty:cross_entropy}
+  workload: {model: faulty:model, batch: faulty:samples, loss: faulty:cross_entropy%s}
 """
 
 
@@ -60,7 +75,7 @@ class Fault:
 
     Attributes:
         kind: One of the tables above.
-        place: `step` or `data`.
+        place: `step`, `data`, `compile`, `trace` or `loader`.
         call: At which call of that place, from 1.
         after_s: For what strikes the explorer: seconds after its start.
     """
@@ -75,7 +90,13 @@ def draw_fault(rng: random.Random) -> Fault:
     """A random fault at a random moment."""
     if rng.random() < 0.25:
         return Fault(kind=rng.choice(EXPLORER_FAULTS), after_s=rng.uniform(0.5, 12.0))
-    kind, place = rng.choice(sorted(STEP_FAULTS)), rng.choice(("step", "step", "data"))
+    place = rng.choice(("step", "step", "step", "data", "data", "compile", "trace", "loader"))
+    if place in ("trace", "loader"):
+        slow = ("hang",) if rng.random() < 0.1 else ()  # their time limits are long
+        return Fault(kind=rng.choice(slow or HARMLESS_FAULTS), place=place, call=rng.randint(1, 3))
+    if place == "compile":
+        return Fault(kind=rng.choice(sorted(COMPILE_FAULTS)), place=place, call=rng.randint(1, 2))
+    kind = rng.choice(sorted(STEP_FAULTS))
     if place == "data" and kind == "not_finite":
         place = "step"
     return Fault(kind=kind, place=place, call=rng.randint(1, 3 if place == "data" else 25))
@@ -98,7 +119,7 @@ def strike_explorations(folder: Path, *, explorations: int, seed: int, only_kill
         place = folder / f"{number:03d}"
         found = _one(place, fault, mark=f"{seed}-{number}")
         told.update({key: int(value) for key, value in found.items() if isinstance(value, int)})
-        kinds[fault.kind] += 1
+        kinds[f"{fault.kind} in {fault.place}" if fault.kind not in EXPLORER_FAULTS else fault.kind] += 1
         problems += [f"{number}: {fault.kind} at {fault.place} {fault.call}: {text}" for text in found["problems"]]
         shutil.rmtree(place, ignore_errors=True)
     return {"explorations": explorations, **told, "kinds": dict(sorted(kinds.items())), "problems": problems}
@@ -106,7 +127,9 @@ def strike_explorations(folder: Path, *, explorations: int, seed: int, only_kill
 
 def _one(folder: Path, fault: Fault, *, mark: str) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    (folder / "job.yaml").write_text(CONFIG % PROBE_LIMIT_S)
+    compiled = "{backend: faulty}" if fault.place == "compile" else "false"
+    loader = ", loader: faulty:loader" if fault.place == "loader" else ""
+    (folder / "job.yaml").write_text(CONFIG % (compiled, PROBE_LIMIT_S, loader))
     shutil.copy(ROOT / "benchmarks" / "jobs" / "faulty.py", folder)
     place = "nowhere" if fault.kind in EXPLORER_FAULTS else fault.place
     (folder / "fault.json").write_text(json.dumps({"kind": fault.kind, "place": place, "call": fault.call}))
@@ -134,6 +157,7 @@ def _one(folder: Path, fault: Fault, *, mark: str) -> dict[str, Any]:
         "right": not problems and not orphans,
         "fault happened": struck_then_killed or (folder / "struck").exists(),
         "lost observations": len(before) - len([item for item in before if item in after]),
+        "next probe later than 5 s": _late_probes(after),
         "repeated probes": len(after) - len({item.probe.number for item in after}),
         "orphan processes": orphans,
         "hangs": code is None,
@@ -146,7 +170,7 @@ def _one(folder: Path, fault: Fault, *, mark: str) -> dict[str, Any]:
 def _explore(folder: Path, mark: str, *, kill_after_s: float | None = None, refuse_writes: bool = False) -> int | None:
     """Run the command; its exit code, None where it hung."""
     environment = os.environ | {MARK: mark, "BENCH_FAULT_DIR": str(folder), "BEXPLORE_LOCK_DIR": str(folder)}
-    environment |= {"OMP_NUM_THREADS": "1"}
+    environment |= {"OMP_NUM_THREADS": "1", "BEXPLORE_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, "-m", "bexplore", "explore", "job.yaml", "--json"]
     if refuse_writes:  # of any file: what a full disk does, without filling one
         command = ["bash", "-c", 'ulimit -f 0; trap "" XFSZ; exec "$@"', "bash", *command]
@@ -181,26 +205,45 @@ def _wrong_outcomes(folder: Path, fault: Fault, observations: list[Observation])
     """Every probe but the one that was struck is measured, and that one has its right outcome."""
     wrong = []
     others = [item for item in observations if not item.is_measured]
-    struck = folder / "struck"
-    if fault.kind in STEP_FAULTS and struck.exists() and others:
-        first = others.pop(0)
-        if first.outcome.value not in STEP_FAULTS[fault.kind]:
-            wrong.append(f"struck probe: {first.outcome.value}: {first.reason}")
-    elif fault.kind in STEP_FAULTS and struck.exists() and "measured" not in STEP_FAULTS[fault.kind]:
-        wrong.append("the struck probe counts as measured")
+    right = _right_outcomes(fault)
+    if right and (folder / "struck").exists():
+        if others:
+            first = others.pop(0)
+            if first.outcome.value not in right:
+                wrong.append(f"struck probe: {first.outcome.value}: {first.reason}")
+        elif "measured" not in right:
+            wrong.append("the struck probe counts as measured")
     return wrong + [f"probe {item.probe.number}: {item.outcome.value}: {item.reason}" for item in others]
+
+
+def _right_outcomes(fault: Fault) -> tuple[str, ...]:
+    """Of the probe that a fault strikes; empty where it strikes none."""
+    if fault.kind in EXPLORER_FAULTS or fault.place in ("trace", "loader"):
+        return ()
+    return (COMPILE_FAULTS if fault.place == "compile" else STEP_FAULTS)[fault.kind]
+
+
+def _late_probes(observations: list[Observation]) -> int:
+    """Failed probes after which the next one of the same explorer took more than 5 s to start."""
+    pairs = itertools.pairwise(observations)
+    gaps = [
+        later.started_at_s - (failed.started_at_s + failed.elapsed_s)
+        for failed, later in pairs
+        if not failed.is_measured
+    ]
+    return sum(gap > NEXT_PROBE_S for gap in gaps)
 
 
 def _smallest_did_not_fit(folder: Path, fault: Fault) -> bool:
     """A smallest size without memory is an answer too: nothing fits."""
     struck = folder / "struck"
-    is_memory = STEP_FAULTS.get(fault.kind) == ("out_of_memory",)
+    is_memory = _right_outcomes(fault) == ("out_of_memory",)
     return is_memory and struck.exists() and struck.read_text() == "1"
 
 
 def _wrong_out_of_memory(fault: Fault, observations: list[Observation]) -> int:
     found = sum(item.outcome.value == "out_of_memory" for item in observations)
-    return max(0, found - ("out_of_memory" in STEP_FAULTS.get(fault.kind, ())))
+    return max(0, found - ("out_of_memory" in _right_outcomes(fault)))
 
 
 def _own_tracebacks(folder: Path, fault: Fault) -> int:

@@ -19,8 +19,8 @@ def missing() -> str:
     """What is missing for a server here; empty where nothing is."""
     if _program("initdb") is None:
         return "PostgreSQL is not installed (apt-get install postgresql)"
-    if importlib.util.find_spec("psycopg2") is None:
-        return "psycopg2 is not installed (pip install psycopg2-binary)"
+    if importlib.util.find_spec("psycopg") is None:
+        return "psycopg is not installed (pip install '.[postgresql]')"
     return ""
 
 
@@ -36,7 +36,7 @@ def server() -> Iterator[str]:
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         _run("pg_ctl", "--pgdata", data, "--log", folder / "log", "--options", options, "--wait", "start")
         try:
-            yield f"postgresql+psycopg2://{USER}@127.0.0.1:{port}/postgres"
+            yield f"postgresql://{USER}@127.0.0.1:{port}/postgres"
         finally:
             _run("pg_ctl", "--pgdata", data, "--mode", "immediate", "--wait", "stop")
     finally:

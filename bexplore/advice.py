@@ -169,7 +169,7 @@ def _scaling(
         return []
     factor = _doubling(speeds, base, second)
     seen = (
-        f"from size {base} to {second} throughput grows {factor:.2f}x per doubling "
+        f"from size {base} to {second} throughput {'grows' if factor >= 1 else 'falls to'} {factor:.2f}x per doubling "
         f"({speeds[base]:.4g} to {speeds[second]:.4g} samples/s)"
     )
     evidence = {"micro_batch_size": second, "base_micro_batch_size": base, "throughput_per_doubling": factor}
@@ -193,7 +193,7 @@ def _scaling(
         return []
     intensity = None if model is None else model.hardware_flops(best) / model.bytes_moved(best)
     if intensity is not None and intensity < LOW_INTENSITY:
-        finding = f"{seen}; a pass does only {intensity:.1f} operations for each byte that it moves"
+        finding = f"{seen}; a pass does only {intensity:.2g} operations for each byte that it moves"
         return [_memory_bound(finding, evidence | {"flops_per_byte": intensity})]
     return [dataclasses.replace(_saturated(seen, base, factor, on_accelerator), evidence=evidence)]
 

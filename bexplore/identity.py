@@ -101,7 +101,8 @@ def search_settings(config: Config) -> SearchSettings:
 def describe(config: Config) -> str:
     """A job in a few words."""
     job = config.job
-    words = [job.workload if job.workload != "transformers" else str(job.model.get("model_type", "transformers"))]
+    names = (job.model.get(key) for key in ("model_type", "model", "step"))  # of transformers, or an import path
+    words = [job.workload if job.workload == "decoder" else next((str(name) for name in names if name), job.workload)]
     if job.workload == "decoder":
         words.append(f"{job.model.get('num_layers')} layers of width {job.model.get('hidden_size')}")
     if job.sequence_length:

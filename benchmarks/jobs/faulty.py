@@ -12,13 +12,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo import register_backend
 
 WIDTH = 32
+CALLERS = {"trace": "trace/tracer.py", "loader": "workloads/input_pipeline.py"}  # what strikes a probe: the session
 
 
 class Faulty(nn.Module):
@@ -39,6 +42,20 @@ def samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(micro_batch_size, WIDTH), torch.randint(4, (micro_batch_size,))
 
 
+def loader(micro_batch_size: int) -> Iterator[torch.Tensor]:
+    while True:
+        strike("loader", torch.zeros(micro_batch_size, 1))
+        time.sleep(0.001)
+        yield torch.randn(micro_batch_size, WIDTH)
+
+
+@register_backend
+def faulty(graph: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):
+    """A compiler that compiles nothing."""
+    strike("compile", torch.zeros(1, 1))
+    return graph.forward
+
+
 def cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, targets)
 
@@ -48,7 +65,8 @@ def strike(place: str, x: torch.Tensor) -> float:
     """Fail if it is time; 0 otherwise."""
     folder = Path(os.environ["BENCH_FAULT_DIR"])
     fault = json.loads((folder / "fault.json").read_text())
-    if fault["place"] != place or not _is_probe():
+    where = {"step": ("step", "trace")}.get(place, (place,))
+    if fault["place"] not in where or not _is_called_from(CALLERS.get(fault["place"], "engine/session.py")):
         return 0.0
     with (folder / "calls").open("ab") as calls:
         calls.write(b".")
@@ -58,11 +76,11 @@ def strike(place: str, x: torch.Tensor) -> float:
     return _fail(fault["kind"])
 
 
-def _is_probe() -> bool:
-    """Whether a probe is being measured, and not the step traced or two splits compared."""
+def _is_called_from(caller: str) -> bool:
+    """Whether this is the call that is meant: of a probe, and not of a trace or of two splits compared, say."""
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_filename.endswith("engine/session.py"):
+        if frame.f_code.co_filename.endswith(caller):
             return True
         frame = frame.f_back
     return False

@@ -108,11 +108,14 @@ def classify_exit(return_code: int | None, *, killed_by_kernel: bool, last_outpu
 def first_line(error: BaseException) -> str:
     """The first non-empty line of an exception's message, at most 300 characters.
 
-    A DataLoader's message holds the traceback of its worker, whose last line is what went wrong.
+    A DataLoader's message holds the traceback of its worker, whose last line is what went wrong. A line that ends with
+    a colon (`backend='inductor' raised:`) takes the next one along.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and "in DataLoader worker process" in lines[0]:
         lines.reverse()
+    if len(lines) > 1 and lines[0].endswith(":"):
+        lines[0] = f"{lines[0]} {lines[1]}"
     return (lines[0] if lines else type(error).__name__)[:300]
 
 

@@ -27,11 +27,11 @@ from bexplore.engine.memory_watch import MemoryWatch
 from bexplore.errors import EngineError
 from bexplore.probe import Outcome
 
-# Also how far a worker's memory can run before it is seen: 3 GiB/s times this. Seconds.
-POLL_S = 0.025
 # What a worker may print before the rest is dropped; a step that prints in a loop must not fill the disk.
 MAX_LOG_BYTES = 4 * 2**20
 TAIL_BYTES = 4096
+# Importing torch and its compiler takes seconds; from a cold disk, tens of seconds.
+PRELOAD_LIMIT_S = 120.0
 
 # Whether this thread waits for a worker just now, so that an interruption loses nothing but the probe.
 _waiting = threading.local()
@@ -52,9 +52,10 @@ class WorkerProcess:
     Args:
         log_path: Receives what the worker and the user's code print.
         environment: Variables added to this process's own.
+        preload: Import torch and its compiler at once, before anything is asked.
     """
 
-    def __init__(self, log_path: Path, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, log_path: Path, *, environment: Mapping[str, str] | None = None, preload: bool = False) -> None:
         # The dot ends the number: marks are compared by how they begin.
         self._mark = f"{_Guardian.mark()}-{next(_numbers)}."
         ours, theirs = socket.socketpair()
@@ -64,7 +65,7 @@ class WorkerProcess:
             # Must be the main thread: the kernel ends the worker when the thread that started it ends.
             self._process = _popen(
                 # -P: a file in the working folder that is called like a standard module must not be imported.
-                [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno()), *(["preload"] * preload)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -85,6 +86,14 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Whether the worker can still be asked."""
         return self._process.poll() is None and not self._connection.closed
+
+    def await_preloaded(self) -> None:
+        """Return once a worker that was told to `preload` has done so, has ended, or takes too long."""
+        if self._connection.poll(PRELOAD_LIMIT_S):
+            try:
+                receive(self._connection)
+            except (EOFError, OSError, ValueError):
+                self.close()
 
     def ask(
         self,
@@ -124,7 +133,7 @@ class WorkerProcess:
         checked_s = time.monotonic()
         while True:
             try:
-                if self._connection.poll(POLL_S):
+                if self._connection.poll(watch.poll_s):
                     message = receive(self._connection)
                     if message.get("kind") == "answer":
                         return message
@@ -138,7 +147,7 @@ class WorkerProcess:
                 return self._ended()
             except ValueError as error:
                 return Failure(outcome=Outcome.CRASHED, reason=f"the worker sent what is not a message: {error}")
-            if time.monotonic() - checked_s < POLL_S:
+            if time.monotonic() - checked_s < watch.poll_s:
                 continue
             checked_s = time.monotonic()
             reason = patience.lost()
@@ -146,13 +155,14 @@ class WorkerProcess:
                 return Failure(outcome=Outcome.TIMED_OUT, reason=reason)
             reason = watch.violation()
             if reason:
+                _signal_group(self.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
                 return Failure(outcome=Outcome.OUT_OF_MEMORY, reason=reason)
 
     def close(self) -> None:
         """End the worker and everything that it started; safe to call twice."""
         descendants = self._descendants()
         self._connection.close()
-        _kill_group(self.pid)
+        _signal_group(self.pid, signal.SIGKILL)
         for process in descendants:
             try:
                 process.kill()
@@ -252,9 +262,9 @@ def _popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def _kill_group(group: int) -> None:
+def _signal_group(group: int, number: signal.Signals) -> None:
     try:
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         pass  # ended already, and its number perhaps given to another
 

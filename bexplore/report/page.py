@@ -16,11 +16,12 @@ from bexplore.report.facts import ReportFacts, SizeFacts
 from bexplore.report.figure import Figure
 from bexplore.report.figures import figures
 from bexplore.report.svg import SHAPES, draw
-from bexplore.sinks.last_words import STOP_REASONS
+from bexplore.sinks.last_words import STOP_REASONS, loader_sentence
 from bexplore.units import format_bytes, format_seconds
 
 UNKNOWN = "–"
 NUM_BUFFERS = 10  # places that are listed by name; the rest is summed up
+SMALLEST_TERAFLOPS = 0.1  # below, operations are told in thousands of millions
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; both are drawn, and the page's width decides which is shown
 
 
@@ -48,6 +49,7 @@ def html(facts: ReportFacts) -> str:
         shapes=SHAPES,
         first_steps=first_steps(facts),
         advice=advice(facts),
+        loader=loader_sentence(facts.result.get("loader")),
         stop_reason=STOP_REASONS.get(facts.result.get("stop_reason", ""), ""),
         sizes=sizes_table(facts),
         probes=probes_table(facts),
@@ -103,13 +105,15 @@ def sizes_table(facts: ReportFacts) -> Table:
     sizes = facts.sizes()
     numbers = [item.observation.micro_batch_size for item in sizes]
     best = numbers.index(facts.micro_batch_size) if facts.micro_batch_size in numbers else None
+    fastest = max((item.flops_per_s or 0.0 for item in sizes), default=0.0)
+    unit, scale = ("TFLOP/s", 1e-12) if fastest >= SMALLEST_TERAFLOPS * 1e12 else ("GFLOP/s", 1e-9)
     columns: list[tuple[str, list[str]]] = [
         ("size", [str(number) for number in numbers]),
         ("samples/s", [f"{item.observation.samples_per_s:.4g}" for item in sizes]),
         ("tokens/s", [_or_unknown(item.tokens_per_s, "{:,.0f}") for item in sizes]),
         ("pass", [format_seconds(item.observation.pass_time_s) for item in sizes]),
         ("update", [_update(item) for item in sizes]),
-        ("TFLOP/s", [_or_unknown(item.flops_per_s, "{:.3g}", 1e-12) for item in sizes]),
+        (unit, [_or_unknown(item.flops_per_s, "{:.3g}", scale) for item in sizes]),
         ("MFU", [_or_unknown(item.mfu, "{:.1%}") for item in sizes]),
         ("HFU", [_or_unknown(item.hfu, "{:.1%}") for item in sizes]),
         ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
@@ -148,7 +152,13 @@ def batch_sizes_table(facts: ReportFacts) -> Table:
         for index, size in enumerate(sizes)
     )
     headings = ("batch_size", "accumulation steps", "tokens a step", "step time", "")
-    return Table(headings=headings, rows=rows, highlighted=marked, is_number=(True, True, True, True, False))
+    kept = [index for index, name in enumerate(headings) if not name or any(row[index] != UNKNOWN for row in rows)]
+    return Table(
+        headings=tuple(headings[index] for index in kept),
+        rows=tuple(tuple(row[index] for index in kept) for row in rows),
+        highlighted=marked,
+        is_number=tuple(bool(headings[index]) for index in kept),
+    )
 
 
 def environment_table(facts: ReportFacts) -> Table:

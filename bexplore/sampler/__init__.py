@@ -21,7 +21,7 @@ from bexplore.posterior import ENGINE_VERSION
 from bexplore.posterior.evidence import Evidence
 from bexplore.recommendation import SearchSettings
 from bexplore.sampler.storage import open_storage
-from bexplore.sampler.study import ATTRIBUTE, PARAMETER, evidence_of, is_abandoned
+from bexplore.sampler.study import PARAMETER, evidence_of, is_abandoned, question_of, set_question
 from bexplore.space import MemoryPrior, Space
 
 
@@ -129,9 +129,9 @@ def open_study(
         storage=open_storage(storage), study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
     )
     question = _question(sampler)
-    stored = study.user_attrs.get(ATTRIBUTE)
+    stored = question_of(study)
     if stored is None:
-        study.set_user_attr(ATTRIBUTE, question)
+        set_question(study, question)
         _name_the_value(study)
     elif stored != question:
         changed = sorted(key for key in question if stored.get(key) != question[key])

@@ -1,7 +1,7 @@
 """What a study remembers of each probe: its evidence, who works on it, and what the run's journal tells of it.
 
-The attribute `bexplore` is the sampler's own. The others are flat, with units in their names, for people who look at
-the study in a dashboard or as a data frame; nothing reads them back.
+The sampler's own record is the system attribute `bexplore`, which dashboards leave out. The user attributes are flat,
+with units in their names, for people who look at the study in a dashboard or as a data frame; nothing reads them back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,9 +31,19 @@ ASKING_S = 60.0  # an asker that has not chosen after this long is dead
 STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
 
 
+def question_of(study: optuna.Study) -> dict[str, Any] | None:
+    """What the study asks; None where it has just been created."""
+    return study._storage.get_study_system_attrs(study._study_id).get(ATTRIBUTE)
+
+
+def set_question(study: optuna.Study, question: Mapping[str, Any]) -> None:
+    """Say what the study asks."""
+    study._storage.set_study_system_attr(study._study_id, ATTRIBUTE, dict(question))
+
+
 def evidence_of(trial: FrozenTrial) -> Evidence:
     """The evidence in a trial that has a size, written by bexplore or by anybody else."""
-    record = trial.user_attrs.get(ATTRIBUTE, {}).get("evidence")
+    record = trial.system_attrs.get(ATTRIBUTE, {}).get("evidence")
     if record is not None and trial.state.is_finished():
         return Evidence.from_dict(record)
     size = int(trial.params[PARAMETER])
@@ -49,7 +59,7 @@ def evidence_of(trial: FrozenTrial) -> Evidence:
 
 def is_abandoned(trial: FrozenTrial, now: float) -> bool:
     """Whether nobody works on the trial any more: it is no evidence."""
-    record = trial.user_attrs.get(ATTRIBUTE, {})
+    record = trial.system_attrs.get(ATTRIBUTE, {})
     if record.get("abandoned"):
         return True
     if trial.state.is_finished():
@@ -69,7 +79,7 @@ def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, 
         is_alone: Whether no other explorer of this host is at work on the study: what is in flight here is left over.
     """
     trials = study.get_trials(deepcopy=False)
-    told = {trial.user_attrs.get(ATTRIBUTE, {}).get("number") for trial in trials if trial.state.is_finished()}
+    told = {trial.system_attrs.get(ATTRIBUTE, {}).get("number") for trial in trials if trial.state.is_finished()}
     num_trials = len(trials)
     for observation in sorted(history, key=lambda observation: observation.probe.number):
         number = observation.probe.number
@@ -79,7 +89,7 @@ def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, 
             tell(study, trials[number], observation)
             continue
         for _ in range(num_trials, number):
-            study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={ATTRIBUTE: {"abandoned": True}}))
+            study.add_trial(create_trial(state=TrialState.FAIL, system_attrs={ATTRIBUTE: {"abandoned": True}}))
         study.add_trial(_trial_of(observation, study))
         num_trials = max(num_trials, number) + 1
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -89,12 +99,12 @@ def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, 
 
 def _is_of_another_host(trial: FrozenTrial) -> bool:
     """A trial without an owner is one whose explorer was killed while it chose the size."""
-    host, _, _ = trial.user_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    host, _, _ = trial.system_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
     return host not in ("", socket.gethostname())
 
 
 def _owner_is_dead(trial: FrozenTrial) -> bool:
-    host, _, process = trial.user_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    host, _, process = trial.system_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
     if host != socket.gethostname() or not process.isdigit():
         return False
     try:
@@ -107,7 +117,7 @@ def _owner_is_dead(trial: FrozenTrial) -> bool:
 
 
 def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
-    sizes = study.user_attrs[ATTRIBUTE]
+    sizes = question_of(study)
     size = observation.micro_batch_size
     state = STATES.get(observation.outcome, TrialState.FAIL)
     return create_trial(
@@ -115,14 +125,16 @@ def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
         value=observation.samples_per_s if observation.is_measured else None,
         params={PARAMETER: size},
         distributions={PARAMETER: IntDistribution(min(size, sizes["smallest"]), max(size, sizes["largest"]))},
-        user_attrs=_told(observation) | {ATTRIBUTE: _record(observation)},
+        user_attrs=_told(observation),
+        system_attrs={ATTRIBUTE: _record(observation)},
     )
 
 
 def lease(trial: optuna.Trial, probe: Probe, *, now: float, seconds: float = LEASE_S) -> None:
     """Say that somebody works on the trial; others leave it alone until the lease ends."""
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    trial.set_user_attr(ATTRIBUTE, {"lease_until": now + seconds, "owner": owner, "purpose": probe.purpose.value})
+    record = {"lease_until": now + seconds, "owner": owner, "purpose": probe.purpose.value}
+    trial.study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, record)
 
 
 @contextmanager
@@ -156,8 +168,9 @@ def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, observation: Ob
     A trial that another explorer has given up meanwhile, or finished from the journal, is not told twice.
     """
     try:
-        for name, value in (_told(observation) | {ATTRIBUTE: _record(observation)}).items():
+        for name, value in _told(observation).items():
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
+        study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, _record(observation))
         if observation.is_measured:
             study.tell(trial.number, observation.samples_per_s)
         else:
@@ -166,14 +179,14 @@ def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, observation: Ob
         known = study.get_trials(deepcopy=False)[trial.number]
         if not known.state.is_finished():
             raise
-        if known.user_attrs.get(ATTRIBUTE, {}).get("abandoned"):
+        if known.system_attrs.get(ATTRIBUTE, {}).get("abandoned"):
             study.add_trial(_trial_of(observation, study))
 
 
 def abandon(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
     """Give up a trial that nobody will finish; it is no evidence."""
     try:
-        study._storage.set_trial_user_attr(trial._trial_id, ATTRIBUTE, {"abandoned": True})
+        study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, {"abandoned": True})
         study.tell(trial.number, state=TrialState.FAIL)
     except (RuntimeError, ValueError):
         if not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
@@ -200,11 +213,12 @@ def _told(observation: Observation) -> dict[str, Any]:
         "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
         "pass_s": observation.pass_time_s if is_measured else None,
         "update_s": observation.update_time_s if observation.update_times_s else None,
-        "peak_memory_mib": None if peak is None else round(peak / 2**20, 1),
+        "peak_memory_mib": None if peak is None else peak / 2**20,
         "compile_s": observation.compile_time_s or None,
-        "took_s": round(observation.elapsed_s, 3),
+        "took_s": observation.elapsed_s,
     }
-    return {name: value for name, value in facts.items() if value is not None}
+    shown = {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in facts.items()}
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def _record(observation: Observation) -> dict[str, Any]:

@@ -53,7 +53,8 @@ class View:
         self._began_s = self._stage_began_s = clock()
         self._stage = "start"
         self._probe: Probe | None = None
-        self._expected_s: float | None = None
+        self._expected_s: float | None = None  # of the probe
+        self._planned_s: float | None = None  # of the whole
         self._pass_times_s: list[float] = []
         self._observations: list[Observation] = []
         self._band: Band | None = None
@@ -67,14 +68,14 @@ class View:
         """Take an event in."""
         if isinstance(event, Planned):
             self._max_probes = event.max_probes - event.num_known_probes
-            self._expected_s = event.expected_s
+            self._planned_s = event.expected_s
         elif isinstance(event, Traced):
             self._budget_bytes = event.memory_budget_bytes
         elif isinstance(event, ProbeStarted):
             self._probe, self._expected_s, self._pass_times_s = event.probe, event.expected_s, []
             self._stage_began_s = self._clock()
         elif isinstance(event, ProbeFinished):
-            self._probe = None
+            self._probe = self._expected_s = None
             self._observations.append(event.observation)
             self._learn()
         elif isinstance(event, Recommended):
@@ -158,6 +159,8 @@ class View:
     def _left(self) -> str:
         """An upper bound from the length of the probes so far: when the score is reached nobody knows."""
         remaining = self._max_probes - len(self._observations)
+        if not self._observations and self._planned_s:
+            return f" of about {format_seconds(self._planned_s)}"
         if not self._observations or remaining <= 0:
             return ""
         each_s = statistics.median(item.elapsed_s for item in self._observations)

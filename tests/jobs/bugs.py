@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
-from programs import WIDTH, Perceptron
+from programs import WIDTH, Perceptron, samples
 from torch import nn
+from torch._dynamo import register_backend
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 class OddOnly(Perceptron):
@@ -96,3 +99,29 @@ def misbehave(how: str) -> None:
             os.setsid()
             signal.pause()
         os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "hang":
+        time.sleep(3600)
+    elif how == "raise":
+        raise ValueError("the user's own mistake")
+
+
+@register_backend
+def misbehaving(graph: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):
+    """A compiler that leaves a child in a session of its own behind, as compiler pools do, and then misbehaves."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+    Path(os.environ["CHILD"]).write_text(str(child.pid))
+    misbehave(os.environ["BUG"])
+    return graph.forward
+
+
+def hangs_at_three(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    if micro_batch_size == 3:
+        misbehave("hang")
+    return samples(micro_batch_size)
+
+
+def misbehaves_in_the_trace(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = samples(micro_batch_size)
+    if isinstance(made[0], FakeTensor):
+        misbehave(os.environ["BUG"])
+    return made
