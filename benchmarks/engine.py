@@ -1,0 +1,337 @@
+"""The engine beside what a user would do instead: `python -m benchmarks.engine [--quick | --cuda]`.
+
+Every measurement starts with empty compile caches. Each is appended to `benchmarks/results/engine.jsonl` as soon as it
+is there, and the tables are written again; the same command goes on where it stopped. The most telling come first.
+`--fresh` measures again, and the newest of a kind counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import engine_measure as measure
+from benchmarks.engine_jobs import (
+    CANDIDATES,
+    CPU_JOBS,
+    CUDA_JOBS,
+    DEPTHS,
+    JOBS,
+    QUICK_JOBS,
+    VARIED_CONFIG,
+    sweep_sizes,
+    truth_sizes,
+)
+from benchmarks.engine_report import markdown, summary
+from bexplore.engine.machine import package_version, processor_name
+
+RESULTS = Path(__file__).parent / "results"
+RIVALS = ("lightning_power", "accelerate", "doubling_compiled", "lightning_binsearch")
+COMPILED_RIVALS = ("doubling_compiled",)
+KINDS = ("explore", "floor", "sweep", "truth", "compile", "rival", "survive")
+TRUTH_PASSES_S, QUICK_TRUTH_PASSES_S = 120.0, 20.0
+VARIED_S = 40.0  # an exploration of the table of compile seconds, for the plan
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One measurement.
+
+    Attributes:
+        job: Name of the job; `varied` for the table of compile seconds.
+        kind: One of `KINDS`.
+        what: Which rival, size, depth; empty where the kind says it all.
+        run: From 1.
+        expected_s: For the plan.
+        measure: Does it, given what is known of the job so far; None as its result if it cannot be done yet.
+    """
+
+    job: str
+    kind: str
+    what: str = ""
+    run: int = 1
+    expected_s: float
+    measure: Callable[[Known], Record | None]
+
+    @property
+    def key(self) -> str:
+        return " | ".join(filter(None, (self.job, self.kind, self.what, str(self.run))))
+
+
+class Known:
+    """The records of a results file: those of these configurations and this torch count, the newest of a key."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.records: dict[str, Record] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            record = json.loads(line)
+            if record["made_with"] == made_with(record["job"]):
+                self.records[record["key"]] = record
+
+    def add(self, unit: Unit, record: Record) -> None:
+        """Keep a record on disk before anybody believes it."""
+        whole = {"key": unit.key, "job": unit.job, "kind": unit.kind, "what": unit.what, "run": unit.run}
+        whole |= {"made_with": made_with(unit.job), **circumstances(), **record}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(whole) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.records[unit.key] = whole
+
+    def of(self, job: str, kind: str) -> list[Record]:
+        return [record for record in self.records.values() if (record["job"], record["kind"]) == (job, kind)]
+
+    def largest_that_fits(self, job: str) -> int | None:
+        found = self.of(job, "explore")
+        return found[0]["largest_that_fits"] if found else None
+
+    def answers(self, job: str) -> tuple[int, ...]:
+        return tuple(sorted({record["micro_batch_size"] for record in self.of(job, "explore")}))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    if options.cuda and not has_cuda():
+        print("torch finds no CUDA device here, which --cuda needs; without it the CPU is measured", file=sys.stderr)
+        return 2
+    name = "engine_cuda" if options.cuda else "engine_quick" if options.quick else "engine"
+    known = Known(options.results / f"{name}.jsonl")
+    with tempfile.TemporaryDirectory(prefix="bexplore-engine-") as caches:
+        units = plan(options, Path(caches))
+        todo = [unit for unit in units if options.fresh or unit.key not in known.records]
+        minutes = sum(unit.expected_s for unit in todo) / 60
+        print(
+            f"{len(units) - len(todo)} of {len(units)} measurements are known; about {minutes:.0f} min", file=sys.stderr
+        )
+        if options.dry_run:
+            for unit in todo:
+                print(f"{unit.expected_s:6.0f} s  {unit.key}")
+            return 0
+        failed = run(todo, known, deadline_s=_deadline(options), write=functools.partial(_write, options, name, known))
+    print(_write(options, name, known))
+    return 1 if failed else 0
+
+
+def run(units: Sequence[Unit], known: Known, *, deadline_s: float | None, write: Callable[[], object]) -> int:
+    """Do what there is time for, in order; what fails is said and left out. Returns how many failed."""
+    failed = 0
+    for unit in units:
+        if deadline_s is not None and time.monotonic() + unit.expected_s > deadline_s:
+            print(f"{unit.key}: no time left for its {unit.expected_s:.0f} s", file=sys.stderr)
+            continue
+        began_s = time.monotonic()
+        try:
+            record = unit.measure(known)
+        except (measure.MeasurementError, subprocess.SubprocessError) as error:
+            print(f"{unit.key}: FAILED: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        if record is None:
+            print(f"{unit.key}: waits for an exploration of {unit.job}", file=sys.stderr)
+            continue
+        known.add(unit, record | {"wall_s": time.monotonic() - began_s})
+        print(f"{unit.key}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
+        write()
+    return failed
+
+
+def plan(options: argparse.Namespace, caches: Path) -> list[Unit]:
+    """All measurements that were asked for, the most telling first."""
+    units = [unit for unit in _everything(options, caches) if unit.kind in options.only and unit.run <= options.runs]
+    return list({unit.key: unit for unit in units}.values())
+
+
+def _everything(options: argparse.Namespace, caches: Path) -> Iterator[Unit]:
+    jobs = options.jobs
+    for job in jobs:
+        yield from _repeated(job, 1, caches)
+        yield _truth(job, caches, QUICK_TRUTH_PASSES_S if options.quick else TRUTH_PASSES_S)
+    yield from _varied((2, 8) if options.quick else DEPTHS, (4, 64) if options.quick else CANDIDATES, options.cuda)
+    for rival in RIVALS:
+        yield from (_rival(job, rival) for job in jobs)
+    for number in range(2, options.runs + 1):
+        for job in jobs:
+            yield from _repeated(job, number, caches)
+    for job in reversed(jobs):  # the quickest first
+        yield from (_survive(job, who) for who in ("bexplore", *RIVALS))
+
+
+def _repeated(job: str, number: int, caches: Path) -> Iterator[Unit]:
+    config, seconds = JOBS[job].config, JOBS[job].expected_s
+
+    def floor(known: Known) -> Record | None:
+        explored = known.of(job, "explore")
+        return measure.floor(config, explored[0]["base_micro_batch_size"]) if explored else None
+
+    def sweep(known: Known) -> Record | None:
+        largest = known.largest_that_fits(job)
+        return measure.sweep(config, sweep_sizes(largest), caches / job) if largest else None
+
+    for kind, what in (("explore", lambda _: measure.explore(config)), ("floor", floor), ("sweep", sweep)):
+        yield Unit(job=job, kind=kind, run=number, expected_s=seconds[kind], measure=what)
+
+
+def _truth(job: str, caches: Path, passes_s: float) -> Unit:
+    def run(known: Known) -> Record | None:
+        largest = known.largest_that_fits(job)
+        if not largest:
+            return None
+        sizes = truth_sizes(largest, known.answers(job))
+        return measure.truth(JOBS[job].config, sizes, caches / job, pass_budget_s=passes_s)
+
+    return Unit(job=job, kind="truth", expected_s=JOBS[job].expected_s["truth"], measure=run)
+
+
+def _rival(job: str, name: str) -> Unit:
+    def run(_known: Known) -> Record:
+        return measure.rival(JOBS[job].config, name)
+
+    return Unit(job=job, kind="rival", what=name, expected_s=JOBS[job].expected_s["rival"], measure=run)
+
+
+def _survive(job: str, who: str) -> Unit:
+    """100 steps of an answer; explorers and rivals with the same answer and program share one run."""
+
+    def run(known: Known) -> Record | None:
+        own = known.of(job, "explore") if who == "bexplore" else known.of(job, "rival")
+        own = [record for record in own if record["what"] in ("", who)]
+        size = own[-1].get("micro_batch_size", own[-1].get("answer")) if own else None
+        if size is None:
+            return None
+        compiled = who == "bexplore" or who in COMPILED_RIVALS
+        for earlier in known.of(job, "survive"):
+            if (earlier["size"], earlier["program"]) == (size, "compiled" if compiled else "eager"):
+                return {name: earlier[name] for name in ("size", "program", "steps", "survived", "reason", "total_s")}
+        return {"size": size} | measure.survive(JOBS[job].config, size, compiled=compiled)
+
+    return Unit(job=job, kind="survive", what=who, expected_s=JOBS[job].expected_s["survive"], measure=run)
+
+
+def _varied(depths: Sequence[int], candidates: Sequence[int], cuda: bool) -> Iterator[Unit]:
+    """Explorations of one small job whose depth, and whose number of candidates, is varied."""
+    ways = [("layers", n, [f"model.num_hidden_layers={n}", "explore.max=16"]) for n in depths]
+    ways += [("candidates", n, [f"explore.max={n}"]) for n in candidates]
+    for name, number, overrides in ways:
+        overrides += ["explore.device=cuda"] if cuda else []
+
+        def run(_known: Known, overrides: Sequence[str] = overrides) -> Record:
+            return measure.explore(VARIED_CONFIG, overrides)
+
+        yield Unit(job="varied", kind="compile", what=f"{name} {number}", expected_s=VARIED_S, measure=run)
+
+
+@functools.cache
+def made_with(job: str) -> str:
+    """What decides whether two records may stand in one table: the job's file and torch."""
+    path = VARIED_CONFIG if job == "varied" else JOBS[job].config
+    return f"torch {package_version('torch')}, {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+
+
+def circumstances() -> Record:
+    return {"at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}", "load_average": round(os.getloadavg()[0], 2)}
+
+
+def machine(*, cuda: bool) -> Record:
+    facts: Record = {
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": package_version("torch"),
+        "transformers": package_version("transformers"),
+        "lightning": package_version("lightning"),
+        "accelerate": package_version("accelerate"),
+        "device": device_name() if cuda else "cpu",
+    }
+    return facts
+
+
+def has_cuda() -> bool:
+    return _torch("print(torch.cuda.is_available())") == "True"
+
+
+def device_name() -> str:
+    return _torch("print(torch.cuda.get_device_name())")
+
+
+def _torch(statement: str) -> str:
+    """Ask a process of its own, so that this one holds no device while others measure."""
+    command = [sys.executable, "-c", f"import torch; {statement}"]
+    return subprocess.run(command, check=False, text=True, capture_output=True).stdout.strip()
+
+
+def _write(options: argparse.Namespace, name: str, known: Known) -> str:
+    """The tables of what is known so far; each state of the campaign gives a valid report."""
+    titles = {job: JOBS[job].title for job in _jobs(options)}
+    found = {"command": options.command, "machine": _machine(options.cuda)}
+    found |= summary(titles, list(known.records.values()))
+    text = markdown(found)
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (options.results / f"{name}.md").write_text(text)
+    return text
+
+
+@functools.cache
+def _machine(cuda: bool) -> Record:
+    return machine(cuda=cuda)
+
+
+def _deadline(options: argparse.Namespace) -> float | None:
+    return None if options.time_limit_min is None else time.monotonic() + 60 * options.time_limit_min
+
+
+def _jobs(options: argparse.Namespace) -> Mapping[str, Any]:
+    return CUDA_JOBS if options.cuda else QUICK_JOBS if options.quick else CPU_JOBS
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    options = parser.parse_args(given)
+    if options.quick and options.cuda:
+        parser.error("--quick and --cuda exclude each other; take --cuda --runs 1 --jobs cuda_gpt")
+    known = _jobs(options)
+    unknown = [job for job in options.jobs or [] if job not in known]
+    if unknown:
+        parser.error(f"--jobs {' '.join(unknown)}: known here: {', '.join(known)}")
+    options.jobs = options.jobs or list(known)
+    options.runs = 1 if options.quick else options.runs
+    options.command = " ".join(["python -m benchmarks.engine", *given])
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one small job, one run, in less than ten minutes")
+    parser.add_argument("--cuda", action="store_true", help="the jobs for a CUDA device")
+    parser.add_argument("--jobs", nargs="+", metavar="JOB", help="these jobs alone, in this order")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="these measurements alone")
+    parser.add_argument("--runs", type=int, default=3, help="of what is repeated: explorations, sweeps")
+    parser.add_argument("--time-limit-min", type=float, help="begin nothing that would not end within it")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is known")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be measured and how long it takes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

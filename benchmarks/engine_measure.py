@@ -1,0 +1,344 @@
+"""The measurements of the engine's benchmark: each starts with empty compile caches and returns one JSON-ready record.
+
+Nothing here imports torch: whatever is measured runs in processes of its own, as a user would start it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bexplore import dialects
+from bexplore.engine import EngineRunner
+from bexplore.probe import Compilation, Observation, Probe
+
+ROOT = Path(__file__).parent.parent
+TURN_S = 1.0  # passes of one turn of the truth last about this long
+MAX_PASSES_OF_TURN = 20
+ROUNDS = (5, 12)  # fewest and most turns of each size
+LIVE_PROCESS_BYTES = int(1.4 * 2**30)  # of a size of the truth that waits for its turn; measured: 0.8 to 1.2 GiB
+LIMIT_S = 3600.0  # of one process; nothing here takes near as long
+
+
+class MeasurementError(Exception):
+    """A process of the benchmark ended without its answer."""
+
+
+@contextmanager
+def cold(keep: Path | None = None) -> Iterator[tuple[Path, dict[str, str]]]:
+    """An empty folder, and the environment of a process whose compile caches are in it.
+
+    Args:
+        keep: Caches that may be there already and stay; None for empty ones that go.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="bexplore-engine-"))
+    caches = keep or folder / "caches"
+    caches.mkdir(parents=True, exist_ok=True)
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "BEXPLORE_CACHE_DIR": str(folder / "traces"),
+        "BEXPLORE_LOCK_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    try:
+        yield folder, environment
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def explore(config: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """`bexplore explore` as a user types it, from the start of the process to its end."""
+    command = [sys.executable, "-m", "bexplore", "explore", str(config), "--json", "--fresh", "--quiet"]
+    for override in overrides:
+        command += ["--set", override]
+    with cold() as (folder, environment), _Started(command, folder, environment) as process:
+        events = [record | {"arrived_s": arrived_s} for arrived_s, record in process.lines()]
+        total_s = process.finish()
+    return summarized(events) | {"total_s": total_s}
+
+
+def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the report needs of an exploration's events, each with the second in which it arrived."""
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for event in events:
+        by_kind.setdefault(event["event"], []).append(event)
+    if "result" not in by_kind:
+        raise MeasurementError("the exploration ended without a result")
+    trace, result, probes = by_kind["trace"][0], by_kind["result"][-1], by_kind["probe"]
+    exact = [probe for probe in probes if probe["compilation"] == "exact"]
+    shared = [probe for probe in probes if probe["compilation"] != "exact"]
+    return {
+        "micro_batch_size": result["micro_batch_size"],
+        "confidence": result["confidence"],
+        "stop_reason": result["stop_reason"],
+        "exact_over_shared": result["exact_over_shared"],
+        "largest_that_fits": trace["max_micro_batch_size"],
+        "base_micro_batch_size": result["base_micro_batch_size"],
+        "first_recommendation_s": by_kind["recommendation"][0]["arrived_s"],
+        "stages_s": {
+            "import and trace": trace["arrived_s"],
+            "compile, shared": sum(probe["compile_time_s"] for probe in shared),
+            "passes, shared": sum(passes_s(probe) for probe in shared),
+            "start, exact": sum(probe["start_time_s"] for probe in exact),
+            "compile, exact": sum(probe["compile_time_s"] for probe in exact),
+            "passes, exact": sum(passes_s(probe, num_steps=3) for probe in exact),
+            "same training, report": result["arrived_s"] - probes[-1]["arrived_s"],
+        },
+        "own_passes_s": sum(passes_s(probe, num_steps=3 if probe in exact else 1) for probe in probes),
+        "probes": [
+            {
+                "micro_batch_size": probe["micro_batch_size"],
+                "compilation": probe["compilation"],
+                "purpose": probe["purpose"],
+                "outcome": probe["outcome"],
+                "samples_per_s": probe["samples_per_s"],
+                "num_passes": len(probe["pass_times_s"]),
+                "compile_time_s": probe["compile_time_s"],
+                "elapsed_s": probe["elapsed_s"],
+                "arrived_s": probe["arrived_s"],
+            }
+            for probe in probes
+        ],
+    }
+
+
+def passes_s(probe: Mapping[str, Any], *, num_steps: int = 1) -> float:
+    """Seconds of a probe's own passes and updates: the timed ones, and the steps whose memory is read.
+
+    A pass of a second or more in such a step is timed and among the pass times already.
+    """
+    if not probe["pass_times_s"]:
+        return 0.0
+    pass_s = statistics.median(probe["pass_times_s"])
+    update_s = statistics.median(probe["update_times_s"]) if probe["update_times_s"] else 0.0
+    untimed_passes = 2 * num_steps - (1 if pass_s >= 1.0 else 0)
+    return sum(probe["pass_times_s"]) + untimed_passes * pass_s + sum(probe["update_times_s"]) + num_steps * update_s
+
+
+def floor(config: Path, size: int) -> dict[str, Any]:
+    """Import, one cold static compile with the passes of a probe, and the trace: one process, one after the other."""
+    with cold() as (folder, environment):
+        command = _child("benchmarks.engine_child", "floor", config, size)
+        with _Started(command, folder, environment) as process:
+            (import_s, _), (_, record) = process.lines()
+            process.finish()
+    total_s = import_s + record["probe_s"] + record["trace_s"]
+    return record | {"micro_batch_size": size, "import_s": import_s, "total_s": total_s}
+
+
+def sweep(config: Path, sizes: Sequence[int], keep: Path) -> dict[str, Any]:
+    """A static compile and a process for every size, with the engine's own protocol of passes, updates and warm-up.
+
+    Args:
+        config: The job.
+        sizes: In the order in which they are run.
+        keep: Folder that gets the compile caches, empty at first, so that the truth need not build them again.
+    """
+    loaded = dialects.load(config)
+    shutil.rmtree(keep, ignore_errors=True)
+    rows = []
+    with cold(keep) as (folder, environment):
+        began_s = time.monotonic()
+        with EngineRunner(
+            loaded.job,
+            run_dir=folder,
+            budget_bytes=loaded.explore.memory_budget_bytes(0),
+            environment=environment,
+        ) as runner:
+            for number, size in enumerate(sizes):
+                probe = Probe(
+                    number=number,
+                    micro_batch_size=size,
+                    compilation=Compilation.EXACT,
+                    max_passes=loaded.explore.passes_per_probe,
+                )
+                rows.append(_sweep_row(runner(probe)))
+        total_s = time.monotonic() - began_s
+    return {"sizes": rows, "total_s": total_s}
+
+
+def _sweep_row(observation: Observation) -> dict[str, Any]:
+    return {
+        "micro_batch_size": observation.micro_batch_size,
+        "outcome": observation.outcome.value,
+        "start_time_s": observation.start_time_s,
+        "compile_time_s": observation.compile_time_s,
+        "elapsed_s": observation.elapsed_s,
+        "pass_time_s": observation.pass_time_s,
+        "update_time_s": observation.update_time_s,
+        "num_passes": len(observation.pass_times_s),
+    }
+
+
+def truth(config: Path, sizes: Sequence[int], keep: Path, *, pass_budget_s: float) -> dict[str, Any]:
+    """Pass and update times of every size: live processes take turns, forwards and backwards, so that drift cancels.
+
+    Args:
+        config: The job.
+        sizes: A process each.
+        keep: Compile caches that may be warm; nothing that is timed depends on them.
+        pass_budget_s: Seconds of passes in all; at least the fewest rounds are made.
+    """
+    budget_bytes = dialects.load(config).explore.memory_budget_bytes(0) or 0
+    needed = len(sizes) * LIVE_PROCESS_BYTES + budget_bytes
+    if psutil.virtual_memory().available < needed:
+        raise MeasurementError(f"the truth keeps {len(sizes)} processes alive and needs {needed / 2**30:.0f} GiB free")
+    found: dict[int, dict[str, list[Any]]] = {}
+    with cold(keep) as (folder, environment):
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compilers beside each process
+        processes: dict[int, _Started] = {}
+        try:
+            pass_s = {}
+            for size in sizes:
+                processes[size] = _Started(
+                    _child("benchmarks.engine_child", "truth", config, size), folder, environment
+                )
+                pass_s[size] = processes[size].answer()["pass_s"]
+                found[size] = {"rounds": [], "update_times_s": []}
+            passes = {size: _passes_of_turn(seconds) for size, seconds in pass_s.items()}
+            round_s = sum(passes[size] * pass_s[size] for size in sizes)
+            num_rounds = min(max(ROUNDS[0], round(pass_budget_s / round_s)), ROUNDS[1])
+            for number in range(num_rounds):
+                for size in sizes if number % 2 == 0 else reversed(sizes):
+                    answer = processes[size].ask(passes=passes[size])
+                    found[size]["rounds"].append(answer["pass_times_s"])
+                    found[size]["update_times_s"] += answer["update_times_s"]
+        finally:
+            for process in processes.values():
+                process.kill()
+    return {"sizes": {str(size): values for size, values in found.items()}}
+
+
+def _passes_of_turn(pass_s: float) -> int:
+    return min(max(1, math.ceil(TURN_S / pass_s)), MAX_PASSES_OF_TURN)
+
+
+def rival(config: Path, name: str) -> dict[str, Any]:
+    """One finder, from the start of its process to its answer."""
+    return _one_answer(_child("benchmarks.engine_rivals", name, config))
+
+
+def survive(config: Path, size: int, *, compiled: bool) -> dict[str, Any]:
+    """100 steps of a size under the cap of memory."""
+    program = "compiled" if compiled else "eager"
+    return _one_answer(_child("benchmarks.engine_child", "survive", config, size, program)) | {"program": program}
+
+
+def _one_answer(command: Sequence[str]) -> dict[str, Any]:
+    with cold() as (folder, environment), _Started(command, folder, environment) as process:
+        answers = [record for _, record in process.lines()]
+        total_s = process.finish()
+    return answers[-1] | {"total_s": total_s}
+
+
+def exhaustive_s(sweep_record: Mapping[str, Any], largest: int, *, num_passes: int = 8) -> float:
+    """Seconds that a static sweep of every size from 1 up would take, from the starts, compiles and passes of a sweep.
+
+    Each size costs a start, a compile with its pass, the two passes and the update of the memory step, `num_passes`
+    timed passes and three updates. Between the sizes of the sweep a pass is taken to grow linearly.
+    """
+    rows = [row for row in sweep_record["sizes"] if row["outcome"] == "measured"]
+    start_s = statistics.median(row["start_time_s"] for row in rows)
+    compile_s = statistics.median(row["compile_time_s"] for row in rows)
+    update_s = statistics.median(row["update_time_s"] for row in rows)
+    points = [(row["micro_batch_size"], row["pass_time_s"]) for row in rows]
+    passes_of_all_s = sum(_between(points, size) for size in range(1, largest + 1))
+    return largest * (start_s + compile_s + 4 * update_s) + (3 + num_passes) * passes_of_all_s
+
+
+def _between(points: Sequence[tuple[int, float]], size: int) -> float:
+    """Seconds of a pass at a size: linear between the measured ones, in proportion outside."""
+    if size <= points[0][0]:
+        return points[0][1] * size / points[0][0]
+    for (low, low_s), (high, high_s) in itertools.pairwise(points):
+        if size <= high:
+            return low_s + (high_s - low_s) * (size - low) / (high - low)
+    return points[-1][1] * size / points[-1][0]
+
+
+def _child(module: str, action: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", module, action, *(str(argument) for argument in arguments)]
+
+
+class _Started:
+    """A process that says JSON objects, each of which is given with the second of its life in which it came."""
+
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._log = folder / f"{time.monotonic_ns()}.log"
+        self._began_s = time.monotonic()
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=os.environ | dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+
+    def lines(self) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Until the process closes its output; lines that are no objects (a library's chatter) are left out."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                yield time.monotonic() - self._began_s, json.loads(line)
+
+    def answer(self) -> dict[str, Any]:
+        for _, record in self.lines():
+            return record
+        raise self._failure()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._failure() from None
+        return self.answer()
+
+    def finish(self) -> float:
+        """Wait for the end; seconds of the whole life."""
+        code = self._process.wait(timeout=LIMIT_S)
+        if code != 0:
+            raise self._failure()
+        return time.monotonic() - self._began_s
+
+    def kill(self) -> None:
+        """End it and what it started, where it has not ended."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, 9)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> _Started:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.kill()
+
+    def _failure(self) -> MeasurementError:
+        self._process.wait(timeout=LIMIT_S)
+        tail = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()][-3:]
+        return MeasurementError(
+            f"{' '.join(self._process.args[1:4])} ended {self._process.returncode}: {' | '.join(tail)}"
+        )

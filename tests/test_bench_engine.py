@@ -1,0 +1,202 @@
+"""The engine's benchmark: its smallest measurement is real, and every state of a campaign gives a valid report."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from benchmarks import engine
+from benchmarks.engine import Known, Unit
+from benchmarks.engine_jobs import JOBS, sweep_sizes, truth_sizes
+from benchmarks.engine_measure import MeasurementError, exhaustive_s, truth
+from benchmarks.engine_report import Truth, markdown, summary
+from bexplore import dialects
+
+TINY = """
+train_input: {batch_size: 8, micro_batch_size: explore}
+model:
+    name: gpt2
+    vocab_size: 64
+    hidden_size: 16
+    num_hidden_layers: 1
+    num_heads: 2
+    filter_size: 32
+    max_position_embeddings: 8
+    position_embedding_type: learned
+optimizer: {optimizer_type: AdamW, learning_rate: 0.001}
+runconfig: {model_dir: tiny}
+explore: {device: cpu, memory_budget: 100MiB, compile: {backend: eager}}
+"""
+
+
+def truth_record(pass_times_s: dict[int, list[float]]) -> dict:
+    return {
+        "kind": "truth",
+        "sizes": {
+            str(size): {"rounds": [[seconds] for seconds in times], "update_times_s": [0.01]}
+            for size, times in pass_times_s.items()
+        },
+    }
+
+
+def sweep_record() -> dict:
+    rows = [
+        {
+            "micro_batch_size": size,
+            "outcome": "measured",
+            "start_time_s": 2.0,
+            "compile_time_s": 10.0,
+            "elapsed_s": 20.0,
+            "pass_time_s": 0.1 * size,
+            "update_time_s": 0.01,
+            "num_passes": 4,
+        }
+        for size in (2, 4)
+    ]
+    return {"kind": "sweep", "sizes": rows, "total_s": 40.0}
+
+
+def explore_record(**changes) -> dict:
+    return {
+        "kind": "explore",
+        "micro_batch_size": 4,
+        "confidence": 93,
+        "stop_reason": "target_confidence",
+        "largest_that_fits": 5,
+        "base_micro_batch_size": 1,
+        "first_recommendation_s": 9.0,
+        "total_s": 16.0,
+        "own_passes_s": 3.0,
+        "stages_s": {"compile, shared": 5.0, "compile, exact": 5.0},
+        "probes": [{}],
+    } | changes
+
+
+def unit(answer, **changes) -> Unit:
+    def measure(_known):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return Unit(**{"job": "small", "kind": "rival", "what": "other", "expected_s": 1.0, "measure": measure} | changes)
+
+
+def whole(records: list[dict]) -> list[dict]:
+    return [{"job": "small", "what": "", "run": 1, "load_average": 0.5} | record for record in records]
+
+
+def test_the_truth_of_a_tiny_job_is_measured_in_processes_that_take_turns(tmp_path):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+
+    found = truth(config, (2, 4), tmp_path / "caches", pass_budget_s=0.1)
+
+    for size in ("2", "4"):
+        assert len(found["sizes"][size]["rounds"]) >= 5
+        assert all(seconds > 0 for turn in found["sizes"][size]["rounds"] for seconds in turn)
+    assert Truth(found).best in (2, 4)
+
+
+def test_a_measurement_is_on_disk_before_the_next_and_is_not_repeated(tmp_path):
+    path = tmp_path / "engine.jsonl"
+    known = Known(path)
+    units = [unit({"answer": 8}), unit(MeasurementError("ended 1"), run=2), unit({"answer": 9}, run=3)]
+
+    failed = engine.run(units, known, deadline_s=None, write=lambda: None)
+
+    assert failed == 1
+    again = Known(path)
+    assert [record["answer"] for record in again.records.values()] == [8, 9]
+    assert [one.key for one in units if one.key not in again.records] == [units[1].key]
+
+
+def test_what_was_measured_with_another_torch_does_not_count(tmp_path):
+    path = tmp_path / "engine.jsonl"
+    engine.run([unit({"answer": 8})], Known(path), deadline_s=None, write=lambda: None)
+    path.write_text(path.read_text().replace("torch ", "torch 0."))
+
+    assert Known(path).records == {}
+
+
+def test_nothing_is_begun_that_would_not_end_in_time(tmp_path):
+    known = Known(tmp_path / "engine.jsonl")
+
+    engine.run([unit({"answer": 8}, expected_s=math.inf)], known, deadline_s=0.0, write=lambda: None)
+
+    assert known.records == {}
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_every_state_of_the_campaign_gives_a_report(count):
+    floor = {"kind": "floor", "import_s": 3.0, "compile_s": 5.0, "trace_s": 1.0, "total_s": 10.0}
+    rival = {"kind": "rival", "what": "accelerate", "answer": 4, "trials": [[8, 0], [4, 3]], "total_s": 9.0}
+    records = [explore_record(), floor, sweep_record(), truth_record({2: [0.2] * 5, 4: [0.3] * 5}), rival]
+    found = summary({"small": "a job"}, whole(records[:count]))
+
+    text = markdown({"command": "bench", "machine": dict.fromkeys(
+        ("device", "cores", "processor", "python", "torch", "transformers", "lightning", "accelerate"), "?"
+    )} | found)  # fmt: skip
+
+    verdicts = {row["what"]: row["verdict"] for row in found["targets"]}
+    assert text.startswith("# The engine")
+    assert verdicts["exploration / static power-of-two sweep"] == ("reached" if count >= 3 else "not measured")
+    assert verdicts["regret beyond the truth's interval"] == ("reached" if count >= 4 else "not measured")
+    assert "accelerate | 9 | 2 | 4" in text or count < 5
+
+
+def test_an_exploration_that_is_too_dear_or_unsure_is_said_to_miss():
+    records = whole([explore_record(total_s=30.0, confidence=80), sweep_record()])
+
+    found = summary({"small": "a job"}, records)
+
+    missed = [row["what"] for row in found["targets"] if row["verdict"] == "MISSED"]
+    assert missed[0] == "exploration / static power-of-two sweep"
+    assert "score at the end of each exploration" in missed
+
+
+def test_a_regret_counts_only_beyond_the_interval_of_the_truth():
+    noisy = Truth(truth_record({4: [0.39, 0.41, 0.4, 0.42, 0.38], 8: [0.8, 0.78, 0.8, 0.76, 0.81]}))
+    clear = Truth(truth_record({4: [0.4, 0.41, 0.4, 0.41, 0.4], 8: [0.6, 0.61, 0.6, 0.61, 0.6]}))
+
+    assert noisy.regret(4)["beyond_interval"] == 0.0
+    assert clear.best == 8
+    assert clear.regret(4)["estimate"] == pytest.approx(0.25, abs=0.01)
+    assert clear.regret(4)["beyond_interval"] == pytest.approx(0.25, abs=0.01)
+    assert clear.regret(16) is None
+
+
+def test_the_exhaustive_sweep_is_every_size_with_its_start_compile_and_passes():
+    # Sizes 1, 2, 3, each 2 s of start, 10 s of compile, 4 updates, and 8 + 3 passes of 0.1 s a sample.
+    assert exhaustive_s(sweep_record(), 3) == pytest.approx(3 * (12 + 0.04) + 11 * 0.6)
+
+
+def test_sizes_end_at_what_fits_and_the_truth_holds_every_answer():
+    assert sweep_sizes(36) == (2, 4, 8, 16, 32)
+    assert truth_sizes(36, (5, 7)) == (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+    assert len(truth_sizes(100_000, tuple(range(1, 30)))) == 24
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_job_is_a_valid_file_that_says_its_memory(name):
+    config = dialects.load(JOBS[name].config)
+
+    assert config.request.is_search
+    assert config.explore.memory_budget_bytes(0) > 0
+
+
+def test_without_a_cuda_device_its_benchmark_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(engine, "has_cuda", lambda: False)
+
+    assert engine.main(["--cuda"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_the_plan_puts_the_first_runs_of_every_job_before_any_repeat(tmp_path, capsys):
+    engine.main(["--dry-run", "--results", str(tmp_path), "--jobs", "gpt", "bert"])
+
+    keys = [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()]
+    assert keys[:4] == ["gpt | explore | 1", "gpt | floor | 1", "gpt | sweep | 1", "gpt | truth | 1"]
+    assert keys.index("bert | truth | 1") < keys.index("gpt | explore | 2")
+    assert json.dumps(keys) == json.dumps(list(dict.fromkeys(keys)))
