@@ -3,21 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help setup explore test check guard bench bench-search bench-trace bench-guard bench-faults clean dist
+.PHONY: help setup explore test check guard bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
 	@echo "make test          run the tests"
 	@echo "make check         lint, format and types"
 	@echo "make guard         compare the exact facts of a tiny job with their committed baseline"
-	@echo "make bench         all benchmarks below, ARGS=--quick for short ones"
+	@echo "make bench         the engine beside sweeps and other finders; ARGS=--quick in less than ten minutes"
+	@echo "make bench-gpu     the same on a CUDA device"
 	@echo "make bench-search  the search, replayed and simulated"
 	@echo "make bench-trace   the trace against the allocator"
 	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
 	@echo "make bench-faults  probes that die, explorers that are killed, inputs that are wrong"
+	@echo "make bench-view    what the live view and the report cost"
+	@echo "make bench-all     all of these but bench-gpu, ARGS=--quick for short ones"
 	@echo "make dist          build the wheel"
 	@echo "make clean         remove $(VENV) and everything that was built"
 
@@ -43,7 +47,18 @@ check: $(STAMP)
 guard: $(STAMP)
 	$(BIN)/bexplore guard configs/guard_tiny.yaml --baseline configs/guard_tiny.json --facts portable $(ARGS)
 
-bench: bench-search bench-trace bench-guard bench-faults
+# The finders that the engine stands beside are the benchmark's alone.
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	touch $(BENCH_STAMP)
+
+bench: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.engine $(ARGS)
+
+bench-gpu: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.engine --cuda $(ARGS)
+
+bench-all: bench bench-search bench-trace bench-guard bench-faults bench-view
 
 bench-search: $(STAMP)
 	$(BIN)/python -m benchmarks.search $(ARGS)
@@ -56,6 +71,9 @@ bench-guard: $(STAMP)
 
 bench-faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults $(ARGS)
+
+bench-view: $(STAMP)
+	$(BIN)/python -m benchmarks.view $(ARGS)
 
 dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
