@@ -27,7 +27,7 @@ def memory_over_probes(folder: Path, *, probes: int) -> dict[str, Any]:
         for number in range(probes):
             if number == WARM_PROBES:
                 warm_bytes = resident_bytes(os.getpid())
-            if number and number % DEATH_EVERY == 0 and runner._worker is not None:
+            if number and number % DEATH_EVERY == 0 and runner.worker_pid is not None:
                 gaps_s.append(_replace_dead_worker(runner))
             observation = runner(
                 Probe(number=number, micro_batch_size=1 + number % 8, max_passes=2, compilation=Compilation.EAGER)
@@ -44,9 +44,9 @@ def memory_over_probes(folder: Path, *, probes: int) -> dict[str, Any]:
 
 def _replace_dead_worker(runner: EngineRunner) -> float:
     """Seconds from the death of a worker to the start of the next."""
-    assert runner._worker is not None
-    os.kill(runner._worker.pid, 9)
+    assert runner.worker_pid is not None
+    os.kill(runner.worker_pid, 9)
     began = time.monotonic()
     runner.close()
-    runner._ensure_worker()
+    runner._workers.ensure()
     return time.monotonic() - began

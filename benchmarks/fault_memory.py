@@ -116,8 +116,8 @@ def _one(folder: Path, way: str) -> tuple[float, str, int]:
     job = Job(workload="imported", model=paths, import_root=str(ROOT), compile=CompileSettings(enabled=False))
     with EngineRunner(job, run_dir=folder, budget_bytes=BUDGET_BYTES, on_progress=listen) as runner:
         runner.facts()
-        assert runner._worker is not None
-        sampler = TreeSampler(runner._worker.pid)
+        assert runner.worker_pid is not None
+        sampler = TreeSampler(runner.worker_pid)
         fits = runner(Probe(number=0, micro_batch_size=FITS, max_passes=2, compilation=Compilation.EAGER))
         observation = runner(Probe(number=1, micro_batch_size=TOO_BIG, max_passes=2, compilation=Compilation.EAGER))
         time.sleep(0.01)

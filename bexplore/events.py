@@ -10,9 +10,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from bexplore.advice import Advice
 from bexplore.batching import GlobalBatchSize
+from bexplore.engine.eager import EagerComparison
 from bexplore.explorer import ProbeFinished, ProbeStarted, Result
 from bexplore.journal import Run
 from bexplore.probe import Observation
@@ -94,7 +97,11 @@ class Finished:
         same_training: What the comparison of gradients said; None where it could not be made.
         num_probes: Probes in all.
         elapsed_s: Seconds from the start of the exploration.
+        eager: How fast the recommended size runs without torch.compile; None where that was not measured.
+        artifacts_dir: The compiler's cache of the recommended size, which a training may start from; None for none.
         failures: What did not run, and why: `failures_of` the observations.
+        loader: What timing the user's own data loader said; None where the configuration names none.
+        advice: What holds the job back beside its size, the weightiest first.
     """
 
     result: Result
@@ -108,6 +115,10 @@ class Finished:
     num_probes: int = 0
     elapsed_s: float = 0.0
     failures: tuple[Mapping[str, Any], ...] = ()
+    eager: EagerComparison | None = None
+    artifacts_dir: Path | None = None
+    loader: Mapping[str, Any] | None = None
+    advice: tuple[Advice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +280,10 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "batch_size": event.user_batch_size,
         "batch_message": event.user_batch_message,
         "same_training": None if event.same_training is None else dict(event.same_training),
+        "loader": None if event.loader is None else dict(event.loader),
+        "advice": [dataclasses.asdict(item) for item in event.advice],
+        "eager": None if event.eager is None else dataclasses.asdict(event.eager),
+        "artifacts_dir": None if event.artifacts_dir is None else str(event.artifacts_dir),
         "compilation": event.verified.probe.compilation.value if event.verified else None,
         "warnings": list(result.warnings),
         "run_dir": str(event.run.directory),

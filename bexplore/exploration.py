@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from bexplore import dialects, events, explorer, journal, logs
+from bexplore.advice import Advice, advise
 from bexplore.batching import GlobalBatchSize, near_value_message, valid_global_batch_sizes
 from bexplore.config import Config
-from bexplore.engine import EngineRunner
+from bexplore.devices import published_device
+from bexplore.engine import EngineRunner, eager
 from bexplore.engine.budget import MemoryBudget, resolve_budget
+from bexplore.engine.machine import available_memory_bytes
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.identity import Identity, describe, search_settings
 from bexplore.job import Mode, Precision
-from bexplore.probe import Compilation, Observation
+from bexplore.probe import Compilation, Observation, Probe
 from bexplore.space import MemoryPrior, Space, candidate_sizes
 from bexplore.trace.cost_model import CostModel
 
@@ -101,6 +105,7 @@ class _Exploration:
         self.began_s = surroundings.clock()
         self.on_progress = _logged(surroundings.on_progress)
         self.known: list[Observation] = []
+        self.host_available_bytes: int | None = None
 
     def events(self) -> Iterator[JobEvent]:
         """Plan, trace, explore, check, conclude."""
@@ -142,7 +147,11 @@ class _Exploration:
 
     def _run(self, run: journal.Run) -> Iterator[JobEvent]:
         with EngineRunner(
-            self.config.job, run_dir=run.directory, budget_bytes=None, on_progress=self.on_progress
+            self.config.job,
+            run_dir=run.directory,
+            budget_bytes=None,
+            on_progress=self.on_progress,
+            keeps_artifacts=True,
         ) as runner:
             cost_model, reason, facts = self._look(runner, run)
             if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
@@ -164,10 +173,10 @@ class _Exploration:
                 else:
                     yield event
             assert result is not None  # the loop ends with a result or an error
-            yield self._finish(result, runner, run)
+            yield self._finish(result, runner, run, cost_model, facts)
 
     def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
-        """Import torch in the worker and trace in a second process meanwhile; then fix the device."""
+        """Fix the device and compile the search's program; a second process traces meanwhile."""
         with ThreadPoolExecutor(max_workers=1) as pool:
             if self.config.job.device == "auto":
                 facts = self._on_device(runner)
@@ -175,6 +184,8 @@ class _Exploration:
             else:
                 tracing = pool.submit(self._trace, run)
                 facts = self._on_device(runner)
+            if not self.known:
+                self._prepare(runner, facts)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
         return cost_model, "" if cost_model else str(traced), facts
@@ -182,20 +193,35 @@ class _Exploration:
     def _trace(self, run: journal.Run) -> CostModel | str:
         return recall_or_trace(self.config.job, run.directory, self.on_progress, fresh=self.out.fresh)
 
+    def _prepare(self, runner: EngineRunner, facts: Mapping[str, Any]) -> None:
+        """Compile what the first probe will run; nothing is timed while the trace keeps a processor busy."""
+        settings = search_settings(self.config)
+        if settings.search_compilation is not Compilation.SHARED:
+            return
+        budget = self._budget(facts, None)
+        runner.budget_bytes = budget.budget_bytes
+        smallest = self._candidates(None, budget)[0]
+        runner.prepare(Probe(number=0, micro_batch_size=smallest, time_limit_s=settings.probe_time_limit_s))
+
     def _on_device(self, runner: EngineRunner) -> dict[str, Any]:
         facts = runner.facts()
+        self.host_available_bytes = available_memory_bytes()
         self.config = self.config.on_device(facts["device"])
         runner.job = self.config.job
         logs.log.debug("device", **facts)
         return facts
 
-    def _budget(self, facts: dict[str, Any], cost_model: CostModel | None) -> MemoryBudget:
+    def _budget(self, facts: Mapping[str, Any], cost_model: CostModel | None) -> MemoryBudget:
         gradient_bytes = None
         if cost_model is not None and self.config.mode is Mode.TRAIN:
             bytes_each = 2 if self.config.job.precision is Precision.BFLOAT16 else 4
             gradient_bytes = bytes_each * cost_model.num_parameters
         return resolve_budget(
-            self.config.explore, facts, num_replicas=self.config.num_replicas, gradient_bytes=gradient_bytes
+            self.config.explore,
+            facts,
+            num_replicas=self.config.num_replicas,
+            gradient_bytes=gradient_bytes,
+            host_available_bytes=self.host_available_bytes,
         )
 
     def _stage_limits(self, cost_model: CostModel | None) -> StageLimits:
@@ -235,6 +261,7 @@ class _Exploration:
             record=run.journal.append,
             history=self.known,
             clock=self.out.clock,
+            spent_s=self.out.clock() - self.began_s,
             should_stop=self.out.should_stop,
         )
 
@@ -265,7 +292,14 @@ class _Exploration:
             replica_batch_size=self.config.replica_batch_size,
         )
 
-    def _finish(self, result: explorer.Result, runner: EngineRunner, run: journal.Run) -> Finished:
+    def _finish(
+        self,
+        result: explorer.Result,
+        runner: EngineRunner,
+        run: journal.Run,
+        cost_model: CostModel | None,
+        facts: Mapping[str, Any],
+    ) -> Finished:
         observations = run.journal.read()
         best = result.recommendation
         failures = events.failures_of(observations)
@@ -278,10 +312,13 @@ class _Exploration:
         exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
         base = [o for o in observations if o.is_measured and o.micro_batch_size == result.base_micro_batch_size]
         interrupted = result.stop_reason == "interrupted"
+        verified = next(reversed(exact or own), None)
+        compared = None if interrupted else self._eager(runner, verified)
+        loader = None if interrupted else self._loader(runner, best.micro_batch_size)
         finished = Finished(
             result=result,
             run=run,
-            verified=next(reversed(exact or own), None),
+            verified=verified,
             base=base[-1] if base else None,
             global_batch_sizes=self._global_batch_sizes(best.micro_batch_size),
             user_batch_size=self.config.batch_size,
@@ -290,10 +327,39 @@ class _Exploration:
             num_probes=len(observations),
             elapsed_s=self.out.clock() - self.began_s,
             failures=failures,
+            eager=compared,
+            artifacts_dir=self._kept_artifacts(runner, verified),
+            loader=loader,
+            advice=self._advice(observations, best.micro_batch_size, cost_model, facts, loader),
         )
         if not interrupted:
             run.write_result(events.event_record(finished) or {})
         return finished
+
+    def _eager(self, runner: EngineRunner, verified: Observation | None) -> eager.EagerComparison | None:
+        """Eager against compiled at the winner, where it is asked for or cheap."""
+        if verified is None or verified.probe.compilation is not Compilation.EXACT:
+            return None
+        asked = self.config.explore.compile.enabled == "both"
+        elapsed_s = self.out.clock() - self.began_s
+        if not asked and not eager.look_is_cheap(pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s):
+            return None
+        size = verified.micro_batch_size
+        num_pairs = eager.PAIRS_ASKED if asked else eager.PAIRS_OF_A_LOOK
+        answer = runner.compare_eager(micro_batch_size=size, num_pairs=num_pairs, with_peak=asked)
+        if answer is None:
+            return None
+        return eager.judge(answer, micro_batch_size=size, tolerance=self.config.explore.tolerance, asked=asked)
+
+    def _kept_artifacts(self, runner: EngineRunner, verified: Observation | None) -> Path | None:
+        """What the compiler made for the winner; that of other sizes that were verified is of no use to anybody."""
+        if verified is None:
+            return None
+        kept = runner.artifacts_dir(verified.micro_batch_size)
+        for folder in kept.parent.glob("*"):
+            if folder != kept:
+                shutil.rmtree(folder, ignore_errors=True)
+        return kept if any(kept.glob("??/*")) else None
 
     def _same_training(
         self, runner: EngineRunner, observations: Sequence[Observation], micro_batch_size: int
@@ -303,6 +369,32 @@ class _Exploration:
         if self.config.mode is Mode.EVAL or smallest == micro_batch_size:
             return None
         return runner.same_training(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
+
+    def _loader(self, runner: EngineRunner, micro_batch_size: int) -> dict[str, Any] | None:
+        """The user's own data loader, timed; None where the configuration names none."""
+        return runner.time_loader(micro_batch_size) if self.config.job.model.get("loader") else None
+
+    def _advice(
+        self,
+        observations: Sequence[Observation],
+        micro_batch_size: int,
+        cost_model: CostModel | None,
+        facts: Mapping[str, Any],
+        loader: Mapping[str, Any] | None,
+    ) -> tuple[Advice, ...]:
+        sizes = self._global_batch_sizes(micro_batch_size)
+        own = (size for size in sizes if size.global_batch_size == self.config.batch_size)
+        steps = next(own, sizes[0] if sizes else None)
+        return advise(
+            self.config.job,
+            observations,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=None if steps is None else steps.accumulation_steps,
+            cost_model=cost_model,
+            device=published_device(facts),
+            device_facts=facts,
+            loader=loader,
+        )
 
     def _global_batch_sizes(self, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
         return valid_global_batch_sizes(

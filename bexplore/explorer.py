@@ -92,6 +92,7 @@ def explore(
     record: Callable[[Observation], None] = lambda observation: None,
     history: Sequence[Observation] = (),
     clock: Callable[[], float] = time.monotonic,
+    spent_s: float = 0.0,
     should_stop: Callable[[], str | None] = lambda: None,
 ) -> Iterator[Event]:
     """Find the fastest micro-batch size that fits.
@@ -107,6 +108,7 @@ def explore(
         record: Called with each observation before the study is told; what it raises ends the exploration.
         history: Observations of an earlier, unfinished exploration; none of its probes is repeated.
         clock: Seconds; only differences count.
+        spent_s: What the exploration took before this call, of which no observation tells.
         should_stop: Asked before each probe; its words, if any, are the stop reason.
 
     Yields:
@@ -122,7 +124,7 @@ def explore(
     sampler = BexploreSampler(space, settings, memory=memory)
     with _opened(sampler, storage, study_name, lock_path, history) as study:
         observations = list(history)
-        began = clock() - sum(observation.elapsed_s for observation in history)
+        began = clock() - spent_s - sum(observation.elapsed_s for observation in history)
         reason: str | None = None
         try:
             while reason is None:

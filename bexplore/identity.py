@@ -52,6 +52,7 @@ class Identity:
         """What decides the search beside the job: another question is another run."""
         return {
             "settings": dataclasses.asdict(search_settings(self.config)),
+            "compares_eager": self.config.explore.compile.enabled == "both",
             "minimum": self.config.minimum,
             "maximum": self.config.maximum,
             "candidates": self.config.candidates,

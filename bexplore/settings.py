@@ -17,7 +17,7 @@ from bexplore.errors import BexploreError
 from bexplore.units import parse_bytes, parse_seconds
 
 MAX_SAMPLES = 10**9  # of a batch or a micro-batch; beyond, the number is a slip
-CODE_KEYS = ("model", "batch", "loss", "step")  # of `explore.workload`; each names code of the user
+CODE_KEYS = ("model", "batch", "loss", "step", "loader")  # of `explore.workload`; each names code of the user
 _SMALLEST_BUDGET_BYTES = 1024**2  # below, a unit was forgotten
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -82,8 +82,14 @@ def _candidates(value: Any) -> Any:
 
 
 def _compile(value: Any) -> Any:
-    """True and false are short for `enabled`."""
-    return {"enabled": value} if isinstance(value, bool) else value
+    """True, false and both are short for `enabled`."""
+    return {"enabled": value} if isinstance(value, bool) or value == "both" else value
+
+
+def _enabled(value: Any) -> Any:
+    if not isinstance(value, bool) and value != "both":
+        raise ValueError(f"must be true, false or both, not {quoted(value)}")
+    return value
 
 
 def _import_path(value: Any) -> Any:
@@ -106,6 +112,7 @@ def _as_list(value: Any) -> Sequence[Any]:
 
 _SIZE_SCHEMA = {"type": ["string", "number"], "examples": ["auto", "12GiB", "1.5 GB"]}
 _DURATION_SCHEMA = {"type": ["string", "number", "null"], "examples": ["10min", "90s", 600]}
+_ENABLED_SCHEMA = {"enum": [True, False, "both"]}
 _IMPORT_SCHEMA = {"type": "string", "pattern": f"^{_IMPORT_PATH.pattern}$"}
 _CANDIDATES_SCHEMA = {
     "anyOf": [
@@ -125,9 +132,12 @@ class _Section(BaseModel):
 
 
 class CompileOptions(_Section):
-    """How the user's own training calls torch.compile; true and false are short for `enabled`."""
+    """How the user's own training calls torch.compile; true, false and both are short for `enabled`."""
 
-    enabled: bool = Field(True, description="Whether the training is compiled; false explores it eagerly.")
+    enabled: Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABLED_SCHEMA)] = Field(
+        True,
+        description="Whether the training is compiled; false explores it eagerly; both compares the two at the winner.",
+    )
     backend: str = Field("inductor", description="Backend of torch.compile.")
     mode: str | None = Field(None, description="Mode of torch.compile, such as reduce-overhead; null: its default.")
     fullgraph: bool = Field(False, description="Whether a graph break is an error.")
@@ -175,6 +185,9 @@ class WorkloadOptions(_Section):
         None, description="Import path: (output, targets, ...) -> scalar loss; null: the model's own."
     )
     step: ImportPath | None = Field(None, description="Import path: (...) -> a whole training step of your own.")
+    loader: ImportPath | None = Field(
+        None, description="Import path: (micro_batch_size, ...) -> your real DataLoader; timed apart from the step."
+    )
     arguments: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments; each callable gets those that its signature names."
     )
@@ -191,6 +204,8 @@ class WorkloadOptions(_Section):
             raise ValueError("model needs batch: the import path of a callable that makes a batch of a given size")
         if self.model is None and (self.batch or self.loss):
             raise ValueError(f"batch and loss go with model; {given[0]} brings its own")
+        if self.transformers is not None and self.loader is not None:
+            raise ValueError("loader goes with model or step; what transformers builds has samples of its own")
         if self.step is not None and self.optimizer is not None:
             raise ValueError("step brings its own optimizers; remove optimizer")
         return self
@@ -245,10 +260,12 @@ class ExploreSettings(_Section):
     )
     compile: Annotated[CompileOptions, BeforeValidator(_compile)] = Field(
         default_factory=lambda: CompileOptions.model_validate({}),
-        description="How the training is compiled; true or false for short.",
+        description="How the training is compiled; true, false or both for short.",
     )
     storage: str | None = Field(
-        None, description="URL of the Optuna storage (sqlite:///..., postgresql://...); null: in the run directory."
+        None,
+        description="URL of the Optuna storage (sqlite:///study.db, or postgresql://..., with the extra postgresql); "
+        "null: in the run directory.",
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         0, description="Of the weights, the samples and the search; the same seed asks the same next probe."

@@ -111,6 +111,8 @@ def test_candidates_that_are_neither_are_refused(written):
 
 def test_compile_is_a_truth_value_for_short():
     assert settings("  compile: false").compile.enabled is False
+    assert settings("  compile: both").compile.enabled == "both"
+    assert "must be true, false or both" in refusal("  compile: {enabled: perhaps}")
     assert settings("  compile: {mode: max-autotune, fullgraph: true}").compile.mode == "max-autotune"
     assert "exclude each other" in refusal("  compile: {mode: default, options: {x: 1}}")
 

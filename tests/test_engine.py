@@ -43,6 +43,16 @@ def test_one_shared_compilation_serves_every_size_in_one_worker(run_on):
     assert observations[0].details["shared_mode"] == "unbacked"
 
 
+def test_a_constant_of_the_size_of_the_batch_does_not_keep_it_from_one_compilation(run_on):
+    runner = run_on(imported_job("masked", backend="inductor"))
+
+    observations = [runner(probe(size)) for size in (4, 1)]
+
+    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 2, observations[0].reason
+    assert [o.num_graphs for o in observations] == [1, 0]
+    assert observations[0].details["shared_mode"] == "unbacked"
+
+
 def test_repeated_blocks_are_compiled_once_as_a_nested_region(run_on):
     model = {"vocab_size": 64, "hidden_size": 32, "num_layers": 3, "num_heads": 2, "max_position_embeddings": 8}
     job = Job(workload="decoder", model=model, data={"sequence_length": 8}, sequence_length=8)
@@ -76,6 +86,57 @@ def test_an_exact_probe_gets_a_worker_and_a_program_of_its_own(run_on):
 
     assert [o.worker for o in (shared, exact, other)] == [0, 1, 2]
     assert [o.num_graphs for o in (shared, exact, other)] == [1, 1, 1]
+
+
+def test_the_shared_program_waits_aside_while_an_exact_one_runs_and_is_not_compiled_again(run_on):
+    runner = run_on(imported_job())
+
+    observations = [runner(probe(4)), runner(probe(4, compilation=Compilation.EXACT)), runner(probe(6))]
+
+    assert [o.worker for o in observations] == [0, 1, 0]
+    assert [o.num_graphs for o in observations] == [1, 1, 0]
+
+
+def test_a_shared_program_that_has_no_room_beside_the_next_worker_is_given_up(run_on):
+    runner = run_on(imported_job(), budget_bytes=2**50)
+
+    observations = [runner(probe(4)), runner(probe(4, compilation=Compilation.EXACT)), runner(probe(6))]
+
+    assert [o.worker for o in observations] == [0, 1, 2]
+
+
+def test_what_is_compiled_ahead_of_the_first_probe_is_charged_to_it(run_on):
+    runner = run_on(imported_job())
+    runner.prepare(probe(4))
+
+    first, second = runner(probe(4)), runner(probe(8))
+
+    assert [o.worker for o in (first, second)] == [0, 0]
+    assert [o.num_graphs for o in (first, second)] == [1, 0]
+    assert first.compile_time_s > second.compile_time_s == 0
+    assert first.start_time_s > second.start_time_s == 0
+    assert first.elapsed_s > first.compile_time_s
+
+
+def test_a_failure_ahead_of_the_first_probe_is_its_answer_and_is_not_run_again(run_on):
+    runner = run_on(imported_job("shape_error"))
+    runner.prepare(probe(4))
+
+    broken, other = runner(probe(4)), runner(probe(8))
+
+    assert broken.outcome is Outcome.CRASHED
+    assert broken.worker == 0
+    assert other.worker > 0
+
+
+def test_the_process_that_waits_becomes_the_next_worker(run_on):
+    runner = run_on(imported_job())
+    runner.prepare(probe(4))
+    waiting = runner._workers._spare.process.pid
+
+    runner(probe(4, compilation=Compilation.EXACT))
+
+    assert runner.worker_pid == waiting
 
 
 def test_an_eager_probe_reports_no_graphs(run_on):
@@ -198,7 +259,7 @@ def test_a_hang_is_timed_out_and_its_process_is_gone(run_on, monkeypatch):
     monkeypatch.setenv("TEST_END", "hang")
     runner = run_on(imported_job("ends"))
     runner.facts()
-    pid = runner._worker.pid
+    pid = runner.worker_pid
 
     observation = runner(probe(4, time_limit_s=3.0))
 
@@ -209,7 +270,7 @@ def test_a_hang_is_timed_out_and_its_process_is_gone(run_on, monkeypatch):
 def test_the_worker_and_its_children_end_with_the_runner(run_on):
     runner = run_on(imported_job(backend="inductor"))
     runner(probe(2))
-    tree = [psutil.Process(runner._worker.pid), *psutil.Process(runner._worker.pid).children(recursive=True)]
+    tree = [psutil.Process(runner.worker_pid), *psutil.Process(runner.worker_pid).children(recursive=True)]
 
     runner.close()
 
@@ -222,7 +283,7 @@ def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
         "import sys; from pathlib import Path\n"
         "from conftest import imported_job; from bexplore.engine import EngineRunner\n"
         f"runner = EngineRunner(imported_job(), run_dir=Path({str(tmp_path)!r}), budget_bytes=None)\n"
-        "runner.facts(); print(runner._worker.pid, flush=True); sys.stdin.read()"
+        "runner.facts(); print(runner.worker_pid, flush=True); sys.stdin.read()"
     )
     explorer = psutil.Popen(
         [os.sys.executable, "-c", script],

@@ -517,7 +517,7 @@ def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at
     monkeypatch.setenv("BUG", "leaves_children")
     runner = run_on(eager("misbehaves"))
     runner.facts()
-    mark = runner._worker._mark
+    mark = runner._workers.current.process._mark
 
     died = runner(probe(2))
 

@@ -119,6 +119,32 @@ def test_the_last_words_leave_out_what_is_not_known():
     assert "unknown on this device" in text
 
 
+EAGER = {
+    "over_compiled": 1.08,
+    "is_faster": True,
+    "num_pairs": 5,
+    "samples_per_s": 10.0,
+    "peak_memory_bytes": 2**20,
+    "asked": False,
+    "problem": "",
+}
+
+
+def test_the_last_words_speak_of_eager_where_it_is_faster_or_was_asked_for():
+    slower = EAGER | {"over_compiled": 0.8, "is_faster": False}
+
+    assert "runs at 1.08x the speed" in words(result(eager=EAGER))
+    assert "torch.compile" not in words(result(eager=slower))
+    assert "keep torch.compile" in words(result(eager=slower | {"asked": True}))
+
+
+def test_the_last_words_show_the_line_that_starts_a_training_warm_and_that_it_is_code():
+    text = words(result(artifacts_dir="/runs/my run/compiled/micro_batch_size_8"))
+
+    assert "export TORCHINDUCTOR_CACHE_DIR='/runs/my run/compiled/micro_batch_size_8'" in text
+    assert "code that will be run" in text
+
+
 def test_without_a_recommendation_the_last_words_say_so():
     assert words(result(micro_batch_size=None, stop_reason="interrupted")).startswith(
         "No recommendation: it was interrupted"

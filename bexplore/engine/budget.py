@@ -41,7 +41,12 @@ class MemoryBudget:
 
 
 def resolve_budget(
-    settings: ExploreSettings, facts: Mapping[str, Any], *, num_replicas: int, gradient_bytes: int | None
+    settings: ExploreSettings,
+    facts: Mapping[str, Any],
+    *,
+    num_replicas: int,
+    gradient_bytes: int | None,
+    host_available_bytes: int | None = None,
 ) -> MemoryBudget:
     """The budget that the user gave, or a safe one.
 
@@ -50,20 +55,22 @@ def resolve_budget(
         facts: What the worker's torch says of the device.
         num_replicas: Data-parallel replicas; a reserve is kept from two on.
         gradient_bytes: One copy of the gradients; None if unknown.
+        host_available_bytes: What the host had to give before the job's own worker took of it; None for what it has
+            now.
     """
     total = facts.get("total_memory_bytes") or psutil.virtual_memory().total
     free = facts.get("free_memory_bytes")
     warnings: tuple[str, ...] = ()
+    available = available_memory_bytes() if host_available_bytes is None else host_available_bytes
     given = settings.memory_budget_bytes(total)
     if given is not None:
         whole, why = given, "as the configuration says"
-        limit = available_memory_bytes() if free is None else free
+        limit = available if free is None else free
         if given > limit:
             warnings = (
                 f"the memory budget of {format_bytes(given)} is more than the {format_bytes(limit)} that are free",
             )
     elif free is None:
-        available = available_memory_bytes()
         whole = max(0, int(available * HOST_SHARE) - HOST_OVERHEAD_BYTES)
         overhead = format_bytes(HOST_OVERHEAD_BYTES)
         why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available, less {overhead} for torch"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor_config
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import decorators
 from torch._dynamo import utils as dynamo_utils
@@ -55,6 +56,10 @@ def compile_workload(
     """Compile the workload's modules in place; nothing is built before the first pass."""
     if compilation is Compilation.EAGER or not settings.enabled:
         return
+    if compilation is Compilation.SHARED and shared_mode.serves_every_size:
+        # Folding asks whether a tensor is contiguous, which has no answer while its size has none: a compile error with
+        # T5, whose masks are constants of the size of the batch (torch 2.13). Without it they are computed.
+        inductor_config.joint_graph_constant_folding = False
     if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
         for block_class in _repeated_classes(workload):
             block_class.forward = torch.compiler.nested_compile_region(block_class.forward)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from bexplore.engine.answers import asks_the_same, charged, observed
+from bexplore.engine.device_lock import device_lock
 from bexplore.engine.failures import Failure
 from bexplore.engine.machine import Tenants
-from bexplore.engine.process import Progress, WorkerProcess
+from bexplore.engine.process import Progress
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.stage_limits import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
+from bexplore.engine.workers import Worker, Workers
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
-from bexplore.probe import Compilation, Observation, Outcome, Probe
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
 WORKER_OVERHEAD_BYTES = 4 * 2**30
+# A data loader is asked for seconds of batches; one that is silent for so long hangs.
+LOADER_LIMIT_S = 90.0
 
 
 class EngineRunner:
@@ -36,6 +37,7 @@ class EngineRunner:
         pass_budget_s: Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
         limits: How long each stage may be silent; learns from every probe.
         environment: Variables of the worker beside this process's own.
+        keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
     """
 
     def __init__(
@@ -48,19 +50,18 @@ class EngineRunner:
         pass_budget_s: float = 4.0,
         limits: StageLimits | None = None,
         environment: Mapping[str, str] | None = None,
+        keeps_artifacts: bool = False,
     ) -> None:
         self.job = job
         self.budget_bytes = budget_bytes
-        self._run_dir = run_dir
         self._on_progress = on_progress
         self._pass_budget_s = pass_budget_s
         self.limits = limits or StageLimits()
-        self._environment = environment
-        self._worker: WorkerProcess | None = None
-        self._worker_compilation: Compilation | None = None
-        self._num_workers = 0
+        self._run_dir = run_dir.resolve()
+        self._keeps_artifacts = keeps_artifacts
+        self._workers = Workers(run_dir, environment)
         self._shared_mode = SharedMode.NESTED
-        self._static_size: int | None = None
+        self._ahead: Observation | None = None
 
     def __call__(self, probe: Probe) -> Observation:
         """Compile and run one size; every failure of the job is an observation.
@@ -70,12 +71,25 @@ class EngineRunner:
 
         A shared program that does not compile with one kind of symbolic batch dimension is tried with the next.
         """
-        while True:
-            observation = self._run(probe)
-            next_mode = self._next_shared_mode(observation)
-            if next_mode is None:
-                return observation
-            self._shared_mode = next_mode
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return self._in_some_mode(probe, "probe")
+        if not ahead.is_measured and asks_the_same(ahead.probe, probe):
+            return dataclasses.replace(ahead, probe=probe)
+        return charged(self._in_some_mode(probe, "probe"), ahead)
+
+    def prepare(self, probe: Probe) -> None:
+        """Compile for a probe ahead of it, while something else keeps times from being taken.
+
+        The next probe is charged with what this takes. If this fails, that is the answer to the same question.
+
+        Raises:
+            UserInputError: The job cannot be built from what the configuration says.
+        """
+        self._workers.ensure()
+        self._workers.start_spare(budget_bytes=self.budget_bytes)
+        self._ahead = self._in_some_mode(probe, "prepare")
+        self._workers.await_spare()
 
     def facts(self) -> dict[str, Any]:
         """What the worker's torch says about the device; starts the worker.
@@ -94,19 +108,76 @@ class EngineRunner:
         return answer
 
     def same_training(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
-        """Compare the gradients of one replica batch at two splits; None if the comparison itself failed."""
+        """Compare the gradients of one replica batch at two splits; None if the comparison itself failed.
+
+        The worker that ran the final answer does it if it is still there; its process changed nothing of the program.
+        """
+        request = {
+            "kind": "same_training",
+            "job": self.job.as_dict(),
+            "base_micro_batch_size": base_micro_batch_size,
+            "micro_batch_size": micro_batch_size,
+        }
+        worker = self._workers.current
+        answers: Any = None
+        if worker is not None and worker.compilation is not Compilation.SHARED and worker.process.is_alive:
+            answers = self._compared(request)
         self.close()
-        answer = self._ask(
-            {
-                "kind": "same_training",
-                "job": self.job.as_dict(),
-                "base_micro_batch_size": base_micro_batch_size,
-                "micro_batch_size": micro_batch_size,
-            },
-            limit_s=STEP_LIMIT_S,
-        )
-        self.close()
+        if answers is None:
+            answers = self._compared(request)
+            self.close()
+        return answers
+
+    def _compared(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        answer = self._ask(request, limit_s=STEP_LIMIT_S)
         return None if isinstance(answer, Failure) or answer["outcome"] != "measured" else answer
+
+    def time_loader(self, micro_batch_size: int) -> dict[str, Any]:
+        """Time the user's own loader in a worker of its own, where it may hang or die and take nothing along.
+
+        Returns:
+            The fields of `LoaderSpeed` and `problem`: why there are none of them, empty where there are.
+        """
+        self.close()
+        request = {"kind": "loader", "job": self.job.as_dict(), "micro_batch_size": micro_batch_size}
+        try:
+            answer = self._ask(request, limit_s=LOADER_LIMIT_S)
+        except UserInputError as error:
+            return {"problem": error.message}
+        self.close()
+        if isinstance(answer, Failure):
+            return {"problem": answer.reason}
+        if answer["outcome"] != "measured":
+            return {"problem": str(answer["reason"])}
+        return {name: value for name, value in answer.items() if name not in ("kind", "outcome")} | {"problem": ""}
+
+    def compare_eager(self, *, micro_batch_size: int, num_pairs: int, with_peak: bool) -> dict[str, Any] | None:
+        """Time compiled and eager passes in turn, in the worker that has just run the size as the user compiles it.
+
+        Returns:
+            The fields of `Session.compare_eager`, or `problem`; None where that worker is no longer there.
+        """
+        worker = self._workers.current
+        if worker is None or (worker.compilation, worker.micro_batch_size) != (Compilation.EXACT, micro_batch_size):
+            return None
+        request = {
+            "kind": "compare_eager",
+            "micro_batch_size": micro_batch_size,
+            "num_pairs": num_pairs,
+            "with_peak": with_peak,
+        }
+        answer = self._ask(request, limit_s=STEP_LIMIT_S)
+        if isinstance(answer, Failure):
+            return {"problem": answer.reason}
+        return {"problem": str(answer["reason"])} if answer["outcome"] != "measured" else answer
+
+    def artifacts_dir(self, micro_batch_size: int) -> Path:
+        """Where the compiler's cache of a size is kept that was run as the user compiles it."""
+        return self._run_dir / "compiled" / f"micro_batch_size_{micro_batch_size}"
+
+    def _is_kept(self, probe: Probe) -> bool:
+        is_final = probe.purpose is Purpose.VERIFY and probe.compilation is Compilation.EXACT
+        return self._keeps_artifacts and is_final and self.job.compile.backend == "inductor"
 
     def time_passes(self, *, micro_batch_size: int, num_passes: int) -> dict[str, Any]:
         """Time passes of a size that this runner has just measured, in its live worker; see `Session.time_passes`.
@@ -133,12 +204,14 @@ class EngineRunner:
             raise EngineError(f"the worker could not answer: {reason}", hint="see the worker's log in the run folder")
         return answer
 
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the worker at work; None where there is none."""
+        return None if self._workers.current is None else self._workers.current.process.pid
+
     def close(self) -> None:
-        """End the worker, if there is one."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-            self._worker_compilation = None
+        """End all workers."""
+        self._workers.close()
 
     def __enter__(self) -> EngineRunner:
         return self
@@ -146,22 +219,32 @@ class EngineRunner:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def _run(self, probe: Probe) -> Observation:
-        if self._must_replace_worker(probe):
-            self.close()
+    def _in_some_mode(self, probe: Probe, kind: str) -> Observation:
+        while True:
+            observation = self._run(probe, kind)
+            next_mode = self._next_shared_mode(observation)
+            if next_mode is None:
+                return observation
+            self._shared_mode = next_mode
+
+    def _run(self, probe: Probe, kind: str) -> Observation:
+        self._choose_worker(probe)
         with device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"})):
             started_at_s, began = time.time(), time.monotonic()
-            worker = self._ensure_worker()
-            spawn_s = time.monotonic() - began
-            tenants = Tenants(worker.pid)
+            is_new = self._workers.current is None
+            worker = self._workers.ensure()
+            spawn_s = time.monotonic() - began if is_new else 0.0
+            tenants = Tenants(worker.process.pid)
             tenants.start()
-            answer = self._ask(self._probe_request(probe), limit_s=probe.time_limit_s, size=probe.micro_batch_size)
+            request = {"kind": kind} | self._probe_request(probe)
+            answer = self._ask(request, limit_s=probe.time_limit_s, size=probe.micro_batch_size)
             others_share = tenants.others_share()
             tenant_warnings = tenants.warnings(on_accelerator=self.job.device.split(":")[0] == "cuda")
-        self._worker_compilation, self._static_size = probe.compilation, probe.micro_batch_size
+        worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
         observation = self._observe(
             probe,
             answer,
+            worker=worker.number,
             started_at_s=started_at_s,
             elapsed_s=time.monotonic() - began,
             spawn_s=spawn_s,
@@ -170,55 +253,68 @@ class EngineRunner:
         observation = dataclasses.replace(observation, others_share=others_share)
         self.limits.learn(observation)
         if not observation.is_measured:
-            self.close()
+            self._workers.end_current()
         return observation
 
-    def _must_replace_worker(self, probe: Probe) -> bool:
+    def _choose_worker(self, probe: Probe) -> None:
+        """Part from a worker that must not run this probe; what it has compiled is kept where memory allows it."""
+        worker = self._workers.current
+        if worker is not None and self._must_replace(worker, probe):
+            if self._is_worth_keeping(worker, probe):
+                self._workers.set_aside(needed_bytes=self._need(probe))
+            self._workers.end_current()
+        if probe.compilation is Compilation.SHARED and not probe.fresh_worker:
+            self._workers.bring_back()
+
+    def _must_replace(self, worker: Worker, probe: Probe) -> bool:
         """A worker is good for more probes of the same program only."""
-        if self._worker is None or self._worker_compilation is None:
+        if worker.compilation is None:
             return False
-        other_program = probe.compilation is not self._worker_compilation
         own_program_per_size = probe.compilation is Compilation.EXACT or (
             probe.compilation is Compilation.SHARED and self._shared_mode is SharedMode.STATIC
         )
         return (
             probe.fresh_worker
-            or other_program
-            or (own_program_per_size and probe.micro_batch_size != self._static_size)
-            or not self._worker.is_alive
+            or probe.compilation is not worker.compilation
+            or (own_program_per_size and probe.micro_batch_size != worker.micro_batch_size)
+            or not worker.process.is_alive
         )
+
+    def _is_worth_keeping(self, worker: Worker, probe: Probe) -> bool:
+        """Whether a later probe of the search may need its program; an accelerator's memory is not shared by two."""
+        has_shared_program = worker.compilation is Compilation.SHARED and self._shared_mode is not SharedMode.STATIC
+        on_cpu = self.job.device.split(":")[0] == "cpu"
+        return has_shared_program and probe.compilation is Compilation.EXACT and on_cpu and worker.process.is_alive
+
+    def _need(self, probe: Probe) -> int:
+        """Bytes that a probe needs in a worker of its own, so far as that is known."""
+        tensors = probe.predicted_peak_memory_bytes or self.budget_bytes or 0
+        return tensors + WORKER_OVERHEAD_BYTES
 
     def _next_shared_mode(self, observation: Observation) -> SharedMode | None:
         failed = observation.outcome is Outcome.COMPILE_FAILED
         is_shared = observation.probe.compilation is Compilation.SHARED
         return self._shared_mode.next if failed and is_shared else None
 
-    def _ensure_worker(self) -> WorkerProcess:
-        if self._worker is None:
-            log_path = self._run_dir / "workers" / f"worker_{self._num_workers:03d}.log"
-            self._worker = WorkerProcess(log_path, environment=self._environment)
-            self._num_workers += 1
-        return self._worker
-
     def _probe_request(self, probe: Probe) -> dict[str, Any]:
         return {
-            "kind": "probe",
             "probe": dataclasses.asdict(probe),
             "job": self.job.as_dict(),
             "shared_mode": self._shared_mode,
             "budget_bytes": self.budget_bytes,
             "pass_budget_s": self._pass_budget_s,
+            "artifacts_dir": str(self.artifacts_dir(probe.micro_batch_size)) if self._is_kept(probe) else None,
         }
 
     def _ask(self, request: dict[str, Any], *, limit_s: float | None, size: int = 1) -> dict[str, Any] | Failure:
-        worker = self._ensure_worker()
+        worker = self._workers.ensure()
 
         def stage_limit_s(stage: str) -> float:
             return limit_s if limit_s is not None else self.limits.limit_s(stage, size)
 
         on_cpu = self.job.device.split(":")[0] == "cpu"
         resident_limit = self.budget_bytes + WORKER_OVERHEAD_BYTES if on_cpu and self.budget_bytes is not None else None
-        answer = worker.ask(
+        answer = worker.process.ask(
             request,
             on_progress=self._on_progress,
             time_limit_s=stage_limit_s,
@@ -226,9 +322,9 @@ class EngineRunner:
             total_limit_s=limit_s,
         )
         if isinstance(answer, Failure):
-            self.close()
+            self._workers.end_current()
         elif "refused" in answer:
-            self.close()
+            self._workers.end_current()
             raise UserInputError(answer["refused"], hint=answer["hint"])
         return answer
 
@@ -237,6 +333,7 @@ class EngineRunner:
         probe: Probe,
         answer: dict[str, Any] | Failure,
         *,
+        worker: int,
         started_at_s: float,
         elapsed_s: float,
         spawn_s: float,
@@ -246,52 +343,12 @@ class EngineRunner:
             "probe": probe,
             "elapsed_s": elapsed_s,
             "started_at_s": started_at_s,
-            "worker": self._num_workers - 1,
+            "worker": worker,
             "memory_budget_bytes": self.budget_bytes,
         }
         if isinstance(answer, Failure):
             return Observation(
                 outcome=answer.outcome, reason=answer.reason, traceback_text=answer.traceback_text, **common
             )
-        facts = {name: value for name, value in answer.items() if name not in ("kind", "shared_mode")}
         self._shared_mode = SharedMode(answer.get("shared_mode", self._shared_mode))
-        outcome = Outcome(facts.pop("outcome"))
-        reason = facts.pop("reason", "")
-        for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):
-            facts[name] = tuple(facts.get(name, ()))
-        facts["start_time_s"] = facts.get("start_time_s", 0.0) + spawn_s
-        facts["warnings"] = (*facts.get("warnings", ()), *tenant_warnings)
-        peak = facts.get("peak_memory_bytes")
-        if outcome is Outcome.MEASURED and peak and self.budget_bytes is not None and peak > self.budget_bytes:
-            outcome = Outcome.OUT_OF_MEMORY
-            reason = f"its peak of {peak / 2**20:.0f} MiB is over the budget of {self.budget_bytes / 2**20:.0f} MiB"
-        return Observation(outcome=outcome, reason=reason, **common, **facts)
-
-
-@contextmanager
-def device_lock(device: str, *, waiting: Callable[[], None]) -> Iterator[None]:
-    """Keep a second explorer of this host off the device while one measures.
-
-    Args:
-        device: Name of the torch device.
-        waiting: Called once if another explorer holds the lock.
-    """
-    folder = Path(os.environ.get("BEXPLORE_LOCK_DIR", tempfile.gettempdir()))
-    path = folder / f"bexplore-{os.getuid()}-{device.replace(':', '-')}.lock"
-    with _open_lock(path) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _open_lock(path: Path) -> IO[str]:
-    try:
-        return path.open("a")
-    except OSError as error:
-        raise EngineError(
-            f"cannot open the device lock {path}: {error.strerror}",
-            hint="set BEXPLORE_LOCK_DIR to a folder that can be written",
-        ) from error
+        return observed(answer, spawn_s=spawn_s, warnings=tenant_warnings, **common)

@@ -1,15 +1,17 @@
 """One built and compiled job inside a worker, and how one size of it is measured.
 
-Order of a probe: (the pass that compiles) - an untimed step of two passes and an update, whose peak memory is read -
-timed passes that add to existing gradients, as accumulation does - timed updates. The optimizer's states appear at the
-first update, so the peak is read after it.
+The program may be compiled ahead of the first probe (`prepare`). Order of a probe: (the pass that compiles) - an
+untimed step of two passes and an update, whose peak memory is read - timed passes that add to existing gradients, as
+accumulation does - timed updates. The optimizer's states appear at the first update, so the peak is read after it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bexplore.engine.allocator import measure_peak, num_alloc_retries, storage_bytes
+from bexplore.engine.artifacts import keep_artifacts_in
 from bexplore.engine.compilation import (
     CompilerAccount,
     CompilerWatch,
@@ -27,6 +30,7 @@ from bexplore.engine.compilation import (
 )
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.shared import SharedMode
+from bexplore.engine.toolchain import Toolchain
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
 from bexplore.workloads import Batch, Workload, build
@@ -61,11 +65,19 @@ class Session:
         compilation: Which program to compile.
         shared_mode: The kind of shared program that is wanted; the next one where the workload does not allow it.
         budget_bytes: Memory budget of the job's tensors; None for no limit.
+        artifacts_dir: Keeps what the compiler makes, and nothing else; None for the compiler's usual cache.
         report: Called with `stage=...` or `pass_time_s=...` as the probe goes on.
     """
 
     def __init__(
-        self, job: Job, *, compilation: Compilation, shared_mode: SharedMode, budget_bytes: int | None, report: Report
+        self,
+        job: Job,
+        *,
+        compilation: Compilation,
+        shared_mode: SharedMode,
+        budget_bytes: int | None,
+        report: Report,
+        artifacts_dir: Path | None = None,
     ) -> None:
         self.job = job
         self.compilation = compilation
@@ -76,8 +88,10 @@ class Session:
         self.has_states = False
         self.is_compiled = False
         self.num_session_graphs = 0
+        self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
         self.watch = CompilerWatch()
+        self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
         self.limit = DataLimit(budget_bytes if self.device.type == "cpu" else None)
         _bound_device_memory(self.device, budget_bytes)
         report(stage="build")
@@ -85,8 +99,20 @@ class Session:
             self.workload: Workload = build(job)
         self.shared_mode = feasible_mode(self.workload, shared_mode)
         compile_workload(self.workload, job.compile, compilation, self.shared_mode)
+        if artifacts_dir is not None:
+            self.toolchain.wait()
+            keep_artifacts_in(artifacts_dir)
         report(stage="warm")
         _warm_device(self.device)
+
+    def prepare(self, micro_batch_size: int) -> None:
+        """Compile with one size ahead of the first probe, which then reports the compilation as its own.
+
+        Raises:
+            Exception: Whatever the user's step or the compiler raised.
+        """
+        with self._around_steps():
+            self._first_pass_s = self._compile_pass(self._make_batch(micro_batch_size))
 
     def measure(self, probe: Probe, *, pass_budget_s: float) -> dict[str, Any]:
         """Run one size for real.
@@ -102,14 +128,10 @@ class Session:
             NotFiniteError: The loss is not finite.
             Exception: Whatever the user's step or the compiler raised.
         """
-        # Without gradients, which a probe that failed half-way may have left.
-        self._clear_gradients()
-        with (
-            self.limit.around_steps(self._live_bytes()),
-            around_compilations(self._compiler_begins, self._compiler_ends),
-        ):
+        with self._around_steps():
             batch = self._make_batch(probe.micro_batch_size)
-            first_pass_s = self._compile_pass(batch)
+            first_pass_s = self._compile_pass(batch) or self._first_pass_s
+            self._first_pass_s = 0.0
             self.report(stage="memory", room_bytes=self.limit.room_bytes(self._live_bytes(batch)))
             gradients: list[Any] = []
             num_steps = STEPS_OF_VERIFICATION if probe.purpose is Purpose.VERIFY else 1
@@ -171,6 +193,49 @@ class Session:
         num_compiled = self.watch.take().num_graphs
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
 
+    def compare_eager(self, micro_batch_size: int, *, num_pairs: int, with_peak: bool) -> dict[str, Any]:
+        """Time compiled and eager passes of a size that has been measured before, in turn, so that drift meets both.
+
+        Returns:
+            `compiled_pass_times_s`, `eager_pass_times_s`; `eager_peak_memory_bytes`, None unless asked for.
+
+        Raises:
+            Exception: Whatever the user's step raised.
+        """
+        self.report(stage="eager")
+        compiled_s, eager_s, peak = [], [], None
+        with self._around_steps():
+            batch = self._make_batch(micro_batch_size)
+
+            def run() -> float:
+                return self._timed(lambda: self.workload.forward_backward(batch))
+
+            with torch.compiler.set_stance("force_eager"):
+                if with_peak:
+                    peak = measure_peak(lambda: self._step(batch), self.device, alive=self._alive(batch))
+                run()
+            for _ in range(num_pairs):
+                compiled_s.append(run())
+                with torch.compiler.set_stance("force_eager"):
+                    eager_s.append(run())
+        return {
+            "compiled_pass_times_s": compiled_s,
+            "eager_pass_times_s": eager_s,
+            "eager_peak_memory_bytes": peak.held_bytes if peak else None,
+        }
+
+    @contextmanager
+    def _around_steps(self) -> Iterator[None]:
+        # Without gradients, which a probe that failed half-way may have left.
+        self._clear_gradients()
+        with (
+            self.limit.around_steps(self._live_bytes()),
+            around_compilations(self._compiler_begins, self._compiler_ends),
+        ):
+            if self.toolchain.is_busy:
+                self.limit.lift()  # the C++ compilers that it starts inherit the limit
+            yield
+
     def _compiler_begins(self) -> None:
         self.limit.lift()
         self.report(room_bytes=COMPILER_BYTES)
@@ -180,6 +245,7 @@ class Session:
         self.report(room_bytes=self.limit.room_bytes(self._live_bytes()))
 
     def _make_batch(self, micro_batch_size: int) -> Batch:
+        self.report(stage="batch")
         batch = tree_map(_with_standard_strides, self.workload.make_batch(micro_batch_size))
         if self.compilation is Compilation.SHARED and self.job.compile.enabled:
             mark_batch_dimension(batch, self.workload.batch_dimensions, self.shared_mode)
@@ -200,6 +266,7 @@ class Session:
             self.has_states = True
         self._clear_gradients()
         self.is_compiled = True
+        self.toolchain.wait()
         return seconds
 
     def _steps(self, batch: Batch, num_steps: int) -> list[Any]:

@@ -34,8 +34,8 @@ class StageLimits:
         self._compile_s: float | None = None
 
     def learn(self, observation: Observation) -> None:
-        """Take in what a probe took; a failed one teaches nothing."""
-        if not observation.is_measured:
+        """Take in what a probe took; one that failed, or timed nothing, teaches nothing."""
+        if not observation.is_measured or not observation.pass_times_s:
             return
         longest_s = max(observation.pass_times_s)
         self._pass_s = max(self._pass_s, longest_s)

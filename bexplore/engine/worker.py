@@ -1,7 +1,7 @@
 """The worker process: builds the job once, answers probes until its compilation is no longer valid, and may die.
 
-Started as `python -m bexplore.engine.worker FD` with one end of a socket pair; it ends with the explorer, whatever
-happens to either.
+Started as `python -m bexplore.engine.worker FD [preload]` with one end of a socket pair; it ends with the explorer,
+whatever happens to either.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,17 +19,32 @@ from bexplore.engine.limits import die_with_parent, kill_own_group, volunteer_fo
 from bexplore.errors import BexploreError
 
 
-def main(file_descriptor: int) -> None:
-    """Serve requests from the explorer until it closes the connection."""
+def main(file_descriptor: int, *, preload: bool = False) -> None:
+    """Serve requests from the explorer until it closes the connection.
+
+    Args:
+        file_descriptor: Of this end of the socket pair.
+        preload: Import what every compiled probe needs, and say so, before the first request.
+    """
     die_with_parent()
     volunteer_for_the_oom_killer()
     connection = Connection(file_descriptor)
     requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
+    if preload:
+        _import_compiler()
+        send(connection, {"kind": "progress"})
     server = _Server(connection)
     while True:
         request = requests.get()
         send(connection, {"kind": "answer"} | server.answer(request))
+
+
+def _import_compiler() -> None:
+    import importlib
+
+    for module in ("torch._inductor.compile_fx", "bexplore.engine.session"):
+        importlib.import_module(module)
 
 
 def _listen(connection: Connection, requests: SimpleQueue[dict[str, Any]]) -> None:
@@ -73,33 +89,46 @@ class _Server:
         self._report(stage="import")
         return device_facts(request["device"])
 
+    def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        start_time_s = self._open_session(request)
+        self._session.prepare(request["probe"]["micro_batch_size"])
+        known = {"shared_mode": self._session.shared_mode, "start_time_s": start_time_s}
+        return {"outcome": "measured"} | known
+
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
-        from bexplore.engine.compilation import make_limits_loud
-        from bexplore.engine.session import NotFiniteError, Session
-        from bexplore.engine.shared import SharedMode
-        from bexplore.job import Job
+        from bexplore.engine.session import NotFiniteError
         from bexplore.probe import Outcome, Probe
 
-        started = time.perf_counter()
-        make_limits_loud()
+        start_time_s = self._open_session(request)
         probe = Probe.from_dict(request["probe"])
-        if self._session is None:
-            self._session = Session(
-                Job.from_dict(request["job"]),
-                compilation=probe.compilation,
-                shared_mode=SharedMode(request["shared_mode"]),
-                budget_bytes=request["budget_bytes"],
-                report=self._report,
-            )
-            start_time_s = time.perf_counter() - started
-        else:
-            start_time_s = 0.0
         try:
             facts = self._session.measure(probe, pass_budget_s=request["pass_budget_s"])
         except NotFiniteError as error:
             return {"outcome": Outcome.NOT_FINITE, "reason": str(error), "start_time_s": start_time_s}
         known = {"shared_mode": self._session.shared_mode, "start_time_s": start_time_s}
         return {"outcome": Outcome.MEASURED} | known | facts
+
+    def _open_session(self, request: dict[str, Any]) -> float:
+        """Build the job unless it is there already; return the seconds that this took."""
+        from bexplore.engine.compilation import make_limits_loud
+        from bexplore.engine.session import Session
+        from bexplore.engine.shared import SharedMode
+        from bexplore.job import Job
+        from bexplore.probe import Compilation
+
+        if self._session is not None:
+            return 0.0
+        started = time.perf_counter()
+        make_limits_loud()
+        self._session = Session(
+            Job.from_dict(request["job"]),
+            compilation=Compilation(request["probe"]["compilation"]),
+            shared_mode=SharedMode(request["shared_mode"]),
+            budget_bytes=request["budget_bytes"],
+            report=self._report,
+            artifacts_dir=Path(request["artifacts_dir"]) if request["artifacts_dir"] else None,
+        )
+        return time.perf_counter() - started
 
     def _trace(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses
@@ -136,10 +165,24 @@ class _Server:
         times = self._session.time_passes(request["micro_batch_size"], request["num_passes"])
         return {"outcome": "measured"} | times
 
+    def _compare_eager(self, request: dict[str, Any]) -> dict[str, Any]:
+        size, pairs, with_peak = request["micro_batch_size"], request["num_pairs"], request["with_peak"]
+        return {"outcome": "measured"} | self._session.compare_eager(size, num_pairs=pairs, with_peak=with_peak)
+
     def _loaded_from(self, request: dict[str, Any]) -> dict[str, Any]:
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         inside = sorted(file for file in files if file and file.startswith(request["folder"]))
         return {"outcome": "measured", "files": inside}
+
+    def _loader(self, request: dict[str, Any]) -> dict[str, Any]:
+        import dataclasses
+
+        from bexplore.job import Job
+        from bexplore.workloads.input_pipeline import time_loader
+
+        self._report(stage="loader")
+        speed = time_loader(Job.from_dict(request["job"]), request["micro_batch_size"])
+        return {"outcome": "measured"} | dataclasses.asdict(speed)
 
     def _same_training(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses
@@ -148,6 +191,7 @@ class _Server:
         from bexplore.job import Job
         from bexplore.workloads import build
 
+        self._session = None  # of the probe before, if there was one
         self._report(stage="gradients")
         comparison = compare_gradients(
             build(Job.from_dict(request["job"])),
@@ -169,7 +213,8 @@ class _Server:
         from bexplore.probe import Compilation, Outcome
         from bexplore.workloads import build
 
-        is_compiled = request["kind"] == "probe" and request["probe"]["compilation"] != Compilation.EAGER
+        runs_a_step = request["kind"] in ("prepare", "probe")
+        is_compiled = runs_a_step and request["probe"]["compilation"] != Compilation.EAGER
         if not is_compiled or failure.outcome not in (Outcome.COMPILE_FAILED, Outcome.CRASHED):
             return failure
         self._session = None
@@ -188,4 +233,4 @@ class _Server:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), preload="preload" in sys.argv[2:])

@@ -47,7 +47,7 @@ def last_words(
     lines += _rows("eager", _eager(record.get("eager")))
     lines += [_row("failed", text) for text in _failed(record)]
     lines += _rows("training", (record.get("same_training") or {}).get("message"))
-    lines += _rows("input", _loader(record.get("loader")))
+    lines += _rows("input", loader_sentence(record.get("loader")))
     lines += [_row("limits", _limit(item)) for item in record.get("advice", ())[:MOST_ADVICE]]
     lines += [_row("warning", text) for text in record.get("warnings", ())]
     lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
@@ -63,7 +63,7 @@ def _limit(item: Mapping[str, Any]) -> str:
     return item["finding"] + (f"; try: {item['action']}" if item["action"] else "")
 
 
-def _loader(loader: Mapping[str, Any] | None) -> str | None:
+def loader_sentence(loader: Mapping[str, Any] | None) -> str | None:
     """What a loader that was timed gives; where it was not, the advice tells why."""
     if not loader or loader["problem"]:
         return None

@@ -37,6 +37,18 @@ def cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, targets)
 
 
+class Masked(Perceptron):
+    """Adds a mask that is the same number everywhere and has the size of the batch, as attention masks are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[0], WIDTH, device=x.device)
+        return super().forward(x + (1.0 - mask) * -1e9)
+
+
+def masked() -> nn.Module:
+    return Masked()
+
+
 class Convolutional(nn.Module):
     """A small vision network with batch statistics."""
 

@@ -1,0 +1,51 @@
+"""From what a worker says to an observation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bexplore.probe import Observation, Outcome, Probe
+from bexplore.units import format_bytes
+
+
+def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:
+    """The observation of an answer.
+
+    Args:
+        answer: A worker's, to a probe.
+        spawn_s: Seconds to start the worker's process.
+        warnings: What a reader must know beside the worker's own.
+        common: Fields of `Observation` that the worker does not know.
+    """
+    facts = {name: value for name, value in answer.items() if name not in ("kind", "shared_mode")}
+    outcome = Outcome(facts.pop("outcome"))
+    reason = facts.pop("reason", "")
+    for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):
+        facts[name] = tuple(facts.get(name, ()))
+    facts["start_time_s"] = facts.get("start_time_s", 0.0) + spawn_s
+    facts["warnings"] = (*facts.get("warnings", ()), *warnings)
+    peak, budget = facts.get("peak_memory_bytes"), common["memory_budget_bytes"]
+    if outcome is Outcome.MEASURED and peak and budget is not None and peak > budget:
+        outcome = Outcome.OUT_OF_MEMORY
+        reason = f"its peak is {format_bytes(peak - budget)} over the budget of {format_bytes(budget)}"
+    return Observation(outcome=outcome, reason=reason, **common, **facts)
+
+
+def asks_the_same(one: Probe, other: Probe) -> bool:
+    """Whether the answer to one probe answers the other."""
+    return (one.micro_batch_size, one.compilation) == (other.micro_batch_size, other.compilation)
+
+
+def charged(observation: Observation, ahead: Observation) -> Observation:
+    """An observation with what was done ahead of it."""
+    start_time_s = observation.start_time_s
+    if observation.worker == ahead.worker:
+        start_time_s += ahead.start_time_s
+    return dataclasses.replace(
+        observation,
+        start_time_s=start_time_s,
+        elapsed_s=observation.elapsed_s + ahead.elapsed_s,
+        started_at_s=ahead.started_at_s,
+    )
