@@ -21,9 +21,9 @@ from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import MemoryPrior, Space
 
-GAP_RATIO = 2.5  # the search does not end with an unprobed stretch wider than this ...
+GAP_RATIO = 2.0  # the search does not end with an unprobed stretch wider than this ...
 GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in ln ...
-GAP_CANDIDATES = 8  # ... and which holds this many candidates
+GAP_CANDIDATES = 4  # ... and which holds this many candidates
 SUSPICIOUS_Z = 3.0  # a winner this many standard deviations faster than the others say is measured again
 BASE_AGAIN_PROBES = 8  # a long exploration measures the base again after this many probes, against drift
 EARLY_FAILURES = 4  # failed probes before anything was measured after which the search gives up
