@@ -224,8 +224,11 @@ def _right_outcomes(fault: Fault) -> tuple[str, ...]:
 
 
 def _late_probes(observations: list[Observation]) -> int:
-    """Failed probes after which the next one of the same explorer took more than 5 s to start."""
-    pairs = itertools.pairwise(observations)
+    """Failed probes after which the next one took more than 5 s to start.
+
+    The first is left out: it may have been compiled ahead, and then failed while the trace was still going on.
+    """
+    pairs = itertools.pairwise(observations[1:])
     gaps = [
         later.started_at_s - (failed.started_at_s + failed.elapsed_s)
         for failed, later in pairs

@@ -72,8 +72,8 @@ PLACEHOLDERS = {
     "FILE": "job.baseline.json",
     "configs/quickstart.yaml": "job.yaml",
 }
-# Noise would take ten seconds of each run of the tests, and times depend on what runs beside them.
-EXTRA = {"doctor": ["--noise-s", "0"], "guard": ["--facts", "exact"]}
+# Noise would take ten seconds of each run, times depend on what runs beside them, and nobody is there to be asked.
+EXTRA = {"doctor": ["--noise-s", "0"], "guard": ["--facts", "exact"], "apply": ["--yes"]}
 ONLY_ELSEWHERE = ("--against",)  # needs a repository with a history: tests/test_guard.py
 
 

@@ -130,7 +130,7 @@ def open_study(
     )
     question = _question(sampler)
     stored = question_of(study)
-    if stored is None:
+    if not stored:
         set_question(study, question)
         _name_the_value(study)
     elif stored != question:

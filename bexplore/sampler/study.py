@@ -31,9 +31,9 @@ ASKING_S = 60.0  # an asker that has not chosen after this long is dead
 STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
 
 
-def question_of(study: optuna.Study) -> dict[str, Any] | None:
-    """What the study asks; None where it has just been created."""
-    return study._storage.get_study_system_attrs(study._study_id).get(ATTRIBUTE)
+def question_of(study: optuna.Study) -> dict[str, Any]:
+    """What the study asks; empty where it has just been created."""
+    return study._storage.get_study_system_attrs(study._study_id).get(ATTRIBUTE, {})
 
 
 def set_question(study: optuna.Study, question: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
 def lease(trial: optuna.Trial, probe: Probe, *, now: float, seconds: float = LEASE_S) -> None:
     """Say that somebody works on the trial; others leave it alone until the lease ends."""
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    record = {"lease_until": now + seconds, "owner": owner, "purpose": probe.purpose.value}
+    record: dict[str, Any] = {"lease_until": now + seconds, "owner": owner, "purpose": probe.purpose.value}
     trial.study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, record)
 
 
