@@ -36,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few jobs, and two sizes each")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the results already")
+    parser.add_argument("--others", action="store_true", help="models of other kinds, in a table of their own")
     parser.add_argument("--only", metavar="JOB", help="this job alone")
     parser.add_argument("--child", nargs=3, metavar=("ACTION", "JOB", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -43,21 +44,30 @@ def main() -> None:
         action, name, size = options.child
         print(json.dumps(CHILD_ACTIONS[action](name, int(size))))
         return
-    names = [options.only] if options.only else list(QUICK_JOBS if options.quick else JOBS)
     measured = {} if options.fresh or not MEASURED.exists() else json.loads(MEASURED.read_text())
-    rows = []
-    for name in names:
+    rows: list[dict[str, Any]] = []
+    untraced: dict[str, str] = {}
+    for name in _names(options):
         traced = _in_child("trace", name)
+        if "untraced" in traced:
+            untraced[name] = traced["untraced"]
+            continue
         model = CostModel.from_dict(traced.pop("cost_model"))
-        sizes = JOBS[name].sizes[:2] if options.quick else JOBS[name].sizes
+        sizes = _find(name).sizes[:2] if options.quick else _find(name).sizes
         counted = _measured_once(measured, "count", name, sizes[0], traced["job_fingerprint"])
         for size in sizes:
             peak = _measured_once(measured, "measure", name, size, traced["job_fingerprint"])
             rows.append(_row(name, size, model, peak, counted, traced["trace_s"]))
             print(f"{name:32s} {size:4d}  {rows[-1]['error_percent']:+.2f} %", file=sys.stderr)
-        _write(options, rows, deep=[])
-    deep = [] if options.quick or options.only else [_deep_row(name) for name in DEEP_JOBS]
-    print(_markdown(_write(options, rows, deep)))
+        _write(options, rows, untraced, deep=[])
+    is_whole = not (options.quick or options.others or options.only)
+    print(_markdown(_write(options, rows, untraced, deep=[_deep_row(name) for name in DEEP_JOBS] if is_whole else [])))
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    if options.only:
+        return [options.only]
+    return list(OTHER_JOBS if options.others else QUICK_JOBS if options.quick else JOBS)
 
 
 def _measured_once(
@@ -71,11 +81,20 @@ def _measured_once(
     return measured[key]
 
 
-def _write(options: argparse.Namespace, rows: list[dict[str, Any]], deep: list[dict[str, Any]]) -> dict[str, Any]:
+def _write(
+    options: argparse.Namespace, rows: list[dict[str, Any]], untraced: dict[str, str], deep: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Write what is known so far, so that an interrupted benchmark leaves what it found."""
-    report = {"command": _command(), "machine": _machine(), "accuracy": rows, "boundary": _boundary(rows), "cost": deep}
+    report = {
+        "command": _command(),
+        "machine": _machine(),
+        "accuracy": rows,
+        "untraced": untraced,
+        "boundary": _boundary(rows),
+        "cost": deep,
+    }
     if not options.only:
-        suffix = "_quick" if options.quick else ""
+        suffix = "_quick" if options.quick else "_others" if options.others else ""
         (RESULTS / f"trace{suffix}.json").write_text(json.dumps(report, indent=1) + "\n")
         (RESULTS / f"trace{suffix}.md").write_text(_markdown(report))
     return report
@@ -90,13 +109,17 @@ def _in_child(action: str, name: str, size: int = 0) -> dict[str, Any]:
 
 
 def trace_child(name: str, _size: int) -> dict[str, Any]:
-    """Trace a job."""
+    """Trace a job; the reason where it cannot be traced."""
+    from bexplore.trace.errors import TraceError
     from bexplore.trace.tracer import trace_job
 
     traced = _find(name)
     before = _resident_bytes()
     started, processor_started = time.perf_counter(), time.process_time()
-    model = trace_job(traced.job)
+    try:
+        model = trace_job(traced.job)
+    except TraceError as error:
+        return {"untraced": error.message}
     trace_s = time.perf_counter() - started
     processor_s = time.process_time() - processor_started
     return {
@@ -167,7 +190,7 @@ def _row(
         "measured_peak_memory_bytes": peak,
         "activation_bytes": peak - measured["state_bytes"],
         "error_percent": 100 * (predicted / peak - 1),
-        "has_convolutions": JOBS[name].has_convolutions,
+        "has_convolutions": _find(name).has_convolutions,
         "trace_s": trace_s,
         "hardware_flops_error_percent": 100 * (model.hardware_flops_per_sample / counted["hardware"] - 1),
         "model_flops_error_percent": 100 * (model.flops_per_sample / counted["model"] - 1),
@@ -192,6 +215,8 @@ def _deep_row(name: str) -> dict[str, Any]:
 
 def _boundary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Largest sizes under random budgets, by the trace and by the measured peaks, interpolated between sizes."""
+    if not rows:
+        return {}
     chooser = random.Random(0)
     ratios = [ratio for name in dict.fromkeys(row["job"] for row in rows) for ratio in _ratios(name, rows, chooser)]
     within = sum(abs(ratio - 1) <= 0.03 for ratio in ratios)
@@ -267,7 +292,8 @@ def _markdown(report: dict[str, Any]) -> str:
             f"| {row['activation_bytes'] / 2**20:.0f} | {row['hardware_flops_error_percent']:+.2f} "
             f"| {row['model_flops_error_percent']:+.2f} | {row['trace_s']:.1f} |"
         )
-    lines += ["", *_summary(rows)]
+    lines += ["", *_summary(rows)] if rows else []
+    lines += ["", *(f"* No trace of {name}: {reason}" for name, reason in report["untraced"].items())]
     if boundary:
         lines += [
             "",

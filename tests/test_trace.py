@@ -83,6 +83,12 @@ def test_the_peak_of_a_compiled_step_is_what_the_allocator_measures():
     assert predicted == pytest.approx(measured_peak(job, 24), rel=0.01)
 
 
+@pytest.mark.parametrize("model", ["Reading", "Copying"])
+def test_what_reads_a_number_or_copies_its_layers_is_traced_too(model):
+    job = own_job(model, compiled=False)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
+
+
 def test_the_peak_of_convolutions_counts_the_room_for_reordered_weights():
     job = own_job("Convolutional", batch="images", compiled=False)
     assert trace_job(job).peak_memory_bytes(4) == pytest.approx(measured_peak(job, 4), rel=0.03)

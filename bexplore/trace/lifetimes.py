@@ -169,8 +169,8 @@ class LifetimeMode(TorchDispatchMode):
 
     Args:
         tracker: Receives the events.
-        scalar: What reading a value out of a fake tensor gives; None to let it fail. An optimizer reads its step
-            count so, which changes no size.
+        scalar: What reading a value out of a fake tensor gives; None to let it fail unless it is a floating-point
+            number. An optimizer reads its step count so, which changes no size; nor does a loss or a scale.
     """
 
     def __init__(self, tracker: LifetimeTracker, *, scalar: int | None = None) -> None:
@@ -191,8 +191,11 @@ class LifetimeMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and write down what is new."""
-        if func in _SCALAR_READS and self._scalar is not None:
-            return self._scalar
+        if func in _SCALAR_READS:
+            if self._scalar is not None:
+                return self._scalar
+            if args[0].is_floating_point():
+                return 1.0
         result = func(*args, **(kwargs or {}))
         place = Place(f"{_user_line()} {func.overloadpacket.__name__}")
         for leaf in tree_leaves(result):

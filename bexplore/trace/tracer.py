@@ -78,7 +78,7 @@ def _on_this_machine(job: Job) -> tuple[Job, list[str]]:
 
 
 def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
-    fake_mode = FakeTensorMode()
+    fake_mode = _FakeTensors()
     with fake_mode:
         workload = build(job)
     prime = choose_prime(workload, fake_mode)
@@ -112,6 +112,13 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
         compiler=compiler,
         notes=tuple(_notes(job, traced)),
     )
+
+
+class _FakeTensors(FakeTensorMode):
+    """Stays one mode where a model copies its modules: a copied tensor takes a copy of its mode along."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _FakeTensors:
+        return self
 
 
 def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:

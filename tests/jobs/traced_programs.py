@@ -29,6 +29,29 @@ class Breaking(_Base):
         return self.finish(hidden * hidden.sigmoid(), targets)
 
 
+class Reading(_Base):
+    """Reads a number that is no size out of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.finish(F.gelu(self.first(x)) * self.scale.item(), targets)
+
+
+class Copying(_Base):
+    """Copies of a layer, as `nn.TransformerEncoder` makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.finish(self.first(self.encoder(x)), targets)
+
+
 class Fixing(_Base):
     """Python code that fixes the number of samples."""
 
