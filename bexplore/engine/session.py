@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bexplore.engine import run_queue
 from bexplore.engine.allocator import measure_peak, num_alloc_retries, storage_bytes
 from bexplore.engine.artifacts import keep_artifacts_in
 from bexplore.engine.compilation import (
@@ -29,25 +30,19 @@ from bexplore.engine.compilation import (
     mark_batch_dimension,
 )
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
+from bexplore.engine.passes import Passes
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.toolchain import Toolchain
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
 from bexplore.workloads import Batch, Workload, build
 
-# Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
-MIN_PASSES = ((1.0, 2), (0.1, 3), (0.0, 5))
 # From here on the timed pass of the memory step counts too: the profiler's share of it is below 1 %. Seconds.
 LONG_PASS_S = 1.0
-# Short passes are timed at least this long in all, however many that takes: they cost nothing. Seconds, passes.
-MIN_TIMED_S = 0.25
-MAX_PASSES = 200
 MAX_UPDATES = 3
 # Whole steps (two passes and an update each) over which the peak of the final answer is read: what a first step hides,
 # such as states that appear late and a cache that fragments, is in it. Steps.
 STEPS_OF_VERIFICATION = 3
-# A probe stops timing when the standard error of its log median is below this: a fifth of the 2 % that counts as a tie.
-ENOUGH_SE = 0.004
 WARM_DEVICE_S = 0.3
 
 Report = Callable[..., None]
@@ -142,7 +137,8 @@ class Session:
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
             self.report(stage="passes")
-            pass_times_s = self._time_passes(batch, probe.max_passes, pass_budget_s, self._long_pass_s())
+            passes = self._time_passes(batch, probe.max_passes, pass_budget_s)
+            pass_times_s = passes.counted_s
             self.report(stage="updates")
             update_times_s = self._time_updates()
             loss = self._finite_loss(batch)
@@ -167,6 +163,8 @@ class Session:
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
                 "compiler_s": account.compile_time_s + late.compile_time_s,
                 "num_alloc_retries": retries,
+                "num_disturbed_passes": len(passes.all_s) - len(passes.undisturbed_s),
+                "all_pass_times_s": passes.all_s if len(passes.all_s) > len(pass_times_s) else [],
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
             },
         }
@@ -278,22 +276,22 @@ class Session:
         """Two accumulation passes and an update; returns the gradients as they were before the update."""
         self.workload.forward_backward(batch)
         self._second_pass_s = self._timed(lambda: self.workload.forward_backward(batch))
+        self._second_pass_waited_s = self._waited_s
         gradients = self._gradients()
         if self.is_training:
             self.workload.update()
         return gradients
 
-    def _long_pass_s(self) -> list[float]:
-        """The second pass of the memory step, where it is so long that being watched did not change it."""
-        return [self._second_pass_s] if self._second_pass_s >= LONG_PASS_S else []
-
-    def _time_passes(self, batch: Batch, max_passes: int, budget_s: float, known_s: list[float]) -> list[float]:
-        times_s = list(known_s)
-        while not _enough(times_s, max_passes, budget_s):
+    def _time_passes(self, batch: Batch, max_passes: int, budget_s: float) -> Passes:
+        passes = Passes(max_passes=max_passes, budget_s=budget_s)
+        # The second pass of the memory step, where it is so long that being watched did not change it.
+        if self._second_pass_s >= LONG_PASS_S:
+            passes.add(self._second_pass_s, waited_s=self._second_pass_waited_s)
+        while not passes.are_enough:
             seconds = self._timed(lambda: self.workload.forward_backward(batch))
-            times_s.append(seconds)
+            passes.add(seconds, waited_s=self._waited_s)
             self.report(pass_time_s=seconds)
-        return times_s
+        return passes
 
     def _time_updates(self) -> list[float]:
         """Time the update alone; the gradients it clears are put back, so that no further pass is needed."""
@@ -314,7 +312,8 @@ class Session:
         return value
 
     def _timed(self, run: Callable[[], Any]) -> float:
-        """Seconds of one call: device events on CUDA, wall clock elsewhere."""
+        """Seconds of one call: device events on CUDA, wall clock elsewhere; notes how long its threads waited."""
+        self._waited_s = 0.0
         if self.device.type == "cuda":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize(self.device)
@@ -325,10 +324,12 @@ class Session:
             seconds = start.elapsed_time(end) / 1e3
         else:
             _synchronize(self.device)
+            waited_s = run_queue.waited_s()
             begin = time.perf_counter()
             result = run()
             _synchronize(self.device)
             seconds = time.perf_counter() - begin
+            self._waited_s = run_queue.longest_wait_s(waited_s, run_queue.waited_s())
         if isinstance(result, torch.Tensor):
             self._last_loss = result
         return seconds
@@ -392,24 +393,6 @@ def _warnings(late: CompilerAccount, num_alloc_retries: int) -> list[str]:
             "throughput near the memory limit suffers from it"
         )
     return warnings
-
-
-def _enough(times_s: list[float], max_passes: int, budget_s: float) -> bool:
-    """Whether further passes would tell nothing that the decision needs, or cost more than they may."""
-    if not times_s:
-        return False
-    fewest = next(count for seconds, count in MIN_PASSES if float(np.median(times_s)) >= seconds)
-    total_s = sum(times_s)
-    if len(times_s) < fewest or (total_s < MIN_TIMED_S and len(times_s) < MAX_PASSES):
-        return False
-    return len(times_s) >= max_passes or total_s > budget_s or _se(times_s) < ENOUGH_SE
-
-
-def _se(times_s: list[float]) -> float:
-    """Standard error of ln(median), as `Observation.log_pass_time_se` has it."""
-    log_times = np.log(times_s)
-    mad = float(np.median(np.abs(log_times - np.median(log_times))))
-    return 1.5 * 1.2533 * 1.4826 * mad / math.sqrt(len(times_s))
 
 
 def _bound_device_memory(device: torch.device, budget_bytes: int | None) -> None:

@@ -1,0 +1,82 @@
+"""Which timed passes count, and when there are enough of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+# Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
+MIN_PASSES = ((1.0, 2), (0.1, 3), (0.0, 5))
+# Short passes are timed at least this long in all, however many that takes: they cost nothing. Seconds, passes.
+MIN_TIMED_S = 0.25
+MAX_PASSES = 200
+# A probe stops timing when the standard error of its log median is below this: a fifth of the 2 % that counts as a tie.
+ENOUGH_SE = 0.004
+# A pass with a thread that waited for a processor longer than this share of it tells of the neighbours. The 2 % that
+# count as a tie; the explorer itself, which looks at its worker every few milliseconds, stays below.
+DISTURBED_SHARE = 0.02
+# Passes and seconds that a probe may take in all where neighbours disturb it, as a multiple of what it takes alone.
+DISTURBED_FACTOR = 2.0
+
+
+@dataclass(slots=True)
+class Passes:
+    """The timed passes of one probe.
+
+    Attributes:
+        max_passes: Upper bound on passes that count.
+        budget_s: Seconds of passes after which it is enough, once the fewest are there.
+        undisturbed_s: Seconds of passes that had the processors when they wanted them, in order.
+        all_s: Seconds of all passes, in order.
+    """
+
+    max_passes: int
+    budget_s: float
+    undisturbed_s: list[float] = field(default_factory=list)
+    all_s: list[float] = field(default_factory=list)
+
+    def add(self, seconds: float, *, waited_s: float) -> None:
+        """Take in a pass and the longest time that one of its threads waited for a processor."""
+        self.all_s.append(seconds)
+        if waited_s <= DISTURBED_SHARE * seconds:
+            self.undisturbed_s.append(seconds)
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether further passes would tell nothing that the decision needs, or cost more than they may."""
+        if enough(self.undisturbed_s, self.max_passes, self.budget_s):
+            return True
+        is_disturbed = len(self.undisturbed_s) < len(self.all_s)
+        most, longest_s = round(DISTURBED_FACTOR * self.max_passes), DISTURBED_FACTOR * self.budget_s
+        return is_disturbed and enough(self.all_s, most, longest_s, se=0.0)
+
+    @property
+    def counted_s(self) -> list[float]:
+        """The passes that count: the undisturbed ones, or all of them where too few were."""
+        is_few = len(self.undisturbed_s) < _fewest(self.undisturbed_s or self.all_s)
+        return self.all_s if is_few else self.undisturbed_s
+
+
+def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float = ENOUGH_SE) -> bool:
+    """Whether passes suffice: the fewest are there, and the bound, the budget or the standard error is reached."""
+    if not times_s:
+        return False
+    total_s = sum(times_s)
+    if len(times_s) < _fewest(times_s) or (total_s < MIN_TIMED_S and len(times_s) < MAX_PASSES):
+        return False
+    return len(times_s) >= max_passes or total_s > budget_s or log_median_se(times_s) < se
+
+
+def log_median_se(times_s: Sequence[float]) -> float:
+    """Standard error of ln(median), as `Observation.log_pass_time_se` has it."""
+    log_times = np.log(times_s)
+    mad = float(np.median(np.abs(log_times - np.median(log_times))))
+    return 1.5 * 1.2533 * 1.4826 * mad / math.sqrt(len(times_s))
+
+
+def _fewest(times_s: Sequence[float]) -> int:
+    median_s = float(np.median(times_s)) if times_s else 0.0
+    return next(count for seconds, count in MIN_PASSES if median_s >= seconds)

@@ -1,0 +1,72 @@
+"""Which timed passes count: neighbours that take the processors must not decide what is recommended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bexplore.engine.passes import Passes
+from bexplore.engine.run_queue import longest_wait_s
+
+
+def timed(*passes: tuple[float, float], max_passes: int = 5, budget_s: float = 100.0) -> Passes:
+    """Passes of (seconds, seconds that a thread waited), as many as are asked for."""
+    found = Passes(max_passes=max_passes, budget_s=budget_s)
+    for seconds, wait_s in passes:
+        if found.are_enough:
+            break
+        found.add(seconds, waited_s=wait_s)
+    return found
+
+
+def test_passes_that_were_disturbed_are_repeated_and_do_not_count():
+    found = timed((1.5, 0.4), (1.0, 0.0), (1.6, 0.5), (1.0, 0.001), (1.0, 0.0))
+
+    assert found.counted_s == [1.0, 1.0]
+    assert found.all_s == [1.5, 1.0, 1.6, 1.0]
+
+
+def test_where_every_pass_is_disturbed_all_count_and_their_number_is_bounded():
+    found = timed(*[(1.0 + 0.1 * turn, 0.5) for turn in range(50)], max_passes=5)
+
+    assert len(found.all_s) == 10
+    assert found.counted_s == found.all_s
+
+
+def test_the_seconds_of_disturbed_passes_are_bounded_too():
+    found = timed(*[(4.0, 2.0)] * 50, budget_s=4.0)
+
+    assert sum(found.all_s) == 12.0
+
+
+def test_undisturbed_passes_that_agree_end_after_the_fewest():
+    assert timed(*[(1.0, 0.0)] * 50).all_s == [1.0, 1.0]
+    assert len(timed(*[(0.2, 0.0)] * 50).all_s) == 3
+
+
+SHARES_A_PROCESSOR = """
+import os, subprocess, sys, time
+from bexplore.engine.run_queue import longest_wait_s, waited_s
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+before, until = waited_s(), time.monotonic() + 0.5
+while time.monotonic() < until:
+    pass
+rival.kill()
+print(longest_wait_s(before, waited_s()) if before else "unknown")
+"""
+
+
+def test_a_thread_that_has_to_share_its_processor_is_seen_to_wait():
+    told = subprocess.run([sys.executable, "-c", SHARES_A_PROCESSOR], capture_output=True, text=True, check=True).stdout
+    if told.strip() == "unknown":
+        pytest.skip("this kernel does not tell")
+
+    assert float(told) > 0.05
+
+
+def test_without_a_look_before_nothing_is_known_of_a_wait():
+    assert longest_wait_s({}, {"1": 5.0}) == 0.0
+    assert longest_wait_s({"1": 1.0, "2": 1.0}, {"1": 1.5, "2": 3.0, "3": 0.5}) == 2.0
