@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ RIVALS = ("lightning_power", "accelerate", "doubling_compiled", "lightning_binse
 COMPILED_RIVALS = ("doubling_compiled",)
 KINDS = ("explore", "floor", "sweep", "truth", "compile", "rival", "survive")
 TRUTH_PASSES_S, QUICK_TRUTH_PASSES_S = 120.0, 20.0
+QUICK_LIMIT_MIN = 9.5
 VARIED_S = 40.0  # an exploration of the table of compile seconds, for the plan
 
 Record = dict[str, Any]
@@ -118,13 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bexplore-engine-") as caches:
         units = plan(options, Path(caches))
         todo = [unit for unit in units if options.fresh or unit.key not in known.records]
-        minutes = sum(unit.expected_s for unit in todo) / 60
+        minutes = sum(expected_s(unit, known) for unit in todo) / 60
         print(
             f"{len(units) - len(todo)} of {len(units)} measurements are known; about {minutes:.0f} min", file=sys.stderr
         )
         if options.dry_run:
             for unit in todo:
-                print(f"{unit.expected_s:6.0f} s  {unit.key}")
+                print(f"{expected_s(unit, known):6.0f} s  {unit.key}")
             return 0
         failed = run(todo, known, deadline_s=_deadline(options), write=functools.partial(_write, options, name, known))
     print(_write(options, name, known))
@@ -135,8 +137,8 @@ def run(units: Sequence[Unit], known: Known, *, deadline_s: float | None, write:
     """Do what there is time for, in order; what fails is said and left out. Returns how many failed."""
     failed = 0
     for unit in units:
-        if deadline_s is not None and time.monotonic() + unit.expected_s > deadline_s:
-            print(f"{unit.key}: no time left for its {unit.expected_s:.0f} s", file=sys.stderr)
+        if deadline_s is not None and time.monotonic() + expected_s(unit, known) > deadline_s:
+            print(f"{unit.key}: no time left for its {expected_s(unit, known):.0f} s", file=sys.stderr)
             continue
         began_s = time.monotonic()
         try:
@@ -154,6 +156,12 @@ def run(units: Sequence[Unit], known: Known, *, deadline_s: float | None, write:
     return failed
 
 
+def expected_s(unit: Unit, known: Known) -> float:
+    """What the same took before; where it was never done, a guess."""
+    took = [record["wall_s"] for record in known.of(unit.job, unit.kind) if record["what"] == unit.what]
+    return statistics.median(took) if took else unit.expected_s
+
+
 def plan(options: argparse.Namespace, caches: Path) -> list[Unit]:
     """All measurements that were asked for, the most telling first."""
     units = [unit for unit in _everything(options, caches) if unit.kind in options.only and unit.run <= options.runs]
@@ -161,33 +169,50 @@ def plan(options: argparse.Namespace, caches: Path) -> list[Unit]:
 
 
 def _everything(options: argparse.Namespace, caches: Path) -> Iterator[Unit]:
-    jobs = options.jobs
-    for job in jobs:
-        yield from _repeated(job, 1, caches)
-        yield _truth(job, caches, QUICK_TRUTH_PASSES_S if options.quick else TRUTH_PASSES_S)
+    """The first job whole; the others once; compile seconds; the first job again; finders; all else again."""
+    first, *others = options.jobs
+    passes_s = QUICK_TRUTH_PASSES_S if options.quick else TRUTH_PASSES_S
+    again = range(2, options.runs + 1)
+    for job in (first, *others):
+        yield from (_explore(job, 1), _floor(job, 1), _sweep(job, 1, caches))
+        if job == first:
+            yield _truth(job, caches, passes_s)
+    yield from (_truth(job, caches, passes_s) for job in others)
     yield from _varied((2, 8) if options.quick else DEPTHS, (4, 64) if options.quick else CANDIDATES, options.cuda)
+    for number in again:
+        yield from (_explore(first, number), _floor(first, number))
     for rival in RIVALS:
-        yield from (_rival(job, rival) for job in jobs)
-    for number in range(2, options.runs + 1):
-        for job in jobs:
-            yield from _repeated(job, number, caches)
-    for job in reversed(jobs):  # the quickest first
-        yield from (_survive(job, who) for who in ("bexplore", *RIVALS))
+        yield from (_rival(job, rival) for job in options.jobs)
+    for number in again:
+        for job in others:
+            yield from (_explore(job, number), _floor(job, number))
+    for number in again:
+        yield from (_sweep(job, number, caches) for job in options.jobs)
+    for job in reversed(options.jobs):  # the quickest first
+        yield from (_survive(job, who) for who in (("bexplore",) if options.quick else ("bexplore", *RIVALS)))
 
 
-def _repeated(job: str, number: int, caches: Path) -> Iterator[Unit]:
-    config, seconds = JOBS[job].config, JOBS[job].expected_s
+def _explore(job: str, number: int) -> Unit:
+    def run(_known: Known) -> Record:
+        return measure.explore(JOBS[job].config, with_warm_start=number == 1)
 
-    def floor(known: Known) -> Record | None:
+    return Unit(job=job, kind="explore", run=number, expected_s=JOBS[job].expected_s["explore"], measure=run)
+
+
+def _floor(job: str, number: int) -> Unit:
+    def run(known: Known) -> Record | None:
         explored = known.of(job, "explore")
-        return measure.floor(config, explored[0]["base_micro_batch_size"]) if explored else None
+        return measure.floor(JOBS[job].config, explored[0]["base_micro_batch_size"]) if explored else None
 
-    def sweep(known: Known) -> Record | None:
+    return Unit(job=job, kind="floor", run=number, expected_s=JOBS[job].expected_s["floor"], measure=run)
+
+
+def _sweep(job: str, number: int, caches: Path) -> Unit:
+    def run(known: Known) -> Record | None:
         largest = known.largest_that_fits(job)
-        return measure.sweep(config, sweep_sizes(largest), caches / job) if largest else None
+        return measure.sweep(JOBS[job].config, sweep_sizes(largest), caches / job) if largest else None
 
-    for kind, what in (("explore", lambda _: measure.explore(config)), ("floor", floor), ("sweep", sweep)):
-        yield Unit(job=job, kind=kind, run=number, expected_s=seconds[kind], measure=what)
+    return Unit(job=job, kind="sweep", run=number, expected_s=JOBS[job].expected_s["sweep"], measure=run)
 
 
 def _truth(job: str, caches: Path, passes_s: float) -> Unit:
@@ -231,7 +256,7 @@ def _varied(depths: Sequence[int], candidates: Sequence[int], cuda: bool) -> Ite
     ways = [("layers", n, [f"model.num_hidden_layers={n}", "explore.max=16"]) for n in depths]
     ways += [("candidates", n, [f"explore.max={n}"]) for n in candidates]
     for name, number, overrides in ways:
-        overrides += ["explore.device=cuda"] if cuda else []
+        overrides += ["explore.device=cuda", "explore.memory_budget=2GiB"] if cuda else []
 
         def run(_known: Known, overrides: Sequence[str] = overrides) -> Record:
             return measure.explore(VARIED_CONFIG, overrides)
@@ -314,7 +339,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if unknown:
         parser.error(f"--jobs {' '.join(unknown)}: known here: {', '.join(known)}")
     options.jobs = options.jobs or list(known)
-    options.runs = 1 if options.quick else options.runs
+    if options.quick:
+        options.runs = 1
+        options.time_limit_min = options.time_limit_min or QUICK_LIMIT_MIN
     options.command = " ".join(["python -m benchmarks.engine", *given])
     return options
 

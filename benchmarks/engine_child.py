@@ -87,6 +87,11 @@ def truth(config: Config, size: str) -> None:
         step.rest()
 
 
+def first_step(config: Config, size: str) -> None:
+    """Seconds of the pass that compiles, with whatever is in the compile cache."""
+    say(first_pass_s=_Step(config.job, int(size), compiled=True).timed_pass())
+
+
 def survive(config: Config, size: str, compiled: str) -> None:
     """Whether a size survives 100 whole steps of two passes and an update under the cap of memory."""
     from benchmarks.engine_rivals import capped
@@ -152,7 +157,12 @@ class _Step:
             self._torch.cuda.synchronize()
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"floor": floor, "truth": truth, "survive": survive}
+ACTIONS: dict[str, Callable[..., None]] = {
+    "floor": floor,
+    "truth": truth,
+    "first_step": first_step,
+    "survive": survive,
+}
 
 
 if __name__ == "__main__":

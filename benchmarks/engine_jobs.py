@@ -33,7 +33,7 @@ def _job(name: str, title: str, explore: float, floor: float, sweep: float, trut
 
 
 CPU_JOBS: dict[str, EngineJob] = {
-    "gpt": _job("gpt", "GPT, 12 layers, hidden 384, 256 tokens", 90, 45, 180, 330, 110),
+    "gpt": _job("gpt", "GPT, 12 layers, hidden 384, 256 tokens", 100, 45, 220, 350, 110),
     "llama_hf": _job("llama_hf", "transformers LLaMA, 8 layers, hidden 512, 128 tokens", 90, 45, 150, 260, 90),
     "bert": _job("bert", "transformers BERT, 6 layers, hidden 256, 128 tokens", 70, 35, 120, 200, 60),
     "vit": _job("vit", "transformers ViT, 6 layers, hidden 192, 65 tokens", 70, 35, 120, 200, 60),

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 TURN_S = 1.0  # passes of one turn of the truth last about this long
 MAX_PASSES_OF_TURN = 20
 ROUNDS = (5, 12)  # fewest and most turns of each size
-LIVE_PROCESS_BYTES = int(1.4 * 2**30)  # of a size of the truth that waits for its turn; measured: 0.8 to 1.2 GiB
+LIVE_PROCESS_BYTES = 2**30  # of a size of the truth that waits for its turn: torch, weights, optimizer states
 LIMIT_S = 3600.0  # of one process; nothing here takes near as long
 
 
@@ -61,15 +61,40 @@ def cold(keep: Path | None = None) -> Iterator[tuple[Path, dict[str, str]]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def explore(config: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """`bexplore explore` as a user types it, from the start of the process to its end."""
+def explore(config: Path, overrides: Sequence[str] = (), *, with_warm_start: bool = False) -> dict[str, Any]:
+    """`bexplore explore` as a user types it, from the start of the process to its end.
+
+    Args:
+        config: The job.
+        overrides: As after `--set`.
+        with_warm_start: Measure afterwards the first pass of a training that starts from the kept compile artifacts.
+    """
     command = [sys.executable, "-m", "bexplore", "explore", str(config), "--json", "--fresh", "--quiet"]
     for override in overrides:
         command += ["--set", override]
     with cold() as (folder, environment), _Started(command, folder, environment) as process:
         events = [record | {"arrived_s": arrived_s} for arrived_s, record in process.lines()]
         total_s = process.finish()
-    return summarized(events) | {"total_s": total_s}
+        found = summarized(events) | {"total_s": total_s}
+        if with_warm_start:
+            found["first_pass_s"] = _first_pass_s(config, events[-1], folder, environment)
+    return found
+
+
+def _first_pass_s(
+    config: Path, result: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
+) -> dict[str, float] | None:
+    """The first pass with an empty cache and with the exploration's artifacts; None where none were kept."""
+    if not result.get("artifacts_dir"):
+        return None
+    command = _child("benchmarks.engine_child", "first_step", config, result["micro_batch_size"])
+    caches = {"cold": str(folder / "empty"), "warm": str(folder / result["artifacts_dir"])}
+    seconds = {}
+    for name, cache in caches.items():
+        with _Started(command, folder, {**environment, "TORCHINDUCTOR_CACHE_DIR": cache}) as process:
+            seconds[name] = process.answer()["first_pass_s"]
+            process.finish()
+    return seconds
 
 
 def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -179,8 +204,8 @@ def _sweep_row(observation: Observation) -> dict[str, Any]:
         "start_time_s": observation.start_time_s,
         "compile_time_s": observation.compile_time_s,
         "elapsed_s": observation.elapsed_s,
-        "pass_time_s": observation.pass_time_s,
-        "update_time_s": observation.update_time_s,
+        "pass_time_s": observation.pass_time_s if observation.is_measured else None,
+        "update_time_s": observation.update_time_s if observation.is_measured else None,
         "num_passes": len(observation.pass_times_s),
     }
 
@@ -194,13 +219,15 @@ def truth(config: Path, sizes: Sequence[int], keep: Path, *, pass_budget_s: floa
         keep: Compile caches that may be warm; nothing that is timed depends on them.
         pass_budget_s: Seconds of passes in all; at least the fewest rounds are made.
     """
-    budget_bytes = dialects.load(config).explore.memory_budget_bytes(0) or 0
-    needed = len(sizes) * LIVE_PROCESS_BYTES + budget_bytes
+    loaded = dialects.load(config)
+    on_cpu = loaded.job.device == "cpu"
+    needed = len(sizes) * LIVE_PROCESS_BYTES + ((loaded.explore.memory_budget_bytes(0) or 0) if on_cpu else 0)
     if psutil.virtual_memory().available < needed:
         raise MeasurementError(f"the truth keeps {len(sizes)} processes alive and needs {needed / 2**30:.0f} GiB free")
     found: dict[int, dict[str, list[Any]]] = {}
     with cold(keep) as (folder, environment):
-        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compilers beside each process
+        if on_cpu:
+            environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no pool of compilers beside each process
         processes: dict[int, _Started] = {}
         try:
             pass_s = {}

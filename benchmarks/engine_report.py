@@ -46,6 +46,7 @@ def _job(title: str, records: Sequence[Record]) -> dict[str, Any]:
         "title": title,
         "largest_that_fits": fits,
         "explorations": [_exploration(record, truth) for record in of["explore"]],
+        "first_pass_s": next((r["first_pass_s"] for r in of["explore"] if r.get("first_pass_s")), None),
         "floors": [{name: r[name] for name in ("import_s", "compile_s", "trace_s", "total_s")} for r in of["floor"]],
         "sweeps_s": [record["total_s"] for record in of["sweep"]],
         "sweep_sizes": [row["micro_batch_size"] for row in of["sweep"][0]["sizes"]] if of["sweep"] else [],
@@ -286,6 +287,13 @@ def _job_lines(job: str, row: Record) -> list[str]:
             f"| {number} | {run['micro_batch_size']} | {run['confidence']} | {run['num_probes']} "
             f"| {run['total_s']:.1f} | {run['first_recommendation_s']:.1f} | {stages} | {_regret(run['regret'])} |"
         )
+    first = row["first_pass_s"]
+    if first:
+        lines += [
+            "",
+            f"First pass of a training at the answer: {first['cold']:.1f} s with an empty compile cache, "
+            f"{first['warm']:.1f} s with the artifacts that the exploration kept.",
+        ]
     if row["truth"]:
         speeds = ", ".join(
             f"{one['micro_batch_size']}: {one['samples_per_s'][0]:.2f} ({one['samples_per_s'][1]:.2f} to "
