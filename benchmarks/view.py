@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import tempfile
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bexplore import journal
+from bexplore.engine.machine import package_version, processor_name
 from bexplore.events import Planned, Recommended, Traced
 from bexplore.explorer import ProbeFinished, ProbeStarted
 from bexplore.job import Job
@@ -114,6 +116,10 @@ def main() -> None:
         "report_s": written_s,
         "report_share_of_a_minute": written_s / 60.0,
         "limit": 0.01,
+        "command": " ".join(["python -m benchmarks.view", *sys.argv[1:]]),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{processor_name()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}",
+        "versions": f"Python {platform.python_version()}, rich {package_version('rich')}",
     }
     print(json.dumps(record, indent=1))
     if not quick:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,8 +17,10 @@ import pytest
 from conftest import JOBS, imported_job
 from search_builders import CurveRunner
 
+from benchmarks.fault_recorded import in_child
 from bexplore import explorer
 from bexplore.engine import stage_limits, tracer
+from bexplore.engine.memory_watch import MemoryWatch
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import trace_in_worker
 from bexplore.errors import EngineError
@@ -25,6 +29,7 @@ from bexplore.journal import Journal
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 from bexplore.space import Space
 
+MIB = 2**20
 NEXT_PROBE_S = 5.0  # within so many seconds of the end of a failed probe the next one must start
 TINY = """\
 train_input: {batch_size: 8, micro_batch_size: {explore: {max: 2}}}
@@ -157,3 +162,25 @@ def test_a_folder_that_is_read_only_is_one_error_that_says_where_to_write_instea
     assert "Traceback" not in done.stderr
     assert "error: cannot write the run directory under" in done.stderr
     assert "--model-dir" in done.stderr
+
+
+def test_shared_memory_which_no_limit_refuses_is_watched_closer_and_gets_no_slack():
+    def hold() -> None:
+        area = mmap.mmap(-1, 128 * MIB)
+        for start in range(0, len(area), MIB):
+            area[start : start + MIB] = b"x" * MIB
+        time.sleep(60)
+
+    pid = in_child(hold)
+    try:
+        watch = MemoryWatch(pid, 2**40)
+        watch.allow(120 * MIB)  # with the slack that other memory gets, all of it would be allowed
+        before_s = watch.poll_s
+        deadline = time.monotonic() + 20
+        while not watch.violation() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "resident memory passed" in watch.violation()
+        assert watch.poll_s < before_s
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

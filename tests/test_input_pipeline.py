@@ -95,4 +95,6 @@ def test_an_input_pipeline_that_is_the_limit_is_named_first_and_its_figures_are_
     assert first["evidence"]["step_samples_per_s"] > 100
     assert "input     your data loader gives" in again.stdout
     assert "limits    the input pipeline is the limit" in again.stdout
-    assert "The input pipeline is the limit" in next(tmp_path.glob("local*/*/run_*/report.html")).read_text()
+    page = next(tmp_path.glob("local*/*/run_*/report.html")).read_text()
+    assert "The input pipeline is the limit" in page
+    assert "Your data loader gives" in page

@@ -74,6 +74,18 @@ def test_the_view_tells_stage_times_best_memory_outcomes_and_time_left():
     assert "2 measured, 1 out of memory, 45.0 s so far, at most about 1 min 7 s left" in text
 
 
+def test_before_the_first_probe_the_time_of_the_whole_is_told_as_such():
+    clock = Clock()
+    view = View(clock)
+    plan = {"title": "job", "run": None, "num_known_probes": 0, "changes": (), "device": "cpu", "candidates": ""}
+    view(Planned(max_probes=10, expected_s=60.0, **plan))
+    view.report({"stage": "compile"})
+    clock.now += 5.0
+    lines = [line.strip() for line in seen(view).splitlines()]
+    assert "probes 5.00 s so far of about 1 min" in lines
+    assert "now compiling, 5.00 s" in lines
+
+
 def test_the_plot_marks_the_best_the_others_and_what_failed():
     lines = seen(explored(Clock())).splitlines()
     plot = [line for line in lines if "│" in line]

@@ -226,7 +226,7 @@ def test_an_unfinished_run_without_a_trace_has_a_report_too(tmp_path):
     text = Page(html(facts)).text
     assert "The exploration is not finished" in text
     assert "Where the memory goes" not in text
-    assert "TFLOP/s" not in text
+    assert "FLOP/s" not in text
 
 
 def test_a_run_that_has_measured_nothing_says_so(tmp_path):
