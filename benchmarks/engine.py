@@ -111,7 +111,6 @@ class Known:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     if options.cuda and not has_cuda():
         print("torch finds no CUDA device here, which --cuda needs; without it the CPU is measured", file=sys.stderr)
         return 2
@@ -361,4 +360,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     sys.exit(main())

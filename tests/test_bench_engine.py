@@ -146,6 +146,12 @@ def test_every_state_of_the_campaign_gives_a_report(count):
     assert "accelerate | 9 | 2 | 4" in text or count < 5
 
 
+def test_a_target_is_not_reached_while_a_job_is_missing():
+    found = summary({"small": "a job", "gpt": "another"}, whole([explore_record(), sweep_record()]))
+
+    assert found["targets"][0]["verdict"] == "so far; 1 job is missing"
+
+
 def test_an_exploration_that_is_too_dear_or_unsure_is_said_to_miss():
     records = whole([explore_record(total_s=30.0, confidence=80), sweep_record()])
 
