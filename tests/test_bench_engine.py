@@ -8,9 +8,10 @@ import math
 import pytest
 
 from benchmarks import engine
+from benchmarks import engine_measure as measure
 from benchmarks.engine import Known, Unit
 from benchmarks.engine_jobs import JOBS, sweep_sizes, truth_sizes
-from benchmarks.engine_measure import MeasurementError, exhaustive_s, truth
+from benchmarks.engine_measure import MeasurementError, exhaustive_s
 from benchmarks.engine_report import Truth, markdown, summary
 from bexplore import dialects
 
@@ -91,12 +92,28 @@ def test_the_truth_of_a_tiny_job_is_measured_in_processes_that_take_turns(tmp_pa
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)
 
-    found = truth(config, (2, 4), tmp_path / "caches", pass_budget_s=0.1)
+    found = measure.truth(config, (2, 4), tmp_path / "caches", pass_budget_s=0.1)
 
     for size in ("2", "4"):
         assert len(found["sizes"][size]["rounds"]) >= 5
         assert all(seconds > 0 for turn in found["sizes"][size]["rounds"] for seconds in turn)
     assert Truth(found).best in (2, 4)
+
+
+def test_an_exploration_its_floor_and_a_sweep_of_a_tiny_job_give_their_ratios(tmp_path):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    explored = measure.explore(config, ["explore.candidates=[2]"])
+    records = [
+        {"kind": "explore"} | explored,
+        {"kind": "floor"} | measure.floor(config, explored["base_micro_batch_size"]),
+        {"kind": "sweep"} | measure.sweep(config, (2,), tmp_path / "caches"),
+    ]
+
+    found = summary({"small": "a job"}, whole(records))["jobs"]["small"]
+
+    assert found["explorations"][0]["micro_batch_size"] == 2
+    assert all(ratio["ratio"] > 0 for ratio in found["ratios"].values())
 
 
 def test_a_measurement_is_on_disk_before_the_next_and_is_not_repeated(tmp_path):
