@@ -7,7 +7,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help setup explore test check guard bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view clean dist
+.PHONY: help setup explore test check guard bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view bench-warm-start clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
 	@echo "make bench-faults  probes that die, explorers that are killed, inputs that are wrong"
 	@echo "make bench-view    what the live view and the report cost"
+	@echo "make bench-warm-start  the first step of a training, cold and from kept artifacts"
 	@echo "make bench-all     all of these but bench-gpu, ARGS=--quick for short ones"
 	@echo "make dist          build the wheel"
 	@echo "make clean         remove $(VENV) and everything that was built"
@@ -60,7 +61,7 @@ bench-gpu: $(BENCH_STAMP)
 
 bench-all: bench bench-search bench-trace bench-guard bench-faults bench-view
 
-bench-search: $(STAMP)
+bench-search: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.search $(ARGS)
 
 bench-trace: $(STAMP)
@@ -71,6 +72,9 @@ bench-guard: $(STAMP)
 
 bench-faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults $(ARGS)
+
+bench-warm-start: $(STAMP)
+	$(BIN)/python -m benchmarks.warm_start $(ARGS)
 
 bench-view: $(STAMP)
 	$(BIN)/python -m benchmarks.view $(ARGS)

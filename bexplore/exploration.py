@@ -106,6 +106,7 @@ class _Exploration:
         self.on_progress = _logged(surroundings.on_progress)
         self.known: list[Observation] = []
         self.host_available_bytes: int | None = None
+        self.is_interrupted = False
 
     def events(self) -> Iterator[JobEvent]:
         """Plan, trace, explore, check, conclude."""
@@ -201,7 +202,13 @@ class _Exploration:
         budget = self._budget(facts, None)
         runner.budget_bytes = budget.budget_bytes
         smallest = self._candidates(None, budget)[0]
-        runner.prepare(Probe(number=0, micro_batch_size=smallest, time_limit_s=settings.probe_time_limit_s))
+        try:
+            runner.prepare(Probe(number=0, micro_batch_size=smallest, time_limit_s=settings.probe_time_limit_s))
+        except KeyboardInterrupt:  # as in a probe: the exploration ends with what is known
+            self.is_interrupted = True
+
+    def _should_stop(self) -> str | None:
+        return "interrupted" if self.is_interrupted else self.out.should_stop()
 
     def _on_device(self, runner: EngineRunner) -> dict[str, Any]:
         facts = runner.facts()
@@ -262,7 +269,7 @@ class _Exploration:
             history=self.known,
             clock=self.out.clock,
             spent_s=self.out.clock() - self.began_s,
-            should_stop=self.out.should_stop,
+            should_stop=self._should_stop,
         )
 
     def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:

@@ -158,6 +158,21 @@ def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(job, tmp_path):
     assert resumed[-1]["event"] == "result"
 
 
+def test_an_interruption_before_the_first_probe_ends_with_a_result_that_recommends_nothing(job, tmp_path):
+    command = [sys.executable, "-m", "bexplore", "explore", str(job()), "--json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "local_compile_train"
+    while not any('"stage": "compile"' in path.read_text() for path in log.rglob("log.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+
+    last = json.loads(output.splitlines()[-1])
+    assert process.returncode == 130
+    assert (last["event"], last["stop_reason"], last["micro_batch_size"]) == ("result", "interrupted", None)
+
+
 def test_a_dry_run_says_what_it_would_do_and_runs_nothing(job, tmp_path):
     done = bexplore("explore", job(), "--dry-run", cwd=tmp_path)
 
