@@ -89,9 +89,12 @@ def test_what_reads_a_number_or_copies_its_layers_is_traced_too(model):
     assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
 
 
-def test_the_peak_of_convolutions_counts_the_room_for_reordered_weights():
-    job = own_job("Convolutional", batch="images", compiled=False)
-    assert trace_job(job).peak_memory_bytes(4) == pytest.approx(measured_peak(job, 4), rel=0.03)
+@pytest.mark.parametrize(("model", "micro_batch_size"), [("Convolutional", 4), ("Strided", 32)])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_peak_of_convolutions_counts_the_room_for_reordered_weights_and_images(model, micro_batch_size, mode):
+    job = dataclasses.replace(own_job(model, batch="images", compiled=False), mode=mode)
+    predicted = trace_job(job).peak_memory_bytes(micro_batch_size)
+    assert predicted == pytest.approx(measured_peak(job, micro_batch_size), rel=0.03)
 
 
 def test_a_deep_model_costs_what_its_whole_depth_costs():

@@ -200,6 +200,7 @@ class _Reader:
         sizes = workspace_sizes(
             origin.target,
             torch.fx.node.map_arg(origin.args, node_shapes),
+            node_shapes(origin),
             self._prime,
             itemsize=layout.dtype.itemsize,
             is_channels_last=len(layout.stride) > 1 and layout.stride[1] == 1,

@@ -73,11 +73,15 @@ class LifetimeTracker:
         if self._recording and size:
             self.events[self.current_phase()].append(Event(size, place))
 
-    def take_workspace(self, operator: Any, arguments: Any, images: torch.Tensor, place: Place) -> None:
+    def take_workspace(self, operator: Any, arguments: Any, result: Any, place: Place) -> None:
         """Write down what an operator takes for itself while it runs."""
+        images = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)), None)
+        if images is None:
+            return
         sizes = workspace_sizes(
             operator,
             shapes_of(arguments),
+            shapes_of(result),
             self.prime,
             itemsize=images.itemsize,
             is_channels_last=images.dim() > 1 and images.stride(1) == 1,
@@ -202,9 +206,7 @@ class LifetimeMode(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._tracker.allocate(leaf, place)
         self._tracker.count(func, args, kwargs or {}, result)
-        images = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)), None)
-        if images is not None:
-            self._tracker.take_workspace(func, args, images, place)
+        self._tracker.take_workspace(func, args, result, place)
         return result
 
 

@@ -14,16 +14,18 @@ _BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def workspace_sizes(
-    operator: Any, shapes: Any, prime: int, *, itemsize: int, is_channels_last: bool, device: str
+    operator: Any, shapes: Any, result: Any, prime: int, *, itemsize: int, is_channels_last: bool, device: str
 ) -> tuple[Polynomial, ...]:
     """Bytes that one call of an operator takes beside its outputs, one after the other; empty where none are known.
 
-    Source: the allocator's events around single calls, torch 2.13 with oneDNN: weights are reordered into blocks, in
-    the backward pass for both gradients; images are reordered too unless their channels come last.
+    Source: the allocator's events around single calls, torch 2.13 with oneDNN. Weights are reordered into blocks, and
+    images too unless their channels come last: the operands first, then the result out of its blocks. A result that a
+    stride spreads out (the gradient of a strided convolution's input) passes through one copy more.
 
     Args:
         operator: Overload of an operator.
         shapes: Its arguments, tensors given as their shapes, at the micro-batch size `prime`.
+        result: Its result, in the same form.
         prime: As in `Polynomial.of_value`.
         itemsize: Bytes of an element.
         is_channels_last: Memory format of the images.
@@ -31,10 +33,20 @@ def workspace_sizes(
     """
     if device != "cpu" or operator not in (_FORWARD, _BACKWARD):
         return ()
-    *images, weight = (itemsize * math.prod(shape) for shape in shapes[: 2 if operator is _FORWARD else 3])
-    weight_size, images_size = Polynomial.of_value(weight, prime), Polynomial.of_value(sum(images), prime)
+
+    def size_of(*each: Any) -> Polynomial:
+        return Polynomial.of_value(sum(itemsize * math.prod(shape) for shape in each), prime)
+
     if operator is _FORWARD:
-        return (weight_size if is_channels_last else weight_size + images_size,)
+        images, weight, _, stride, _, _, is_transposed, *_ = shapes
+        if is_channels_last:
+            return (size_of(weight),)
+        copies = 2 if is_transposed and max(stride) > 1 else 1
+        return size_of(weight) + size_of(images), size_of(result).times(copies)
+    gradient, images, weight, _, stride, _, _, is_transposed, *_, output_mask = shapes
     if is_channels_last:
-        return (weight_size.times(2),)
-    return weight_size, images_size
+        return (size_of(weight).times(2),)
+    # the gradient of the weights, an output, is not there yet while that of the images leaves its blocks
+    spread_out = size_of(images).times(2) - size_of(weight)
+    is_spread_out = output_mask[0] and not is_transposed and max(stride) > 1
+    return *((spread_out,) if is_spread_out else ()), size_of(weight), size_of(gradient, images)

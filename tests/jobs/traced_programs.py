@@ -139,5 +139,20 @@ class Convolutional(nn.Module):
         return F.cross_entropy(self.head(hidden.mean((2, 3))), targets)
 
 
+class Strided(nn.Module):
+    """A convolution with a stride, whose gradient is spread out over large images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 64, 3, padding=1)
+        self.second = nn.Conv2d(64, 64, 3, stride=2, padding=1)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = F.interpolate(x, scale_factor=4.0)
+        hidden = torch.relu(self.second(torch.relu(self.first(x))))
+        return F.cross_entropy(self.head(hidden.mean((2, 3))), targets)
+
+
 def images(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(micro_batch_size, 3, 8, 8), torch.randint(10, (micro_batch_size,))
