@@ -38,7 +38,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
       bexplore explore job.yaml --dry-run                       what would be done, and about how long it takes
       bexplore explore job.yaml --set explore.effort=thorough   more and longer probes
       bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
-      bexplore explore job.yaml --json | tail -1 | jq .micro_batch_size   the answer, for programs
+      bexplore explore job.yaml --json | jq 'select(.event == "result")'   the answer, for programs
     """
     from bexplore.exploration import Surroundings
     from bexplore.exploration import explore as events_of
