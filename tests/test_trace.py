@@ -8,6 +8,7 @@ import torch
 from conftest import JOBS
 from torch import nn
 from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from benchmarks.trace_flops import flops_as_run, flops_of_the_model
 from bexplore.engine.allocator import measure_peak
@@ -87,6 +88,21 @@ def test_the_peak_of_a_compiled_step_is_what_the_allocator_measures():
 def test_what_reads_a_number_or_copies_its_layers_is_traced_too(model):
     job = own_job(model, compiled=False)
     assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["converted", "ReadingWhileBuilt"])
+def test_a_model_whose_own_code_converts_it_or_reads_values_while_it_is_built_is_traced(model):
+    job = dataclasses.replace(own_job(model, compiled=False), max_gradient_norm=1.0)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
+    assert trace_job(job).num_parameters == sum(one.numel() for one in build(job).loss_module.parameters())
+
+
+def test_a_conversion_by_the_users_own_code_takes_no_memory_and_keeps_weights_tied():
+    with FakeTensorMode():
+        model = build(own_job("converted")).loss_module.model
+    assert model.left.weight is model.right.weight
+    assert model.left.weight.dtype is torch.float64
+    assert all(isinstance(one, FakeTensor) or isinstance(one.data, FakeTensor) for one in model.parameters())
 
 
 @pytest.mark.parametrize(("model", "micro_batch_size"), [("Convolutional", 4), ("Strided", 32)])

@@ -148,8 +148,8 @@ def _warm_start(artifacts_dir: str | None) -> list[str]:
         return []
     return [
         f"Warm:    export TORCHINDUCTOR_CACHE_DIR={shlex.quote(artifacts_dir)}",
-        "         before a training that compiles the same model and loss as one: its first step loads what was compiled",
-        "         here. It is code that will be run: take it from nobody whom you do not trust.",
+        "         before a training that compiles the same model and loss as one: its first step loads what was",
+        "         compiled here. It is code that will be run: take it from nobody whom you do not trust.",
     ]
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bexplore.errors import BexploreError
 from bexplore.job import Job, Mode, Precision
+from bexplore.trace.building import build_fake
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.depth import KEPT_BLOCKS, Repeat, find_repeats, is_steady, lengthen, middle_block
 from bexplore.trace.errors import TraceError
@@ -24,7 +24,7 @@ from bexplore.trace.passes import TracedPass, choose_prime, is_compiled, modules
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
 from bexplore.trace.update import trace_update
-from bexplore.workloads import Workload, build
+from bexplore.workloads import Workload
 
 # Standard deviations of the relative error of the memory. Source: benchmarks/results/trace.md, rounded up.
 _SD = 0.02
@@ -78,9 +78,7 @@ def _on_this_machine(job: Job) -> tuple[Job, list[str]]:
 
 
 def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
-    fake_mode = _FakeTensors()
-    with fake_mode:
-        workload = build(job)
+    workload, fake_mode = build_fake(job)
     prime = choose_prime(workload, fake_mode)
     # without compilation nobody says which block a tensor belongs to, and the whole model is quick
     shortens = is_compiled(job) and not whole_depth
@@ -112,13 +110,6 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
         compiler=compiler,
         notes=tuple(_notes(job, traced)),
     )
-
-
-class _FakeTensors(FakeTensorMode):
-    """Stays one mode where a model copies its modules: a copied tensor takes a copy of its mode along."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _FakeTensors:
-        return self
 
 
 def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:

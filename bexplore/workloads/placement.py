@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +21,43 @@ def creation_device(device: torch.device) -> contextlib.AbstractContextManager[o
     Real modules are moved afterwards, as their own training script would do: code written for the CPU (NumPy, `item`)
     may run while they are made.
     """
-    return device if is_fake() else contextlib.nullcontext()
+    if not is_fake():
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    stack.enter_context(device)
+    stack.enter_context(_converting_in_place())
+    return stack
+
+
+@contextlib.contextmanager
+def _converting_in_place() -> Iterator[None]:
+    """Let the user's own `module.to(...)` and its like work on fake tensors, which torch cannot swap."""
+    original = nn.Module._apply
+    converted: dict[tuple[int, int], tuple[Any, ...]] = {}  # by identity, so that tied weights stay tied
+
+    def convert(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        key = id(tensor), id(function)
+        if key not in converted:
+            result = function(tensor.detach())
+            same = (result.dtype, result.device, result.stride()) == (tensor.dtype, tensor.device, tensor.stride())
+            if not same and isinstance(tensor, nn.Parameter):
+                result = nn.Parameter(result, tensor.requires_grad)
+            converted[key] = (tensor if same else result, tensor, function)  # kept, so that no identity comes again
+        return converted[key][0]
+
+    def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(function)
+        tables: tuple[dict[str, Any], ...] = (self._parameters, self._buffers)
+        for own in tables:
+            own.update({name: convert(tensor, function) for name, tensor in own.items() if tensor is not None})
+        return self
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]
 
 
 def place(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:

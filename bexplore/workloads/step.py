@@ -81,7 +81,6 @@ class _Halves:
         self._device_type = torch.device(job.device).type
         self._autocast_dtype = _AUTOCAST_DTYPES.get(job.precision)
         self._max_gradient_norm = job.max_gradient_norm
-        self._parameters = [parameter for parameter in loss_module.parameters() if parameter.requires_grad]
         scales = job.precision is Precision.AUTOCAST_FLOAT16 and optimizer is not None
         self._scaler = torch.amp.GradScaler(self._device_type) if scales else None
 
@@ -104,7 +103,7 @@ class _Halves:
         if self._max_gradient_norm is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self._optimizer)
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._max_gradient_norm)
+            torch.nn.utils.clip_grad_norm_(self._loss_module.parameters(), self._max_gradient_norm)
         if self._scaler is None:
             self._optimizer.step()
         else:

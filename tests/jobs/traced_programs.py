@@ -52,6 +52,37 @@ class Copying(_Base):
         return self.finish(self.first(self.encoder(x)), targets)
 
 
+class Tied(_Base):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(WIDTH, WIDTH)
+        self.right = nn.Linear(WIDTH, WIDTH)
+        self.right.weight = self.left.weight
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.right(self.left(x.to(self.left.weight.dtype)))
+        return self.finish(F.gelu(self.first(hidden)), targets)
+
+
+def converted() -> nn.Module:
+    """Converted by the user's own code, twice, as training scripts do."""
+    return Tied().to("cpu").double()
+
+
+class ReadingWhileBuilt(Tied):
+    """Takes its rates out of a tensor, as vision models do, and leaves a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = torch.linspace(0, 0.1, 2).tolist()
+        self.scale = torch.ones(WIDTH)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.dropout(x, self.rates[0]) * self.scale, targets)
+
+
 class Fixing(_Base):
     """Python code that fixes the number of samples."""
 

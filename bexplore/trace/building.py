@@ -1,0 +1,76 @@
+"""Builds a job on fake tensors; from real ones where its program reads values while it is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
+
+from bexplore.errors import BexploreError
+from bexplore.job import Job
+from bexplore.workloads import Workload, build
+
+
+class FakeTensors(FakeTensorMode):
+    """Stays one mode where a model copies its modules: a copied tensor takes a copy of its mode along."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensors:
+        return self
+
+
+def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
+    """Build a job without device memory.
+
+    Code that a fake tensor cannot answer (`tolist` of drop rates, NumPy) runs on the CPU with real tensors instead;
+    they take the memory of the weights until they are replaced.
+
+    Raises:
+        UserInputError: The job is wrong.
+        Exception: Whatever the user's code raises in both ways.
+    """
+    fake_mode = FakeTensors()
+    try:
+        with fake_mode:
+            workload = build(job)
+            workload.make_batch(1)
+        return workload, fake_mode
+    except BexploreError:
+        raise
+    except Exception:
+        if torch.device(job.device).type != "cpu":  # its memory is for the probes
+            raise
+    return _from_real(build(job))
+
+
+def _from_real(workload: Workload) -> tuple[Workload, FakeTensors]:
+    fake_mode = FakeTensors(allow_non_fake_inputs=True)  # tensors that are neither parameters nor buffers
+    make_real_batch = workload.make_batch
+
+    def make_batch(micro_batch_size: int) -> Any:
+        with unset_fake_temporarily():
+            batch = make_real_batch(micro_batch_size)
+        return tree_map_only(torch.Tensor, fake_mode.from_tensor, batch)
+
+    replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by identity, so that tied weights stay tied
+
+    def faked(tensor: torch.Tensor) -> torch.Tensor:
+        return replaced.setdefault(id(tensor), (tensor, _fake(tensor, fake_mode)))[1]
+
+    for module in workload.compiled_modules:
+        for owner in module.modules():
+            tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+            for own in tables:
+                own.update({name: faked(tensor) for name, tensor in own.items() if tensor is not None})
+    for optimizer in workload.optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [faked(parameter) for parameter in group["params"]]
+    return dataclasses.replace(workload, make_batch=make_batch), fake_mode
+
+
+def _fake(tensor: torch.Tensor, fake_mode: FakeTensors) -> torch.Tensor:
+    fake = fake_mode.from_tensor(tensor.detach())
+    return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
