@@ -105,6 +105,8 @@ class Observation:
         num_recompiles: Compilations of this probe beyond the first; None if not compiled.
         loss: The loss of the last pass; None if unknown.
         others_share: Share of the host's processors, 0 to 1, that other processes used meanwhile; None if unknown.
+        waited_share: Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no processor;
+            None if unknown.
         warnings: What a reader must know before believing the numbers.
         traceback_text: The user's own traceback of a crash.
         details: Extra facts by name, JSON values only.
@@ -130,6 +132,7 @@ class Observation:
     num_recompiles: int | None = None
     loss: float | None = None
     others_share: float | None = None
+    waited_share: float | None = None
     warnings: tuple[str, ...] = ()
     traceback_text: str = ""
     details: dict[str, Any] = field(default_factory=dict)

@@ -15,9 +15,10 @@ from bexplore.probe import Compilation
 MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent
 # Of the log-odds: offset, slope, curvature. Fitted on development problems only, see benchmarks/search.py.
 CALIBRATION = (0.77, 0.74, -0.02)
-# The same while one size alone was measured: what is said of the others then is nothing but the prior, and nearly every
-# recorded job is faster at some other size than at its smallest.
+# The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others
+# then is nothing but the prior, and nearly every recorded job is faster at some other size than at its smallest.
 CALIBRATION_OF_ONE_SIZE = (-1.0, 1.0, 0.0)
+HIDDEN_SD = 0.1  # ln(samples/s), from busy neighbours, above which a probe tells next to nothing of its size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def recommend(
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=float(np.exp(gain.mean())),
-        confidence=score(float(near[best]), num_sizes=int((posterior.measured > 0).sum())),
+        confidence=score(float(near[best]), num_sizes=_num_seen(evidence)),
         samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
         smallest_within_tolerance=int(posterior.sizes[np.argmax(within)]),
         base_micro_batch_size=base,
@@ -113,12 +114,17 @@ def recommend(
     )
 
 
+def _num_seen(evidence: Sequence[Evidence]) -> int:
+    """Sizes that were measured without neighbours that hid them."""
+    return len({item.micro_batch_size for item in evidence if item.is_measured and item.tenants_sd <= HIDDEN_SD})
+
+
 def score(probability: float, *, num_sizes: int) -> int:
     """The confidence score, 0 to 98, of a raw posterior probability.
 
     Args:
         probability: That the size is within the tolerance of the best, as the belief has it.
-        num_sizes: Sizes that were measured.
+        num_sizes: Sizes that were measured without neighbours that hid them.
     """
     clipped = min(max(probability, 0.001), 0.999)
     raw = math.log(clipped / (1.0 - clipped))

@@ -70,3 +70,9 @@ def test_a_thread_that_has_to_share_its_processor_is_seen_to_wait():
 def test_without_a_look_before_nothing_is_known_of_a_wait():
     assert longest_wait_s({}, {"1": 5.0}) == 0.0
     assert longest_wait_s({"1": 1.0, "2": 1.0}, {"1": 1.5, "2": 3.0, "3": 0.5}) == 2.0
+
+
+def test_the_share_that_threads_waited_is_that_of_the_passes_that_count():
+    repeated = timed((1.5, 0.4), (1.0, 0.0), (1.6, 0.5), (1.0, 0.001), (1.0, 0.0))
+    assert repeated.waited_share < 0.001
+    assert timed(*[(1.0, 0.5)] * 50).waited_share == 0.5

@@ -7,11 +7,13 @@ import math
 
 import numpy as np
 import pytest
+from conftest import observed
 from search_builders import GIB, measured, saturating
 
 from bexplore.posterior import Posterior, fit
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
+from bexplore.recommendation import recommend
 from bexplore.space import MemoryPrior, Space, default_candidates
 
 
@@ -150,3 +152,28 @@ def test_a_probe_with_busy_neighbours_says_less():
 
     spreads = [belief.log_throughput[:, belief.index(8)].std() for belief in beliefs]
     assert spreads[1] > 1.5 * spreads[0]
+
+
+def test_a_pass_whose_threads_waited_for_a_processor_says_how_little_it_is_worth():
+    """Seen on a loaded machine: size 1 took 333 ms a pass instead of 28, size 64 took 4.5 s instead of 1.35."""
+    waited = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, others_share=0.6, waited_share=0.9))
+    quiet = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, others_share=0.01, waited_share=0.01))
+    assert waited.tenants_sd > math.log(0.333 / 0.028) * 0.9
+    assert quiet.tenants_sd == 0.0
+
+
+def test_the_score_stays_low_where_neighbours_decide_what_is_measured():
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+
+    def confidence(waited_share: float) -> int:
+        rates = {1: 3.0, 64: 14.2, 16: 12.0, 32: 13.0, 8: 9.0}
+        evidence = [
+            Evidence.of(observed(size, pass_times_s=(size / rate,) * 5, waited_share=waited_share))
+            for size, rate in rates.items()
+        ]
+        best = recommend(believed(sizes, evidence), evidence, base=1, tolerance=0.02)
+        assert best is not None
+        return best.confidence
+
+    assert confidence(0.0) > 75
+    assert confidence(0.7) < 70

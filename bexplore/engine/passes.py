@@ -31,16 +31,19 @@ class Passes:
         budget_s: Seconds of passes after which it is enough, once the fewest are there.
         undisturbed_s: Seconds of passes that had the processors when they wanted them, in order.
         all_s: Seconds of all passes, in order.
+        waited_s: Of each of them, the longest time that one of its threads waited for a processor.
     """
 
     max_passes: int
     budget_s: float
     undisturbed_s: list[float] = field(default_factory=list)
     all_s: list[float] = field(default_factory=list)
+    waited_s: list[float] = field(default_factory=list)
 
     def add(self, seconds: float, *, waited_s: float) -> None:
         """Take in a pass and the longest time that one of its threads waited for a processor."""
         self.all_s.append(seconds)
+        self.waited_s.append(waited_s)
         if waited_s <= DISTURBED_SHARE * seconds:
             self.undisturbed_s.append(seconds)
 
@@ -56,8 +59,18 @@ class Passes:
     @property
     def counted_s(self) -> list[float]:
         """The passes that count: the undisturbed ones, or all of them where too few were."""
-        is_few = len(self.undisturbed_s) < _fewest(self.undisturbed_s or self.all_s)
-        return self.all_s if is_few else self.undisturbed_s
+        return self.all_s if self._all_count else self.undisturbed_s
+
+    @property
+    def waited_share(self) -> float:
+        """Median share of the passes that count for which one of their threads waited for a processor."""
+        shares = np.array(self.waited_s) / np.array(self.all_s)
+        counted = shares if self._all_count else shares[shares <= DISTURBED_SHARE]
+        return float(np.median(counted)) if len(counted) else 0.0
+
+    @property
+    def _all_count(self) -> bool:
+        return len(self.undisturbed_s) < _fewest(self.undisturbed_s or self.all_s)
 
 
 def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float = ENOUGH_SE) -> bool:

@@ -158,6 +158,7 @@ class Session:
             "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
             "loss": loss,
             "warnings": _warnings(late, retries),
+            "waited_share": passes.waited_share,
             "ran_eagerly": not compiled or self.num_session_graphs == 0,
             "details": {
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,

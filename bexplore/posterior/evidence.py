@@ -10,7 +10,8 @@ from typing import Any
 
 from bexplore.probe import Compilation, Observation, Outcome, Purpose
 
-TENANTS_IGNORED = 0.02  # share of the processors
+TENANTS_IGNORED = 0.02  # share of the processors, or of a pass
+MOST_WAITED = 0.99  # share of a pass; beyond it nothing was measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Evidence:
             reason=observation.reason,
             log_throughput=math.log(observation.samples_per_s) if observation.is_measured else math.nan,
             log_throughput_se=observation.log_pass_time_se,
-            tenants_sd=_tenants_sd(observation.others_share),
+            tenants_sd=_tenants_sd(observation.others_share, observation.waited_share),
             num_passes=len(observation.pass_times_s),
             purpose=observation.probe.purpose,
             compilation=observation.probe.compilation,
@@ -105,10 +106,18 @@ class Evidence:
         return cls(**kept)
 
 
-def _tenants_sd(others_share: float | None) -> float:
-    """Standard deviation, ln, that neighbours on a share of the processors add to a throughput.
+def _tenants_sd(others_share: float | None, waited_share: float | None) -> float:
+    """Standard deviation, ln, that neighbours add to a throughput.
 
-    They slow a pass by a factor between 1 and 1 / (1 - share), or more where threads wait for each other; the share
-    itself stands for that spread. Below a tie of 2 % it is left out.
+    Args:
+        others_share: Share of the processors that others used; it stands for the spread of what they cost, a factor
+            between 1 and 1 / (1 - share).
+        waited_share: Share of a pass for which a thread waited for a processor: without the neighbours the pass might
+            have taken 1 - share of its time. Threads that wait for each other make this far more than the first.
+
+    Below a tie of 2 % either is left out.
     """
-    return others_share if others_share is not None and others_share > TENANTS_IGNORED else 0.0
+    sds = [share for share in (others_share,) if share is not None and share > TENANTS_IGNORED]
+    if waited_share is not None and waited_share > TENANTS_IGNORED:
+        sds.append(-math.log1p(-min(waited_share, MOST_WAITED)))
+    return max(sds, default=0.0)
