@@ -14,7 +14,13 @@ from bexplore.probe import Compilation
 
 MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent
 # Of the log-odds: offset, slope, curvature. Fitted on development problems only, see benchmarks/search.py.
-CALIBRATION = (0.77, 0.74, -0.02)
+CALIBRATION = (0.86, 0.70, -0.02)
+# Where the belief thinks little of a size, it is worth less still: offset and slope of what the score is at most.
+CALIBRATION_OF_DOUBT = (2.64, 2.0)
+# Few candidates are often neighbours a factor of two apart: a belief that is ready for anything between them doubts too
+# much there.
+FEW_CANDIDATES = 8
+CALIBRATION_OF_FEW = 0.25  # added to the offset
 # The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others
 # then is nothing but the prior, and nearly every recorded job is faster at some other size than at its smallest.
 CALIBRATION_OF_ONE_SIZE = (-1.0, 1.0, 0.0)
@@ -105,7 +111,9 @@ def recommend(
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=float(np.exp(gain.mean())),
-        confidence=score(float(near[best]), num_sizes=_num_seen(evidence)),
+        confidence=score(
+            float(near[best]), num_sizes=_num_seen(evidence), num_candidates=int(posterior.represented.sum())
+        ),
         samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
         smallest_within_tolerance=int(posterior.sizes[np.argmax(within)]),
         base_micro_batch_size=base,
@@ -119,15 +127,19 @@ def _num_seen(evidence: Sequence[Evidence]) -> int:
     return len({item.micro_batch_size for item in evidence if item.is_measured and item.tenants_sd <= HIDDEN_SD})
 
 
-def score(probability: float, *, num_sizes: int) -> int:
+def score(probability: float, *, num_sizes: int, num_candidates: int) -> int:
     """The confidence score, 0 to 98, of a raw posterior probability.
 
     Args:
         probability: That the size is within the tolerance of the best, as the belief has it.
         num_sizes: Sizes that were measured without neighbours that hid them.
+        num_candidates: Sizes that there are.
     """
     clipped = min(max(probability, 0.001), 0.999)
     raw = math.log(clipped / (1.0 - clipped))
     offset, slope, curvature = CALIBRATION if num_sizes > 1 else CALIBRATION_OF_ONE_SIZE
     logit = offset + slope * raw + curvature * raw * raw
-    return min(MAX_SCORE, int(100.0 / (1.0 + math.exp(-logit))))
+    if num_sizes > 1 and num_candidates <= FEW_CANDIDATES:
+        logit += CALIBRATION_OF_FEW
+    most, steepness = CALIBRATION_OF_DOUBT
+    return min(MAX_SCORE, int(100.0 / (1.0 + math.exp(-min(logit, most + steepness * raw)))))

@@ -107,7 +107,7 @@ def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatc
     monkeypatch.setenv("BUG", bug)
     monkeypatch.setattr(tracer, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
 
-    found = trace_in_worker(job(batch="bugs:misbehaves_in_the_trace"), tmp_path, lambda message: None)
+    found = trace_in_worker(job("bugs:misbehaves"), tmp_path, lambda message: None)
 
     assert isinstance(found, str)
     assert reason in found

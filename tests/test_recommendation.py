@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from search_builders import measured, saturating
 
 from bexplore.posterior import fit
@@ -49,8 +51,11 @@ def test_relative_performance_is_relative_to_the_smallest_candidate():
 
 
 def test_the_score_never_reaches_100_and_rises_with_the_probability():
-    for num_sizes in (1, 2, 5):
-        scores = [score(probability / 1000, num_sizes=num_sizes) for probability in range(0, 1001, 5)]
+    for num_sizes, num_candidates in itertools.product((1, 2, 5), (3, 100)):
+        scores = [
+            score(probability / 1000, num_sizes=num_sizes, num_candidates=num_candidates)
+            for probability in range(0, 1001, 5)
+        ]
         assert scores == sorted(scores)
         assert (scores[0], scores[-1]) == (0, 98)
 
@@ -58,7 +63,7 @@ def test_the_score_never_reaches_100_and_rises_with_the_probability():
 def test_a_prior_guess_about_sizes_that_never_ran_is_worth_little():
     alone = recommended([8, 16, 32], [measured(8, 100.0)])
     assert alone.confidence < 20
-    assert score(0.3, num_sizes=1) < score(0.3, num_sizes=2)
+    assert score(0.5, num_sizes=1, num_candidates=3) < score(0.5, num_sizes=2, num_candidates=3)
 
 
 def test_a_size_that_ran_exactly_goes_before_one_that_did_not():

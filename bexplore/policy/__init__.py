@@ -21,9 +21,11 @@ from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import MemoryPrior, Space
 
-GAP_RATIO = 2.0  # the search does not end with an unprobed stretch wider than this ...
+GAP_RATIO = 1.8  # the search does not end with an unprobed stretch wider than this ...
 GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in ln ...
-GAP_CANDIDATES = 4  # ... and which holds this many candidates
+GAP_CANDIDATES = 4  # ... which holds this many candidates ...
+GAP_SPACE = 16  # ... of more than this many: in a short list a probe is dear beside what could be found
+SHORTFALL = 0.1  # a winner that loses this share when compiled exactly has its runner-up compiled exactly too
 SUSPICIOUS_Z = 3.0  # a winner this many standard deviations faster than the others say is measured again
 BASE_AGAIN_PROBES = 8  # a long exploration measures the base again after this many probes, against drift
 EARLY_FAILURES = 4  # failed probes before anything was measured after which the search gives up
@@ -158,9 +160,34 @@ class _Turn:
         if hidden is not None:
             return self._probe(hidden, Purpose.SEARCH)
         winner = self.fitted.index(self.best.micro_batch_size)
+        runner_up = self._runner_up(winner)
+        if runner_up is not None and self._verifies and self._falls_short(self.best.micro_batch_size):
+            return self._exactly(runner_up)
         if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
+
+    def _falls_short(self, size: int) -> bool:
+        """Whether a size is far slower when compiled exactly, which may be so at this size alone: none other ran so."""
+        by_kind = {
+            is_exact: [
+                item.log_throughput
+                for item in self.finished
+                if item.is_measured
+                and item.micro_batch_size == size
+                and (item.compilation is self.settings.user_compilation) is is_exact
+            ]
+            for is_exact in (True, False)
+        }
+        if not all(by_kind.values()) or (self.fitted.measured_exactly > 0).sum() > 1:
+            return False
+        return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-SHORTFALL)
+
+    def _runner_up(self, winner: int) -> int | None:
+        near = self.fitted.near_best(self.settings.tolerance).mean(axis=0)
+        near = np.where(self.fitted.open, near, -1.0)
+        near[winner] = -1.0
+        return int(np.argmax(near)) if near.max() > 0.0 else None
 
     def _verification(self) -> Decision | None:
         """The winner once more, in a fresh process and as the user will compile it, where that was not done."""
@@ -214,6 +241,8 @@ def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
     mean = fitted.log_throughput.mean(axis=0)
     matters = fitted.open & (fitted.feasible.mean(axis=0) > 0.5)
     matters &= mean >= mean[fitted.index(best.micro_batch_size)] - GAP_DEPTH
+    if fitted.represented.sum() <= GAP_SPACE:
+        return None
     run = np.flatnonzero(fitted.measured > 0)
     widest, where = math.log(GAP_RATIO), None
     for low, high in itertools.pairwise(run):

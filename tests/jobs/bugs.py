@@ -14,7 +14,6 @@ import torch
 from programs import WIDTH, Perceptron, samples
 from torch import nn
 from torch._dynamo import register_backend
-from torch._subclasses.fake_tensor import FakeTensor
 
 
 class OddOnly(Perceptron):
@@ -118,10 +117,3 @@ def hangs_at_three(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     if micro_batch_size == 3:
         misbehave("hang")
     return samples(micro_batch_size)
-
-
-def misbehaves_in_the_trace(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    made = samples(micro_batch_size)
-    if isinstance(made[0], FakeTensor):
-        misbehave(os.environ["BUG"])
-    return made
