@@ -10,7 +10,8 @@ from typing import Any
 
 from bexplore.probe import Compilation, Observation, Outcome, Purpose
 
-TENANTS_IGNORED = 0.02  # share of the processors, or of a pass
+TENANTS_IGNORED = 0.02  # share of the processors
+WAITING_IGNORED = 0.05  # share of a pass; a quiet machine has up to 2 %
 MOST_WAITED = 0.99  # share of a pass; beyond it nothing was measured
 
 
@@ -115,9 +116,9 @@ def _tenants_sd(others_share: float | None, waited_share: float | None) -> float
         waited_share: Share of a pass for which a thread waited for a processor: without the neighbours the pass might
             have taken 1 - share of its time. Threads that wait for each other make this far more than the first.
 
-    Below a tie of 2 % either is left out.
+    What a quiet machine has of either is left out.
     """
     sds = [share for share in (others_share,) if share is not None and share > TENANTS_IGNORED]
-    if waited_share is not None and waited_share > TENANTS_IGNORED:
+    if waited_share is not None and waited_share > WAITING_IGNORED:
         sds.append(-math.log1p(-min(waited_share, MOST_WAITED)))
     return max(sds, default=0.0)
