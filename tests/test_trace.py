@@ -142,7 +142,8 @@ def test_a_checkpointed_model_keeps_less_and_computes_more():
 
 
 def test_operations_of_a_compiled_and_checkpointed_step_are_those_that_run():
-    job = dataclasses.replace(decoder_job(model={"activation_checkpointing": True}), compile=CompileSettings())
+    deep = {"activation_checkpointing": True, "num_layers": 7}  # not all of which are traced
+    job = dataclasses.replace(decoder_job(model=deep), compile=CompileSettings())
     # partitions as the default backend does, and builds nothing
     as_run = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager_decomp_partition"))
     model = trace_job(job)

@@ -54,7 +54,9 @@ def count_graph_flops(graph: torch.fx.Graph, prime: int, module_of: Callable[[to
         if hardware:
             is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
             model = NOTHING if is_replayed else model_share(operator, hardware)
-            costs.append(Cost(name=node.name, module=module_of(node), hardware_flops=hardware, model_flops=model))
+            # a wrapper says nothing of where it belongs; what it is given was made there
+            module = module_of(node) or next(filter(None, map(module_of, node.all_input_nodes)), "")
+            costs.append(Cost(name=node.name, module=module, hardware_flops=hardware, model_flops=model))
     return costs
 
 
