@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer problems, under five minutes")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of the worlds")
+    parser.add_argument(
+        "--keep-others",
+        action="store_true",
+        help="take the other methods from the results, which have the same problems",
+    )
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    report = measure(quick=options.quick, first_seed=options.first_seed)
+    known = _known(options.quick, options.first_seed) if options.keep_others else {}
+    report = measure(quick=options.quick, first_seed=options.first_seed, known=known)
+    report["first_seed"] = options.first_seed
     report["facts"] = _facts(arguments) | {"wall_time_s": round(time.monotonic() - began)}
-    stem = "search_quick" if options.quick else "search"
+    stem = _stem(options.quick)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{stem}.json").write_text(json.dumps(report, indent=1, allow_nan=True) + "\n")
     text = markdown(report)
@@ -74,8 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(*, quick: bool, first_seed: int) -> dict[str, Any]:
-    """Run every method on every problem."""
+def _known(quick: bool, first_seed: int) -> dict[str, Any]:
+    """What an earlier run found of the other methods, by world, where its problems were the same."""
+    path = RESULTS / f"{_stem(quick)}.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    if report.get("first_seed") != first_seed:
+        sys.exit(f"{path} has no results for worlds from seed {first_seed}: run it without --keep-others first")
+    return report["methods"]
+
+
+def _stem(quick: bool) -> str:
+    return "search_quick" if quick else "search"
+
+
+def measure(*, quick: bool, first_seed: int, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Run every method on every problem; `known` has what needs no second run, by world and method."""
     worlds: dict[str, list[Problem]] = {"public": list(public_problems(1 if quick else 6))}
     for family in Family:
         count = NUM_PROBLEMS["quick" if quick else "main" if family in MAIN_FAMILIES else "other"]
@@ -86,6 +106,9 @@ def measure(*, quick: bool, first_seed: int) -> dict[str, Any]:
         report["methods"][world] = {"bexplore": summary(own)}
         _progress(world, "bexplore")
         for name in BASELINES:
+            if name in known.get(world, {}):
+                report["methods"][world][name] = known[world][name]
+                continue
             thinning = SLOW_BASELINES.get(name, BASELINE_THINNING)
             others = _collect(answer_of(name, problem) for problem in problems[::thinning])
             report["methods"][world][name] = summary(others)

@@ -20,7 +20,7 @@ CALIBRATION_OF_DOUBT = (2.64, 2.0)
 # Few candidates are often neighbours a factor of two apart: a belief that is ready for anything between them doubts too
 # much there.
 FEW_CANDIDATES = 8
-CALIBRATION_OF_FEW = 0.25  # added to the offset
+CALIBRATION_OF_FEW = 0.1  # added to the offset
 # The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others
 # then is nothing but the prior, and nearly every recorded job is faster at some other size than at its smallest.
 CALIBRATION_OF_ONE_SIZE = (-1.0, 1.0, 0.0)
