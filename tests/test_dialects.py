@@ -673,6 +673,13 @@ def test_whatever_stands_anywhere_is_a_config_or_one_error(tmp_path_factory, lay
         assert str(path) in error.message or "--set" in error.message
 
 
+def test_a_list_where_a_mapping_should_be_is_told_also_where_an_override_goes_through_it(folder):
+    values = copy.deepcopy(WHOLE["newer"])
+    values["trainer"]["init"] = []
+    with pytest.raises(UserInputError, match=r"trainer\.init is a list, not a mapping"):
+        folder.load(values, overrides=["micro_batch_size=explore"])
+
+
 # Overrides
 
 

@@ -81,7 +81,7 @@ class Document:
         """
         container: Any = self.values
         for depth, key in enumerate(path):
-            if not isinstance(container, dict | list):
+            if not isinstance(container, dict | list if isinstance(key, int) else dict):
                 place = dotted_path(path[:depth])
                 raise UserInputError(f"{override.source}: {place} is {kind_of(container)}, not a mapping")
             if depth == len(path) - 1:
