@@ -50,8 +50,9 @@ from bexplore.simulator import Family, SimulatedRunner, draw_world
 RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 1_000_000
 MAIN_FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS)
-NUM_PROBLEMS = {"main": 800, "other": 200, "quick": 60}
-BASELINE_THINNING = 4  # the others are run on every fourth of the same problems ...
+NUM_PROBLEMS = {"main": 1600, "other": 200, "quick": 60}
+BASELINE_WORLDS = 800  # of a family, the first, on which the others are run too:
+BASELINE_THINNING = 4  # on every fourth of them ...
 SLOW_BASELINES = {"Optuna TPE": 8, "Optuna GPSampler": 40}  # ... the slow ones on fewer
 DECISION_CANDIDATES = 4096
 
@@ -110,7 +111,8 @@ def measure(*, quick: bool, first_seed: int, known: Mapping[str, Any]) -> dict[s
                 report["methods"][world][name] = known[world][name]
                 continue
             thinning = SLOW_BASELINES.get(name, BASELINE_THINNING)
-            others = _collect(answer_of(name, problem) for problem in problems[::thinning])
+            shared = problems if world == "public" else problems[:BASELINE_WORLDS]
+            others = _collect(answer_of(name, problem) for problem in shared[::thinning])
             report["methods"][world][name] = summary(others)
             _progress(world, name)
         if world == "public":
@@ -184,6 +186,7 @@ def _facts(arguments: Sequence[str] | None) -> dict[str, Any]:
         "revision": revision.stdout.strip(),
         "processor": _processor(),
         "cores": os.cpu_count(),
+        "threads_of_numpy": os.environ.get("OPENBLAS_NUM_THREADS", "all"),
         "load_at_the_end": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "numpy": np.__version__,
