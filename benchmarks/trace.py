@@ -47,6 +47,8 @@ def main() -> None:
     measured = {} if options.fresh or not MEASURED.exists() else json.loads(MEASURED.read_text())
     rows: list[dict[str, Any]] = []
     untraced: dict[str, str] = {}
+    is_whole = not (options.quick or options.others or options.only)
+    deep = [_deep_row(name) for name in DEEP_JOBS] if is_whole else []  # first: it is quick
     for name in _names(options):
         traced = _in_child("trace", name)
         if "untraced" in traced:
@@ -59,9 +61,8 @@ def main() -> None:
             peak = _measured_once(measured, "measure", name, size, traced["job_fingerprint"])
             rows.append(_row(name, size, model, peak, counted, traced["trace_s"]))
             print(f"{name:32s} {size:4d}  {rows[-1]['error_percent']:+.2f} %", file=sys.stderr)
-        _write(options, rows, untraced, deep=[])
-    is_whole = not (options.quick or options.others or options.only)
-    print(_markdown(_write(options, rows, untraced, deep=[_deep_row(name) for name in DEEP_JOBS] if is_whole else [])))
+        _write(options, rows, untraced, deep)
+    print(_markdown(_write(options, rows, untraced, deep)))
 
 
 def _names(options: argparse.Namespace) -> list[str]:
