@@ -164,6 +164,9 @@ class _Exploration:
             runner.budget_bytes = budget.budget_bytes
             runner.limits = self._stage_limits(cost_model)
             yield self._traced(cost_model, reason, budget)
+            self._refuse_the_impossible(cost_model, budget)
+            if not self.known:
+                self._prepare(runner, cost_model, budget)
             result = None
             for event in self._search(runner, run, cost_model, budget):
                 if isinstance(event, explorer.Result):
@@ -177,7 +180,7 @@ class _Exploration:
             yield self._finish(result, runner, run, cost_model, facts)
 
     def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
-        """Fix the device and compile the search's program; a second process traces meanwhile."""
+        """Fix the device, for which the worker imports torch; a second process traces meanwhile."""
         with ThreadPoolExecutor(max_workers=1) as pool:
             if self.config.job.device == "auto":
                 facts = self._on_device(runner)
@@ -185,8 +188,6 @@ class _Exploration:
             else:
                 tracing = pool.submit(self._trace, run)
                 facts = self._on_device(runner)
-            if not self.known:
-                self._prepare(runner, facts)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
         return cost_model, "" if cost_model else str(traced), facts
@@ -194,14 +195,12 @@ class _Exploration:
     def _trace(self, run: journal.Run) -> CostModel | str:
         return recall_or_trace(self.config.job, run.directory, self.on_progress, fresh=self.out.fresh)
 
-    def _prepare(self, runner: EngineRunner, facts: Mapping[str, Any]) -> None:
-        """Compile what the first probe will run; nothing is timed while the trace keeps a processor busy."""
+    def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:
+        """Compile what the first probe will run, while the process of the final answer starts: nothing is timed yet."""
         settings = search_settings(self.config)
         if settings.search_compilation is not Compilation.SHARED:
             return
-        budget = self._budget(facts, None)
-        runner.budget_bytes = budget.budget_bytes
-        smallest = self._candidates(None, budget)[0]
+        smallest = self._candidates(cost_model, budget)[0]
         try:
             runner.prepare(Probe(number=0, micro_batch_size=smallest, time_limit_s=settings.probe_time_limit_s))
         except KeyboardInterrupt:  # as in a probe: the exploration ends with what is known
@@ -252,7 +251,6 @@ class _Exploration:
     def _search(
         self, runner: EngineRunner, run: journal.Run, cost_model: CostModel | None, budget: MemoryBudget
     ) -> Iterator[explorer.Event]:
-        self._refuse_the_impossible(cost_model, budget)
         return explorer.explore(
             runner,
             space=Space.of(self._candidates(cost_model, budget)),
