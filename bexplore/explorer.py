@@ -203,7 +203,7 @@ def _given_up_on_error(study: optuna.Study, trial: optuna.Trial) -> Iterator[Non
     """Give the trial up where something ends the runner, or the iteration, instead of the probe."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # an interruption too; raised again
         with told_as_engine_error():
             studies.abandon(study, trial)
         raise

@@ -13,12 +13,12 @@ from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 
 MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent
-# Of the log-odds: offset, slope, curvature. Fitted on development problems only, see benchmarks/search.py.
+# Of the log-odds: offset, slope, curvature. Fitted on development worlds and two of the four families of public sweeps.
 CALIBRATION = (0.86, 0.70, -0.02)
 # Where the belief thinks little of a size, it is worth less still: offset and slope of what the score is at most.
 CALIBRATION_OF_DOUBT = (2.64, 2.0)
 # Few candidates are often neighbours a factor of two apart: a belief that is ready for anything between them doubts too
-# much there.
+# much there. Chosen by hand with the cost of all four families in sight.
 FEW_CANDIDATES = 8
 CALIBRATION_OF_FEW = 0.1  # added to the offset
 # The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others

@@ -77,7 +77,7 @@ class _KernelLock(JournalFileOpenLock):
         try:
             self._handle = self._path.open("a")
             lock_handle(self._handle, self._path)
-        except BaseException:
+        except BaseException:  # an interruption too; raised again
             self.release()
             raise
         return True

@@ -40,7 +40,7 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
         return workload, fake_mode
     except BexploreError:
         raise
-    except Exception:
+    except Exception:  # what a fake tensor cannot answer fails in the user's code in any way; a real bug fails again
         if torch.device(job.device).type != "cpu":  # its memory is for the probes
             raise
     return _from_real(build(job))

@@ -15,18 +15,18 @@ def is_fake() -> bool:
     return torch._guards.detect_fake_mode() is not None
 
 
-def creation_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def creation_device(device: torch.device) -> Iterator[None]:
     """Where the user's own modules are made: as their code says, or with fake tensors at once on the device.
 
     Real modules are moved afterwards, as their own training script would do: code written for the CPU (NumPy, `item`)
     may run while they are made.
     """
     if not is_fake():
-        return contextlib.nullcontext()
-    stack = contextlib.ExitStack()
-    stack.enter_context(device)
-    stack.enter_context(_converting_in_place())
-    return stack
+        yield
+        return
+    with device, _converting_in_place():
+        yield
 
 
 @contextlib.contextmanager
@@ -53,11 +53,11 @@ def _converting_in_place() -> Iterator[None]:
             own.update({name: convert(tensor, function) for name, tensor in own.items() if tensor is not None})
         return self
 
-    nn.Module._apply = apply  # type: ignore[method-assign]
+    nn.Module._apply = apply  # type: ignore[method-assign]  # replaced for a while, which has no type
     try:
         yield
     finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
+        nn.Module._apply = original  # type: ignore[method-assign]  # and put back
 
 
 def place(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
