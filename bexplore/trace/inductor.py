@@ -46,7 +46,7 @@ from bexplore.trace.workspaces import workspace_sizes
 
 SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
 Observe = Callable[[GraphLowering, int], None]
-CHECKED_VERSIONS = ("2.11", "2.12", "2.13")
+CHECKED_VERSIONS = ("2.13",)  # 2.11 and 2.12 were read and not run: they are tried, with a line of doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
