@@ -62,7 +62,7 @@ bench-gpu: $(BENCH_STAMP)
 bench-all: bench bench-search bench-trace bench-guard bench-faults bench-view
 
 bench-search: $(BENCH_STAMP)
-	$(BIN)/python -m benchmarks.search $(ARGS)
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.search $(ARGS)
 
 bench-trace: $(STAMP)
 	$(BIN)/python -m benchmarks.trace $(ARGS)

@@ -9,13 +9,15 @@ with an error of 8 % says.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ from bexplore.recommendation import SearchSettings
 from bexplore.simulator import Family, SimulatedRunner, draw_world
 
 RESULTS = Path(__file__).parent / "results"
-FIRST_SEED = 1_000_000
+FIRST_SEED = 2_000_000
 MAIN_FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS)
 NUM_PROBLEMS = {"main": 1600, "other": 200, "quick": 60}
 BASELINE_WORLDS = 800  # of a family, the first, on which the others are run too:
@@ -103,7 +105,7 @@ def measure(*, quick: bool, first_seed: int, known: Mapping[str, Any]) -> dict[s
         worlds[family.value] = list(simulated_problems(family, count, first_seed=first_seed))
     report: dict[str, Any] = {"methods": {}, "public_families": {}}
     for world, problems in worlds.items():
-        own = _collect(answered(problem) for problem in problems)
+        own = _answers(answered, problems)
         report["methods"][world] = {"bexplore": summary(own)}
         _progress(world, "bexplore")
         for name in BASELINES:
@@ -112,7 +114,7 @@ def measure(*, quick: bool, first_seed: int, known: Mapping[str, Any]) -> dict[s
                 continue
             thinning = SLOW_BASELINES.get(name, BASELINE_THINNING)
             shared = problems if world == "public" else problems[:BASELINE_WORLDS]
-            others = _collect(answer_of(name, problem) for problem in shared[::thinning])
+            others = _answers(functools.partial(answer_of, name), shared[::thinning])
             report["methods"][world][name] = summary(others)
             _progress(world, name)
         if world == "public":
@@ -128,7 +130,7 @@ def _public_details(problems: Sequence[Problem], answers: Sequence[Answer]) -> d
     }
     groups = {"developed on": DEVELOPED_ON, "not seen": NOT_SEEN}
     joined = {name: [answer for family in group for answer in by_family[family]] for name, group in groups.items()}
-    shared = _collect(answered(problem, shared_compile=True) for problem in problems)
+    shared = _answers(functools.partial(answered, shared_compile=True), problems)
     return {
         "public_families": {name: summary(found) for name, found in (joined | by_family).items()},
         "public_shared_compile": summary(shared)
@@ -140,8 +142,21 @@ def _public_details(problems: Sequence[Problem], answers: Sequence[Answer]) -> d
     }
 
 
-def _collect(answers: Iterable[Answer | None]) -> list[Answer]:
-    return [answer for answer in answers if answer is not None]
+def _answers(answer: Callable[[Problem], Answer | None], problems: Sequence[Problem]) -> list[Answer]:
+    """The answers to some problems, in order, from one process for each core: no answer depends on another."""
+    _asked[:] = [answer, problems]  # inherited by the fork: a world holds functions, which no pipe carries
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        found = pool.map(_answer_number, range(len(problems)), chunksize=4)
+    return [answer for answer in found if answer is not None]
+
+
+_asked: list[Any] = []
+
+
+def _answer_number(number: int) -> Answer | None:
+    answer, problems = _asked
+    found: Answer | None = answer(problems[number])
+    return found
 
 
 def decision_time(num_explorations: int = 8, num_probes: int = 14) -> dict[str, float]:

@@ -231,7 +231,10 @@ class _Exploration:
         )
 
     def _stage_limits(self, cost_model: CostModel | None) -> StageLimits:
-        limits = StageLimits(flops_per_sample=cost_model.hardware_flops_per_sample if cost_model else None)
+        limits = StageLimits(
+            flops_per_sample=cost_model.hardware_flops_per_sample if cost_model else None,
+            floor_s=self.config.explore.stage_time_floor,
+        )
         for observation in self.known:
             limits.learn(observation)
         return limits
@@ -351,7 +354,7 @@ class _Exploration:
             return None
         size = verified.micro_batch_size
         num_pairs = eager.PAIRS_ASKED if asked else eager.PAIRS_OF_A_LOOK
-        answer = runner.compare_eager(micro_batch_size=size, num_pairs=num_pairs, with_peak=asked)
+        answer = runner.compare_eager(micro_batch_size=size, num_pairs=num_pairs, is_thorough=asked)
         if answer is None:
             return None
         return eager.judge(answer, micro_batch_size=size, tolerance=self.config.explore.tolerance, asked=asked)

@@ -100,7 +100,7 @@ def recommend(
     if not eligible.any():
         return None
     near = posterior.near_best(tolerance).mean(axis=0)
-    mean = posterior.log_throughput.mean(axis=0)
+    mean = posterior.mean
     merit = np.where(eligible, near + 1e-3 * mean, -np.inf)
     best = int(np.argmax(merit))
     base_index = posterior.index(base)

@@ -111,7 +111,8 @@ def _as_list(value: Any) -> Sequence[Any]:
 
 
 _SIZE_SCHEMA = {"type": ["string", "number"], "examples": ["auto", "12GiB", "1.5 GB"]}
-_DURATION_SCHEMA = {"type": ["string", "number", "null"], "examples": ["10min", "90s", 600]}
+_SECONDS_SCHEMA = {"type": ["string", "number"], "examples": ["10min", "90s", 600]}
+_DURATION_SCHEMA = {**_SECONDS_SCHEMA, "type": ["string", "number", "null"]}
 _ENABLED_SCHEMA = {"enum": [True, False, "both"]}
 _IMPORT_SCHEMA = {"type": "string", "pattern": f"^{_IMPORT_PATH.pattern}$"}
 _CANDIDATES_SCHEMA = {
@@ -234,6 +235,9 @@ class ExploreSettings(_Section):
     )
     probe_time_limit: Annotated[float | None, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)] = Field(
         1800.0, description="Seconds, or text, after which one probe is given up as timed_out; null: no limit."
+    )
+    stage_time_floor: Annotated[float, BeforeValidator(_duration), WithJsonSchema(_SECONDS_SCHEMA)] = Field(
+        60.0, description="Seconds, or text, for which a stage (build, compile, a step) may be silent in any case."
     )
     device: Annotated[str, Field(min_length=1, max_length=64)] = Field(
         "auto", description="A torch device such as cpu, cuda, cuda:1; auto: the accelerator if there is one, else cpu."

@@ -45,14 +45,14 @@ def test_a_look_that_nobody_asked_for_stays_cheap():
 
 def test_eager_and_compiled_passes_are_timed_in_the_worker_that_ran_the_size_exactly(run_on):
     runner = run_on(imported_job())
-    assert runner.compare_eager(micro_batch_size=4, num_pairs=2, with_peak=True) is None
+    assert runner.compare_eager(micro_batch_size=4, num_pairs=2, is_thorough=True) is None
     runner(verification(4))
 
-    answer = runner.compare_eager(micro_batch_size=4, num_pairs=2, with_peak=True)
+    answer = runner.compare_eager(micro_batch_size=4, num_pairs=2, is_thorough=True)
 
     assert (len(answer["compiled_pass_times_s"]), len(answer["eager_pass_times_s"])) == (2, 2)
     assert answer["eager_peak_memory_bytes"] > 0
-    assert runner.compare_eager(micro_batch_size=8, num_pairs=2, with_peak=True) is None
+    assert runner.compare_eager(micro_batch_size=8, num_pairs=2, is_thorough=True) is None
 
 
 def test_what_the_compiler_makes_of_the_final_answer_is_kept_and_spares_the_next_start(run_on, monkeypatch):

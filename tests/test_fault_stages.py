@@ -85,9 +85,9 @@ def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
 
 
 def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
-    runner = run_on(job(batch="bugs:hangs_at_three"), limits=StageLimits(step_limit_s=2.0))
+    runner = run_on(job(batch="bugs:hangs_at_three"), limits=StageLimits(step_limit_s=2.0, floor_s=2.0))
 
-    hung = runner(probe(3))
+    hung = runner(dataclasses.replace(probe(3), time_limit_s=1800.0))
 
     assert hung.outcome is Outcome.TIMED_OUT
     assert "no progress in stage 'batch' for 2 s" in hung.reason

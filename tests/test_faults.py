@@ -25,7 +25,7 @@ from bexplore import dialects, exploration, explorer, identity, journal, locks
 from bexplore.engine import guardian, memory_watch
 from bexplore.engine.limits import DataLimit
 from bexplore.engine.memory_watch import MemoryWatch
-from bexplore.engine.stage_limits import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STEP_FLOOR_S, StageLimits
+from bexplore.engine.stage_limits import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STAGE_FLOOR_S, StageLimits
 from bexplore.errors import EngineError, UserInputError
 from bexplore.events import failures_of
 from bexplore.exploration import Surroundings
@@ -475,7 +475,7 @@ def test_the_run_of_the_winner_is_three_whole_steps_long_before_anything_is_time
         num_timed = len(observation.details["all_pass_times_s"] or observation.pass_times_s)
         untimed.append((tmp_path / "count").stat().st_size - num_timed)
 
-    assert untimed == [1 + 2, 1 + 3 * 2]
+    assert untimed == [1 + 2, 1 + 2 + 1]
 
 
 # Time
@@ -496,8 +496,18 @@ def test_short_stages_have_floors_and_failed_probes_teach_nothing():
     limits.learn(observed(4, outcome=Outcome.TIMED_OUT, pass_times_s=()))
     assert limits.limit_s("compile", 4) == FIRST_LIMITS_S["compile"]
     limits.learn(observed(4, pass_times_s=(0.001,), compile_time_s=1.0))
-    assert limits.limit_s("passes", 4) == STEP_FLOOR_S
+    assert limits.limit_s("passes", 4) == STAGE_FLOOR_S
     assert limits.limit_s("compile", 4) == COMPILE_FLOOR_S
+
+
+def test_the_floor_of_the_stages_is_the_users_to_set(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(Path("configs/quickstart.yaml").read_text())
+    config = load_config(path, overrides={"explore.stage_time_floor": "2h"})
+    limits = StageLimits(floor_s=config.explore.stage_time_floor)
+    limits.learn(observed(4, pass_times_s=(0.001,), compile_time_s=1.0))
+
+    assert {limits.limit_s(stage, 4) for stage in ("start", "import", "build", "compile", "passes")} == {7200.0}
 
 
 # Workers that die, on the real engine

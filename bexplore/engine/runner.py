@@ -151,7 +151,7 @@ class EngineRunner:
             return {"problem": str(answer["reason"])}
         return {name: value for name, value in answer.items() if name not in ("kind", "outcome")} | {"problem": ""}
 
-    def compare_eager(self, *, micro_batch_size: int, num_pairs: int, with_peak: bool) -> dict[str, Any] | None:
+    def compare_eager(self, *, micro_batch_size: int, num_pairs: int, is_thorough: bool) -> dict[str, Any] | None:
         """Time compiled and eager passes in turn, in the worker that has just run the size as the user compiles it.
 
         Returns:
@@ -164,7 +164,7 @@ class EngineRunner:
             "kind": "compare_eager",
             "micro_batch_size": micro_batch_size,
             "num_pairs": num_pairs,
-            "with_peak": with_peak,
+            "is_thorough": is_thorough,
         }
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
         if isinstance(answer, Failure):
@@ -237,7 +237,7 @@ class EngineRunner:
             tenants = Tenants(worker.process.pid)
             tenants.start()
             request = {"kind": kind} | self._probe_request(probe)
-            answer = self._ask(request, limit_s=probe.time_limit_s, size=probe.micro_batch_size)
+            answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
             others_share = tenants.others_share()
             tenant_warnings = tenants.warnings(on_accelerator=self.job.device.split(":")[0] == "cuda")
         worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
@@ -306,11 +306,14 @@ class EngineRunner:
             "artifacts_dir": str(self.artifacts_dir(probe.micro_batch_size)) if self._is_kept(probe) else None,
         }
 
-    def _ask(self, request: dict[str, Any], *, limit_s: float | None, size: int = 1) -> dict[str, Any] | Failure:
+    def _ask(
+        self, request: dict[str, Any], *, limit_s: float | None, stages_of: int | None = None
+    ) -> dict[str, Any] | Failure:
+        """Ask the worker; for a probe, whose size `stages_of` tells, no stage may be silent for too long either."""
         worker = self._workers.ensure()
 
-        def stage_limit_s(stage: str) -> float:
-            return limit_s if limit_s is not None else self.limits.limit_s(stage, size)
+        def stage_limit_s(stage: str) -> float | None:
+            return limit_s if stages_of is None else self.limits.limit_s(stage, stages_of)
 
         on_cpu = self.job.device.split(":")[0] == "cpu"
         resident_limit = self.budget_bytes + WORKER_OVERHEAD_BYTES if on_cpu and self.budget_bytes is not None else None

@@ -11,8 +11,8 @@ FIRST_LIMITS_S: Mapping[str, float] = {"start": 120.0, "import": 300.0, "build":
 STEP_LIMIT_S = 900.0
 # A stage is lost when it takes this many times what is known of it ...
 PATIENCE = 20.0
-# ... and longer than this, however short it is known to be: another tenant may come. Seconds.
-STEP_FLOOR_S = 60.0
+# ... and longer than the floor, however short it is known to be: another tenant may come. Seconds.
+STAGE_FLOOR_S = 60.0
 COMPILE_FLOOR_S = 900.0
 # No device that anybody trains on is slower. Flops per second.
 SLOWEST_FLOPS_PER_S = 1e9
@@ -24,11 +24,19 @@ class StageLimits:
     Args:
         step_limit_s: Silence of a step of an unknown job; None for the default.
         flops_per_sample: Of a pass, from the trace; None if unknown.
+        floor_s: No stage counts as hung before this, whatever is known of it.
     """
 
-    def __init__(self, *, step_limit_s: float | None = None, flops_per_sample: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        step_limit_s: float | None = None,
+        flops_per_sample: float | None = None,
+        floor_s: float = STAGE_FLOOR_S,
+    ) -> None:
         self._step_limit_s = STEP_LIMIT_S if step_limit_s is None else step_limit_s
         self._flops_per_sample = flops_per_sample
+        self._floor_s = floor_s
         self._pass_s_per_sample: float | None = None
         self._pass_s = 0.0
         self._compile_s: float | None = None
@@ -45,6 +53,9 @@ class StageLimits:
 
     def limit_s(self, stage: str, micro_batch_size: int) -> float:
         """Seconds of silence that a stage may take at a size."""
+        return max(self._floor_s, self._known_limit_s(stage, micro_batch_size))
+
+    def _known_limit_s(self, stage: str, micro_batch_size: int) -> float:
         pass_s = self._expected_pass_s(micro_batch_size)
         if stage == "compile":
             if self._compile_s is None:
@@ -53,7 +64,7 @@ class StageLimits:
         if stage in FIRST_LIMITS_S:
             return FIRST_LIMITS_S[stage]
         if self._pass_s_per_sample is not None:
-            return max(STEP_FLOOR_S, PATIENCE * (pass_s or 0.0))
+            return PATIENCE * (pass_s or 0.0)
         return max(self._step_limit_s, pass_s or 0.0)
 
     def _expected_pass_s(self, micro_batch_size: int) -> float | None:

@@ -166,8 +166,8 @@ class _Server:
         return {"outcome": "measured"} | times
 
     def _compare_eager(self, request: dict[str, Any]) -> dict[str, Any]:
-        size, pairs, with_peak = request["micro_batch_size"], request["num_pairs"], request["with_peak"]
-        return {"outcome": "measured"} | self._session.compare_eager(size, num_pairs=pairs, with_peak=with_peak)
+        size, pairs, is_thorough = request["micro_batch_size"], request["num_pairs"], request["is_thorough"]
+        return {"outcome": "measured"} | self._session.compare_eager(size, num_pairs=pairs, is_thorough=is_thorough)
 
     def _loaded_from(self, request: dict[str, Any]) -> dict[str, Any]:
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))

@@ -238,7 +238,7 @@ def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
     A posterior that is sure of a smooth curve is not sure that it is smooth: throughput is known to fall by a third
     between two neighbouring powers of two. So the search does not end with such a stretch wider than `GAP_RATIO`.
     """
-    mean = fitted.log_throughput.mean(axis=0)
+    mean = fitted.mean
     matters = fitted.open & (fitted.feasible.mean(axis=0) > 0.5)
     matters &= mean >= mean[fitted.index(best.micro_batch_size)] - GAP_DEPTH
     if fitted.represented.sum() <= GAP_SPACE:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bexplore.policy.costs import Costs, expected_pass_s
 from bexplore.posterior import Posterior
+from bexplore.posterior.curves import Draws
 from bexplore.posterior.evidence import Evidence
 from bexplore.recommendation import SearchSettings
 
@@ -72,8 +73,7 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_s
 def _candidates(posterior: Posterior, near: NDArray[np.bool_]) -> NDArray[np.intp]:
     probability_near = near.mean(axis=0)
     fits = posterior.feasible.mean(axis=0)
-    values = np.where(posterior.feasible, posterior.log_throughput, -np.inf)
-    best = np.bincount(values.argmax(axis=1), minlength=len(posterior.sizes)) / len(values)
+    best = np.bincount(posterior.values.argmax(axis=1), minlength=len(posterior.sizes)) / len(near)
     allowed = posterior.open & (fits > MIN_FEASIBLE)
     again = posterior.measured > 0
     allowed &= ~again | (probability_near > MIN_REPLICATE_NEAR_BEST)
@@ -82,39 +82,46 @@ def _candidates(posterior: Posterior, near: NDArray[np.bool_]) -> NDArray[np.int
     return order[merit[order] >= 0]
 
 
-def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Array:
-    values = np.where(posterior.feasible, posterior.log_throughput, -np.inf)
-    gap = values.max(axis=1, keepdims=True) - values
-    return NEAR_WEIGHT * near + (1 - NEAR_WEIGHT) * np.clip(1 - gap / GAP_SCALE, 0.0, 1.0)
+def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Draws:
+    gap = posterior.best - posterior.values
+    close = np.clip(1.0 - gap / np.float32(GAP_SCALE), 0.0, 1.0)
+    return np.float32(1 - NEAR_WEIGHT) * close + np.float32(NEAR_WEIGHT) * near
 
 
-def _values(posterior: Posterior, utility: Array, measured: NDArray[np.intp], candidates: NDArray[np.intp]) -> Array:
+def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], candidates: NDArray[np.intp]) -> Array:
     """(C,), expected gain of the best recommendation when each candidate is probed.
 
     The draws are sorted by what the probe would find and cut into bins; in each bin the best option is taken. Draws in
-    which the candidate does not fit are a bin of their own, in which it is no option.
+    which the candidate does not fit are a bin of their own, in which it is no option. Which option is the best of a bin
+    is decided by one half of its draws and valued by the other: the best of many noisy means looks better than it is.
     """
     num_draws, num_candidates = len(utility), len(candidates)
     fits = posterior.feasible[:, candidates]
-    normal = np.random.default_rng(11).standard_normal((num_draws, num_candidates))
-    found = posterior.log_throughput[:, candidates] + normal * np.hypot(posterior.probe_sd, WITHIN_PROBE_SD)[:, None]
-    order = np.argsort(np.where(fits, found, np.inf), axis=0)
+    normal = np.random.default_rng(11).standard_normal((num_draws, num_candidates), dtype=np.float32)
+    noise = normal * np.hypot(posterior.probe_sd, WITHIN_PROBE_SD).astype(np.float32)[:, None]
+    found = np.where(fits, posterior.log_throughput[:, candidates] + noise, np.float32(np.inf))
+    order = np.argsort(np.ascontiguousarray(found.T), axis=1)
     rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.arange(num_draws)[:, None], axis=0)
-    bins = np.where(fits, rank * NUM_BINS // np.maximum(fits.sum(axis=0), 1), NUM_BINS)
-    member = (bins.T[:, None, :] == np.arange(NUM_BINS + 1)[None, :, None]).astype(float)  # (C, bins, S)
-    known = (member @ utility[:, measured]).max(axis=2, initial=0.0)  # (C, bins)
-    own = (member @ utility[:, candidates].T[:, :, None])[:, :, 0]
-    own[:, NUM_BINS] = 0.0
+    np.put_along_axis(rank, order, np.arange(num_draws)[None, :], axis=1)
+    bins = np.where(fits.T, rank * NUM_BINS // np.maximum(fits.sum(axis=0), 1)[:, None], NUM_BINS)
+    member = (bins[:, None, :] == np.arange(NUM_BINS + 1)[None, :, None]).astype(np.float32)  # (C, bins, S)
+    gains = []
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        known = member[:, :, half] @ utility[half, measured]  # (C, bins, M)
+        own = member[:, :, half] @ utility[half, candidates].T[:, :, None]
+        own[:, NUM_BINS] = 0.0
+        gains.append(np.concatenate([known, own], axis=2))
+    chosen = [gain.argmax(axis=2, keepdims=True) for gain in gains]
+    valued = [np.take_along_axis(gains[1 - i], chosen[i], axis=2).sum(axis=(1, 2)) for i in (0, 1)]
     now = utility[:, measured].sum(axis=0).max(initial=0.0)
-    return (np.maximum(known, own).sum(axis=1) - now) / num_draws
+    return (valued[0] + valued[1] - now) / num_draws
 
 
 def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> tuple[int, ...]:
     """The leader, and the size that is most often the best where the leader is not good enough."""
     leader = int(measured[np.argmax(near[:, measured].mean(axis=0))])
     doubt = ~near[:, leader]
-    values = np.where(posterior.feasible & posterior.open[None, :], posterior.log_throughput, -np.inf)
+    values = np.where(posterior.open[None, :], posterior.values, -np.inf)
     rows = values[doubt] if doubt.any() else values
     winners = np.bincount(rows.argmax(axis=1), minlength=len(posterior.sizes))
     winners[leader] = 0

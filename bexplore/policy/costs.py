@@ -86,5 +86,5 @@ class Costs:
 
 def expected_pass_s(posterior: Posterior) -> Array:
     """(D,), seconds of a pass, pessimistic where little is known."""
-    slow = posterior.log_throughput.mean(axis=0) - 0.5 * posterior.log_throughput.std(axis=0)
+    slow = posterior.mean - 0.5 * posterior.log_throughput.std(axis=0)
     return posterior.sizes / np.exp(slow)

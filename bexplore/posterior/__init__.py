@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bexplore.posterior.boundary import MemoryFacts, draw_boundaries
-from bexplore.posterior.curves import NUM_DRAWS, draw_curves
+from bexplore.posterior.curves import NUM_DRAWS, Draws, draw_curves
 from bexplore.posterior.evidence import Evidence
 from bexplore.posterior.prior import ShapePrior
 from bexplore.probe import Compilation
@@ -24,7 +25,7 @@ RIVAL_SDS = 3.0  # sizes this close to the best, in standard deviations of their
 DENSE_DOMAIN = 128  # up to this many candidates the belief covers every one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Posterior:
     """Joint draws of the throughput curve and of the memory boundary.
 
@@ -42,7 +43,7 @@ class Posterior:
     """
 
     sizes: NDArray[np.int64]
-    log_throughput: Array
+    log_throughput: Draws
     feasible: NDArray[np.bool_]
     probe_sd: Array
     own_sd: Array
@@ -51,10 +52,26 @@ class Posterior:
     measured: NDArray[np.int64]
     measured_exactly: NDArray[np.int64]
     open: NDArray[np.bool_]
+    _near: dict[float, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     def index(self, size: int) -> int:
         """Position of a size in the domain."""
         return int(np.searchsorted(self.sizes, size))
+
+    @cached_property
+    def values(self) -> Draws:
+        """(S, D), ln(samples/s) where the size fits, and -infinity where it does not."""
+        return np.where(self.feasible, self.log_throughput, np.float32(-np.inf))
+
+    @cached_property
+    def best(self) -> Draws:
+        """(S, 1), ln(samples/s) of the best size that fits."""
+        return self.values.max(axis=1, keepdims=True)
+
+    @cached_property
+    def mean(self) -> Array:
+        """(D,), expected ln(samples/s)."""
+        return self.log_throughput.mean(axis=0, dtype=np.float64)
 
     def near_best(self, tolerance: float) -> NDArray[np.bool_]:
         """(S, D): in which draws a size fits and is within the tolerance of the best that fits.
@@ -62,13 +79,16 @@ class Posterior:
         The best of all candidates is a little better than the best of those in the domain: by what the largest of many
         normal draws, sd sqrt(2 ln n), exceeds that of few.
         """
-        values = np.where(self.feasible, self.log_throughput, -np.inf)
-        best = values.max(axis=1, keepdims=True)
-        rivals = values >= best - RIVAL_SDS * self.own_sd[:, None]
-        many = np.sqrt(2.0 * np.log(np.maximum(rivals @ self.represented, 1)))
-        few = np.sqrt(2.0 * np.log(np.maximum(rivals.sum(axis=1), 1)))
-        bonus = self.own_sd * (many - few)
-        return self.feasible & (values >= best + (math.log1p(-tolerance) + bonus)[:, None])
+        if tolerance not in self._near:
+            self._near[tolerance] = self._near_best(tolerance)
+        return self._near[tolerance]
+
+    def _near_best(self, tolerance: float) -> NDArray[np.bool_]:
+        rivals = self.values >= self.best - (RIVAL_SDS * self.own_sd).astype(np.float32)[:, None]
+        weights = np.stack([self.represented, np.ones(len(self.sizes))], axis=1).astype(np.float32)
+        many, few = np.sqrt(2.0 * np.log(np.maximum(rivals.astype(np.float32) @ weights, 1.0))).T
+        bonus = math.log1p(-tolerance) + self.own_sd * (many - few)
+        return self.feasible & (self.values >= self.best + bonus.astype(np.float32)[:, None])
 
 
 def fit(
@@ -109,13 +129,6 @@ def fit(
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
     curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
     alive = ~np.isin(sizes, list(space.dropped(evidence)))
-    counts = np.array([sum(item.micro_batch_size == size for item in measured) for size in sizes])
-    exact = np.array(
-        [
-            sum(item.micro_batch_size == size and item.compilation is user_compilation for item in measured)
-            for size in sizes
-        ]
-    )
     return Posterior(
         sizes=sizes,
         log_throughput=curves.log_throughput,
@@ -124,10 +137,16 @@ def fit(
         own_sd=curves.own_sd,
         represented=_represented(space, sizes),
         surprise=curves.surprise,
-        measured=counts,
-        measured_exactly=exact,
+        measured=_count(sizes, measured),
+        measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
         open=alive & (sizes < limit),
     )
+
+
+def _count(sizes: NDArray[np.int64], measured: Sequence[Evidence]) -> NDArray[np.int64]:
+    """(D,), how many of the probes ran each size; the domain covers every one of them."""
+    at = np.searchsorted(sizes, np.array([item.micro_batch_size for item in measured], dtype=np.int64))
+    return np.bincount(at, minlength=len(sizes)).astype(np.int64)
 
 
 def _reach(space: Space, memory: MemoryPrior | None) -> float:
@@ -144,12 +163,18 @@ def _represented(space: Space, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     if len(sizes) == len(space.sizes):
         return np.ones(len(sizes), dtype=np.int64)
     borders = (sizes[1:] + sizes[:-1]) / 2.0
-    return np.bincount(np.searchsorted(borders, space.sizes), minlength=len(sizes)).astype(np.int64)
+    return np.bincount(np.searchsorted(borders, _as_array(space)), minlength=len(sizes)).astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _as_array(space: Space) -> NDArray[np.int64]:
+    """(num candidates,), the candidates."""
+    return np.array(space.sizes, dtype=np.int64)
 
 
 def _domain(space: Space, probed: Sequence[int], boundaries: Array, largest_ok: int, limit: float) -> NDArray[np.int64]:
     """The sizes that the belief covers: all of a small space; of a large one those that can matter."""
-    candidates = np.array(space.sizes, dtype=np.int64)
+    candidates = _as_array(space)
     if len(candidates) <= DENSE_DOMAIN:
         return candidates
     top = candidates[-1]

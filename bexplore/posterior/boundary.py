@@ -13,7 +13,7 @@ from bexplore.space import MemoryPrior
 Array = NDArray[np.float64]
 
 PEAK_NOISE_SD = 0.006  # of a measured peak, as a fraction; allocator rounding and fragmentation
-BUDGET_SLACK = 0.03  # a job may fail up to this share below the budget
+BUDGET_SLACK = 0.015  # a job fails this share below the budget, on average; how far is exponential, without an end
 LIMIT_IS_WITHIN = 0.15  # P(some candidate does not fit) where nothing is known of memory
 UNSEEN_SLOPE_SD = 1.5  # of ln(growth per sample) before two sizes were measured
 
@@ -90,7 +90,7 @@ def _from_memory_model(
     mean = covariance @ moment
     normal = _normal(uniforms[:2])
     draws = mean[:, None] + np.linalg.cholesky(covariance) @ normal
-    capacity = budget / scale * (1.0 - BUDGET_SLACK * uniforms[2])
+    capacity = budget / scale * (1.0 + BUDGET_SLACK * np.log1p(-uniforms[2]))
     growth = np.maximum(draws[1], 1e-6)
     target = scale * (1.0 + (capacity - draws[0]) / growth)
     rising = shape + np.arange(len(shape)) * 1e-9 * scale

@@ -21,12 +21,14 @@ from bexplore.posterior.prior import (
     UNSEEN_BUMP_SDS,
     Hyper,
     ShapePrior,
+    rough_draws,
     rough_kernel,
     smooth_kernel,
 )
 from bexplore.probe import Compilation
 
 Array = NDArray[np.float64]
+Draws = NDArray[np.float32]
 Index = NDArray[np.intp]
 
 NUM_DRAWS = 512
@@ -58,14 +60,16 @@ class _Measurements:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Correlations over the domain, their Cholesky factors, (lengths, D, D) and (D, D), and normal draws, (S, D)."""
+    """Correlations over the domain, (lengths, D, D) and (D, D), and what draws of such functions are made of.
+
+    `smooth_factors`: (lengths, D, D), of Cholesky. `smooth_normal`: (S, D). `rough_draws`: (S, D), of unit variance.
+    """
 
     smooth: Array
     rough: Array
     smooth_factors: NDArray[np.float32]
-    rough_factor: NDArray[np.float32]
     smooth_normal: NDArray[np.float32]
-    rough_normal: NDArray[np.float32]
+    rough_draws: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +90,13 @@ class CurveDraws:
     """Draws from the belief about the curve.
 
     Attributes:
-        log_throughput: (S, D), ln(samples/s).
+        log_throughput: (S, D), ln(samples/s); seven digits are far more than any probe knows.
         probe_sd: (S,), ln(samples/s), between two probes of one size.
         own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
         surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
     """
 
-    log_throughput: Array
+    log_throughput: Draws
     probe_sd: Array
     own_sd: Array
     surprise: Array
@@ -131,7 +135,7 @@ def draw_curves(
     draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
     surprise = np.zeros(len(sizes))
     surprise[data.at] = z
-    curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T
+    curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
     hyper = Hyper.grid()
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
     return CurveDraws(curves, hyper.probe_sd[weighed.hyper], own_sd, surprise)
@@ -179,18 +183,30 @@ def _standard_errors(measured: Sequence[Evidence]) -> Array:
 @lru_cache(maxsize=4)
 def _fields(seed: int, sizes: tuple[int, ...]) -> _Fields:
     logs = np.log(np.array(sizes, dtype=float))
-    rng = np.random.default_rng([seed, 3])
-    jitter = 1e-9 * np.eye(len(logs))
     smooth = np.stack([smooth_kernel(logs, logs, length) for length in LENGTHS])
-    rough = rough_kernel(logs, logs)
+    smooth_normal, rough_normal, own_normal = _normals(seed, sizes)
     return _Fields(
         smooth=smooth,
-        rough=rough,
-        smooth_factors=np.asarray(np.linalg.cholesky(smooth + jitter), dtype=np.float32),
-        rough_factor=np.asarray(np.linalg.cholesky(rough + jitter), dtype=np.float32),
-        smooth_normal=rng.standard_normal((NUM_DRAWS, len(logs)), dtype=np.float32),
-        rough_normal=rng.standard_normal((NUM_DRAWS, len(logs)), dtype=np.float32),
+        rough=rough_kernel(logs, logs),
+        smooth_factors=np.asarray(np.linalg.cholesky(smooth + 1e-9 * np.eye(len(logs))), dtype=np.float32),
+        smooth_normal=smooth_normal,
+        rough_draws=rough_draws(logs, rough_normal, own_normal),
     )
+
+
+def _normals(seed: int, sizes: tuple[int, ...]) -> NDArray[np.float32]:
+    """(3, S, D), standard normal draws; those of a size are the same in every domain."""
+    known = _normals_by_size(seed)
+    for size in sizes:
+        if size not in known:
+            known[size] = np.random.default_rng([seed, 3, size]).standard_normal((3, NUM_DRAWS), dtype=np.float32)
+    return np.stack([known[size] for size in sizes], axis=-1)
+
+
+@lru_cache(maxsize=4)
+def _normals_by_size(seed: int) -> dict[int, NDArray[np.float32]]:
+    """(3, S) standard normal draws by size, filled as they are asked for."""
+    return {}
 
 
 def _inverse_covariance(data: _Measurements, fields: _Fields) -> tuple[Array, Array]:
@@ -218,8 +234,9 @@ def _weigh(
     """
     hyper = Hyper.grid()
     num_shapes, count = misfit.shape
-    outer = (misfit[:, :, None] * misfit[:, None, :]).reshape(num_shapes, count * count)
-    quadratic = inverse.reshape(-1, count * count) @ outer.T
+    low, high = np.tril_indices(count)  # of a symmetric form each pair once
+    pairs = np.ascontiguousarray(misfit.T)
+    quadratic = (inverse[:, low, high] * np.where(low == high, 1.0, 2.0)) @ (pairs[low] * pairs[high])
     plain = -0.5 * (quadratic + log_det[:, None]) + hyper.log_weight[:, None]
     best = np.unravel_index(int(np.argmax(plain)), plain.shape)
     distinct = np.unique(data.at)
@@ -307,42 +324,44 @@ def _draw(
     sizes: NDArray[np.int64],
     *,
     seed: int,
-) -> Array:
+) -> Draws:
     """(S, D), deviations from the shapes: functions from the prior, corrected by what was measured."""
     hyper = Hyper.grid()
     rng = np.random.default_rng([seed, 5])
     j = weighed.hyper
     length, count = hyper.length_index[j], len(data.at)
-    smooth = np.empty_like(fields.smooth_normal)
-    for index, factor in enumerate(fields.smooth_factors):
-        own = length == index
-        smooth[own] = fields.smooth_normal[own] @ factor.T
-    rough = fields.rough_normal @ fields.rough_factor.T
+    smooth_sd, rough_sd, cliff_sd = (_column(sd) for sd in (hyper.smooth_sd[j], hyper.rough_sd[j], weighed.cliff_sd))
+    of_length = [np.flatnonzero(length == index) for index in range(len(fields.smooth))]
+    function = rough_sd * fields.rough_draws
+    for own, factor in zip(of_length, fields.smooth_factors, strict=True):
+        function[own] += (smooth_sd[own] * fields.smooth_normal[own]) @ factor.T
     cliff = _cliff_positions(data.at, weighed, sizes, rng.random(NUM_DRAWS))
-    height = weighed.cliff_sd * rng.standard_normal(NUM_DRAWS)
-    function = hyper.smooth_sd[j, None] * smooth + hyper.rough_sd[j, None] * rough
-    function += LEVEL_SD * rng.standard_normal(NUM_DRAWS)[:, None]
-    function += height[:, None] * cliff
+    function += cliff_sd * _column(rng.standard_normal(NUM_DRAWS)) * cliff
+    function += _column(LEVEL_SD * rng.standard_normal(NUM_DRAWS))
     noise = rng.standard_normal((NUM_DRAWS, count)) @ np.linalg.cholesky(data.noise).T
     noise += hyper.probe_sd[j, None] * rng.standard_normal((NUM_DRAWS, count))
     residual = misfit[weighed.shape] - function[:, data.at] - noise
-    alpha = _solve(inverse[j], residual, cliff[:, data.at], weighed.cliff_sd)
-    update = LEVEL_SD**2 * alpha.sum(axis=1, keepdims=True)
-    update = update + hyper.rough_sd[j, None] ** 2 * (alpha @ fields.rough[data.at])
-    update += (weighed.cliff_sd**2 * (alpha * cliff[:, data.at]).sum(axis=1))[:, None] * cliff
-    for index, kernel in enumerate(fields.smooth):
-        own = length == index
-        update[own] += hyper.smooth_sd[j[own], None] ** 2 * (alpha[own] @ kernel[data.at])
-    return function + update + _unseen_bumps(data.at, sizes, rng)
+    alpha = _solve(inverse[j], residual, cliff[:, data.at].astype(float), weighed.cliff_sd)
+    function += _column(LEVEL_SD**2 * alpha.sum(axis=1))
+    function += (rough_sd**2 * alpha.astype(np.float32)) @ fields.rough[data.at].astype(np.float32)
+    function += cliff_sd**2 * _column((alpha * cliff[:, data.at]).sum(axis=1)) * cliff
+    for own, kernel in zip(of_length, fields.smooth, strict=True):
+        function[own] += (smooth_sd[own] ** 2 * alpha[own].astype(np.float32)) @ kernel[data.at].astype(np.float32)
+    return function + _unseen_bumps(data.at, sizes, rng)
 
 
-def _cliff_positions(at: Index, weighed: _Weighed, sizes: NDArray[np.int64], uniform: Array) -> Array:
+def _column(values: Array) -> Draws:
+    """(S, 1), to go with the draws."""
+    return values.astype(np.float32)[:, None]
+
+
+def _cliff_positions(at: Index, weighed: _Weighed, sizes: NDArray[np.int64], uniform: Array) -> Draws:
     """(S, D), 1 above a place drawn log-uniformly within each draw's gap; 0 where a draw has no cliff."""
     logs = np.log(sizes.astype(float))
     edges = np.append(logs[np.unique(at)], logs[-1])
     low, high = edges[weighed.gap], edges[weighed.gap + 1]
     place = low + (high - low) * uniform
-    return ((logs[None, :] > place[:, None]) & (weighed.cliff_sd > 0)[:, None]).astype(float)
+    return ((logs[None, :] > place[:, None]) & (weighed.cliff_sd > 0)[:, None]).astype(np.float32)
 
 
 def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Array:
@@ -354,7 +373,7 @@ def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Ar
     return plain - (cliff_sd**2 * along / gain)[:, None] * direction
 
 
-def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator) -> Array:
+def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator) -> Draws:
     """(S, D), a narrow peak or hole in some draws, where nothing was measured that would show it."""
     logs = np.log(sizes.astype(float))
     present = np.flatnonzero(rng.random(NUM_DRAWS) < _share(UNSEEN_BUMP_RATE, sizes))
@@ -363,6 +382,6 @@ def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator)
     height = rng.choice(UNSEEN_BUMP_SDS, len(present)) * rng.standard_normal(len(present))
     inside = np.abs(logs[None, :] - center[:, None]) < half_width[:, None]
     unseen = ~inside[:, at].any(axis=1)
-    bumps = np.zeros((NUM_DRAWS, len(sizes)))
+    bumps = np.zeros((NUM_DRAWS, len(sizes)), dtype=np.float32)
     bumps[present] = inside * (height * unseen)[:, None]
     return bumps

@@ -174,3 +174,22 @@ def rough_kernel(left: Array, right: Array) -> Array:
     """Exponential correlation of ln sizes at the length of kernel selection, and a part that each size has alone."""
     distance = np.abs(left[:, None] - right[None, :])
     return (1 - ROUGH_OWN_SHARE) * np.exp(-distance / ROUGH_LENGTH) + ROUGH_OWN_SHARE * (distance < 1e-12)
+
+
+def rough_draws(logs: Array, normal: NDArray[np.float32], own_normal: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Functions with the correlation `rough_kernel` from standard normal draws.
+
+    Args:
+        logs: (D,), ln of the sizes, ascending.
+        normal: (S, D), of the part that neighbours share.
+        own_normal: (S, D), of the part that each size has alone.
+
+    Returns:
+        (S, D). The shared part is an Ornstein-Uhlenbeck process, whose Cholesky factor is known in closed form: what is
+        new at a size, sqrt(1 - r^2) with r the correlation to the size before it, decays towards the sizes above.
+    """
+    steps = np.diff(logs, prepend=-np.inf)
+    new = np.sqrt(1.0 - np.exp(-2.0 * steps / ROUGH_LENGTH))
+    factor = np.tril(np.exp(np.minimum(logs[None, :] - logs[:, None], 0.0) / ROUGH_LENGTH)) * new
+    shared = normal @ np.asarray(np.sqrt(1 - ROUGH_OWN_SHARE) * factor, dtype=np.float32).T
+    return shared + np.float32(np.sqrt(ROUGH_OWN_SHARE)) * own_normal
