@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from search_builders import CurveRunner, failed, saturating
+from search_builders import CurveRunner, failed, measured, saturating
 
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.explorer import ProbeFinished, ProbeStarted, Result, explore
+from bexplore.policy import unseen_gap
+from bexplore.policy.acquisition import WORTHLESS, rank
+from bexplore.policy.costs import Costs
+from bexplore.posterior import fit
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.recommendation import Recommendation, SearchSettings
+from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import Space, default_candidates
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
@@ -210,6 +214,26 @@ def test_a_long_stretch_that_could_hide_a_better_size_is_not_left_unprobed():
     result_of(runner, MANY)
     probed = sorted(size for size in set(runner.sizes) if size >= 16)
     assert all(right / left <= 4.5 for left, right in itertools.pairwise(probed))
+
+
+def test_a_stretch_that_could_hide_a_better_size_counts_only_in_a_long_list_of_sizes():
+    def gap(sizes: list[int]) -> int | None:
+        evidence = [measured(size, 1000.0) for size in (8, 32)]
+        fitted = fit(Space.of(sizes), evidence)
+        best = recommend(fitted, evidence, base=sizes[0], tolerance=0.02)
+        assert best is not None
+        index = unseen_gap(fitted, best)
+        return None if index is None else sizes[index]
+
+    assert gap(list(range(8, 40, 2))) is None  # 16 sizes
+    assert gap(list(range(8, 42, 2))) == 16  # 17
+
+
+def test_where_nothing_is_left_to_learn_no_probe_looks_worth_anything():
+    evidence = [measured(size, 1000.0, log_throughput_se=0.001) for size in range(1, 41) for _ in range(2)]
+    fitted = fit(Space.of(range(1, 41)), evidence)
+    ranked = rank(fitted, EXACT, Costs.learnt(evidence, EXACT))
+    assert max(choice.value for choice in ranked) < WORTHLESS
 
 
 def test_two_contenders_that_noise_hides_are_measured_in_turns_and_the_noise_is_said():

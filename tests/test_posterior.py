@@ -98,6 +98,19 @@ def test_a_trace_that_is_wrong_is_corrected_by_measured_peaks():
     assert fits_at(after, 192) > 0.9
 
 
+def test_a_size_that_fails_far_below_the_budget_makes_the_next_ones_below_doubtful():
+    def peak(size: int) -> float:
+        return (0.4 + 0.04 * size) * GIB
+
+    memory = MemoryPrior(peak_bytes=peak, relative_sd=0.012, budget_bytes=4 * GIB)
+    ran = measured(1, 30.0, peak_memory_bytes=round(peak(1)), memory_budget_bytes=4 * GIB)
+    before = believed(range(1, 101), [ran], memory=memory)  # by the trace 90 samples fit
+    failed = Evidence(micro_batch_size=85, outcome=Outcome.OUT_OF_MEMORY, memory_budget_bytes=4 * GIB)
+    after = believed(range(1, 101), [ran, failed], memory=memory)
+    assert fits_at(before, 84) > 0.95
+    assert 0.2 < fits_at(after, 84) < 0.8
+
+
 def test_without_a_budget_everything_may_fit():
     posterior = believed([1, 2, 4, 8], [measured(1, 30.0)])
     assert fits_at(posterior, 8) > 0.5

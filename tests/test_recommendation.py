@@ -81,3 +81,8 @@ def test_nothing_is_recommended_where_all_that_ran_was_refused_since():
         Evidence(micro_batch_size=8, outcome=Outcome.OUT_OF_MEMORY, purpose=Purpose.VERIFY),
     ]
     assert recommended([8, 16], evidence) is None
+
+
+def test_among_few_candidates_the_same_belief_is_trusted_a_little_more():
+    few, many = (score(0.8, num_sizes=3, num_candidates=count) for count in (8, 9))
+    assert many < few <= many + 3
