@@ -231,7 +231,7 @@ def test_a_stretch_that_could_hide_a_better_size_counts_only_in_a_long_list_of_s
 
 
 def test_where_little_is_left_to_learn_most_probes_look_worthless():
-    evidence = [measured(size, 1000.0) for size in range(1, 41)]
+    evidence = [measured(size, 1000.0, log_throughput_se=0.01, num_passes=4) for size in range(1, 41)]
     fitted = fit(Space.of(range(1, 41)), evidence)
     values = [choice.value for choice in rank(fitted, EXACT, Costs.learnt(evidence, EXACT))]
     assert statistics.median(values) <= 0.0
