@@ -50,7 +50,7 @@ from bexplore.recommendation import SearchSettings
 from bexplore.simulator import Family, SimulatedRunner, draw_world
 
 RESULTS = Path(__file__).parent / "results"
-FIRST_SEED = 2_000_000
+FIRST_SEED = 3_000_000
 MAIN_FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS)
 NUM_PROBLEMS = {"main": 1600, "other": 200, "quick": 60}
 BASELINE_WORLDS = 800  # of a family, the first, on which the others are run too:

@@ -71,7 +71,8 @@ def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
     monkeypatch.setenv("CHILD", str(tmp_path / "child"))
     if bug == "hang":
         monkeypatch.setattr(stage_limits, "FIRST_LIMITS_S", {**stage_limits.FIRST_LIMITS_S, "compile": 3.0})
-    runner = run_on(job("bugs:misbehaves", compile=CompileSettings(backend="misbehaving")))
+    limits = StageLimits(floor_s=3.0)
+    runner = run_on(job("bugs:misbehaves", compile=CompileSettings(backend="misbehaving")), limits=limits)
 
     died = runner(probe(1, Compilation.EXACT))
     ended_s = time.time()

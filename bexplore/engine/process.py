@@ -32,6 +32,8 @@ MAX_LOG_BYTES = 4 * 2**20
 TAIL_BYTES = 4096
 # Importing torch and its compiler takes seconds; from a cold disk, tens of seconds.
 PRELOAD_LIMIT_S = 120.0
+# How long an end of the pipe may come before the end of the process that it announces. Seconds.
+CLOSED_PIPE_S = 2.0
 
 # Whether this thread waits for a worker just now, so that an interruption loses nothing but the probe.
 _waiting = threading.local()
@@ -184,7 +186,8 @@ class WorkerProcess:
 
     def _ended(self) -> Failure:
         try:
-            code: int | None = self._process.wait(timeout=5)
+            # A process that dies closes its files last: one that is still there has only closed its pipe.
+            code: int | None = self._process.wait(timeout=CLOSED_PIPE_S)
         except subprocess.TimeoutExpired:
             code = None
         return classify_exit(

@@ -40,9 +40,9 @@ from bexplore.workloads import Batch, Workload, build
 # From here on the timed pass of the memory step counts too: the profiler's share of it is below 1 %. Seconds.
 LONG_PASS_S = 1.0
 MAX_UPDATES = 3
-# Steps over which the peak of the final answer is read, the first of two accumulation passes and the others of one: what
-# a first step hides, such as states that appear late and a cache that fragments, is in it; the compiling pass ends with an
-# update too. Steps.
+# Steps over which the peak of the final answer is read, the first of two accumulation passes and the others of one:
+# what a first step hides, such as states that appear late and a cache that fragments, is in it. The pass that compiles
+# ends with an update too. Steps.
 STEPS_OF_VERIFICATION = 2
 WARM_DEVICE_S = 0.3
 
