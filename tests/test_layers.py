@@ -26,7 +26,6 @@ ORDER = [
     "document",
     "settings",
     "config",
-    "readme",
     "dialects",
     "space",
     "posterior",

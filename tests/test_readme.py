@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.readme import score_table, settings_table
 from bexplore.cli import cli
 from bexplore.errors import ExitCode
-from bexplore.readme import settings_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -25,6 +25,10 @@ def part(kind: str, name: str) -> str:
 
 def test_every_key_of_the_explore_section_is_in_the_table_with_its_default():
     assert part("table", "explore").strip() == settings_table().strip()
+
+
+def test_what_is_said_of_the_score_is_in_the_results():
+    assert part("table", "score").strip() == score_table().strip()
 
 
 def test_the_output_of_batch_sizes_is_what_the_command_prints():

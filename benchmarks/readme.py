@@ -1,13 +1,37 @@
-"""The parts of README.md that come from the code: `python -m bexplore.readme README.md` writes them in place."""
+"""The parts of README.md that come from the code and from results: `python -m benchmarks.readme` writes them in place."""
 
 from __future__ import annotations
 
+import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from bexplore.config import json_schema
+
+README = Path(__file__).parent.parent / "README.md"
+RESULTS = Path(__file__).parent / "results"
+WORLDS = {
+    "public": "recorded sweeps of others, replayed",
+    "smooth": "simulated jobs, smooth",
+    "rough": "simulated jobs, rough",
+    "cliffs": "simulated jobs with a fall, a hole or a peak",
+}
+
+
+def score_table() -> str:
+    """How often a final score of 90 and above was right, by kind of problem, as a Markdown table."""
+    methods = json.loads((RESULTS / "search.json").read_text())["methods"]
+    rows = ["| problems | ended so | mean score | truly within 2 % | probes |", "|---|---|---|---|---|"]
+    for world, words in WORLDS.items():
+        found = methods[world]["bexplore"]
+        share, low, high = (100.0 * value for value in found["score_90_true"])
+        ended = round(found["share_with_score_90"] * found["problems"])
+        rows.append(
+            f"| {words} | {ended:,} of {found['problems']:,} | {found['score_90_mean']:.0f} "
+            f"| {share:.1f} % ({low:.1f} to {high:.1f}) | {found['mean_probes'][0]:.1f} |"
+        )
+    return "\n".join(rows)
 
 
 def settings_table() -> str:
@@ -44,16 +68,13 @@ def _shown(default: Any) -> str:
 
 
 def write(path: Path) -> None:
-    """Replace the table in a README."""
+    """Replace the tables in a README."""
     text = path.read_text()
-    new = re.sub(
-        r"(<!-- table: explore -->\n).*?(<!-- end -->)",
-        lambda match: f"{match[1]}{settings_table()}\n{match[2]}",
-        text,
-        flags=re.DOTALL,
-    )
-    path.write_text(new)
+    for name, table in (("explore", settings_table()), ("score", score_table())):
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL)
+    path.write_text(text)
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(README)
