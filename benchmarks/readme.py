@@ -1,4 +1,4 @@
-"""The parts of README.md that come from the code and from results: `python -m benchmarks.readme` writes them in place."""
+"""What README.md takes from the code and from results: `python -m benchmarks.readme` writes it in place."""
 
 from __future__ import annotations
 
