@@ -91,6 +91,42 @@ def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tm
     assert after.outcomes == before.outcomes
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[:-9] + b"\0" * 9, id="zeros at the end"),
+        pytest.param(lambda data: data + b'{"op_code": 99}\n', id="a record of something else"),
+        pytest.param(lambda data: data + b'{"op_code": 6, "worker_id": "x", "trial_id": 77}\n', id="of no known trial"),
+        pytest.param(lambda data: data[:-40], id="cut off"),
+    ],
+)
+def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_probe(tmp_path, damage):
+    path = tmp_path / "study.log"
+    books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
+    running = [
+        explorer.explore(answers, space=SPACE, storage=path, record=book.append, lock_path=tmp_path / ".lock")
+        for book in books
+    ]
+    for events in running:
+        while not isinstance(next(events), explorer.ProbeFinished):
+            pass
+    path.write_bytes(damage(path.read_bytes()))
+
+    for events in running:
+        try:
+            *_, last = events
+            assert isinstance(last, explorer.Result)
+        except EngineError as error:
+            assert error.hint
+
+    for book in books:
+        known = book.read()
+        options = {"storage": path, "record": book.append, "history": known, "lock_path": tmp_path / ".lock"}
+        *_, result = explorer.explore(answers, space=SPACE, **options)
+        assert book.read()[: len(known)] == known
+        assert result.recommendation.micro_batch_size == 8
+
+
 def test_what_was_good_in_a_damaged_study_is_kept_under_another_name(tmp_path):
     explored(tmp_path)
     path = tmp_path / "study.log"
@@ -464,7 +500,7 @@ def test_a_winner_that_fails_its_exact_run_is_not_recommended_and_the_search_goe
     assert events[-1].recommendation.micro_batch_size == verified[-1].micro_batch_size == 4
 
 
-def test_the_run_of_the_winner_is_three_whole_steps_long_before_anything_is_timed(run_on, monkeypatch, tmp_path):
+def test_the_run_of_the_winner_is_several_steps_long_before_anything_is_timed(run_on, monkeypatch, tmp_path):
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
     runner = run_on(eager("counted"))
     untimed = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 import optuna
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import OptunaError, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
@@ -89,6 +89,18 @@ class _KernelLock(JournalFileOpenLock):
         self._turn.release()
 
 
+class _Journal(JournalStorage):
+    """Optuna's journal; where a record is spoilt while explorers are at work, the reader says so and stops."""
+
+    def _sync_with_backend(self) -> None:
+        try:
+            super()._sync_with_backend()
+        except (OSError, OptunaError):
+            raise
+        except Exception as error:  # whatever Optuna's replay of its own log stumbles over
+            raise EngineError(f"the study is damaged: {_first_line(error)}", hint=_SAFE) from error
+
+
 def _open_file(path: Path) -> JournalStorage:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +121,7 @@ def _open_file(path: Path) -> JournalStorage:
 
 
 def _load(path: Path, lock_path: Path) -> JournalStorage:
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=_KernelLock(lock_path)))
+    storage = _Journal(JournalFileBackend(str(path), lock_obj=_KernelLock(lock_path)))
     for study in storage.get_all_studies():
         storage.get_all_trials(study._study_id)
     return storage
