@@ -20,12 +20,14 @@ from bexplore.locks import locked, present
 from bexplore.noise import noise_warnings
 from bexplore.policy import Decision, StopReason
 from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Runner
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
 from bexplore.recommendation import Recommendation, SearchSettings
 from bexplore.sampler import BexploreSampler, open_study
 from bexplore.sampler import study as studies
 from bexplore.sampler.storage import told_as_engine_error
 from bexplore.space import MemoryPrior, Space
+
+CLEARLY_WORSE = 0.06  # a size this much slower than the best so far is not timed more closely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +197,15 @@ def _probe(number: int, decision: Decision, settings: SearchSettings, memory: Me
         max_passes=decision.max_passes,
         predicted_peak_memory_bytes=None if predicted is None else round(predicted),
         time_limit_s=None if limit is None else max(limit, 3.0 * decision.expected_s),
+        worse_pass_s=_worse_pass_s(decision),
     )
+
+
+def _worse_pass_s(decision: Decision) -> float | None:
+    """From when on a size that is only looked at counts as clearly worse; None for those that others are held to."""
+    if decision.recommendation is None or decision.purpose is not Purpose.SEARCH:
+        return None
+    return decision.micro_batch_size / (decision.recommendation.samples_per_s * (1.0 - CLEARLY_WORSE))
 
 
 @contextmanager

@@ -58,6 +58,8 @@ class Probe:
         max_passes: Upper bound on timed passes; the runner may stop earlier when the noise allows it.
         predicted_peak_memory_bytes: What the trace or the memory model expects; None where unknown.
         time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
+        worse_pass_s: A size whose passes take longer than this is clearly worse than one that was run, and the runner
+            need not time it any more closely; None where every size is of interest.
     """
 
     number: int
@@ -68,6 +70,7 @@ class Probe:
     max_passes: int = 10
     predicted_peak_memory_bytes: int | None = None
     time_limit_s: float | None = None
+    worse_pass_s: float | None = None
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Probe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -11,9 +12,11 @@ from bexplore.engine.passes import Passes
 from bexplore.engine.run_queue import longest_wait_s
 
 
-def timed(*passes: tuple[float, float], max_passes: int = 5, budget_s: float = 100.0) -> Passes:
+def timed(
+    *passes: tuple[float, float], max_passes: int = 5, budget_s: float = 100.0, worse_s: float = math.inf
+) -> Passes:
     """Passes of (seconds, seconds that a thread waited), as many as are asked for."""
-    found = Passes(max_passes=max_passes, budget_s=budget_s)
+    found = Passes(max_passes=max_passes, budget_s=budget_s, worse_s=worse_s)
     for seconds, wait_s in passes:
         if found.are_enough:
             break
@@ -44,6 +47,13 @@ def test_the_seconds_of_disturbed_passes_are_bounded_too():
 def test_undisturbed_passes_that_agree_end_after_the_fewest():
     assert timed(*[(1.0, 0.0)] * 50).all_s == [1.0, 1.0]
     assert len(timed(*[(0.2, 0.0)] * 50).all_s) == 3
+
+
+def test_a_size_that_is_clearly_worse_is_not_timed_more_closely():
+    assert timed(*[(2.0, 0.0)] * 50, worse_s=1.9).counted_s == [2.0]
+    assert timed(*[(0.2, 0.0)] * 50, worse_s=0.19).counted_s == [0.2, 0.2]
+    assert timed((2.0, 0.0), (1.8, 0.0), (1.8, 0.0), worse_s=2.1).counted_s == [2.0, 1.8, 1.8]
+    assert timed((2.0, 1.0), (2.0, 0.0), (2.0, 0.0), worse_s=1.9).counted_s == [2.0]  # a neighbour proves nothing
 
 
 SHARES_A_PROCESSOR = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,22 @@ def test_the_fastest_size_that_fits_is_found_and_the_target_is_the_reason_to_sto
     assert saturating(result.recommendation.micro_batch_size) > 0.98 * saturating(200)
     assert result.stop_reason == "target_confidence"
     assert result.recommendation.confidence >= 90
+
+
+def test_a_size_that_is_only_looked_at_need_not_be_timed_closely_once_it_is_clearly_worse():
+    best, asked = None, []
+    for event in explore(CurveRunner(lambda size: 1000.0 * 0.9 ** math.log2(size)), space=FEW, settings=EXACT):
+        if isinstance(event, Recommendation):
+            best = event
+        elif isinstance(event, ProbeStarted):
+            asked.append((event.probe, best))
+
+    for probe, known in asked:
+        if known is None or probe.purpose is not Purpose.SEARCH:
+            assert probe.worse_pass_s is None
+        else:
+            assert probe.worse_pass_s == pytest.approx(probe.micro_batch_size / (0.94 * known.samples_per_s))
+    assert sum(probe.worse_pass_s is not None for probe, _ in asked) >= 2
 
 
 def test_a_fall_of_two_fifths_between_distant_probes_is_found():

@@ -10,6 +10,8 @@ import numpy as np
 
 # Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
 MIN_PASSES = ((1.0, 2), (0.1, 3), (0.0, 5))
+# The same where all that were timed show that the size is clearly worse than another.
+MIN_PASSES_OF_WORSE = ((1.0, 1), (0.0, 2))
 # Short passes are timed at least this long in all, however many that takes: they cost nothing. Seconds, passes.
 MIN_TIMED_S = 0.25
 MAX_PASSES = 200
@@ -29,6 +31,7 @@ class Passes:
     Attributes:
         max_passes: Upper bound on passes that count.
         budget_s: Seconds of passes after which it is enough, once the fewest are there.
+        worse_s: A size whose fastest pass takes longer is clearly worse than another, and needs no precision.
         undisturbed_s: Seconds of passes that had the processors when they wanted them, in order.
         all_s: Seconds of all passes, in order.
         waited_s: Of each of them, the longest time that one of its threads waited for a processor.
@@ -36,6 +39,7 @@ class Passes:
 
     max_passes: int
     budget_s: float
+    worse_s: float = math.inf
     undisturbed_s: list[float] = field(default_factory=list)
     all_s: list[float] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
@@ -50,7 +54,7 @@ class Passes:
     @property
     def are_enough(self) -> bool:
         """Whether further passes would tell nothing that the decision needs, or cost more than they may."""
-        if enough(self.undisturbed_s, self.max_passes, self.budget_s):
+        if self._is_clearly_worse or enough(self.undisturbed_s, self.max_passes, self.budget_s):
             return True
         is_disturbed = len(self.undisturbed_s) < len(self.all_s)
         most, longest_s = round(DISTURBED_FACTOR * self.max_passes), DISTURBED_FACTOR * self.budget_s
@@ -69,8 +73,13 @@ class Passes:
         return float(np.median(counted)) if len(counted) else 0.0
 
     @property
+    def _is_clearly_worse(self) -> bool:
+        times_s = self.undisturbed_s
+        return bool(times_s) and len(times_s) >= _fewest(times_s, MIN_PASSES_OF_WORSE) and min(times_s) > self.worse_s
+
+    @property
     def _all_count(self) -> bool:
-        return len(self.undisturbed_s) < _fewest(self.undisturbed_s or self.all_s)
+        return not self._is_clearly_worse and len(self.undisturbed_s) < _fewest(self.undisturbed_s or self.all_s)
 
 
 def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float = ENOUGH_SE) -> bool:
@@ -90,6 +99,6 @@ def log_median_se(times_s: Sequence[float]) -> float:
     return 1.5 * 1.2533 * 1.4826 * mad / math.sqrt(len(times_s))
 
 
-def _fewest(times_s: Sequence[float]) -> int:
+def _fewest(times_s: Sequence[float], rule: Sequence[tuple[float, int]] = MIN_PASSES) -> int:
     median_s = float(np.median(times_s)) if times_s else 0.0
-    return next(count for seconds, count in MIN_PASSES if median_s >= seconds)
+    return next(count for seconds, count in rule if median_s >= seconds)

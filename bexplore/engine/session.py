@@ -138,7 +138,7 @@ class Session:
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
             self.report(stage="passes")
-            passes = self._time_passes(batch, probe.max_passes, pass_budget_s)
+            passes = self._time_passes(batch, probe, pass_budget_s)
             pass_times_s = passes.counted_s
             self.report(stage="updates")
             update_times_s = self._time_updates()
@@ -288,8 +288,9 @@ class Session:
                 self.workload.update()
         return gradients
 
-    def _time_passes(self, batch: Batch, max_passes: int, budget_s: float) -> Passes:
-        passes = Passes(max_passes=max_passes, budget_s=budget_s)
+    def _time_passes(self, batch: Batch, probe: Probe, budget_s: float) -> Passes:
+        worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
+        passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, worse_s=worse_s)
         # Those of the memory steps, where they are so long that being watched did not change them.
         for seconds, waited_s in self._watched_passes_s:
             if seconds >= LONG_PASS_S:
