@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from bexplore import dialects, events, explorer, journal, logs
-from bexplore.advice import Advice, advise
-from bexplore.batching import GlobalBatchSize, near_value_message, valid_global_batch_sizes
+from bexplore.conclusion import Conclusion, global_batch_sizes
 from bexplore.config import Config
-from bexplore.devices import published_device
-from bexplore.engine import EngineRunner, eager
+from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, resolve_budget
 from bexplore.engine.machine import available_memory_bytes
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
-from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
+from bexplore.events import JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.identity import Identity, describe, search_settings
 from bexplore.job import Mode, Precision
 from bexplore.probe import Compilation, Observation, Probe
@@ -172,12 +169,20 @@ class _Exploration:
                 if isinstance(event, explorer.Result):
                     result = event
                 elif isinstance(event, explorer.Recommendation):
-                    sizes = self._global_batch_sizes(event.micro_batch_size)
+                    sizes = global_batch_sizes(self.config, event.micro_batch_size)
                     yield Recommended(recommendation=event, global_batch_sizes=sizes)
                 else:
                     yield event
             assert result is not None  # the loop ends with a result or an error
-            yield self._finish(result, runner, run, cost_model, facts)
+            end = Conclusion(
+                config=self.config,
+                runner=runner,
+                run=run,
+                cost_model=cost_model,
+                device_facts=facts,
+                elapsed_s=lambda: self.out.clock() - self.began_s,
+            )
+            yield end.of(result)
 
     def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
         """Fix the device, for which the worker imports torch; a second process traces meanwhile."""
@@ -298,126 +303,6 @@ class _Exploration:
             minimum=self.config.minimum,
             maximum=max(maximum, self.config.minimum),
             replica_batch_size=self.config.replica_batch_size,
-        )
-
-    def _finish(
-        self,
-        result: explorer.Result,
-        runner: EngineRunner,
-        run: journal.Run,
-        cost_model: CostModel | None,
-        facts: Mapping[str, Any],
-    ) -> Finished:
-        observations = run.journal.read()
-        best = result.recommendation
-        failures = events.failures_of(observations)
-        if best is None:
-            return Finished(
-                result=result, run=run, verified=None, base=None, num_probes=len(observations), failures=failures
-            )
-        # Where explorers on several hosts share a study, this run's journal may lack what another one measured.
-        own = [o for o in observations if o.is_measured and o.micro_batch_size == best.micro_batch_size]
-        exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
-        base = [o for o in observations if o.is_measured and o.micro_batch_size == result.base_micro_batch_size]
-        interrupted = result.stop_reason == "interrupted"
-        verified = next(reversed(exact or own), None)
-        compared = None if interrupted else self._eager(runner, verified)
-        loader = None if interrupted else self._loader(runner, best.micro_batch_size)
-        finished = Finished(
-            result=result,
-            run=run,
-            verified=verified,
-            base=base[-1] if base else None,
-            global_batch_sizes=self._global_batch_sizes(best.micro_batch_size),
-            user_batch_size=self.config.batch_size,
-            user_batch_message=self._batch_message(best.micro_batch_size),
-            same_training=None if interrupted else self._same_training(runner, observations, best.micro_batch_size),
-            num_probes=len(observations),
-            elapsed_s=self.out.clock() - self.began_s,
-            failures=failures,
-            eager=compared,
-            artifacts_dir=self._kept_artifacts(runner, verified),
-            loader=loader,
-            advice=self._advice(observations, best.micro_batch_size, cost_model, facts, loader),
-        )
-        if not interrupted:
-            run.write_result(events.event_record(finished) or {})
-        return finished
-
-    def _eager(self, runner: EngineRunner, verified: Observation | None) -> eager.EagerComparison | None:
-        """Eager against compiled at the winner, where it is asked for or cheap."""
-        if verified is None or verified.probe.compilation is not Compilation.EXACT:
-            return None
-        asked = self.config.explore.compile.enabled == "both"
-        elapsed_s = self.out.clock() - self.began_s
-        if not asked and not eager.look_is_cheap(pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s):
-            return None
-        size = verified.micro_batch_size
-        num_pairs = eager.PAIRS_ASKED if asked else eager.PAIRS_OF_A_LOOK
-        answer = runner.compare_eager(micro_batch_size=size, num_pairs=num_pairs, is_thorough=asked)
-        if answer is None:
-            return None
-        return eager.judge(answer, micro_batch_size=size, tolerance=self.config.explore.tolerance, asked=asked)
-
-    def _kept_artifacts(self, runner: EngineRunner, verified: Observation | None) -> Path | None:
-        """What the compiler made for the winner; that of other sizes that were verified is of no use to anybody."""
-        if verified is None:
-            return None
-        kept = runner.artifacts_dir(verified.micro_batch_size)
-        for folder in kept.parent.glob("*"):
-            if folder != kept:
-                shutil.rmtree(folder, ignore_errors=True)
-        return kept if any(kept.glob("??/*")) else None
-
-    def _same_training(
-        self, runner: EngineRunner, observations: Sequence[Observation], micro_batch_size: int
-    ) -> dict[str, Any] | None:
-        """The smallest measured split stands for the base; at one size alone there is nothing to compare."""
-        smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=micro_batch_size)
-        if self.config.mode is Mode.EVAL or smallest == micro_batch_size:
-            return None
-        return runner.same_training(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
-
-    def _loader(self, runner: EngineRunner, micro_batch_size: int) -> dict[str, Any] | None:
-        """The user's own data loader, timed; None where the configuration names none."""
-        return runner.time_loader(micro_batch_size) if self.config.job.model.get("loader") else None
-
-    def _advice(
-        self,
-        observations: Sequence[Observation],
-        micro_batch_size: int,
-        cost_model: CostModel | None,
-        facts: Mapping[str, Any],
-        loader: Mapping[str, Any] | None,
-    ) -> tuple[Advice, ...]:
-        sizes = self._global_batch_sizes(micro_batch_size)
-        own = (size for size in sizes if size.global_batch_size == self.config.batch_size)
-        steps = next(own, sizes[0] if sizes else None)
-        return advise(
-            self.config.job,
-            observations,
-            micro_batch_size=micro_batch_size,
-            accumulation_steps=None if steps is None else steps.accumulation_steps,
-            cost_model=cost_model,
-            device=published_device(facts),
-            device_facts=facts,
-            loader=loader,
-        )
-
-    def _global_batch_sizes(self, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
-        return valid_global_batch_sizes(
-            micro_batch_size,
-            self.config.num_replicas,
-            self.config.batch_size,
-            self.config.divisibility,
-            sequence_length=self.config.job.sequence_length,
-        )
-
-    def _batch_message(self, micro_batch_size: int) -> str:
-        if self.config.batch_size is None:
-            return ""
-        return near_value_message(
-            self.config.batch_size, micro_batch_size, self.config.num_replicas, self.config.divisibility
         )
 
     def _plan(self, run: journal.Run | None, changes: Sequence[str]) -> Planned:

@@ -43,6 +43,7 @@ ORDER = [
     "identity",
     "advice",
     "events",
+    "conclusion",
     "exploration",
     "single",
     "apply",

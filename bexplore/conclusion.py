@@ -1,0 +1,153 @@
+"""What is still to be found out once the search has ended, and what it all comes to: the last event."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bexplore import events, explorer, journal
+from bexplore.advice import Advice, advise
+from bexplore.batching import GlobalBatchSize, near_value_message, valid_global_batch_sizes
+from bexplore.config import Config
+from bexplore.devices import published_device
+from bexplore.engine import EngineRunner, eager
+from bexplore.events import Finished
+from bexplore.job import Mode
+from bexplore.probe import Compilation, Observation
+from bexplore.trace.cost_model import CostModel
+
+
+def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
+    """Global batch sizes that are valid with a micro-batch size, around the configuration's own."""
+    return valid_global_batch_sizes(
+        micro_batch_size,
+        config.num_replicas,
+        config.batch_size,
+        config.divisibility,
+        sequence_length=config.job.sequence_length,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """Concludes an exploration.
+
+    Attributes:
+        config: The job.
+        runner: Ran the probes; its last worker still holds the winner.
+        run: Where the results go.
+        cost_model: What the trace said; None where there was none.
+        device_facts: What the worker's torch says about the device.
+        elapsed_s: Seconds since the exploration began.
+    """
+
+    config: Config
+    runner: EngineRunner
+    run: journal.Run
+    cost_model: CostModel | None
+    device_facts: Mapping[str, Any]
+    elapsed_s: Callable[[], float]
+
+    def of(self, result: explorer.Result) -> Finished:
+        """Compare what can still be compared, keep what is worth keeping, and write the result."""
+        observations = self.run.journal.read()
+        best = result.recommendation
+        failures = events.failures_of(observations)
+        if best is None:
+            return Finished(
+                result=result, run=self.run, verified=None, base=None, num_probes=len(observations), failures=failures
+            )
+        # Where explorers on several hosts share a study, this run's journal may lack what another one measured.
+        own = [o for o in observations if o.is_measured and o.micro_batch_size == best.micro_batch_size]
+        exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
+        base = [o for o in observations if o.is_measured and o.micro_batch_size == result.base_micro_batch_size]
+        interrupted = result.stop_reason == "interrupted"
+        verified = next(reversed(exact or own), None)
+        compared = None if interrupted else self._eager(verified)
+        loader = None if interrupted else self._loader(best.micro_batch_size)
+        finished = Finished(
+            result=result,
+            run=self.run,
+            verified=verified,
+            base=base[-1] if base else None,
+            global_batch_sizes=global_batch_sizes(self.config, best.micro_batch_size),
+            user_batch_size=self.config.batch_size,
+            user_batch_message=self._batch_message(best.micro_batch_size),
+            same_training=None if interrupted else self._same_training(observations, best.micro_batch_size),
+            num_probes=len(observations),
+            elapsed_s=self.elapsed_s(),
+            failures=failures,
+            eager=compared,
+            artifacts_dir=self._kept_artifacts(verified),
+            loader=loader,
+            advice=self._advice(observations, best.micro_batch_size, loader),
+        )
+        if not interrupted:
+            self.run.write_result(events.event_record(finished) or {})
+        return finished
+
+    def _eager(self, verified: Observation | None) -> eager.EagerComparison | None:
+        """Eager against compiled at the winner, where it is asked for or cheap."""
+        if verified is None or verified.probe.compilation is not Compilation.EXACT:
+            return None
+        asked = self.config.explore.compile.enabled == "both"
+        elapsed_s = self.elapsed_s()
+        if not asked and not eager.look_is_cheap(pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s):
+            return None
+        size = verified.micro_batch_size
+        num_pairs = eager.PAIRS_ASKED if asked else eager.PAIRS_OF_A_LOOK
+        answer = self.runner.compare_eager(micro_batch_size=size, num_pairs=num_pairs, is_thorough=asked)
+        if answer is None:
+            return None
+        return eager.judge(answer, micro_batch_size=size, tolerance=self.config.explore.tolerance, asked=asked)
+
+    def _kept_artifacts(self, verified: Observation | None) -> Path | None:
+        """What the compiler made for the winner; that of other sizes that were verified is of no use to anybody."""
+        if verified is None:
+            return None
+        kept = self.runner.artifacts_dir(verified.micro_batch_size)
+        for folder in kept.parent.glob("*"):
+            if folder != kept:
+                shutil.rmtree(folder, ignore_errors=True)
+        return kept if any(kept.glob("??/*")) else None
+
+    def _same_training(self, observations: Sequence[Observation], micro_batch_size: int) -> dict[str, Any] | None:
+        """The smallest measured split stands for the base; at one size alone there is nothing to compare."""
+        smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=micro_batch_size)
+        if self.config.mode is Mode.EVAL or smallest == micro_batch_size:
+            return None
+        return self.runner.same_training(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
+
+    def _loader(self, micro_batch_size: int) -> dict[str, Any] | None:
+        """The user's own data loader, timed; None where the configuration names none."""
+        return self.runner.time_loader(micro_batch_size) if self.config.job.model.get("loader") else None
+
+    def _advice(
+        self,
+        observations: Sequence[Observation],
+        micro_batch_size: int,
+        loader: Mapping[str, Any] | None,
+    ) -> tuple[Advice, ...]:
+        sizes = global_batch_sizes(self.config, micro_batch_size)
+        own = (size for size in sizes if size.global_batch_size == self.config.batch_size)
+        steps = next(own, sizes[0] if sizes else None)
+        return advise(
+            self.config.job,
+            observations,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=None if steps is None else steps.accumulation_steps,
+            cost_model=self.cost_model,
+            device=published_device(self.device_facts),
+            device_facts=self.device_facts,
+            loader=loader,
+        )
+
+    def _batch_message(self, micro_batch_size: int) -> str:
+        if self.config.batch_size is None:
+            return ""
+        return near_value_message(
+            self.config.batch_size, micro_batch_size, self.config.num_replicas, self.config.divisibility
+        )
