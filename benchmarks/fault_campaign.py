@@ -41,6 +41,8 @@ STEP_FAULTS = {
     "close_pipe": ("crashed",),
     "close_stdout": ("measured",),
     "leaves_children": ("crashed",),
+    "changes_dtype": ("crashed", "measured"),  # measured: it was the last pass of its worker
+    "changes_device": ("crashed", "measured"),
 }
 # Kinds that strike elsewhere. A compiler that raises is tried again with another kind of shared program; what happens
 # to a trace or to the timing of a data loader costs its figures and no probe.
@@ -97,7 +99,7 @@ def draw_fault(rng: random.Random) -> Fault:
     if place == "compile":
         return Fault(kind=rng.choice(sorted(COMPILE_FAULTS)), place=place, call=rng.randint(1, 2))
     kind = rng.choice(sorted(STEP_FAULTS))
-    if place == "data" and kind == "not_finite":
+    if kind in ("not_finite", "changes_dtype", "changes_device"):  # needs the model
         place = "step"
     return Fault(kind=kind, place=place, call=rng.randint(1, 3 if place == "data" else 25))
 

@@ -30,7 +30,7 @@ class Faulty(nn.Module):
         self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x) + strike("step", x)
+        return self.body(x) + strike("step", x, self)
 
 
 def model() -> nn.Module:
@@ -61,7 +61,7 @@ def cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @torch.compiler.disable
-def strike(place: str, x: torch.Tensor) -> float:
+def strike(place: str, x: torch.Tensor, module: nn.Module | None = None) -> float:
     """Fail if it is time; 0 otherwise."""
     folder = Path(os.environ["BENCH_FAULT_DIR"])
     fault = json.loads((folder / "fault.json").read_text())
@@ -73,7 +73,7 @@ def strike(place: str, x: torch.Tensor) -> float:
     if (folder / "calls").stat().st_size != fault["call"]:
         return 0.0
     (folder / "struck").write_text(str(x.shape[0]))
-    return _fail(fault["kind"])
+    return _fail(fault["kind"], module)
 
 
 def _is_called_from(caller: str) -> bool:
@@ -86,7 +86,10 @@ def _is_called_from(caller: str) -> bool:
     return False
 
 
-def _fail(kind: str) -> float:
+def _fail(kind: str, module: nn.Module | None) -> float:
+    if kind in ("changes_dtype", "changes_device") and module is not None:
+        module.to(torch.float64 if kind == "changes_dtype" else torch.device("meta"))
+        return 0.0
     if kind == "memory_error":
         raise MemoryError
     if kind == "allocator":

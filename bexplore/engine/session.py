@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from bexplore.engine import run_queue
-from bexplore.engine.allocator import measure_peak, num_alloc_retries, storage_bytes
+from bexplore.engine.allocator import measure_peak, num_alloc_retries
 from bexplore.engine.artifacts import keep_artifacts_in
 from bexplore.engine.compilation import (
     CompilerAccount,
@@ -32,6 +31,7 @@ from bexplore.engine.compilation import (
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.passes import Passes
 from bexplore.engine.shared import SharedMode
+from bexplore.engine.steps import Steps, len_of, warm_device
 from bexplore.engine.toolchain import Toolchain
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
@@ -44,7 +44,6 @@ MAX_UPDATES = 3
 # what a first step hides, such as states that appear late and a cache that fragments, is in it. The pass that compiles
 # ends with an update too. Steps.
 STEPS_OF_VERIFICATION = 2
-WARM_DEVICE_S = 0.3
 
 Report = Callable[..., None]
 
@@ -93,13 +92,14 @@ class Session:
         report(stage="build")
         with self.limit.around_building():
             self.workload: Workload = build(job)
+        self.steps = Steps(self.workload, self.device)
         self.shared_mode = feasible_mode(self.workload, shared_mode)
         compile_workload(self.workload, job.compile, compilation, self.shared_mode)
         if artifacts_dir is not None:
             self.toolchain.wait()
             keep_artifacts_in(artifacts_dir)
         report(stage="warm")
-        _warm_device(self.device)
+        warm_device(self.device)
 
     def prepare(self, micro_batch_size: int) -> None:
         """Compile with one size ahead of the first probe, which then reports the compilation as its own.
@@ -128,13 +128,13 @@ class Session:
             batch = self._make_batch(probe.micro_batch_size)
             first_pass_s = self._compile_pass(batch) or self._first_pass_s
             self._first_pass_s = 0.0
-            self.report(stage="memory", room_bytes=self.limit.room_bytes(self._live_bytes(batch)))
+            self.report(stage="memory", room_bytes=self.limit.room_bytes(self.steps.live_bytes(batch)))
             gradients: list[Any] = []
             num_steps = STEPS_OF_VERIFICATION if probe.purpose is Purpose.VERIFY else 1
             peak = measure_peak(
-                lambda: gradients.extend(self._steps(batch, num_steps)), self.device, alive=self._alive(batch)
+                lambda: gradients.extend(self._steps(batch, num_steps)), self.device, alive=self.steps.alive(batch)
             )
-            self._attach(gradients)
+            self.steps.attach(gradients)
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
             self.report(stage="passes")
@@ -186,10 +186,9 @@ class Session:
         batch = self._timed_batch[1]
         self.watch.take()
         began_cpu_s = time.process_time()
-        times_s = [self._timed(lambda: self.workload.forward_backward(batch)) for _ in range(num_passes)]
+        times_s = [self.steps.timed_pass(batch) for _ in range(num_passes)]
         cpu_time_s = time.process_time() - began_cpu_s
-        with torch.no_grad():
-            loss = float(self._last_loss)
+        loss = self.steps.loss()
         num_compiled = self.watch.take().num_graphs
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
 
@@ -212,17 +211,14 @@ class Session:
         with self._around_steps():
             batch = self._make_batch(micro_batch_size)
 
-            def run() -> float:
-                return self._timed(lambda: self.workload.forward_backward(batch))
-
             with torch.compiler.set_stance("force_eager"):
                 if is_thorough:
-                    peak = measure_peak(lambda: self._steps(batch, 1), self.device, alive=self._alive(batch))
-                run()
+                    peak = measure_peak(lambda: self._steps(batch, 1), self.device, alive=self.steps.alive(batch))
+                self.steps.timed_pass(batch)
             for _ in range(num_pairs):
-                compiled_s.append(run())
+                compiled_s.append(self.steps.timed_pass(batch))
                 with torch.compiler.set_stance("force_eager"):
-                    eager_s.append(run())
+                    eager_s.append(self.steps.timed_pass(batch))
                 if not is_thorough and eager_s[-1] >= compiled_s[-1]:
                     break
         return {
@@ -234,9 +230,9 @@ class Session:
     @contextmanager
     def _around_steps(self) -> Iterator[None]:
         # Without gradients, which a probe that failed half-way may have left.
-        self._clear_gradients()
+        self.steps.clear_gradients()
         with (
-            self.limit.around_steps(self._live_bytes()),
+            self.limit.around_steps(self.steps.live_bytes()),
             around_compilations(self._compiler_begins, self._compiler_ends),
         ):
             if self.toolchain.is_busy:
@@ -249,7 +245,7 @@ class Session:
 
     def _compiler_ends(self) -> None:
         self.limit.lower()
-        self.report(room_bytes=self.limit.room_bytes(self._live_bytes()))
+        self.report(room_bytes=self.limit.room_bytes(self.steps.live_bytes()))
 
     def _make_batch(self, micro_batch_size: int) -> Batch:
         self.report(stage="batch")
@@ -264,14 +260,14 @@ class Session:
         if self.is_compiled and one_program:
             return 0.0
         if self.compilation is Compilation.EAGER:
-            self.report(stage="first pass", room_bytes=self.limit.room_bytes(self._live_bytes(batch)))
+            self.report(stage="first pass", room_bytes=self.limit.room_bytes(self.steps.live_bytes(batch)))
         else:
             self.report(stage="compile")
-        seconds = self._timed(lambda: self.workload.forward_backward(batch))
+        seconds = self.steps.timed_pass(batch)
         if self.is_training and not self.has_states:
             self.workload.update()
             self.has_states = True
-        self._clear_gradients()
+        self.steps.clear_gradients()
         self.is_compiled = True
         self.toolchain.wait()
         return seconds
@@ -281,9 +277,9 @@ class Session:
         self._watched_passes_s: list[tuple[float, float]] = []
         self.workload.forward_backward(batch)
         for _ in range(num_steps):
-            seconds = self._timed(lambda: self.workload.forward_backward(batch))
-            self._watched_passes_s.append((seconds, self._waited_s))
-            gradients = self._gradients()
+            seconds = self.steps.timed_pass(batch)
+            self._watched_passes_s.append((seconds, self.steps.waited_s))
+            gradients = self.steps.gradients()
             if self.is_training:
                 self.workload.update()
         return gradients
@@ -296,8 +292,8 @@ class Session:
             if seconds >= LONG_PASS_S:
                 passes.add(seconds, waited_s=waited_s)
         while not passes.are_enough:
-            seconds = self._timed(lambda: self.workload.forward_backward(batch))
-            passes.add(seconds, waited_s=self._waited_s)
+            seconds = self.steps.timed_pass(batch)
+            passes.add(seconds, waited_s=self.steps.waited_s)
             self.report(pass_time_s=seconds)
         return passes
 
@@ -305,76 +301,18 @@ class Session:
         """Time the update alone; the gradients it clears are put back, so that no further pass is needed."""
         if not self.is_training:
             return []
-        gradients = self._gradients()
+        gradients = self.steps.gradients()
         times_s = []
         for _ in range(MAX_UPDATES):
-            self._attach(gradients)
-            times_s.append(self._timed(self.workload.update))
+            self.steps.attach(gradients)
+            times_s.append(self.steps.timed(self.workload.update))
         return times_s
 
     def _finite_loss(self, batch: Batch) -> float:
-        with torch.no_grad():
-            value = float(self._last_loss)
+        value = self.steps.loss()
         if not math.isfinite(value):
             raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {value}")
         return value
-
-    def _timed(self, run: Callable[[], Any]) -> float:
-        """Seconds of one call: device events on CUDA, wall clock elsewhere; notes how long its threads waited."""
-        self._waited_s = 0.0
-        if self.device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize(self.device)
-            start.record()
-            result = run()
-            end.record()
-            torch.cuda.synchronize(self.device)
-            seconds = start.elapsed_time(end) / 1e3
-        else:
-            _synchronize(self.device)
-            waited_s = run_queue.waited_s()
-            begin = time.perf_counter()
-            result = run()
-            _synchronize(self.device)
-            seconds = time.perf_counter() - begin
-            self._waited_s = run_queue.longest_wait_s(waited_s, run_queue.waited_s())
-        if isinstance(result, torch.Tensor):
-            self._last_loss = result
-        return seconds
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        modules = list(self.workload.compiled_modules)
-        if self.workload.loss_module is not None:
-            modules.append(self.workload.loss_module)
-        stepped = [p for o in self.workload.optimizers for group in o.param_groups for p in group["params"]]
-        own = [p for module in modules for p in module.parameters()]
-        return list({id(p): p for p in stepped + own}.values())
-
-    def _gradients(self) -> list[Any]:
-        return [(parameter, parameter.grad) for parameter in self._parameters()]
-
-    def _attach(self, gradients: list[Any]) -> None:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-    def _clear_gradients(self) -> None:
-        for parameter in self._parameters():
-            parameter.grad = None
-
-    def _alive(self, batch: Batch) -> list[Any]:
-        modules = [m for m in [self.workload.loss_module, *self.workload.compiled_modules] if m is not None]
-        buffers = [b for module in modules for b in module.buffers()]
-        states = [optimizer.state for optimizer in self.workload.optimizers]
-        return [self._parameters(), buffers, [list(s.values()) for s in states], batch]
-
-    def _live_bytes(self, batch: Batch = ()) -> int:
-        return storage_bytes(self._alive(batch))
-
-
-def len_of(batch: Batch) -> int:
-    """Samples of a batch, by its first tensor."""
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
-    return int(tensors[0].shape[0]) if tensors else 0
 
 
 def _with_standard_strides(leaf: Any) -> Any:
@@ -407,18 +345,3 @@ def _bound_device_memory(device: torch.device, budget_bytes: int | None) -> None
     if device.type == "cuda" and budget_bytes is not None:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
-
-
-def _warm_device(device: torch.device) -> None:
-    """Keep the device busy for a moment: an idle one starts at a low clock."""
-    square = torch.ones(512, 512, device=device)
-    until = time.perf_counter() + WARM_DEVICE_S
-    while time.perf_counter() < until:
-        square = (square @ square).clamp_(max=1.0)
-        _synchronize(device)
-
-
-def _synchronize(device: torch.device) -> None:
-    module: Any = getattr(torch, device.type, None)
-    if device.type != "cpu" and hasattr(module, "synchronize"):
-        module.synchronize()
