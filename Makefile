@@ -76,8 +76,9 @@ bench-faults: $(STAMP)
 bench-warm-start: $(STAMP)
 	$(BIN)/python -m benchmarks.warm_start $(ARGS)
 
+# One thread for numpy, as the explorer has it.
 bench-view: $(STAMP)
-	$(BIN)/python -m benchmarks.view $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.view $(ARGS)
 
 dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -352,3 +352,14 @@ def test_commands_complete_in_the_shell(tmp_path):
     done = bexplore(cwd=tmp_path, env=environment)
 
     assert done.stdout.split() == ["plain,explore"]
+
+
+def test_the_explorer_calculates_with_one_thread_and_workers_with_as_many_as_the_user_says(tmp_path):
+    look = (
+        "import os, sys; from bexplore import blas; blas.use_one_thread(); "
+        "print(os.environ[blas.VARIABLE], blas.users_environment().get(blas.VARIABLE))"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    for own, told in (({}, "1 None"), ({"OPENBLAS_NUM_THREADS": "7"}, "7 7")):
+        done = subprocess.run([sys.executable, "-c", look], env=plain | own, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == told

@@ -15,6 +15,7 @@ PACKAGE = Path(bexplore.__file__).parent
 # A module imports only from modules that stand before it.
 ORDER = [
     "errors",
+    "blas",
     "locks",
     "units",
     "devices",

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from bexplore import __version__
+from bexplore import __version__, blas
 from bexplore.cli.apply import apply
 from bexplore.cli.doctor import doctor
 from bexplore.cli.explore import explore
@@ -57,6 +57,7 @@ for command in (explore, apply, report, trace, probe, guard, replay, batch_sizes
 
 def main() -> None:
     """Run the command line; errors raised on purpose become a message, a hint and an exit code."""
+    blas.use_one_thread()
     try:
         sys.exit(cli(prog_name="bexplore", standalone_mode=False))
     except UserProgramError as error:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from bexplore.blas import users_environment
 from bexplore.engine import guardian
 from bexplore.engine.channel import receive, send
 from bexplore.engine.failures import Failure, classify_exit
@@ -72,7 +73,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env=os.environ | dict(environment or {}) | {guardian.VARIABLE: self._mark},
+                env=users_environment() | dict(environment or {}) | {guardian.VARIABLE: self._mark},
             )
         finally:
             theirs.close()

@@ -98,7 +98,9 @@ class _Journal(JournalStorage):
         except (OSError, OptunaError):
             raise
         except Exception as error:  # whatever Optuna's replay of its own log stumbles over
-            raise EngineError(f"the study is damaged: {_first_line(error)}", hint=_SAFE) from error
+            raise EngineError(
+                f"the study's storage failed: it is damaged ({_first_line(error)})", hint=_SAFE
+            ) from error
 
 
 def _open_file(path: Path) -> JournalStorage:
