@@ -68,7 +68,7 @@ class Recommendation:
         micro_batch_size: Samples of one pass.
         relative_performance: Its samples/s over those of the base, as the belief has them.
         confidence: P(it is within the tolerance of the best that fits) in percent, 0 to 98.
-        samples_per_s: Of the pass, as measured.
+        samples_per_s: Of the pass, as measured; of the program that the user will run, once that ran.
         smallest_within_tolerance: The smallest size that was run and is within the tolerance of the best that was run.
         base_micro_batch_size: The smallest candidate.
         num_probes: Probes so far, all outcomes.
@@ -108,6 +108,9 @@ def recommend(
     ran = (posterior.measured > 0) & posterior.open
     within = ran & (mean >= mean[best] + math.log1p(-tolerance))
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
+    own = [
+        item for item in own if item.compilation is not Compilation.SHARED
+    ] or own  # what the user will run, if it ran
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=float(np.exp(gain.mean())),

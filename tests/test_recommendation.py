@@ -75,6 +75,13 @@ def test_a_size_that_ran_exactly_goes_before_one_that_did_not():
     assert recommended([8, 16], evidence).micro_batch_size == 8
 
 
+def test_the_speed_that_is_told_is_that_of_the_program_that_the_user_will_run():
+    shared = [measured(size, 1000.0, compilation=Compilation.SHARED) for size in (8, 16, 16)]
+    exact = measured(16, 870.0)
+    assert abs(recommended([8, 16], shared).samples_per_s - 1000.0) < 0.1
+    assert abs(recommended([8, 16], [*shared, exact]).samples_per_s - 870.0) < 0.1
+
+
 def test_nothing_is_recommended_where_all_that_ran_was_refused_since():
     evidence = [
         measured(8, 500.0, compilation=Compilation.SHARED),
