@@ -123,6 +123,8 @@ def explore(
         EngineError: No probe could be measured, for different reasons.
     """
     settings = settings or SearchSettings()
+    # What ran stays a candidate, even if less memory is free now than it was then.
+    space = Space.of([*space.sizes, *(observation.micro_batch_size for observation in history)])
     sampler = BexploreSampler(space, settings, memory=memory)
     with _opened(sampler, storage, study_name, lock_path, history) as study:
         observations = list(history)

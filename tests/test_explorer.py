@@ -151,6 +151,13 @@ def test_a_finished_exploration_ends_at_once_with_the_same_result():
     assert again.recommendation.confidence == first.recommendation.confidence
 
 
+def test_a_size_that_ran_before_stays_a_candidate_where_less_memory_is_free_now(tmp_path: Path):
+    recorded: list[Observation] = []
+    first = result_of(CurveRunner(), FEW, record=recorded.append)
+    again = result_of(CurveRunner(), Space.of([1, 2, 4, 8]), history=recorded, storage=tmp_path / "study.log")
+    assert again.recommendation.micro_batch_size == first.recommendation.micro_batch_size == 64
+
+
 def test_an_interruption_leaves_the_best_so_far():
     inner = CurveRunner()
 
