@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a short version of each campaign")
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS), help="these campaigns alone")
     parser.add_argument("--explorations", type=int, help="of the campaign of faults")
+    parser.add_argument("--at-once", type=int, default=1, help="parts of a campaign that run side by side")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args(arguments)
     sizes = QUICK if options.quick else FULL
@@ -73,18 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for campaign, run in _campaigns(sizes, explorations, options.seed).items():
         if campaign in options.only:
             found: dict[str, Any] = {}
-            for part in run:
-                began = time.monotonic()
-                folder = Path(tempfile.mkdtemp(prefix="bexplore-faults-"))
-                os.environ["BEXPLORE_LOCK_DIR"] = str(folder)  # nobody else's exploration waits for these
-                try:
-                    found = _added(found, part(folder) | {"wall_time_s": round(time.monotonic() - began)})
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
-                report["campaigns"][campaign] = found | _facts(arguments)
-                _write(name, report)
+            with ThreadPoolExecutor(options.at_once) as pool:
+                for part in pool.map(_run, run):
+                    found = _added(found, part)
+                    report["campaigns"][campaign] = found | _facts(arguments)
+                    _write(name, report)
     print(_markdown(report))
     return 0
+
+
+def _run(part: Part) -> dict[str, Any]:
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="bexplore-faults-"))
+    os.environ["BEXPLORE_LOCK_DIR"] = str(folder)  # nobody else's exploration waits for these
+    try:
+        return part(folder) | {"seconds": round(time.monotonic() - began)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _campaigns(sizes: Sizes, explorations: int, seed: int) -> dict[str, list[Part]]:

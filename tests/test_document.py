@@ -232,6 +232,12 @@ def test_an_override_that_cannot_be_is_refused(tmp_path, text):
         seen.apply_override(Override.parse(text))
 
 
+def test_an_override_goes_no_deeper_than_a_file_may():
+    assert len(Override.parse(".".join("a" * 64) + "=1").parts) == 64
+    with pytest.raises(UserInputError, match="65 levels of keys; 64 are the most"):
+        Override.parse(".".join("a" * 65) + "=1")
+
+
 def test_a_new_key_beside_one_that_looks_like_it_is_a_warning(tmp_path):
     seen = read(tmp_path, "train_input:\n  batch_size: 4\n")
     seen.apply_override(Override.parse("train_input.batchsize=8"))

@@ -471,10 +471,36 @@ def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts
         os.waitpid(pid, 0)
 
 
+def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
+    held = bytearray(b"x") * (256 * MIB)
+
+    def idle() -> None:
+        time.sleep(60)
+
+    def writes() -> None:
+        for start in range(0, len(held), 4096):
+            held[start] = 1
+        time.sleep(60)
+
+    room = memory_watch.resident_bytes(os.getpid()) + 96 * MIB
+    pids = [in_child(idle)]
+    try:
+        watch = MemoryWatch(os.getpid(), room)
+        time.sleep(0.2)
+        assert watch.violation() == ""
+        pids.append(in_child(writes))
+        _until(lambda: "resident memory" in watch.violation())
+        assert watch.poll_s < memory_watch.POLL_S
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 def test_a_worker_that_is_swapped_out_or_a_host_that_is_full_ends_the_probe(monkeypatch):
     watch = MemoryWatch(os.getpid(), 2**40)
     assert watch.violation() == ""
-    watch._children_at_s = 0.0
+    watch._looked_at_s = 0.0
     monkeypatch.setattr(memory_watch, "swapped_bytes", lambda pid: 2**30)
     assert "swap" in watch.violation()
 
@@ -717,6 +743,14 @@ def test_an_output_that_is_full_is_one_message(tmp_path):
     assert done.returncode == 4
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_where_not_even_the_error_can_be_written_the_exit_code_tells_it(tmp_path):
+    command = [sys.executable, "-m", "bexplore", "batch-sizes", "--micro-batch-size", "3"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=full, check=False)
+
+    assert done.returncode == 4
 
 
 def test_waiting_for_another_exploration_is_said_where_there_is_no_terminal():

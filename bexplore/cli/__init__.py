@@ -78,13 +78,20 @@ def main() -> None:
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would write, and complain, once more at exit
+        _silence(1)  # Python would write, and complain, once more at exit
         hint = "make room, then run the same command again: what is finished is not repeated"
         _complain(EngineError(f"cannot write {error.filename or 'the output'}: {error.strerror}", hint=hint))
 
 
 def _complain(error: BexploreError) -> None:
-    click.echo(f"error: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+    try:
+        click.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"hint: {error.hint}", err=True)
+    except OSError:
+        _silence(2)  # stderr is a file on the full disk: the exit code is all that is left to tell
     sys.exit(error.exit_code)
+
+
+def _silence(descriptor: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

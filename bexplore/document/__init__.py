@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bexplore.document.reader import KeyPath, Position, YamlReader, kind_of, quoted, shown
+from bexplore.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, shown
 from bexplore.errors import UserInputError
 
 MAX_FILE_BYTES = 128 * 1024  # the largest public parameter file has 23 KiB
@@ -148,6 +148,10 @@ class Override:
             UserInputError: Not of that form, or the value is not YAML.
         """
         dotted, equals, written = text.partition("=")
+        if dotted.count(".") >= MAX_DEPTH:
+            raise UserInputError(
+                f"--set {quoted(dotted)} names {dotted.count('.') + 1} levels of keys; {MAX_DEPTH} are the most"
+            )
         parts = tuple(part.strip() for part in dotted.split("."))
         if not equals or not all(parts):
             raise UserInputError(f'--set needs key=value, not "{shown(text)}"', hint="type --set explore.seed=1")

@@ -6,6 +6,7 @@ programs fill. What it sees is resident memory, read from /proc; where there is 
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,13 @@ from bexplore.engine.machine import available_memory_bytes
 
 # How often memory is looked at. Also how far a worker can run before it is seen: 3 GiB/s times this. Seconds.
 POLL_S = 0.025
-# The same while it takes shared memory, which no limit of its own refuses: this watch is the only fence. Seconds.
-POLL_SHARED_S = 0.003
-# Children come and go with compilations; looking for them costs a walk over all processes. Seconds.
-CHILDREN_EVERY_S = 0.5
+# The same while it takes shared memory or has children, of which no limit of its own counts the sum: this watch is the
+# only fence. Seconds.
+POLL_CLOSE_S = 0.003
+# Swap and the host's memory change slowly; so do children where looking for them costs a walk over all processes.
+SLOWLY_S = 0.5
+# What children hold alone is asked again after so many times the seconds that the last answer took.
+OWN_EVERY = 20.0
 # Below this the kernel begins to reclaim in earnest, and then to kill. Bytes.
 HOST_FLOOR_BYTES = 192 * 2**20
 # What an idle page or two in swap is not. Bytes.
@@ -40,41 +44,117 @@ class MemoryWatch:
         self._pid = pid
         self._most_bytes = self._limit_bytes = limit_bytes
         self._slack_bytes = 0
+        self._children_before = 0
         self._swap_before = swapped_bytes(pid)
         self._shared_before = _memory(pid).shared_bytes
-        self._takes_shared = False
-        self._children_bytes = 0
-        self._children_at_s = 0.0
+        self._needs_care = False
+        self._children = _Children(pid)
+        self._looked_at_s = 0.0
 
     def allow(self, room_bytes: int) -> None:
-        """From now on the worker may grow by so much, within the limit that was given."""
+        """From now on the worker and its children may grow by so much, within the limit that was given."""
         if self._most_bytes is not None:
             now = _memory(self._pid)
-            self._limit_bytes = min(self._most_bytes, now.resident_bytes + room_bytes)
+            self._children.resident_bytes()
+            self._children_before = self._children.own_bytes()
+            self._limit_bytes = min(self._most_bytes, now.resident_bytes + self._children_before + room_bytes)
             self._slack_bytes, self._shared_before = SLACK_BYTES, now.shared_bytes
 
     @property
     def poll_s(self) -> float:
         """Seconds after which to look again."""
-        return POLL_SHARED_S if self._takes_shared else POLL_S
+        return POLL_CLOSE_S if self._needs_care else POLL_S
 
     def violation(self) -> str:
         """Why the worker must end; empty where it need not."""
         if self._limit_bytes is None:
             return ""
-        is_due = time.monotonic() - self._children_at_s > CHILDREN_EVERY_S
-        if is_due:
-            self._children_bytes, self._children_at_s = _descendants_bytes(self._pid), time.monotonic()
-        now = _memory(self._pid)
-        self._takes_shared = now.shared_bytes - self._shared_before > SLACK_BYTES
-        slack_bytes = 0 if self._takes_shared else self._slack_bytes  # it is for what the worker refuses itself
-        if now.resident_bytes + self._children_bytes > self._limit_bytes + slack_bytes:
+        now, children_bytes = _memory(self._pid), self._children.resident_bytes()
+        self._needs_care = now.shared_bytes - self._shared_before > SLACK_BYTES or (
+            children_bytes - self._children_before > SLACK_BYTES
+        )
+        slack_bytes = 0 if self._needs_care else self._slack_bytes  # it is for what the worker refuses itself
+        room_bytes = self._limit_bytes + slack_bytes - now.resident_bytes
+        if children_bytes > room_bytes and self._children.own_bytes() > room_bytes:
             return f"the worker's resident memory passed {self._limit_bytes / 2**20:.0f} MiB"
-        if is_due and swapped_bytes(self._pid) - self._swap_before > SWAP_BYTES:
+        if time.monotonic() - self._looked_at_s <= SLOWLY_S:
+            return ""
+        self._looked_at_s = time.monotonic()
+        if swapped_bytes(self._pid) - self._swap_before > SWAP_BYTES:
             return "the host began to swap the worker out"
-        if is_due and available_memory_bytes() < HOST_FLOOR_BYTES:
+        if available_memory_bytes() < HOST_FLOOR_BYTES:
             return f"the host has less than {HOST_FLOOR_BYTES / 2**20:.0f} MiB of memory left"
         return ""
+
+
+class _Children:
+    """The descendants of a process, found anew at every look where the kernel lists them, else now and then."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pids: list[int] = []
+        self._walked_at_s = 0.0
+        self._own_again_at_s = 0.0
+        self._parents_bytes: dict[int, int] = {}  # of what is resident in each, pages that are still its parent's
+
+    def resident_bytes(self) -> int:
+        """Look for them; what is resident in them, less what the last look at `own_bytes` found to be their parent's."""
+        self._find()
+        if self._parents_bytes and time.monotonic() > self._own_again_at_s:
+            self.own_bytes()  # what they write becomes theirs, and no more of them is resident than before
+        return sum(max(0, resident_bytes(pid) - self._parents_bytes.get(pid, 0)) for pid in self._pids)
+
+    def own_bytes(self) -> int:
+        """What they hold alone: a forked child shares its parent's pages until it writes. Slow for large processes."""
+        began_s = time.monotonic()
+        own = {pid: _own_bytes(pid) for pid in self._pids}
+        self._own_again_at_s = time.monotonic() + OWN_EVERY * (time.monotonic() - began_s)
+        self._parents_bytes = {pid: max(0, resident_bytes(pid) - num_bytes) for pid, num_bytes in own.items()}
+        return sum(own.values())
+
+    def _find(self) -> None:
+        listed = _listed_descendants(self._pid)
+        if listed is not None:
+            self._pids = listed
+        elif time.monotonic() - self._walked_at_s > SLOWLY_S:
+            self._pids, self._walked_at_s = _walked_descendants(self._pid), time.monotonic()
+
+
+def _listed_descendants(pid: int) -> list[int] | None:
+    """Descendants as the kernel lists them by thread; None where it does not."""
+    found: list[int] = []
+    folder = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return found  # ended meanwhile
+    for thread in threads:
+        try:
+            with open(f"{folder}/{thread}/children", "rb") as handle:
+                found += map(int, handle.read().split())
+        except FileNotFoundError:
+            if os.path.exists(f"{folder}/{thread}"):
+                return None  # the thread is there, and no list: a kernel without it
+        except OSError:
+            continue  # ended meanwhile
+    return found + [below for child in found for below in _listed_descendants(child) or ()]
+
+
+def _walked_descendants(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _own_bytes(pid: int) -> int:
+    """What a process holds alone, or shares on purpose; all that is resident where the kernel does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return resident_bytes(pid)
+    words = [line.split() for line in lines if line.startswith("Private_Dirty:")]
+    return sum(int(kibibytes) * 1024 for _, kibibytes, _ in words) + _memory(pid).shared_bytes
 
 
 def resident_bytes(pid: int) -> int:
@@ -98,13 +178,6 @@ class _Memory:
     @property
     def resident_bytes(self) -> int:
         return self.private_bytes + self.shared_bytes
-
-
-def _descendants_bytes(pid: int) -> int:
-    try:
-        return sum(resident_bytes(child.pid) for child in psutil.Process(pid).children(recursive=True))
-    except psutil.Error:
-        return 0
 
 
 def _memory(pid: int) -> _Memory:
