@@ -15,7 +15,7 @@ from bexplore import dialects, events, explorer, journal, logs
 from bexplore.conclusion import Conclusion, global_batch_sizes
 from bexplore.config import Config
 from bexplore.engine import EngineRunner
-from bexplore.engine.budget import MemoryBudget, resolve_budget
+from bexplore.engine.budget import MemoryBudget, holds_more, resolve_budget
 from bexplore.engine.machine import available_memory_bytes
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import recall_or_trace
@@ -267,6 +267,7 @@ class _Exploration:
                 peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
                 relative_sd=cost_model.relative_sd if cost_model else 0.12,
                 budget_bytes=budget.budget_bytes,
+                holds_more=holds_more(self.config.job.device),
             ),
             storage=self.config.explore.storage or run.directory / "study.log",
             study_name=run.meta().get("study", self.identity.study_name()),

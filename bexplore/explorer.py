@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +62,8 @@ class Result:
         outcomes: How many probes ended how, by outcome.
         exact_over_shared: Throughput of exact over shared compilation at the sizes that ran both; None where none did.
         peak_memory_bytes: Peak at the recommended size; None if unknown.
-        memory_headroom_bytes: Budget less that peak; None if unknown.
+        held_memory_bytes: What the process held at that peak; None where its allocator's account is the peak itself.
+        memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: What the smallest size within the tolerance saves; None if unknown.
         warnings: What a reader must know before believing the numbers.
     """
@@ -74,6 +75,7 @@ class Result:
     outcomes: Mapping[str, int] = field(default_factory=dict)
     exact_over_shared: float | None = None
     peak_memory_bytes: int | None = None
+    held_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     memory_saved_bytes: int | None = None
     warnings: tuple[str, ...] = ()
@@ -240,8 +242,11 @@ def _result(
         return Result(
             stop_reason=str(reason), recommendation=None, base_micro_batch_size=space.base, outcomes=dict(outcomes)
         )
-    peak = _peak(evidence, best.micro_batch_size)
-    small_peak = _peak(evidence, best.smallest_within_tolerance)
+    measured = [item for item in evidence if item.is_measured]
+    own = [item for item in measured if item.micro_batch_size == best.micro_batch_size]
+    small = [item for item in measured if item.micro_batch_size == best.smallest_within_tolerance]
+    needed = _most(item.needed_memory_bytes for item in own)
+    peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
     budgets = [item.memory_budget_bytes for item in evidence if item.memory_budget_bytes is not None]
     return Result(
         stop_reason=str(reason),
@@ -251,15 +256,15 @@ def _result(
         outcomes=dict(outcomes),
         exact_over_shared=exact_over_shared(evidence),
         peak_memory_bytes=peak,
-        memory_headroom_bytes=budgets[-1] - peak if budgets and peak is not None else None,
+        held_memory_bytes=_most(item.held_memory_bytes for item in own),
+        memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
         memory_saved_bytes=peak - small_peak if peak is not None and small_peak is not None else None,
         warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance),
     )
 
 
-def _peak(evidence: Sequence[Evidence], size: int) -> int | None:
-    peaks = [item.peak_memory_bytes for item in evidence if item.micro_batch_size == size and item.is_measured]
-    return max((peak for peak in peaks if peak is not None), default=None)
+def _most(accounts: Iterable[int | None]) -> int | None:
+    return max((account for account in accounts if account is not None), default=None)
 
 
 def exact_over_shared(evidence: Sequence[Evidence]) -> float | None:

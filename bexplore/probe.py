@@ -100,6 +100,8 @@ class Observation:
         worker: Ordinal of the worker process within the exploration; None where there was none.
         peak_memory_bytes: What the allocator held at its peak (reserved memory on CUDA); None if unknown.
         peak_allocated_bytes: The same for live tensors only; None if unknown.
+        held_memory_bytes: What the process held for the job at its peak, the free pieces of its heap too, where its
+            allocator keeps no account of them (CPU); None elsewhere and where the kernel does not tell.
         memory_budget_bytes: The budget in force; None for no limit.
         ran_eagerly: Whether no compiled graph took part, whatever the question was.
         num_graphs: Graphs that this probe compiled; 0 where an earlier one had; None if not compiled.
@@ -127,6 +129,7 @@ class Observation:
     worker: int | None = None
     peak_memory_bytes: int | None = None
     peak_allocated_bytes: int | None = None
+    held_memory_bytes: int | None = None
     memory_budget_bytes: int | None = None
     ran_eagerly: bool = False
     num_graphs: int | None = None
@@ -149,6 +152,11 @@ class Observation:
     def is_measured(self) -> bool:
         """Whether there are times to rank."""
         return self.outcome is Outcome.MEASURED
+
+    @property
+    def needed_memory_bytes(self) -> int | None:
+        """What must fit the budget: the peak of the tensors, or what the process held where that is more."""
+        return needed_bytes(self.peak_memory_bytes, self.held_memory_bytes)
 
     @property
     def pass_time_s(self) -> float:
@@ -195,6 +203,11 @@ class Observation:
         for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
             fields[name] = tuple(fields.get(name, ()))
         return cls(probe=question, **fields)
+
+
+def needed_bytes(peak_bytes: int | None, held_bytes: int | None) -> int | None:
+    """The larger of two accounts of one peak; None where there is neither."""
+    return max((account for account in (peak_bytes, held_bytes) if account is not None), default=None)
 
 
 Runner = Callable[[Probe], Observation]

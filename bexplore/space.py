@@ -25,11 +25,14 @@ class MemoryPrior:
         peak_bytes: Expected peak bytes as a function of the micro-batch size; None where nothing was traced.
         relative_sd: Standard deviation of the true peak around `peak_bytes`, as a fraction.
         budget_bytes: The memory budget in force; None for no limit.
+        holds_more: Whether the process holds more than its tensors and is judged by it, so that `peak_bytes` is too
+            little by an amount that only probes tell: on a CPU, whose allocator leaves pieces free between tensors.
     """
 
     peak_bytes: Callable[[int], float] | None = None
     relative_sd: float = 0.12
     budget_bytes: float | None = None
+    holds_more: bool = False
 
 
 class SizedOutcome(Protocol):

@@ -171,6 +171,14 @@ def test_the_peak_holds_weights_two_gradients_optimizer_states_and_activations(r
     assert 16 * num_parameters < observation.peak_memory_bytes < 22 * num_parameters
 
 
+def test_what_the_process_holds_beside_its_tensors_is_told_apart(run_on):
+    frugal, hoarder = (run_on(imported_job(model))(probe(8)) for model in ("perceptron", "hoarder"))
+
+    assert frugal.held_memory_bytes < frugal.peak_memory_bytes + 24 * MIB
+    assert hoarder.held_memory_bytes > hoarder.peak_memory_bytes + 90 * MIB
+    assert hoarder.needed_memory_bytes == hoarder.held_memory_bytes
+
+
 def test_evaluation_runs_forward_only_and_updates_nothing(run_on):
     observation = run_on(imported_job(mode=Mode.EVAL))(probe(4))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -19,7 +20,7 @@ from bexplore.policy.costs import Costs
 from bexplore.posterior import fit
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
-from bexplore.space import Space, default_candidates
+from bexplore.space import MemoryPrior, Space, default_candidates
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings()
@@ -83,6 +84,40 @@ def test_the_result_counts_outcomes_and_says_peak_headroom_and_saving():
     assert result.smallest_within_tolerance == 1
     assert result.peak_memory_bytes + result.memory_headroom_bytes == 2**30
     assert result.memory_saved_bytes >= 0
+
+
+class HoldingRunner(CurveRunner):
+    """A process that holds 1.4 times what its tensors add, and is judged by it."""
+
+    BUDGET = 4 * 2**30
+
+    @staticmethod
+    def tensors(size: int) -> float:
+        return (0.3 + 0.02 * size) * 2**30
+
+    def __call__(self, probe: Probe) -> Observation:
+        held = 0.35 * 2**30 + 1.4 * 0.02 * probe.micro_batch_size * 2**30
+        if held > self.BUDGET:
+            return failed(probe, Outcome.OUT_OF_MEMORY, "refused", memory_budget_bytes=self.BUDGET)
+        peak = round(self.tensors(probe.micro_batch_size))
+        observation = super().__call__(probe)
+        return dataclasses.replace(
+            observation, peak_memory_bytes=peak, held_memory_bytes=round(held), memory_budget_bytes=self.BUDGET
+        )
+
+
+def test_a_process_that_holds_more_than_its_tensors_costs_no_probe_that_does_not_fit():
+    memory = MemoryPrior(
+        peak_bytes=HoldingRunner.tensors, relative_sd=0.012, budget_bytes=HoldingRunner.BUDGET, holds_more=True
+    )
+
+    soon_flat = HoldingRunner(lambda size: 1000.0 * size / (size + 3.0))
+    result = result_of(soon_flat, Space.of(default_candidates(1, 185)), memory=memory)
+
+    assert set(result.outcomes) == {"measured"}
+    assert 96 <= max(soon_flat.sizes) <= 130  # what fits was looked at too
+    assert result.held_memory_bytes > result.peak_memory_bytes
+    assert result.held_memory_bytes + result.memory_headroom_bytes == HoldingRunner.BUDGET
 
 
 def test_with_a_shared_compilation_the_winner_is_run_once_exactly_in_a_fresh_process():

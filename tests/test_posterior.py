@@ -98,6 +98,27 @@ def test_a_trace_that_is_wrong_is_corrected_by_measured_peaks():
     assert fits_at(after, 192) > 0.9
 
 
+def test_where_the_process_holds_more_than_its_tensors_the_trace_is_believed_less_until_probes_tell_how_much():
+    def tensors(size: int) -> float:
+        return (0.4 + 0.04 * size) * GIB
+
+    def ran(size: int, held_over_grown: float) -> Evidence:
+        held = 0.45 * GIB + held_over_grown * 0.04 * size * GIB
+        return measured(
+            size, 30.0, peak_memory_bytes=round(tensors(size)), held_memory_bytes=round(held), memory_budget_bytes=4 * GIB
+        )
+
+    memory = MemoryPrior(peak_bytes=tensors, relative_sd=0.012, budget_bytes=4 * GIB, holds_more=True)
+    by_the_trace = 85  # of 90 samples whose tensors fit
+    first = believed(range(1, 101), [ran(1, 1.3)], memory=memory)
+    assert fits_at(first, by_the_trace) < 0.1
+    frugal = believed(range(1, 101), [ran(1, 1.0), ran(30, 1.0), ran(60, 1.0)], memory=memory)
+    greedy = believed(range(1, 101), [ran(1, 1.5), ran(30, 1.5), ran(50, 1.5)], memory=memory)
+    assert fits_at(frugal, 74) > 0.9
+    assert fits_at(greedy, 54) > 0.8
+    assert fits_at(greedy, 66) < 0.1
+
+
 def test_a_size_that_fails_far_below_the_budget_makes_the_next_ones_below_doubtful():
     def peak(size: int) -> float:
         return (0.4 + 0.04 * size) * GIB

@@ -104,6 +104,14 @@ def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_th
     assert "Report:  somewhere/report.html\nApply:   bexplore apply job.yaml\nPaste:   x: 8" in text
 
 
+def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
+    gib = 2**30
+    more = result(peak_memory_bytes=gib, held_memory_bytes=round(1.5 * gib), memory_headroom_bytes=gib // 2)
+
+    assert "peak 1.00 GiB of tensors, 1.50 GiB held by the process, 512 MiB (25%) of the budget" in words(more)
+    assert "held by" not in words(result())
+
+
 def test_the_last_words_leave_out_what_is_not_known():
     text = words(
         result(

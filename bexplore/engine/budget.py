@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,11 @@ DEVICE_MARGIN_SHARE = 0.03
 DEVICE_MARGIN_BYTES = 512 * 2**20
 # What collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
 COLLECTIVES_BYTES = 2**30
+
+
+def holds_more(device: str) -> bool:
+    """Whether a job is held to what its process holds, and not to what its allocator says: see `engine.limits`."""
+    return device.split(":")[0] == "cpu" and sys.platform == "linux"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,9 +45,13 @@ class DataLimit:
     def __init__(self, budget_bytes: int | None) -> None:
         self._budget_bytes = budget_bytes
         self._hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        self._base_bytes: int | None = None  # of the process before its first step, the job's tensors not counted
+        # Of the process before its first step, the job's tensors not counted: what counts against RLIMIT_DATA, and
+        # what is resident of it.
+        self._base_bytes: int | None = None
+        self._base_resident_bytes = 0
         self._ceiling_bytes: int | None = None  # of RLIMIT_DATA while steps run
         self._lifted_at_bytes: int | None = None
+        self._lifted_at_resident_bytes = 0
 
     @contextmanager
     def around_steps(self, live_bytes: int) -> Iterator[None]:
@@ -59,6 +63,7 @@ class DataLimit:
             return
         if self._base_bytes is None:
             self._base_bytes = held - live_bytes
+            self._base_resident_bytes = _status_bytes("RssAnon") - live_bytes
         # From one base for all steps of this process: what an earlier size left in the heap is room of this one's.
         self._ceiling_bytes = self._base_bytes + live_bytes + room
         self._set(self._ceiling_bytes)
@@ -92,6 +97,7 @@ class DataLimit:
         """Allow everything again while the compiler works: its own memory is not the job's."""
         if self._ceiling_bytes is not None:
             self._lifted_at_bytes = _data_bytes()
+            self._lifted_at_resident_bytes = _status_bytes("RssAnon")
             self._set(self._hard)
 
     def lower(self) -> None:
@@ -99,8 +105,23 @@ class DataLimit:
         if self._ceiling_bytes is not None and self._lifted_at_bytes is not None:
             kept = max(0, _data_bytes() - self._lifted_at_bytes)
             self._base_bytes, self._ceiling_bytes = (self._base_bytes or 0) + kept, self._ceiling_bytes + kept
+            self._base_resident_bytes += max(0, _status_bytes("RssAnon") - self._lifted_at_resident_bytes)
             self._lifted_at_bytes = None
             self._set(self._ceiling_bytes)
+
+    def held_during(self, step: Callable[[], None]) -> int | None:
+        """Run a step; the most bytes that this process held for the job meanwhile, None where the kernel does not tell.
+
+        More than the tensors: the C library keeps pieces of freed memory that no later tensor fits into, and they
+        count against the budget as tensors do.
+        """
+        if self._base_bytes is None or not _forget_highest_resident():
+            step()
+            return None
+        resident, anonymous = _status_bytes("VmRSS"), _status_bytes("RssAnon")
+        step()
+        grown = max(0, _status_bytes("VmHWM") - resident)
+        return anonymous - self._base_resident_bytes + grown
 
     def _set(self, soft: int) -> None:
         if self._hard != resource.RLIM_INFINITY:
@@ -110,14 +131,28 @@ class DataLimit:
 
 def _data_bytes() -> int:
     """Bytes that count against RLIMIT_DATA now; 0 where the kernel does not tell."""
+    return _status_bytes("VmData")
+
+
+def _status_bytes(name: str) -> int:
+    """A size of this process by its name in /proc/self/status; 0 where the kernel does not tell."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return 0
     for line in status.splitlines():
-        if line.startswith("VmData:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _forget_highest_resident() -> bool:
+    """Let the kernel's highest resident memory of this process (VmHWM) begin anew; whether that worked."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return _status_bytes("VmHWM") > 0
 
 
 def _give_back_free_heap() -> None:

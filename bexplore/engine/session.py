@@ -131,9 +131,12 @@ class Session:
             self.report(stage="memory", room_bytes=self.limit.room_bytes(self.steps.live_bytes(batch)))
             gradients: list[Any] = []
             num_steps = STEPS_OF_VERIFICATION if probe.purpose is Purpose.VERIFY else 1
-            peak = measure_peak(
-                lambda: gradients.extend(self._steps(batch, num_steps)), self.device, alive=self.steps.alive(batch)
-            )
+            held: list[int | None] = []
+
+            def step() -> None:
+                held.append(self.limit.held_during(lambda: gradients.extend(self._steps(batch, num_steps))))
+
+            peak = measure_peak(step, self.device, alive=self.steps.alive(batch))
             self.steps.attach(gradients)
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
@@ -153,6 +156,7 @@ class Session:
             "compile_time_s": _compile_time_s(account, first_pass_s, pass_times_s),
             "peak_memory_bytes": peak.held_bytes if peak else None,
             "peak_allocated_bytes": peak.allocated_bytes if peak else None,
+            "held_memory_bytes": held[-1],
             "num_graphs": account.num_graphs + late.num_graphs if compiled else None,
             "num_graph_breaks": len(account.graph_break_reasons) if compiled else None,
             "graph_break_reasons": account.graph_break_reasons,

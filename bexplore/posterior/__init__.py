@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.posterior.boundary import MemoryFacts, draw_boundaries
+from bexplore.posterior.boundary import MemoryFacts, Peak, draw_boundaries
 from bexplore.posterior.curves import NUM_DRAWS, Draws, draw_curves
 from bexplore.posterior.evidence import Evidence
 from bexplore.posterior.prior import ShapePrior
@@ -117,7 +117,7 @@ def fit(
     limit = space.smallest_out_of_memory(evidence)
     largest_ok = max((item.micro_batch_size for item in measured if item.micro_batch_size < limit), default=0)
     facts = MemoryFacts(
-        peaks=[(item.micro_batch_size, float(item.peak_memory_bytes)) for item in measured if item.peak_memory_bytes],
+        peaks=_peaks(measured),
         budget_bytes=next((item.memory_budget_bytes for item in reversed(measured) if item.memory_budget_bytes), None),
         largest_measured=largest_ok,
         smallest_out_of_memory=limit,
@@ -141,6 +141,14 @@ def fit(
         measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
         open=alive & (sizes < limit),
     )
+
+
+def _peaks(measured: Sequence[Evidence]) -> list[Peak]:
+    return [
+        Peak(size=item.micro_batch_size, num_bytes=float(needed), is_held=needed == item.held_memory_bytes)
+        for item in measured
+        if (needed := item.needed_memory_bytes)
+    ]
 
 
 def _count(sizes: NDArray[np.int64], measured: Sequence[Evidence]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.probe import Compilation, Observation, Outcome, Purpose
+from bexplore.probe import Compilation, Observation, Outcome, Purpose, needed_bytes
 
 TENANTS_IGNORED = 0.02  # share of the processors
 WAITING_IGNORED = 0.05  # share of a pass; a quiet machine has up to 2 %
@@ -32,6 +32,7 @@ class Evidence:
         compilation: Which program was run.
         worker: Ordinal of the worker process; None where unknown.
         peak_memory_bytes: Peak; None where unknown.
+        held_memory_bytes: What the process held at its peak; None where the peak is all that is known.
         memory_budget_bytes: Budget in force; None where unknown.
         start_time_s: Seconds to start a worker, where one was started.
         compile_time_s: Seconds to compile, where something was compiled.
@@ -50,6 +51,7 @@ class Evidence:
     compilation: Compilation = Compilation.SHARED
     worker: int | None = None
     peak_memory_bytes: int | None = None
+    held_memory_bytes: int | None = None
     memory_budget_bytes: int | None = None
     start_time_s: float = 0.0
     compile_time_s: float = 0.0
@@ -65,6 +67,11 @@ class Evidence:
     def is_measured(self) -> bool:
         """Whether there is a throughput."""
         return self.outcome is Outcome.MEASURED
+
+    @property
+    def needed_memory_bytes(self) -> int | None:
+        """What must fit the budget; None where unknown."""
+        return needed_bytes(self.peak_memory_bytes, self.held_memory_bytes)
 
     @classmethod
     def of(cls, observation: Observation) -> Evidence:
@@ -82,6 +89,7 @@ class Evidence:
             compilation=observation.probe.compilation,
             worker=observation.worker,
             peak_memory_bytes=observation.peak_memory_bytes,
+            held_memory_bytes=observation.held_memory_bytes,
             memory_budget_bytes=observation.memory_budget_bytes,
             start_time_s=observation.start_time_s,
             compile_time_s=observation.compile_time_s,

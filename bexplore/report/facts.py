@@ -166,6 +166,7 @@ def _band(
             peak_bytes=model.peak_memory_bytes if model else None,
             relative_sd=model.relative_sd if model else MemoryPrior().relative_sd,
             budget_bytes=budget,
+            holds_more=any(item.held_memory_bytes is not None for item in observations),
         ),
         seed=int(settings.get("seed", 0)),
         user_compilation=Compilation(settings.get("user_compilation", Compilation.EXACT)),

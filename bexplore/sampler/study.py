@@ -214,6 +214,7 @@ def _told(observation: Observation) -> dict[str, Any]:
         "pass_s": observation.pass_time_s if is_measured else None,
         "update_s": observation.update_time_s if observation.update_times_s else None,
         "peak_memory_mib": None if peak is None else peak / 2**20,
+        "held_memory_mib": None if observation.held_memory_bytes is None else observation.held_memory_bytes / 2**20,
         "compile_s": observation.compile_time_s or None,
         "took_s": observation.elapsed_s,
     }

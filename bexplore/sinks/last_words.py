@@ -93,10 +93,13 @@ def _stop(record: Mapping[str, Any]) -> str:
 def _memory(record: Mapping[str, Any]) -> str:
     if record["peak_memory_bytes"] is None:
         return "peak unknown on this device"
-    text = f"peak {format_bytes(record['peak_memory_bytes'])}"
+    peak, held = record["peak_memory_bytes"], record.get("held_memory_bytes")
+    text = f"peak {format_bytes(peak)}"
+    if held is not None and held > peak:
+        text += f" of tensors, {format_bytes(held)} held by the process"
     headroom = record["memory_headroom_bytes"]
     if headroom is not None:
-        share = headroom / (headroom + record["peak_memory_bytes"])
+        share = headroom / (headroom + max(peak, held or 0))
         text += f", {format_bytes(headroom)} ({share:.0%}) of the budget stay free"
     return text
 

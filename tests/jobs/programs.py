@@ -121,6 +121,23 @@ def greedy() -> nn.Module:
     return Greedy()
 
 
+class Hoarder(Perceptron):
+    """Takes memory in each pass that is no tensor's, and gives it back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        take_other_memory()
+        return super().forward(x)
+
+
+@torch.compiler.disable
+def take_other_memory() -> None:
+    bytearray(b"x") * (96 * 2**20)
+
+
+def hoarder() -> nn.Module:
+    return Hoarder()
+
+
 class Breaking(Perceptron):
     """Has one graph break."""
 
