@@ -150,7 +150,7 @@ def _one(folder: Path, fault: Fault, *, mark: str) -> dict[str, Any]:
     code = _explore(folder, mark)
     after = _observations(folder)
     problems += _wrong_outcomes(folder, fault, after)
-    if code != (3 if _smallest_did_not_fit(folder, fault) else 0):
+    if code != (3 if _smallest_did_not_fit(after, fault) else 0):
         problems.append(f"ended with code {code}: {(folder / 'stderr').read_text()[-300:]}")
     if after[: len(before)] != before:
         problems.append("observations were lost")
@@ -239,11 +239,10 @@ def _late_probes(observations: list[Observation]) -> int:
     return sum(gap > NEXT_PROBE_S for gap in gaps)
 
 
-def _smallest_did_not_fit(folder: Path, fault: Fault) -> bool:
+def _smallest_did_not_fit(observations: list[Observation], fault: Fault) -> bool:
     """A smallest size without memory is an answer too: nothing fits."""
-    struck = folder / "struck"
-    is_memory = _right_outcomes(fault) == ("out_of_memory",)
-    return is_memory and struck.exists() and struck.read_text() == "1"
+    refused = [item.micro_batch_size for item in observations if item.outcome.value == "out_of_memory"]
+    return _right_outcomes(fault) == ("out_of_memory",) and refused == [1]
 
 
 def _wrong_out_of_memory(fault: Fault, observations: list[Observation]) -> int:

@@ -131,6 +131,27 @@ def test_a_suspicion_that_a_second_measurement_does_not_share_is_unsure():
     assert decision.judgement is Judgement.UNSURE
 
 
+def test_a_doubt_is_measured_on_while_there_is_time_and_the_luck_of_processes_is_averaged_away():
+    hidden = {"worker_sd": 0.021, "pass_sd": 0.03}
+
+    def share(ratio: float, judgement: Judgement, **options) -> float:
+        return sum(decide(machine(ratio, seed=n, **hidden), **options).judgement is judgement for n in range(40)) / 40
+
+    assert share(1.05, Judgement.SLOWER) < 0.4
+    assert share(1.05, Judgement.SLOWER, may_go_on=lambda: True) >= 0.8
+    assert share(1.0, Judgement.SAME, may_go_on=lambda: True) >= 0.95
+    assert share(1.0, Judgement.SLOWER, may_go_on=lambda: True) == 0
+
+
+def test_a_worker_that_fails_after_some_pairs_ends_the_measuring():
+    measure = machine(1.0, worker_sd=0.08)
+    left = iter([3, 3, 0])
+
+    decision = decide(lambda num_pairs: measure(next(left)), may_go_on=lambda: True)
+
+    assert decision.wall.num_workers == 6
+
+
 def test_noise_gives_unsure_and_what_would_help():
     decision = decide(machine(1.0, worker_sd=0.08))
 

@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     metavar="FRACTION",
     help="Relative difference of times that counts as none.",
 )
+@click.option(
+    "--time-limit",
+    default="2min",
+    show_default=True,
+    metavar="DURATION",
+    help="With --against: go on with new processes for so long while the noise hides the answer.",
+)
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write JUnit XML.")
 @click.option("--github", is_flag=True, help="Print annotations on stderr, and append to the step summary.")
 @common_options
@@ -52,6 +59,7 @@ def guard(
     facts: str,
     micro_batch_size: int | None,
     time_tolerance: float,
+    time_limit: str,
     junit: Path | None,
     github: bool,
     common: Common,
@@ -72,6 +80,7 @@ def guard(
     from bexplore.guard.session import guard as run_guard
     from bexplore.sinks.guard_ci import append_step_summary, github_annotations, write_junit
     from bexplore.sinks.guard_table import guard_table
+    from bexplore.units import parse_seconds
 
     if update and against is not None:
         raise UserInputError("--update and --against exclude each other", hint="keep one of them")
@@ -82,6 +91,7 @@ def guard(
         against=against,
         tiers=frozenset(tiers),
         time_tolerance=time_tolerance,
+        time_limit_s=parse_seconds(time_limit),
         micro_batch_size=micro_batch_size,
         model_dir=common.model_dir,
         load=common.load,

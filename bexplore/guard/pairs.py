@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ from bexplore.guard.reference import Reference, foreign_files
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
 from bexplore.guard.sizes import why_no_times
 from bexplore.guard.statistics import Judgement
-from bexplore.guard.timing import Pair, TimeDecision, decide, run_pair
+from bexplore.guard.timing import TIME_LIMIT_S, Pair, TimeDecision, decide, run_pair
 from bexplore.probe import Compilation
 
 
@@ -35,6 +37,7 @@ def paired_times(
     *,
     tiers: frozenset[Tier],
     tolerance: float,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> Part:
     """Time both programs in alternating live workers.
 
@@ -45,6 +48,7 @@ def paired_times(
         lookings: How each is looked at, the reference first.
         tiers: What is compared.
         tolerance: Relative difference of times that counts as none.
+        time_limit_s: No further stage begins that would pass it; the first two are run whatever they take.
 
     Raises:
         EngineError: The reference's workers run the present code.
@@ -58,19 +62,29 @@ def paired_times(
     tenants = Tenants(os.getpid())
     tenants.start()
     failures: list[Part] = []
+    began_s = time.monotonic()
+    num_measured = 0
+    stage_s = 0.0
 
     def measure(num_pairs: int) -> list[Pair]:
+        nonlocal num_measured, stage_s
         pairs: list[Pair] = []
-        for number in range(num_pairs):
-            lookings[1].say(f"timing size {size} against {reference.title}: pair {number + 1} of {num_pairs}")
+        stage_began_s = time.monotonic()
+        for _ in range(num_pairs):
+            lookings[1].say(f"timing size {size} against {reference.title}: pair {num_measured + 1} of workers")
             pair = _pair(before, now, reference, lookings, size)
             if isinstance(pair, Part):
                 failures.append(pair)
                 break
             pairs.append(pair)
+            num_measured += 1
+        stage_s = time.monotonic() - stage_began_s
         return pairs
 
-    decision = decide(measure, tolerance=tolerance, others_share=tenants.others_share)
+    def may_go_on() -> bool:
+        return not failures and time.monotonic() - began_s + stage_s <= time_limit_s
+
+    decision = decide(measure, tolerance=tolerance, others_share=tenants.others_share, may_go_on=may_go_on)
     if failures:
         return failures[0]
     advice = (decision.advice,) if decision.advice else ()
@@ -83,12 +97,15 @@ def _pair(
     """One pair of new workers; a part of a report where one of them cannot run."""
     title = f"times of size {size}"
     with ExitStack() as stack:
-        runners = []
-        for observed, looking in zip((before, now), lookings, strict=True):
-            runner = stack.enter_context(live_runner(observed, looking))
-            exact = Compilation.EXACT if observed.config.job.compile.enabled else Compilation.EAGER
-            observation = first_probe(runner, size, exact)
-            runners.append(runner)
+        # Both start at once. The threads outlive the workers: a worker ends with the thread that started it.
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        runners = [
+            stack.enter_context(live_runner(observed, looking))
+            for observed, looking in zip((before, now), lookings, strict=True)
+        ]
+        exact = [Compilation.EXACT if one.config.job.compile.enabled else Compilation.EAGER for one in (before, now)]
+        observations = list(threads.map(lambda runner, kind: first_probe(runner, size, kind), runners, exact))
+        for observed, observation in zip((before, now), observations, strict=True):
             if not observation.is_measured:
                 told = f"{observation.outcome}: {observation.reason}"
                 if observed is before:
@@ -100,7 +117,7 @@ def _pair(
         return run_pair(
             lambda count: block_of(old, size, count),
             lambda count: block_of(new, size, count),
-            pass_time_s=observation.pass_time_s,
+            pass_time_s=observations[1].pass_time_s,
         )
 
 

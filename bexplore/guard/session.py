@@ -32,7 +32,7 @@ from bexplore.guard.pairs import Part, broken, paired_times
 from bexplore.guard.reference import open_reference
 from bexplore.guard.report import Finding, NotCompared, Report, Status, Tier, merged
 from bexplore.guard.statistics import TIME_TOLERANCE
-from bexplore.guard.timing import BUSY_SHARE
+from bexplore.guard.timing import BUSY_SHARE, TIME_LIMIT_S
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
@@ -47,6 +47,7 @@ class GuardOptions:
         against: A revision, a second configuration or a folder to compare with in this job; None for none.
         tiers: What is compared.
         time_tolerance: Relative difference of times that counts as none.
+        time_limit_s: Seconds that the pairs of workers of `against` may take in all.
         micro_batch_size: The size to guard; None for the baseline's, the configuration's or the newest result's.
         model_dir: Folder of the results; None for the configuration's own.
         load: Reads a second configuration as the first was read.
@@ -57,6 +58,7 @@ class GuardOptions:
     against: str | None = None
     tiers: frozenset[Tier] = EXACT | TIMES
     time_tolerance: float = TIME_TOLERANCE
+    time_limit_s: float = TIME_LIMIT_S
     micro_batch_size: int | None = None
     model_dir: str | None = None
     load: Callable[[Path], Config] | None = None
@@ -252,7 +254,13 @@ def _against_reference(against: str, now: Observed, looking: Looking, options: G
         )
         exact = _exact(before.snapshot, snapshot, options.tiers, _why_not(before.snapshot, snapshot, ()))
         times = paired_times(
-            before, now, reference, (own, looking), tiers=options.tiers, tolerance=options.time_tolerance
+            before,
+            now,
+            reference,
+            (own, looking),
+            tiers=options.tiers,
+            tolerance=options.time_tolerance,
+            time_limit_s=options.time_limit_s,
         )
     return Report(
         config=str(now.config.path),

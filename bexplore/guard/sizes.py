@@ -15,6 +15,7 @@ from bexplore.guard.timing import Block, block_length
 
 NUM_WORKERS = 3
 NUM_TURNS = 4
+TURN_S = 0.15  # seconds of passes of one size in its turn: a change of size costs some passes of its own
 Times = Sequence[Sequence[SizeTimes]]
 
 
@@ -45,7 +46,7 @@ def run_turns(
     blocks: dict[int, list[Block]] = {size: [] for size in sizes}
     for _ in range(NUM_TURNS):
         for size in (*sizes, *reversed(sizes)):
-            blocks[size].append(run(size, block_length(pass_times_s[size])))
+            blocks[size].append(run(size, block_length(pass_times_s[size], TURN_S)))
     return [
         SizeTimes(
             micro_batch_size=size,

@@ -1,7 +1,8 @@
 """Times of two programs within one job: alternating live workers, and what their samples say.
 
 A pair is one worker process of each side. They take turns, A B B A, so that a drift of the machine falls on both; the
-next pair is two new processes, so that the luck of a process is seen.
+next pair is two new processes, so that the luck of a process is seen. That luck is what limits the answer (two processes
+of one program differ by 2 % for as long as they live), so that more pairs follow for as long as they may tell more.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import numpy as np
 
 from bexplore.guard.statistics import TIME_TOLERANCE, Judgement, Ratio, judge, ratio_of, workers_needed
 
-# Pairs of a first look, and as many again where it leaves a doubt or a suspicion.
+# Pairs of a first look, and as many again where it leaves a doubt or a suspicion; while a doubt is left and time too,
+# as many once more.
 PAIRS_PER_STAGE = 3
-BLOCK_S = 0.15  # seconds of passes that one worker runs in its turn
-STAGE_PAIR_S = 6.0  # seconds of passes that one pair may run
-MIN_ROUNDS, MAX_ROUNDS = 3, 12
+MAX_PAIRS = 24
+TIME_LIMIT_S = 120.0  # of all pairs, their starts included; two stages are run whatever they take
+# Seconds of passes that one worker runs in its turn. Short: what disturbs a machine for a tenth of a second falls on
+# both sides then (autocorrelation of passes on a shared host: 0.75 after 10 ms, 0.5 after 40 ms, 0.2 after 200 ms).
+BLOCK_S = 0.04
+STAGE_PAIR_S = 2.0  # seconds of passes that one pair may run
+MIN_ROUNDS, MAX_ROUNDS = 3, 20
 MAX_PASSES_PER_BLOCK = 200
 # Share of the processors that other processes may use before wall time alone is no proof.
 BUSY_SHARE = 0.05
@@ -99,34 +105,54 @@ def decide(
     *,
     tolerance: float = TIME_TOLERANCE,
     others_share: Callable[[], float | None] = lambda: None,
+    may_go_on: Callable[[], bool] = lambda: False,
 ) -> TimeDecision:
     """Say whether a candidate is slower than a reference, and measure again before saying so.
 
     A first stage that is wholly within the tolerance ends it. Otherwise a second stage of new processes follows, and
-    slower (or faster) is said only if the interval of both is wholly beyond the tolerance and each stage by itself
-    points there.
+    more while the answer is unsure. Slower (or faster) is said only if the interval of all pairs is wholly beyond the
+    tolerance, and the first stage and all that was measured after it both point there.
 
     Args:
         measure: Number of pairs -> samples of so many new pairs.
         tolerance: Relative difference of times that counts as none.
         others_share: Share of the processors that others used so far.
+        may_go_on: Whether there is time for one more stage beyond the second.
     """
     pairs = list(measure(PAIRS_PER_STAGE))
     stages = [_wall(pairs)]
-    if judge(stages[0], tolerance) is not Judgement.SAME and math.isfinite(stages[0].value):
+    decision = _decided(pairs, stages, tolerance, others_share())
+    while math.isfinite(decision.wall.value) and _wants_more(decision, may_go_on):
         again = list(measure(PAIRS_PER_STAGE))
+        if not again:
+            break  # a worker could not run: the caller knows why
         stages.append(_wall(again))
         pairs += again
+        decision = _decided(pairs, stages, tolerance, others_share())
+    return decision
+
+
+def _wants_more(decision: TimeDecision, may_go_on: Callable[[], bool]) -> bool:
+    if len(decision.stages) == 1:
+        return decision.judgement is not Judgement.SAME
+    is_open = decision.judgement is Judgement.UNSURE and decision.wall.num_workers + PAIRS_PER_STAGE <= MAX_PAIRS
+    return is_open and may_go_on()
+
+
+def _decided(
+    pairs: Sequence[Pair], stages: Sequence[Ratio], tolerance: float, others_share: float | None
+) -> TimeDecision:
     wall, cpu = _wall(pairs), ratio_of([[one.log_cpu_ratio for one in pair] for pair in pairs])
-    judgement, reason = _judged(wall, cpu, stages, tolerance, others_share())
+    confirming = [stages[0], _wall(pairs[PAIRS_PER_STAGE:])] if len(stages) > 1 else [stages[0]]
+    judgement, reason = _judged(wall, cpu, confirming, tolerance, others_share)
     return TimeDecision(
         judgement=judgement,
         wall=wall,
         cpu=cpu,
         stages=tuple(stages),
-        others_share=others_share(),
+        others_share=others_share,
         reason=reason,
-        advice=_advice(wall, tolerance, others_share()) if judgement is Judgement.UNSURE else "",
+        advice=_advice(wall, tolerance, others_share) if judgement is Judgement.UNSURE else "",
     )
 
 
@@ -161,9 +187,9 @@ def _advice(wall: Ratio, tolerance: float, others_share: float | None) -> str:
     return f"about {needed} pairs of workers would settle it at this noise; {wall.num_workers} were run"
 
 
-def block_length(pass_time_s: float) -> int:
+def block_length(pass_time_s: float, block_s: float = BLOCK_S) -> int:
     """Passes of one turn."""
-    return max(1, min(MAX_PASSES_PER_BLOCK, round(BLOCK_S / max(pass_time_s, 1e-6))))
+    return max(1, min(MAX_PASSES_PER_BLOCK, round(block_s / max(pass_time_s, 1e-6))))
 
 
 def num_rounds(pass_time_s: float) -> int:
