@@ -22,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,17 @@ from bexplore.guard import Status, Tier
 from bexplore.guard.compare import compare_facts
 from bexplore.guard.observation import block_of
 from bexplore.guard.statistics import Judgement
-from bexplore.guard.timing import PAIRS_PER_STAGE, Block, Round, decide
+from bexplore.guard.timing import (
+    PAIRS_PER_STAGE,
+    TIME_LIMIT_S,
+    Block,
+    Round,
+    TimeDecision,
+    block_length,
+    decide,
+    num_rounds,
+    run_pair,
+)
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.probe import Compilation, Probe
 
@@ -56,18 +67,18 @@ class Scale:
     unloaded_runs: int
     loaded_runs: int
     planted_runs: int
-    rounds: int
-    passes_per_block: int
 
 
-FULL = Scale(exact_runs=50, unloaded_runs=200, loaded_runs=100, planted_runs=40, rounds=16, passes_per_block=4)
-QUICK = Scale(exact_runs=4, unloaded_runs=20, loaded_runs=10, planted_runs=10, rounds=16, passes_per_block=4)
+FULL = Scale(exact_runs=50, unloaded_runs=200, loaded_runs=100, planted_runs=20)
+QUICK = Scale(exact_runs=4, unloaded_runs=20, loaded_runs=10, planted_runs=2)
+PASS_TIME_S = 0.012  # of the programs, roughly: the lengths of their turns follow from it as the guard's own do
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Benchmark of the guard.")
     parser.add_argument("--quick", action="store_true", help="a few runs of everything; nothing is kept")
     parser.add_argument("--only", choices=["exact", "timing", "table"], help="one part")
+    parser.add_argument("--columns", nargs="+", metavar="TITLE", help="of the times, these columns alone")
     arguments = parser.parse_args()
     scale = QUICK if arguments.quick else FULL
     folder = Path(tempfile.mkdtemp(prefix="guard-bench-")) if arguments.quick else RESULTS
@@ -75,7 +86,7 @@ def main() -> None:
     if arguments.only in (None, "exact"):
         keep(folder / "guard_exact.json", exact(scale))
     if arguments.only in (None, "timing"):
-        record(scale, folder / "guard_samples.json")
+        record(scale, folder / "guard_samples.json", arguments.columns)
     text = report(folder)
     (folder / "guard.md").write_text(text)
     print(text)
@@ -149,51 +160,70 @@ def load() -> Iterator[None]:
 # Times
 
 
-def record(scale: Scale, path: Path) -> None:
+def record(scale: Scale, path: Path, titles: Sequence[str] | None = None) -> None:
     """Samples of live workers, a column at a time; runs that the file has are kept, so that a later call goes on."""
     os.environ["OMP_NUM_THREADS"] = "1"
     kept = json.loads(path.read_text()) if path.exists() else {"columns": {}}
-    columns = [
-        ("5 % more work", "5 % more work", scale.planted_runs, contextlib.nullcontext),
-        ("10 % more work", "10 % more work", scale.planted_runs, contextlib.nullcontext),
-        ("A against A, unloaded", "A again", scale.unloaded_runs, contextlib.nullcontext),
-        ("A against A, one core loaded", "A again", scale.loaded_runs, load),
-    ]
-    empty: dict[str, Any] = {"runs": []}
-    missing = [column for column in columns if len(kept["columns"].get(column[0], empty)["runs"]) < column[2]]
-    if not missing:
-        return
+    for column in (
+        Column(title="5 % more work", contrast="5 % more work", num_runs=scale.planted_runs, num_pairs=18),
+        Column(title="10 % more work", contrast="10 % more work", num_runs=scale.planted_runs, num_pairs=9),
+        Column(title="A against A, unloaded", contrast="A again", num_runs=scale.unloaded_runs),
+        Column(title="A against A, one core loaded", contrast="A again", num_runs=scale.loaded_runs, context=load),
+    ):
+        known = kept["columns"].get(column.title, {"runs": []})
+        if (titles is None or column.title in titles) and len(known["runs"]) < column.num_runs:
+            for recorded in _recorded(column, known["runs"]):
+                kept["columns"][column.title] = recorded
+                keep(path, kept)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Runs of one contrast.
+
+    Attributes:
+        title: In the table.
+        contrast: What stands against A; a key of `BLOCKS`.
+        num_runs: Decisions.
+        num_pairs: Pairs of live workers of each; those that a decision has no use for are recorded all the same.
+        context: What goes on meanwhile.
+    """
+
+    title: str
+    contrast: str
+    num_runs: int
+    num_pairs: int = 2 * PAIRS_PER_STAGE
+    context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+
+def _recorded(column: Column, known: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The column after each further run, in which every pair takes its turns once."""
+    runs, start_s = list(known), []
     with contextlib.ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sets = []
-        for number in range(2 * PAIRS_PER_STAGE):
-            sets.append({name: live(blocks, temporary / f"{number}{name}", stack) for name, blocks in BLOCKS.items()})
-            print(f"workers {number + 1} of {2 * PAIRS_PER_STAGE} are up", file=sys.stderr)
-        for title, contrast, count, context in missing:
-            runs = list(kept["columns"].get(title, empty)["runs"])
-            with context():
-                while len(runs) < count:
-                    runs.append(_run(sets, contrast, scale))
-                    kept["columns"][title] = _column(runs, scale)
-                    keep(path, kept)
-                    print(f"{title}: {len(runs)} of {count}", file=sys.stderr)
-
-
-def _run(sets: Sequence[Mapping[str, EngineRunner]], contrast: str, scale: Scale) -> dict[str, Any]:
-    """Every pair takes its turns once."""
-    began_s = time.monotonic()
-    pairs = [turns(runners["A"], runners[contrast], scale) for runners in sets]
-    return {"pairs": pairs, "elapsed_s": time.monotonic() - began_s}
-
-
-def _column(runs: Sequence[dict[str, Any]], scale: Scale) -> dict[str, Any]:
-    return {
-        "runs": runs,
-        "rounds": scale.rounds,
-        "passes_per_block": scale.passes_per_block,
-        "load_average": os.getloadavg()[0],
-        "machine": machine(),
-    }
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        pairs = []
+        for number in range(column.num_pairs):
+            began_s = time.monotonic()
+            names = ("A", column.contrast)
+            folders = [temporary / f"{number} {side}" for side in ("reference", "candidate")]
+            pairs.append(tuple(threads.map(lambda name, folder: live(BLOCKS[name], folder, stack), names, folders)))
+            start_s.append(time.monotonic() - began_s)
+            print(f"{column.title}: pair {number + 1} of {column.num_pairs} is up", file=sys.stderr)
+        stack.enter_context(column.context())
+        while len(runs) < column.num_runs:
+            began_s = time.monotonic()
+            taken = [turns(reference, candidate) for reference, candidate in pairs]
+            runs.append({"pairs": taken, "elapsed_s": time.monotonic() - began_s})
+            print(f"{column.title}: {len(runs)} of {column.num_runs}", file=sys.stderr)
+            yield {
+                "runs": runs,
+                "start_s": statistics.median(start_s),
+                "rounds": num_rounds(PASS_TIME_S),
+                "passes_per_block": block_length(PASS_TIME_S),
+                "load_average": os.getloadavg()[0],
+                "machine": machine(),
+            }
 
 
 def live(num_blocks: int, folder: Path, stack: contextlib.ExitStack) -> EngineRunner:
@@ -205,14 +235,15 @@ def live(num_blocks: int, folder: Path, stack: contextlib.ExitStack) -> EngineRu
     return runner
 
 
-def turns(reference: EngineRunner, candidate: EngineRunner, scale: Scale) -> list[list[list[float]]]:
-    """Rounds of A B B A; each block as [processor seconds, pass, pass, ...]."""
-    rounds = []
-    for _ in range(scale.rounds):
-        blocks = [block_of(side, MICRO_BATCH_SIZE, scale.passes_per_block) for side in (reference, candidate)]
-        blocks += [block_of(side, MICRO_BATCH_SIZE, scale.passes_per_block) for side in (candidate, reference)]
-        rounds.append([[round(x, 8) for x in (one.cpu_time_s, *one.pass_times_s)] for one in blocks])
-    return rounds
+def turns(reference: EngineRunner, candidate: EngineRunner) -> list[list[list[float]]]:
+    """Rounds of A B B A, as the guard runs them; each block as [processor seconds, pass, pass, ...]."""
+    taken = run_pair(
+        lambda count: block_of(reference, MICRO_BATCH_SIZE, count),
+        lambda count: block_of(candidate, MICRO_BATCH_SIZE, count),
+        pass_time_s=PASS_TIME_S,
+    )
+    in_order = [(one.reference[0], *one.candidate, one.reference[1]) for one in taken]
+    return [[[round(x, 8) for x in (one.cpu_time_s, *one.pass_times_s)] for one in blocks] for blocks in in_order]
 
 
 def rounds_of(pair: Sequence[Sequence[Sequence[float]]]) -> list[Round]:
@@ -259,37 +290,62 @@ def timing_lines(result: dict[str, Any]) -> list[str]:
     lines = [
         "## Times",
         "",
-        f"{2 * PAIRS_PER_STAGE} pairs of live workers, one thread each, take turns A B B A; no sample is used in two "
-        f"runs. The guard sees the first {PAIRS_PER_STAGE} pairs, and the others when it measures again; a rival sees "
-        "what its tool would.",
+        "Pairs of live workers, one thread each, take turns A B B A; no sample is used in two runs. The guard sees the "
+        f"first {PAIRS_PER_STAGE} pairs, and as many more each time that it measures again; a rival sees what its tool "
+        "would. The runs of a column share their processes, and so the luck of these.",
         "",
         "| judge | " + " | ".join(f"{name} ({len(own['runs'])} runs)" for name, own in columns.items()) + " |",
         "|---|" + "---|" * len(columns),
     ]
-    for name, judge in {"bexplore guard": guarded, **RIVALS}.items():
-        cells = [shares(judge, own["runs"]) for own in columns.values()]
+    for name, judge in {"bexplore guard": None, **RIVALS}.items():
+        cells = [shares(judge or guarded(seconds_of_a_pair(own)), own["runs"]) for own in columns.values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "slower / unsure / faster, percent of runs. Where A stands against A, slower and faster are false alarms; in "
         "the other columns whatever is not slower is a miss, and faster would be called an improvement.",
         "",
-        "| column | true ratio, from all samples | turns of a pair | passes a turn | seconds of a run | load average |",
-        "|---|---|---|---|---|---|",
+        "| column | true ratio, from all samples | turns of a pair | passes a turn "
+        "| pairs of a decision, median (most) | seconds of a pair | of a decision, median (most) | load average |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, own in columns.items():
-        seconds = statistics.median(run["elapsed_s"] for run in own["runs"])
+        pair_s = seconds_of_a_pair(own)
+        runs = [[rounds_of(pair) for pair in run["pairs"]] for run in own["runs"]]
+        taken = sorted(decided(pairs, pair_s).wall.num_workers for pairs in runs)
         lines.append(
             f"| {name} | {math.exp(true_log_ratio(own['runs'])):.3f} | {own['rounds']} | {own['passes_per_block']} "
-            f"| {seconds:.1f} | {own['load_average']:.1f} |"
+            f"| {statistics.median(taken):.0f} ({taken[-1]}) | {pair_s:.1f} | {pair_s * statistics.median(taken):.0f} "
+            f"({pair_s * taken[-1]:.0f}) | {own['load_average']:.1f} |"
         )
     machines = {own["machine"] for own in columns.values()}
     return [*lines, "", f"The benchmark itself is 1 of the load average. ({'; '.join(sorted(machines))})"]
 
 
-def guarded(pairs: list[list[Round]], _previous: list[list[Round]] | None) -> Judgement:
-    stages = iter([pairs[:PAIRS_PER_STAGE], pairs[PAIRS_PER_STAGE:]])
-    return decide(lambda count: next(stages)).judgement
+def guarded(pair_s: float) -> Callable[..., Judgement]:
+    """The guard, where a pair takes so many seconds, its start included."""
+    return lambda pairs, _previous: decided(pairs, pair_s).judgement
+
+
+def decided(pairs: Sequence[list[Round]], pair_s: float) -> TimeDecision:
+    """What the guard says within its time limit, and how many of the pairs it looked at."""
+    taken = 0
+
+    def measure(count: int) -> Sequence[list[Round]]:
+        nonlocal taken
+        taken += count
+        return pairs[taken - count : taken]
+
+    def may_go_on() -> bool:
+        return taken < len(pairs) and (taken + PAIRS_PER_STAGE) * pair_s <= TIME_LIMIT_S
+
+    return decide(measure, may_go_on=may_go_on)
+
+
+def seconds_of_a_pair(column: dict[str, Any]) -> float:
+    """Starts included; those of columns that were recorded before starts were timed are taken for none."""
+    turns_s = statistics.median(run["elapsed_s"] / len(run["pairs"]) for run in column["runs"])
+    return column.get("start_s", 0.0) + turns_s
 
 
 def shares(judge: Callable[..., Judgement], runs: Sequence[dict[str, Any]]) -> str:

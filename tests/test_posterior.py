@@ -105,7 +105,11 @@ def test_where_the_process_holds_more_than_its_tensors_the_trace_is_believed_les
     def ran(size: int, held_over_grown: float) -> Evidence:
         held = 0.45 * GIB + held_over_grown * 0.04 * size * GIB
         return measured(
-            size, 30.0, peak_memory_bytes=round(tensors(size)), held_memory_bytes=round(held), memory_budget_bytes=4 * GIB
+            size,
+            30.0,
+            peak_memory_bytes=round(tensors(size)),
+            held_memory_bytes=round(held),
+            memory_budget_bytes=4 * GIB,
         )
 
     memory = MemoryPrior(peak_bytes=tensors, relative_sd=0.012, budget_bytes=4 * GIB, holds_more=True)

@@ -6,7 +6,6 @@ programs fill. What it sees is resident memory, read from /proc; where there is 
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +97,7 @@ class _Children:
         self._parents_bytes: dict[int, int] = {}  # of what is resident in each, pages that are still its parent's
 
     def resident_bytes(self) -> int:
-        """Look for them; what is resident in them, less what the last look at `own_bytes` found to be their parent's."""
+        """Find them; what is resident in them, less what the last look at `own_bytes` found to be their parent's."""
         self._find()
         if self._parents_bytes and time.monotonic() > self._own_again_at_s:
             self.own_bytes()  # what they write becomes theirs, and no more of them is resident than before
@@ -123,17 +122,15 @@ class _Children:
 def _listed_descendants(pid: int) -> list[int] | None:
     """Descendants as the kernel lists them by thread; None where it does not."""
     found: list[int] = []
-    folder = f"/proc/{pid}/task"
     try:
-        threads = os.listdir(folder)
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return found  # ended meanwhile
     for thread in threads:
         try:
-            with open(f"{folder}/{thread}/children", "rb") as handle:
-                found += map(int, handle.read().split())
+            found += map(int, (thread / "children").read_bytes().split())
         except FileNotFoundError:
-            if os.path.exists(f"{folder}/{thread}"):
+            if thread.exists():
                 return None  # the thread is there, and no list: a kernel without it
         except OSError:
             continue  # ended meanwhile
