@@ -165,3 +165,14 @@ def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(
     assert told[4].value == pytest.approx(4 / told[4].user_attrs["pass_s"], rel=1e-4)
     size = result.recommendation.micro_batch_size
     assert study.user_attrs["recommendation"].startswith(f"micro_batch_size {size}: ")
+
+
+def test_an_explorer_with_other_candidates_than_the_studys_is_told_which_and_what_to_set(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    open_study(BexploreSampler(SPACE, SETTINGS), storage=url)
+    less_memory = Space.of(default_candidates(1, 256))
+
+    with pytest.raises(UserInputError, match="largest 512 there, 256 here") as refused:
+        open_study(BexploreSampler(less_memory, SETTINGS), storage=url)
+
+    assert "set max, and the same memory_budget" in refused.value.hint

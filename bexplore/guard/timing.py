@@ -1,7 +1,7 @@
 """Times of two programs within one job: alternating live workers, and what their samples say.
 
 A pair is one worker process of each side. They take turns, A B B A, so that a drift of the machine falls on both; the
-next pair is two new processes, so that the luck of a process is seen. That luck is what limits the answer: two processes
+next pair is two new processes, so that the luck of a process is seen. It is what limits the answer: two processes
 of one program differ by 2 % for as long as they live. So more pairs follow while they may tell more.
 """
 

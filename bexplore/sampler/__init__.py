@@ -135,10 +135,11 @@ def open_study(
         _name_the_value(study)
     elif stored != question:
         changed = sorted(key for key in question if stored.get(key) != question[key])
-        raise UserInputError(
-            f"the stored study {name!r} asks another question: {', '.join(changed)} differ",
-            hint="explore with --fresh, or use another storage",
-        )
+        told = ", ".join(f"{key} {stored.get(key)} there, {question[key]} here" for key in changed)
+        hint = "explore with --fresh, or use another storage"
+        if "largest" in changed:
+            hint += "; explorers that share a study need the same candidates: set max, and the same memory_budget"
+        raise UserInputError(f"the stored study {name!r} asks another question: {told}", hint=hint)
     return study
 
 
