@@ -13,11 +13,10 @@ from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Tr
 from bexplore.explorer import ProbeFinished
 from bexplore.recommendation import Recommendation
 from bexplore.sinks.append import AppendFile
+from bexplore.sinks.memory import memory_words
 from bexplore.units import format_bytes, format_seconds
 
 # Code -> what it announces. 202 is the reference flow's; the others are ours and never change meaning.
-# The process holds so much more than its tensors, times and bytes, before a line tells both.
-HELD_TOLD, HELD_TOLD_BYTES = 1.1, 64 * 2**20
 CODES = {
     200: "what is about to happen",
     201: "what the trace tells of every size",
@@ -124,10 +123,7 @@ def probe_sentence(event: ProbeFinished) -> str:
     tail = f"in {format_seconds(observation.elapsed_s)}"
     if not observation.is_measured:
         return f"{head}: {observation.outcome.value}: {observation.reason} {tail}"
-    peak, held = observation.peak_memory_bytes, observation.held_memory_bytes
-    memory = f"peak {format_bytes(peak)}"
-    if peak is not None and held is not None and held > max(HELD_TOLD * peak, peak + HELD_TOLD_BYTES):
-        memory += f", {format_bytes(held)} held"
+    memory = memory_words(observation.peak_memory_bytes, observation.held_memory_bytes)
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
     return (
         f"{head}: {observation.samples_per_s:.4g} samples/s, pass {format_seconds(observation.pass_time_s)} "

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from bexplore.sinks.memory import memory_words
 from bexplore.units import format_bytes, format_seconds
 
 STOP_REASONS = {
@@ -94,9 +95,7 @@ def _memory(record: Mapping[str, Any]) -> str:
     if record["peak_memory_bytes"] is None:
         return "peak unknown on this device"
     peak, held = record["peak_memory_bytes"], record.get("held_memory_bytes")
-    text = f"peak {format_bytes(peak)}"
-    if held is not None and held > peak:
-        text += f" of tensors, {format_bytes(held)} held by the process"
+    text = memory_words(peak, held)
     headroom = record["memory_headroom_bytes"]
     if headroom is not None:
         share = headroom / (headroom + max(peak, held or 0))

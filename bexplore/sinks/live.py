@@ -138,7 +138,8 @@ class View:
         return ("best", text, "bold green")
 
     def _memory_row(self, is_unicode: bool) -> tuple[str, str] | None:
-        peaks = {item.micro_batch_size: item.peak_memory_bytes for item in self._observations if item.peak_memory_bytes}
+        needed = {item.micro_batch_size: item.needed_memory_bytes for item in self._observations}
+        peaks = {size: num_bytes for size, num_bytes in needed.items() if num_bytes}
         size = self._best.micro_batch_size if self._best else max(peaks, default=None)
         if self._budget_bytes is None:
             return None
