@@ -55,7 +55,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 TIERS = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
 # Programs whose work differs by a known share: equal blocks in a row, in eager mode.
-BLOCKS = {"A": 20, "A again": 20, "5 % more work": 21, "10 % more work": 22}
+BLOCKS = {"A": 18, "A again": 18, "5 % more work": 19, "10 % more work": 20}
 MICRO_BATCH_SIZE = 64
 
 
