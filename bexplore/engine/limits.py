@@ -93,6 +93,16 @@ class DataLimit:
         overhead = min(max(smallest, int(STEP_OVERHEAD_SHARE * self._budget_bytes)), largest)
         return max(0, self._budget_bytes - live_bytes) + overhead
 
+    def growth_bytes(self, live_bytes: int) -> int | None:
+        """What this process may still grow by, as seen from outside; None for no limit.
+
+        Less than the room where an earlier size left memory behind that the C library has not given back.
+        """
+        room = self.room_bytes(live_bytes)
+        if room is None or self._base_bytes is None:
+            return room
+        return max(0, self._base_resident_bytes + live_bytes + room - _status_bytes("RssAnon"))
+
     def lift(self) -> None:
         """Allow everything again while the compiler works: its own memory is not the job's."""
         if self._ceiling_bytes is not None:

@@ -6,6 +6,7 @@ programs fill. What it sees is resident memory, read from /proc; where there is 
 
 from __future__ import annotations
 
+import mmap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,6 @@ class MemoryWatch:
         """From now on the worker and its children may grow by so much, within the limit that was given."""
         if self._most_bytes is not None:
             now = _memory(self._pid)
-            self._children.resident_bytes()
             self._children_before = self._children.own_bytes()
             self._limit_bytes = min(self._most_bytes, now.resident_bytes + self._children_before + room_bytes)
             self._slack_bytes, self._shared_before = SLACK_BYTES, now.shared_bytes
@@ -68,13 +68,14 @@ class MemoryWatch:
         """Why the worker must end; empty where it need not."""
         if self._limit_bytes is None:
             return ""
-        now, children_bytes = _memory(self._pid), self._children.resident_bytes()
-        self._needs_care = now.shared_bytes - self._shared_before > SLACK_BYTES or (
-            children_bytes - self._children_before > SLACK_BYTES
-        )
-        slack_bytes = 0 if self._needs_care else self._slack_bytes  # it is for what the worker refuses itself
-        room_bytes = self._limit_bytes + slack_bytes - now.resident_bytes
-        if children_bytes > room_bytes and self._children.own_bytes() > room_bytes:
+        now, children_bytes = _memory(self._pid), self._children.own_bytes()
+        takes_shared = now.shared_bytes - self._shared_before > SLACK_BYTES
+        has_children = children_bytes - self._children_before > SLACK_BYTES
+        self._needs_care = takes_shared or has_children
+        # Slack is for what the worker refuses itself. Each child refuses itself too, but beside its parent, and what a
+        # program makes of that is not known: it is ended before.
+        slack_bytes = -self._slack_bytes if has_children else 0 if takes_shared else self._slack_bytes
+        if now.resident_bytes + children_bytes > self._limit_bytes + slack_bytes:
             return f"the worker's resident memory passed {self._limit_bytes / 2**20:.0f} MiB"
         if time.monotonic() - self._looked_at_s <= SLOWLY_S:
             return ""
@@ -93,23 +94,27 @@ class _Children:
         self._pid = pid
         self._pids: list[int] = []
         self._walked_at_s = 0.0
-        self._own_again_at_s = 0.0
-        self._parents_bytes: dict[int, int] = {}  # of what is resident in each, pages that are still its parent's
-
-    def resident_bytes(self) -> int:
-        """Find them; what is resident in them, less what the last look at `own_bytes` found to be their parent's."""
-        self._find()
-        if self._parents_bytes and time.monotonic() > self._own_again_at_s:
-            self.own_bytes()  # what they write becomes theirs, and no more of them is resident than before
-        return sum(max(0, resident_bytes(pid) - self._parents_bytes.get(pid, 0)) for pid in self._pids)
+        self._again_at_s = 0.0
+        self._known: dict[int, _Child] = {}
 
     def own_bytes(self) -> int:
-        """What they hold alone: a forked child shares its parent's pages until it writes. Slow for large processes."""
-        began_s = time.monotonic()
-        own = {pid: _own_bytes(pid) for pid in self._pids}
-        self._own_again_at_s = time.monotonic() + OWN_EVERY * (time.monotonic() - began_s)
-        self._parents_bytes = {pid: max(0, resident_bytes(pid) - num_bytes) for pid, num_bytes in own.items()}
-        return sum(own.values())
+        """What they hold alone: a forked child shares its parent's pages until it writes.
+
+        How much that is, is slow to ask of large processes, and asked while one grows it grows further. So it is asked
+        once of each that is new; what more becomes resident is its own. It is asked again where page faults without
+        more resident memory tell that pages of the parent were written to.
+        """
+        self._find()
+        is_due = time.monotonic() > self._again_at_s
+        if any(pid not in self._known for pid in self._pids) or (is_due and self._copied_bytes() > SLACK_BYTES):
+            began_s = time.monotonic()
+            self._known = {pid: _Child.of(pid) for pid in self._pids}
+            self._again_at_s = time.monotonic() + OWN_EVERY * (time.monotonic() - began_s)
+        return sum(max(0, resident_bytes(pid) - self._known[pid].parents_bytes) for pid in self._pids)
+
+    def _copied_bytes(self) -> int:
+        """At most so much of their parents' pages became theirs since they were looked at closely."""
+        return sum(self._known[pid].copied_bytes(pid) for pid in self._pids)
 
     def _find(self) -> None:
         listed = _listed_descendants(self._pid)
@@ -117,6 +122,38 @@ class _Children:
             self._pids = listed
         elif time.monotonic() - self._walked_at_s > SLOWLY_S:
             self._pids, self._walked_at_s = _walked_descendants(self._pid), time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """One descendant, looked at closely.
+
+    Attributes:
+        parents_bytes: Of what was resident, pages that were still its parent's.
+        resident_bytes: What was resident.
+        num_faults: Page faults so far.
+    """
+
+    parents_bytes: int
+    resident_bytes: int
+    num_faults: int
+
+    @classmethod
+    def of(cls, pid: int) -> _Child:
+        resident, num_faults = resident_bytes(pid), _page_faults(pid)
+        return cls(parents_bytes=max(0, resident - _own_bytes(pid)), resident_bytes=resident, num_faults=num_faults)
+
+    def copied_bytes(self, pid: int) -> int:
+        faulted = (_page_faults(pid) - self.num_faults) * mmap.PAGESIZE
+        return min(self.parents_bytes, max(0, faulted - max(0, resident_bytes(pid) - self.resident_bytes)))
+
+
+def _page_faults(pid: int) -> int:
+    """Minor page faults of a process so far; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+    except (OSError, IndexError):
+        return 0
 
 
 def _listed_descendants(pid: int) -> list[int] | None:

@@ -128,7 +128,7 @@ class Session:
             batch = self._make_batch(probe.micro_batch_size)
             first_pass_s = self._compile_pass(batch) or self._first_pass_s
             self._first_pass_s = 0.0
-            self.report(stage="memory", room_bytes=self.limit.room_bytes(self.steps.live_bytes(batch)))
+            self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
             gradients: list[Any] = []
             num_steps = STEPS_OF_VERIFICATION if probe.purpose is Purpose.VERIFY else 1
             held: list[int | None] = []
@@ -249,7 +249,7 @@ class Session:
 
     def _compiler_ends(self) -> None:
         self.limit.lower()
-        self.report(room_bytes=self.limit.room_bytes(self.steps.live_bytes()))
+        self.report(room_bytes=self.limit.growth_bytes(self.steps.live_bytes()))
 
     def _make_batch(self, micro_batch_size: int) -> Batch:
         self.report(stage="batch")
@@ -264,7 +264,7 @@ class Session:
         if self.is_compiled and one_program:
             return 0.0
         if self.compilation is Compilation.EAGER:
-            self.report(stage="first pass", room_bytes=self.limit.room_bytes(self.steps.live_bytes(batch)))
+            self.report(stage="first pass", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
         else:
             self.report(stage="compile")
         seconds = self.steps.timed_pass(batch)
