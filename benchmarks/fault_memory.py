@@ -53,8 +53,8 @@ class TreeSampler:
             children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
         except OSError:
             children = []
-        # A forked child shares its parent's pages until it writes: only what it holds alone is added. Children first: if
-        # the parent ends in between, the pages that they shared have become theirs, and are not counted twice.
+        # A forked child shares its parent's pages until it writes: only what it holds alone is added. Children first:
+        # if the parent ends in between, pages that they shared have become theirs, and are not counted twice.
         held = sum(_private_bytes(int(pid)) for pid in children)
         return held + resident_bytes(self._pid)
 
