@@ -245,8 +245,10 @@ def _result(
     measured = [item for item in evidence if item.is_measured]
     own = [item for item in measured if item.micro_batch_size == best.micro_batch_size]
     small = [item for item in measured if item.micro_batch_size == best.smallest_within_tolerance]
-    needed = _most(item.needed_memory_bytes for item in own)
-    peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
+    as_run = [item for item in own if item.compilation is not Compilation.SHARED] or own  # as the user will run it
+    needed = _most(item.needed_memory_bytes for item in as_run)
+    peak = _most(item.peak_memory_bytes for item in as_run)
+    own_peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
     budgets = [item.memory_budget_bytes for item in evidence if item.memory_budget_bytes is not None]
     return Result(
         stop_reason=str(reason),
@@ -256,9 +258,9 @@ def _result(
         outcomes=dict(outcomes),
         exact_over_shared=exact_over_shared(evidence),
         peak_memory_bytes=peak,
-        held_memory_bytes=_most(item.held_memory_bytes for item in own),
+        held_memory_bytes=_most(item.held_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
-        memory_saved_bytes=peak - small_peak if peak is not None and small_peak is not None else None,
+        memory_saved_bytes=own_peak - small_peak if own_peak is not None and small_peak is not None else None,
         warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance),
     )
 
