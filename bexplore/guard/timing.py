@@ -24,7 +24,7 @@ TIME_LIMIT_S = 120.0  # of all pairs, their starts included; two stages are run 
 # both sides then (autocorrelation of passes on a shared host: 0.75 after 10 ms, 0.5 after 40 ms, 0.2 after 200 ms).
 BLOCK_S = 0.04
 # Seconds of passes that one pair may run. On a busy host its start costs 7 s even of a small program, the luck of its
-# processes is 1.5 % and the noise of 2 s of passes 2.6 %: sqrt(7 x 2 x 2.6**2 / 1.5**2) is where both are paid for best.
+# processes is 1.5 % and the noise of 2 s of passes 2.6 %: sqrt(7 x 2 x 2.6**2 / 1.5**2) pays best for both.
 STAGE_PAIR_S = 6.0
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 MAX_PASSES_PER_BLOCK = 200
