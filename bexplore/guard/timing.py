@@ -21,7 +21,7 @@ PAIRS_PER_STAGE = 3
 MAX_PAIRS = 24
 TIME_LIMIT_S = 120.0  # of all pairs, their starts included; two stages are run whatever they take
 # Seconds of passes that one worker runs in its turn. Short: what disturbs a machine for a tenth of a second falls on
-# both sides then (autocorrelation of passes on a shared host: 0.75 after 10 ms, 0.5 after 40 ms, 0.2 after 200 ms).
+# both sides then (autocorrelation of passes on one shared host: 0.75 after 10 ms, 0.5 after 40 ms, 0.2 after 200 ms).
 BLOCK_S = 0.04
 # Seconds of passes that one pair may run. On a busy host its start costs 7 s even of a small program, the luck of its
 # processes is 1.5 % and the noise of 2 s of passes 2.6 %: sqrt(7 x 2 x 2.6**2 / 1.5**2) pays best for both.

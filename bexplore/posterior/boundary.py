@@ -15,9 +15,9 @@ Array = NDArray[np.float64]
 
 PEAK_NOISE_SD = 0.006  # of a measured peak, as a fraction; allocator rounding and fragmentation
 # Of what a process held, as a fraction and in bytes: the pieces that stay free between its tensors differ by size.
-# Measured on four jobs, 25 sizes: the residuals about a line are 2 to 8 %.
+# A rough fit by hand to 19 sizes of the GPT, BERT and ViT of `benchmarks/jobs`, one process each.
 HELD_NOISE_SD, HELD_NOISE_BYTES = 0.05, 16 * 2**20
-# Its growth with the size, as a multiple of that of the tensors: the same jobs, 1.24 to 1.6.
+# Its growth with the size, as a multiple of that of the tensors: 1.24 to 1.6 among the same.
 HELD_GROWTH, HELD_GROWTH_SD = 1.3, 0.12
 HELD_BASE_SD = 1.0  # of the smallest size, which is measured before anything else
 BUDGET_SLACK = 0.015  # a job fails this share below the budget, on average; how far is exponential, without an end
