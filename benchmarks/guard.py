@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +165,15 @@ def record(scale: Scale, path: Path, titles: Sequence[str] | None = None) -> Non
     kept = json.loads(path.read_text()) if path.exists() else {"columns": {}}
     for column in (
         Column(title="5 % more work", contrast="5 % more work", num_runs=scale.planted_runs, num_pairs=18),
-        Column(title="10 % more work", contrast="10 % more work", num_runs=scale.planted_runs, num_pairs=9),
-        Column(title="A against A, unloaded", contrast="A again", num_runs=scale.unloaded_runs),
-        Column(title="A against A, one core loaded", contrast="A again", num_runs=scale.loaded_runs, context=load),
+        Column(title="10 % more work", contrast="10 % more work", num_runs=scale.planted_runs, num_pairs=12),
+        Column(title="A against A", contrast="A again", num_runs=scale.unloaded_runs, runs_of_a_pair=20),
+        Column(
+            title="A against A, one core loaded",
+            contrast="A again",
+            num_runs=scale.loaded_runs,
+            runs_of_a_pair=20,
+            context=load,
+        ),
     ):
         known = kept["columns"].get(column.title, {"runs": []})
         if (titles is None or column.title in titles) and len(known["runs"]) < column.num_runs:
@@ -186,6 +191,7 @@ class Column:
         contrast: What stands against A; a key of `BLOCKS`.
         num_runs: Decisions.
         num_pairs: Pairs of live workers of each; those that a decision has no use for are recorded all the same.
+        runs_of_a_pair: Then new processes follow, with luck of their own.
         context: What goes on meanwhile.
     """
 
@@ -193,53 +199,64 @@ class Column:
     contrast: str
     num_runs: int
     num_pairs: int = 2 * PAIRS_PER_STAGE
+    runs_of_a_pair: int = 7
     context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 def _recorded(column: Column, known: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The column after each further run, in which every pair takes its turns once."""
     runs, start_s = list(known), []
-    with contextlib.ExitStack() as stack:
-        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        threads = stack.enter_context(ThreadPoolExecutor(2))
-        pairs = []
-        for number in range(column.num_pairs):
-            began_s = time.monotonic()
-            names = ("A", column.contrast)
-            folders = [temporary / f"{number} {side}" for side in ("reference", "candidate")]
-            pairs.append(tuple(threads.map(lambda name, folder: live(BLOCKS[name], folder, stack), names, folders)))
-            start_s.append(time.monotonic() - began_s)
-            print(f"{column.title}: pair {number + 1} of {column.num_pairs} is up", file=sys.stderr)
-        stack.enter_context(column.context())
-        while len(runs) < column.num_runs:
-            began_s = time.monotonic()
-            taken = [turns(reference, candidate) for reference, candidate in pairs]
-            runs.append({"pairs": taken, "elapsed_s": time.monotonic() - began_s})
-            print(f"{column.title}: {len(runs)} of {column.num_runs}", file=sys.stderr)
-            yield {
-                "runs": runs,
-                "start_s": statistics.median(start_s),
-                "rounds": num_rounds(PASS_TIME_S),
-                "passes_per_block": block_length(PASS_TIME_S),
-                "load_average": os.getloadavg()[0],
-                "machine": machine(),
-            }
+    while len(runs) < column.num_runs:
+        with contextlib.ExitStack() as stack:
+            temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            pairs = []
+            for number in range(column.num_pairs):
+                began_s = time.monotonic()
+                pairs.append(started_pair(("A", column.contrast), temporary / str(number), stack))
+                start_s.append(time.monotonic() - began_s)
+                print(f"{column.title}: pair {number + 1} of {column.num_pairs} is up", file=sys.stderr)
+            stack.enter_context(column.context())
+            for _ in range(min(column.runs_of_a_pair, column.num_runs - len(runs))):
+                began_s = time.monotonic()
+                taken = [turns(reference, candidate) for reference, candidate in pairs]
+                runs.append({"pairs": taken, "elapsed_s": time.monotonic() - began_s})
+                print(f"{column.title}: {len(runs)} of {column.num_runs}", file=sys.stderr)
+                yield {
+                    "runs": runs,
+                    "start_s": statistics.median(start_s),
+                    "rounds": num_rounds(PASS_TIME_S),
+                    "passes_per_block": block_length(PASS_TIME_S),
+                    "runs_of_a_pair": column.runs_of_a_pair,
+                    "load_average": os.getloadavg()[0],
+                    "machine": machine(),
+                }
 
 
-def live(num_blocks: int, folder: Path, stack: contextlib.ExitStack) -> EngineRunner:
-    job = planted_job(num_blocks=num_blocks, compiled=False)
-    runner = stack.enter_context(EngineRunner(job, run_dir=folder, budget_bytes=None))
+def started_pair(
+    names: tuple[str, str], folder: Path, stack: contextlib.ExitStack
+) -> tuple[EngineRunner, EngineRunner]:
+    """Two live workers, started as the guard starts them."""
+    jobs = [planted_job(num_blocks=BLOCKS[name], compiled=False) for name in names]
+    reference, candidate = (
+        stack.enter_context(EngineRunner(job, run_dir=folder / side, budget_bytes=None))
+        for job, side in zip(jobs, ("reference", "candidate"), strict=True)
+    )
+    for runner in (reference, candidate):
+        runner.start()
+    for runner in (reference, candidate):
+        runner.await_started()
     probe = Probe(number=0, micro_batch_size=MICRO_BATCH_SIZE, compilation=Compilation.EAGER, max_passes=3)
-    observation = runner(probe)
-    assert observation.is_measured, observation.reason
-    return runner
+    for runner in (reference, candidate):
+        observation = runner(probe)
+        assert observation.is_measured, observation.reason
+    return reference, candidate
 
 
 def turns(reference: EngineRunner, candidate: EngineRunner) -> list[list[list[float]]]:
     """Rounds of A B B A, as the guard runs them; each block as [processor seconds, pass, pass, ...]."""
     taken = run_pair(
-        lambda count: block_of(reference, MICRO_BATCH_SIZE, count),
-        lambda count: block_of(candidate, MICRO_BATCH_SIZE, count),
+        lambda count, turn: block_of(reference, MICRO_BATCH_SIZE, count, turn),
+        lambda count, turn: block_of(candidate, MICRO_BATCH_SIZE, count, turn),
         pass_time_s=PASS_TIME_S,
     )
     in_order = [(one.reference[0], *one.candidate, one.reference[1]) for one in taken]
@@ -252,6 +269,13 @@ def rounds_of(pair: Sequence[Sequence[Sequence[float]]]) -> list[Round]:
         a, b, c, d = (Block(cpu_time_s=one[0], pass_times_s=tuple(one[1:])) for one in (first, second, third, fourth))
         result.append(Round(reference=(a, d), candidate=(b, c)))
     return result
+
+
+def pairs_of(run: dict[str, Any], number: int) -> list[list[Round]]:
+    """The pairs of a run, another one first in each: runs that share processes do not all begin with the same luck."""
+    pairs = [rounds_of(pair) for pair in run["pairs"]]
+    first = number % len(pairs)
+    return pairs[first:] + pairs[:first]
 
 
 # The table
@@ -292,7 +316,8 @@ def timing_lines(result: dict[str, Any]) -> list[str]:
         "",
         "Pairs of live workers, one thread each, take turns A B B A; no sample is used in two runs. The guard sees the "
         f"first {PAIRS_PER_STAGE} pairs, and as many more each time that it measures again; a rival sees what its tool "
-        "would. The runs of a column share their processes, and so the luck of these.",
+        "would. Runs of a column share their processes, and so the luck of these (the last column of the second table "
+        "says how many of them); each begins with another pair.",
         "",
         "| judge | " + " | ".join(f"{name} ({len(own['runs'])} runs)" for name, own in columns.items()) + " |",
         "|---|" + "---|" * len(columns),
@@ -306,17 +331,18 @@ def timing_lines(result: dict[str, Any]) -> list[str]:
         "the other columns whatever is not slower is a miss, and faster would be called an improvement.",
         "",
         "| column | true ratio, from all samples | turns of a pair | passes a turn "
-        "| pairs of a decision, median (most) | seconds of a pair | of a decision, median (most) | load average |",
-        "|---|---|---|---|---|---|---|---|",
+        "| pairs of a decision, median (most) | seconds of a pair | of a decision, median (most) | load average "
+        "| runs of one set of processes |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, own in columns.items():
         pair_s = seconds_of_a_pair(own)
-        runs = [[rounds_of(pair) for pair in run["pairs"]] for run in own["runs"]]
+        runs = [pairs_of(run, number) for number, run in enumerate(own["runs"])]
         taken = sorted(decided(pairs, pair_s).wall.num_workers for pairs in runs)
         lines.append(
             f"| {name} | {math.exp(true_log_ratio(own['runs'])):.3f} | {own['rounds']} | {own['passes_per_block']} "
             f"| {statistics.median(taken):.0f} ({taken[-1]}) | {pair_s:.1f} | {pair_s * statistics.median(taken):.0f} "
-            f"({pair_s * taken[-1]:.0f}) | {own['load_average']:.1f} |"
+            f"({pair_s * taken[-1]:.0f}) | {own['load_average']:.1f} | {own.get('runs_of_a_pair', len(own['runs']))} |"
         )
     machines = {own["machine"] for own in columns.values()}
     return [*lines, "", f"The benchmark itself is 1 of the load average. ({'; '.join(sorted(machines))})"]
@@ -337,7 +363,7 @@ def decided(pairs: Sequence[list[Round]], pair_s: float) -> TimeDecision:
         return pairs[taken - count : taken]
 
     def may_go_on() -> bool:
-        return taken < len(pairs) and (taken + PAIRS_PER_STAGE) * pair_s <= TIME_LIMIT_S
+        return taken < len(pairs) and (taken + 1) * pair_s <= TIME_LIMIT_S
 
     return decide(measure, may_go_on=may_go_on)
 
@@ -351,8 +377,8 @@ def seconds_of_a_pair(column: dict[str, Any]) -> float:
 def shares(judge: Callable[..., Judgement], runs: Sequence[dict[str, Any]]) -> str:
     counts = dict.fromkeys((Judgement.SLOWER, Judgement.UNSURE, Judgement.FASTER), 0)
     previous = None
-    for run in runs:
-        pairs = [rounds_of(pair) for pair in run["pairs"]]
+    for number, run in enumerate(runs):
+        pairs = pairs_of(run, number)
         judgement = judge(pairs, previous)
         if judgement in counts:
             counts[judgement] += 1

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import JOBS, imported_job
 
+from bexplore.engine import EngineRunner
 from bexplore.errors import EngineError, UserInputError
 from bexplore.guard.observation import block_of
 from bexplore.guard.pairs import refuse_foreign
@@ -139,13 +142,49 @@ def test_live_workers_take_turns_without_compiling_again(run_on):
     assert observation.is_measured, observation.reason
 
     answer = runner.time_passes(micro_batch_size=4, num_passes=3)
-    rounds = run_pair(lambda n: block_of(runner, 4, n), lambda n: block_of(runner, 4, n), pass_time_s=0.05)
+    rounds = run_pair(lambda *n: block_of(runner, 4, *n), lambda *n: block_of(runner, 4, *n), pass_time_s=0.05)
 
     assert len(answer["pass_times_s"]) == 3
     assert answer["cpu_time_s"] > 0
     assert answer["num_compiled"] == 0
     assert all(abs(one.log_wall_ratio) < 10 and abs(one.log_cpu_ratio) < 10 for one in rounds)
     assert runner.loaded_from(JOBS) == [str(JOBS / "programs.py")]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot place threads")
+def test_workers_that_are_compared_run_a_turn_on_the_same_processors_and_the_next_on_others(run_on):
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one processor")
+
+    def processors(runner: EngineRunner, turn: int) -> list[frozenset[int]]:
+        runner.time_passes(micro_batch_size=4, num_passes=1, turn=turn)
+        threads = psutil.Process(runner.worker_pid).threads()
+        return [frozenset(os.sched_getaffinity(thread.id)) for thread in threads]
+
+    runners = [run_on(imported_job(), environment={"OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    for runner in runners:
+        runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.EAGER, max_passes=3))
+    placed = [[set(processors(runner, turn)) for runner in runners] for turn in (0, 1)]
+    everywhere = run_on(imported_job(), environment={"OMP_NUM_THREADS": str(len(allowed))})
+    everywhere(Probe(number=0, micro_batch_size=4, compilation=Compilation.EAGER, max_passes=3))
+
+    assert [len(one) for turn in placed for one in turn] == [1] * 4
+    assert placed[0][0] == placed[0][1] != placed[1][0] == placed[1][1]
+    assert all(len(processors) == 1 for turn in placed for one in turn for processors in one)
+    assert set(processors(everywhere, 0)) == {frozenset(allowed)}
+
+
+def test_a_worker_that_was_started_ahead_runs_the_first_probe(run_on):
+    runner = run_on(imported_job())
+    runner.start()
+    runner.await_started()
+    started = runner.worker_pid
+
+    observation = runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.EAGER, max_passes=3))
+
+    assert observation.is_measured, observation.reason
+    assert (observation.worker, runner.worker_pid) == (0, started)
 
 
 def test_the_pytest_plugin_asserts_on_exact_facts(pytester, monkeypatch):

@@ -152,6 +152,21 @@ def test_a_worker_that_fails_after_some_pairs_ends_the_measuring():
     assert decision.wall.num_workers == 6
 
 
+def test_after_the_second_stage_pairs_follow_one_by_one_until_the_answer_is_there_or_time_is_up():
+    measure, asked = machine(1.03, worker_sd=0.02), []  # on the tolerance itself, so that the doubt stays
+
+    def counted(num_pairs: int) -> list[list[Round]]:
+        asked.append(num_pairs)
+        return measure(num_pairs)
+
+    time_left = iter([True, True, False])
+    decision = decide(counted, may_go_on=lambda: next(time_left))
+
+    assert asked == [PAIRS_PER_STAGE, PAIRS_PER_STAGE, 1, 1]
+    assert decision.judgement is Judgement.UNSURE
+    assert [stage.num_workers for stage in decision.stages] == [PAIRS_PER_STAGE, PAIRS_PER_STAGE + 2]
+
+
 def test_noise_gives_unsure_and_what_would_help():
     decision = decide(machine(1.0, worker_sd=0.08))
 
@@ -191,17 +206,24 @@ def test_a_pair_takes_turns_so_that_drift_falls_on_both():
     clock = iter(range(1, 1000))
     order = []
 
-    def side(name: str) -> Callable[[int], Block]:
-        def run(num_passes: int) -> Block:
-            order.append(name)
+    def side(name: str) -> Callable[[int, int], Block]:
+        def run(num_passes: int, turn: int) -> Block:
+            order.append((turn, name))
             return block(1.0 + 0.001 * next(clock))
 
         return run
 
     rounds = run_pair(side("A"), side("B"), pass_time_s=1.0)
 
-    assert "".join(order[:4]) == "ABBA"
+    assert "".join(name for _, name in order[:8]) == "ABBABAAB"
+    assert [turn for turn, _ in order[:8]] == [0] * 4 + [1] * 4
     assert all(abs(one.log_wall_ratio) < 1e-6 for one in rounds)
+
+
+def test_each_side_keeps_its_own_blocks_whoever_begins_a_turn():
+    rounds = run_pair(lambda *_: block(1.0), lambda *_: block(1.1), pass_time_s=1.0)
+
+    assert all(one.log_wall_ratio == pytest.approx(math.log(1.1)) for one in rounds)
 
 
 def test_turns_are_short_and_bounded_whatever_a_pass_takes():

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,12 @@ class WorkerProcess:
     Args:
         log_path: Receives what the worker and the user's code print.
         environment: Variables added to this process's own.
-        preload: Import torch and its compiler at once, before anything is asked.
+        preload: Modules to import at once, before anything is asked.
     """
 
-    def __init__(self, log_path: Path, *, environment: Mapping[str, str] | None = None, preload: bool = False) -> None:
+    def __init__(
+        self, log_path: Path, *, environment: Mapping[str, str] | None = None, preload: Sequence[str] = ()
+    ) -> None:
         # The dot ends the number: marks are compared by how they begin.
         self._mark = f"{_Guardian.mark()}-{next(_numbers)}."
         ours, theirs = socket.socketpair()
@@ -68,7 +70,7 @@ class WorkerProcess:
             # Must be the main thread: the kernel ends the worker when the thread that started it ends.
             self._process = _popen(
                 # -P: a file in the working folder that is called like a standard module must not be imported.
-                [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno()), *(["preload"] * preload)],
+                [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno()), *preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

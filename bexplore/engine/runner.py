@@ -179,13 +179,22 @@ class EngineRunner:
         is_final = probe.purpose is Purpose.VERIFY and probe.compilation is Compilation.EXACT
         return self._keeps_artifacts and is_final and self.job.compile.backend == "inductor"
 
-    def time_passes(self, *, micro_batch_size: int, num_passes: int) -> dict[str, Any]:
+    def start(self) -> None:
+        """Start the worker's process, which imports what its first probe needs while others do the same."""
+        self._workers.start(is_compiled=self.job.compile.enabled)
+
+    def await_started(self) -> None:
+        """Return once the worker that `start` has started takes no more of the processors."""
+        if self._workers.current is not None:
+            self._workers.current.process.await_preloaded()
+
+    def time_passes(self, *, micro_batch_size: int, num_passes: int, turn: int | None = None) -> dict[str, Any]:
         """Time passes of a size that this runner has just measured, in its live worker; see `Session.time_passes`.
 
         Raises:
             EngineError: The worker is gone, or the step failed.
         """
-        request = {"kind": "time_passes", "micro_batch_size": micro_batch_size, "num_passes": num_passes}
+        request = {"kind": "time_passes", "micro_batch_size": micro_batch_size, "num_passes": num_passes, "turn": turn}
         with device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"})):
             return self._told(request)
 

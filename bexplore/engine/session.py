@@ -30,6 +30,7 @@ from bexplore.engine.compilation import (
 )
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.passes import Passes
+from bexplore.engine.placement import Placement
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.steps import Steps, len_of, warm_device
 from bexplore.engine.toolchain import Toolchain
@@ -85,6 +86,7 @@ class Session:
         self.num_session_graphs = 0
         self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
+        self._placement = Placement()
         self.watch = CompilerWatch()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
         self.limit = DataLimit(budget_bytes if self.device.type == "cpu" else None)
@@ -175,8 +177,13 @@ class Session:
             },
         }
 
-    def time_passes(self, micro_batch_size: int, num_passes: int) -> dict[str, Any]:
+    def time_passes(self, micro_batch_size: int, num_passes: int, *, turn: int | None = None) -> dict[str, Any]:
         """Time some passes of a size that has been measured before, so that nothing is left to compile.
+
+        Args:
+            micro_batch_size: The size.
+            num_passes: How many.
+            turn: Two workers that are compared run the same turn on the same processors; None to leave that open.
 
         Returns:
             `pass_times_s`; `cpu_time_s`, processor seconds of this process for all of them; `loss`; `num_compiled`,
@@ -188,6 +195,8 @@ class Session:
         if self._timed_batch is None or self._timed_batch[0] != micro_batch_size:
             self._timed_batch = (micro_batch_size, self._make_batch(micro_batch_size))
         batch = self._timed_batch[1]
+        if turn is not None:
+            self._placement.take_turn(turn, torch.get_num_threads())
         self.watch.take()
         began_cpu_s = time.process_time()
         times_s = [self.steps.timed_pass(batch) for _ in range(num_passes)]

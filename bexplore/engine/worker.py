@@ -1,14 +1,16 @@
 """The worker process: builds the job once, answers probes until its compilation is no longer valid, and may die.
 
-Started as `python -m bexplore.engine.worker FD [preload]` with one end of a socket pair; it ends with the explorer,
+Started as `python -m bexplore.engine.worker FD [MODULE...]` with one end of a socket pair; it ends with the explorer,
 whatever happens to either.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,32 +21,26 @@ from bexplore.engine.limits import die_with_parent, kill_own_group, volunteer_fo
 from bexplore.errors import BexploreError
 
 
-def main(file_descriptor: int, *, preload: bool = False) -> None:
+def main(file_descriptor: int, modules: Sequence[str] = ()) -> None:
     """Serve requests from the explorer until it closes the connection.
 
     Args:
         file_descriptor: Of this end of the socket pair.
-        preload: Import what every compiled probe needs, and say so, before the first request.
+        modules: Imported before the first request, which is said when it is done.
     """
     die_with_parent()
     volunteer_for_the_oom_killer()
     connection = Connection(file_descriptor)
     requests: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
-    if preload:
-        _import_compiler()
+    if modules:
+        for module in modules:
+            importlib.import_module(module)
         send(connection, {"kind": "progress"})
     server = _Server(connection)
     while True:
         request = requests.get()
         send(connection, {"kind": "answer"} | server.answer(request))
-
-
-def _import_compiler() -> None:
-    import importlib
-
-    for module in ("torch._inductor.compile_fx", "bexplore.engine.session"):
-        importlib.import_module(module)
 
 
 def _listen(connection: Connection, requests: SimpleQueue[dict[str, Any]]) -> None:
@@ -162,7 +158,8 @@ class _Server:
 
     def _time_passes(self, request: dict[str, Any]) -> dict[str, Any]:
         self._report(stage="passes")
-        times = self._session.time_passes(request["micro_batch_size"], request["num_passes"])
+        size, num_passes = request["micro_batch_size"], request["num_passes"]
+        times = self._session.time_passes(size, num_passes, turn=request["turn"])
         return {"outcome": "measured"} | times
 
     def _compare_eager(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -233,4 +230,4 @@ class _Server:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), preload="preload" in sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:])

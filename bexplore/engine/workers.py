@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,9 @@ from bexplore.engine.machine import available_memory_bytes
 from bexplore.engine.process import WorkerProcess
 from bexplore.probe import Compilation
 
+# What every worker imports before its first probe, and what compiled ones do beside it.
+STEP_MODULES = ("bexplore.engine.session",)
+COMPILER_MODULES = (*STEP_MODULES, "torch._inductor.compile_fx")
 # Resident memory of a process that has imported torch and its compiler, and does nothing. Measured: 0.4 GiB. Bytes.
 IDLE_BYTES = 2**29
 
@@ -54,13 +57,18 @@ class Workers:
             if spare is not None and not spare.process.is_alive:
                 _end(spare)
                 spare = None
-            self.current = spare or self._start(preload=False)
+            self.current = spare or self._start()
         return self.current
+
+    def start(self, *, is_compiled: bool) -> None:
+        """Start the worker at work, where there is none; it imports what its first probe needs and then waits."""
+        if self.current is None:
+            self.current = self._start(COMPILER_MODULES if is_compiled else STEP_MODULES)
 
     def start_spare(self, *, budget_bytes: int | None) -> None:
         """Start a process that imports torch and then waits, where memory beside the job's budget allows it."""
         if self._spare is None and available_memory_bytes() - (budget_bytes or 0) > IDLE_BYTES:
-            self._spare = self._start(preload=True)
+            self._spare = self._start(COMPILER_MODULES)
 
     def await_spare(self) -> None:
         """Return once the spare, if there is one, takes no more of the processors."""
@@ -89,7 +97,7 @@ class Workers:
             _end(worker)
         self._aside = self._spare = None
 
-    def _start(self, *, preload: bool) -> Worker:
+    def _start(self, preload: Sequence[str] = ()) -> Worker:
         number = self._num_started
         log_path = self._run_dir / "workers" / f"worker_{number:03d}.log"
         process = WorkerProcess(log_path, environment=self._environment, preload=preload)

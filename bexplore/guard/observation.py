@@ -198,9 +198,9 @@ def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compil
     )
 
 
-def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int) -> Block:
-    """Let a live worker run its turn."""
-    answer = runner.time_passes(micro_batch_size=micro_batch_size, num_passes=num_passes)
+def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int, turn: int | None = None) -> Block:
+    """Let a live worker run its turn; those who run the same turn do so on the same processors."""
+    answer = runner.time_passes(micro_batch_size=micro_batch_size, num_passes=num_passes, turn=turn)
     return Block(
         pass_times_s=tuple(answer["pass_times_s"]), cpu_time_s=answer["cpu_time_s"], loss=float(answer["loss"])
     )

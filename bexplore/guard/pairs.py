@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -48,7 +47,7 @@ def paired_times(
         lookings: How each is looked at, the reference first.
         tiers: What is compared.
         tolerance: Relative difference of times that counts as none.
-        time_limit_s: No further stage begins that would pass it; the first two are run whatever they take.
+        time_limit_s: No further pair begins that would pass it; the first six are run whatever they take.
 
     Raises:
         EngineError: The reference's workers run the present code.
@@ -64,13 +63,13 @@ def paired_times(
     failures: list[Part] = []
     began_s = time.monotonic()
     num_measured = 0
-    stage_s = 0.0
+    pair_s = 0.0
 
     def measure(num_pairs: int) -> list[Pair]:
-        nonlocal num_measured, stage_s
+        nonlocal num_measured, pair_s
         pairs: list[Pair] = []
-        stage_began_s = time.monotonic()
         for _ in range(num_pairs):
+            pair_began_s = time.monotonic()
             lookings[1].say(f"timing size {size} against {reference.title}: pair {num_measured + 1} of workers")
             pair = _pair(before, now, reference, lookings, size)
             if isinstance(pair, Part):
@@ -78,11 +77,11 @@ def paired_times(
                 break
             pairs.append(pair)
             num_measured += 1
-        stage_s = time.monotonic() - stage_began_s
+            pair_s = time.monotonic() - pair_began_s
         return pairs
 
     def may_go_on() -> bool:
-        return not failures and time.monotonic() - began_s + stage_s <= time_limit_s
+        return not failures and time.monotonic() - began_s + pair_s <= time_limit_s
 
     decision = decide(measure, tolerance=tolerance, others_share=tenants.others_share, may_go_on=may_go_on)
     if failures:
@@ -97,16 +96,21 @@ def _pair(
     """One pair of new workers; a part of a report where one of them cannot run."""
     title = f"times of size {size}"
     with ExitStack() as stack:
-        # Both start at once. The threads outlive the workers: a worker ends with the thread that started it.
-        threads = stack.enter_context(ThreadPoolExecutor(2))
         runners = [
             stack.enter_context(live_runner(observed, looking))
             for observed, looking in zip((before, now), lookings, strict=True)
         ]
-        exact = [Compilation.EXACT if one.config.job.compile.enabled else Compilation.EAGER for one in (before, now)]
-        observations = list(threads.map(lambda runner, kind: first_probe(runner, size, kind), runners, exact))
-        for observed, observation in zip((before, now), observations, strict=True):
-            if not observation.is_measured:
+        for runner in runners:  # both at once: what they import takes longer than all else
+            runner.start()
+        for runner in runners:
+            runner.await_started()
+        pass_times_s = []
+        for observed, runner in zip((before, now), runners, strict=True):
+            exact = Compilation.EXACT if observed.config.job.compile.enabled else Compilation.EAGER
+            observation = first_probe(runner, size, exact)
+            if observation.is_measured:
+                pass_times_s.append(observation.pass_time_s)
+            else:
                 told = f"{observation.outcome}: {observation.reason}"
                 if observed is before:
                     return Part(not_compared=(NotCompared(title=title, reason=f"the reference does not run: {told}"),))
@@ -115,9 +119,9 @@ def _pair(
             refuse_foreign(foreign_files(runners[0].loaded_from(reference.foreign_root)), reference)
         old, new = runners
         return run_pair(
-            lambda count: block_of(old, size, count),
-            lambda count: block_of(new, size, count),
-            pass_time_s=observations[1].pass_time_s,
+            lambda count, turn: block_of(old, size, count, turn),
+            lambda count, turn: block_of(new, size, count, turn),
+            pass_time_s=pass_times_s[1],
         )
 
 

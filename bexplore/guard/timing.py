@@ -1,8 +1,9 @@
 """Times of two programs within one job: alternating live workers, and what their samples say.
 
-A pair is one worker process of each side. They take turns, A B B A, so that a drift of the machine falls on both; the
-next pair is two new processes, so that the luck of a process is seen. It is what limits the answer: two processes
-of one program differ by 2 % for as long as they live. So more pairs follow while they may tell more.
+A pair is one worker process of each side. They take turns, A B B A and then B A A B, so that a drift of the machine and
+the cost of a change fall on both; the next pair is two new processes, so that the luck of a process is seen. It is what
+limits the answer: two processes of one program differ by 1 to 2 % for as long as they live. So more pairs follow while
+they may tell more.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import numpy as np
 from bexplore.guard.statistics import TIME_TOLERANCE, Judgement, Ratio, judge, ratio_of, workers_needed
 
 # Pairs of a first look, and as many again where it leaves a doubt or a suspicion; while a doubt is left and time too,
-# as many once more.
+# one by one.
 PAIRS_PER_STAGE = 3
 MAX_PAIRS = 24
 TIME_LIMIT_S = 120.0  # of all pairs, their starts included; two stages are run whatever they take
 # Seconds of passes that one worker runs in its turn. Short: what disturbs a machine for a tenth of a second falls on
 # both sides then (autocorrelation of passes on one shared host: 0.75 after 10 ms, 0.5 after 40 ms, 0.2 after 200 ms).
 BLOCK_S = 0.04
-# Seconds of passes that one pair may run. On a busy host its start costs 7 s even of a small program, the luck of its
-# processes is 1.5 % and the noise of 2 s of passes 2.6 %: sqrt(7 x 2 x 2.6**2 / 1.5**2) pays best for both.
-STAGE_PAIR_S = 6.0
+# Seconds of passes that one pair may run. Its start costs 4 s of a small program, the luck of its processes is 1.1 %
+# and the noise of 2 s of passes 1.9 %: sqrt(4 x 2 x 1.9**2 / 1.1**2) = 5 pays best, 3 nearly as well and gives more
+# pairs, which a few need most.
+STAGE_PAIR_S = 3.0
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 MAX_PASSES_PER_BLOCK = 200
 # Share of the processors that other processes may use before wall time alone is no proof.
@@ -60,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One turn of a pair: reference, candidate, candidate, reference."""
+    """One turn of a pair: two blocks of each side, one side's between the other's."""
 
     reference: tuple[Block, Block]
     candidate: tuple[Block, Block]
@@ -87,7 +89,7 @@ class TimeDecision:
         judgement: Of the candidate against the reference.
         wall: Ratio of wall times, candidate over reference.
         cpu: Ratio of processor times.
-        stages: Ratio of wall times of each stage by itself.
+        stages: Ratio of wall times of the first stage, and of all that was measured after it.
         others_share: Share of the processors, 0 to 1, that other processes used meanwhile; None if unknown.
         reason: Why it is unsure, or what must be known of it; empty where nothing.
         advice: What would make it sure; empty where it is.
@@ -112,46 +114,46 @@ def decide(
     """Say whether a candidate is slower than a reference, and measure again before saying so.
 
     A first stage that is wholly within the tolerance ends it. Otherwise a second stage of new processes follows, and
-    more while the answer is unsure. Slower (or faster) is said only if the interval of all pairs is wholly beyond the
-    tolerance, and the first stage and all that was measured after it both point there.
+    more pairs while the answer is unsure. Slower (or faster) is said only if the interval of all pairs is wholly beyond
+    the tolerance, and the first stage and all that was measured after it both point there.
 
     Args:
         measure: Number of pairs -> samples of so many new pairs.
         tolerance: Relative difference of times that counts as none.
         others_share: Share of the processors that others used so far.
-        may_go_on: Whether there is time for one more stage beyond the second.
+        may_go_on: Whether there is time for one more pair beyond the second stage.
     """
     pairs = list(measure(PAIRS_PER_STAGE))
-    stages = [_wall(pairs)]
-    decision = _decided(pairs, stages, tolerance, others_share())
-    while math.isfinite(decision.wall.value) and _wants_more(decision, may_go_on):
-        again = list(measure(PAIRS_PER_STAGE))
+    decision = _decided(pairs, tolerance, others_share())
+    while wanted := _num_wanted(decision, may_go_on):
+        again = list(measure(wanted))
         if not again:
             break  # a worker could not run: the caller knows why
-        stages.append(_wall(again))
         pairs += again
-        decision = _decided(pairs, stages, tolerance, others_share())
+        decision = _decided(pairs, tolerance, others_share())
     return decision
 
 
-def _wants_more(decision: TimeDecision, may_go_on: Callable[[], bool]) -> bool:
+def _num_wanted(decision: TimeDecision, may_go_on: Callable[[], bool]) -> int:
+    """How many pairs more would do; 0 where the answer is there, or no time."""
+    if not math.isfinite(decision.wall.value):
+        return 0
     if len(decision.stages) == 1:
-        return decision.judgement is not Judgement.SAME
-    is_open = decision.judgement is Judgement.UNSURE and decision.wall.num_workers + PAIRS_PER_STAGE <= MAX_PAIRS
-    return is_open and may_go_on()
+        return PAIRS_PER_STAGE if decision.judgement is not Judgement.SAME else 0
+    is_open = decision.judgement is Judgement.UNSURE and decision.wall.num_workers < MAX_PAIRS
+    return 1 if is_open and may_go_on() else 0
 
 
-def _decided(
-    pairs: Sequence[Pair], stages: Sequence[Ratio], tolerance: float, others_share: float | None
-) -> TimeDecision:
+def _decided(pairs: Sequence[Pair], tolerance: float, others_share: float | None) -> TimeDecision:
     wall, cpu = _wall(pairs), ratio_of([[one.log_cpu_ratio for one in pair] for pair in pairs])
-    confirming = [stages[0], _wall(pairs[PAIRS_PER_STAGE:])] if len(stages) > 1 else [stages[0]]
-    judgement, reason = _judged(wall, cpu, confirming, tolerance, others_share)
+    first, later = pairs[:PAIRS_PER_STAGE], pairs[PAIRS_PER_STAGE:]
+    stages = (_wall(first), *([_wall(later)] if later else []))
+    judgement, reason = _judged(wall, cpu, stages, tolerance, others_share)
     return TimeDecision(
         judgement=judgement,
         wall=wall,
         cpu=cpu,
-        stages=tuple(stages),
+        stages=stages,
         others_share=others_share,
         reason=reason,
         advice=_advice(wall, tolerance, others_share) if judgement is Judgement.UNSURE else "",
@@ -201,19 +203,29 @@ def num_rounds(pass_time_s: float) -> int:
 
 
 def run_pair(
-    reference: Callable[[int], Block], candidate: Callable[[int], Block], *, pass_time_s: float
+    reference: Callable[[int, int], Block],
+    candidate: Callable[[int, int], Block],
+    *,
+    pass_time_s: float,
 ) -> tuple[Round, ...]:
-    """Let one pair of live workers take turns, A B B A.
+    """Let one pair of live workers take turns, A B B A, B A A B, and so on.
 
     Args:
-        reference: Number of passes -> the reference's block.
+        reference: Number of passes, number of the turn -> the reference's block.
         candidate: The same of the candidate.
         pass_time_s: Rough seconds of a pass, from which the length of a turn follows.
     """
     length = block_length(pass_time_s)
     rounds = []
-    for _ in range(num_rounds(pass_time_s)):
-        first = reference(length)
-        second, third = candidate(length), candidate(length)
-        rounds.append(Round(reference=(first, reference(length)), candidate=(second, third)))
+    for turn in range(num_rounds(pass_time_s)):
+        is_reference_first = turn % 2 == 0
+        outer, inner = (reference, candidate) if is_reference_first else (candidate, reference)
+        first, second, third, fourth = (side(length, turn) for side in (outer, inner, inner, outer))
+        around, between = (first, fourth), (second, third)
+        rounds.append(
+            Round(
+                reference=around if is_reference_first else between,
+                candidate=between if is_reference_first else around,
+            )
+        )
     return tuple(rounds)
