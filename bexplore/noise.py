@@ -28,7 +28,8 @@ def noise_warnings(evidence: Sequence[Evidence], *, base: int, tolerance: float)
         size, share, count = spread
         found.append(
             f"the machine is noisy: {count} probes of micro-batch size {size} differ by {100 * share:.1f} %, more than "
-            f"the tolerance of {100 * tolerance:g} %; stop other work on it, or accept a lower confidence"
+            f"the tolerance of {100 * tolerance:g} %; stop other work on it, or set explore.tolerance to the "
+            "difference that matters to you"
         )
     drift = _drift(measured, base)
     if drift is not None and abs(drift) > tolerance:

@@ -65,7 +65,7 @@ def test_repeated_blocks_are_compiled_once_as_a_nested_region(run_on):
     assert observations[0].details["shared_mode"] == "nested"
 
 
-def test_convolutions_start_with_a_backed_number_of_samples(run_on):
+def test_convolutions_beside_batch_statistics_start_with_a_backed_number_of_samples(run_on):
     runner = run_on(imported_job("convolutional", batch="images", backend="inductor"))
 
     observations = [runner(probe(size)) for size in (4, 8)]

@@ -49,6 +49,11 @@ def test_undisturbed_passes_that_agree_end_after_the_fewest():
     assert len(timed(*[(0.2, 0.0)] * 50).all_s) == 3
 
 
+def test_one_pass_that_takes_the_whole_budget_is_enough():
+    assert timed(*[(5.0, 0.0)] * 50, budget_s=4.0).all_s == [5.0]
+    assert timed(*[(3.0, 0.0)] * 50, budget_s=4.0).all_s == [3.0, 3.0]
+
+
 def test_a_size_that_is_clearly_worse_is_not_timed_more_closely():
     assert timed(*[(2.0, 0.0)] * 50, worse_s=1.9).counted_s == [2.0]
     assert timed(*[(0.2, 0.0)] * 50, worse_s=0.19).counted_s == [0.2, 0.2]

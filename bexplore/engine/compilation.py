@@ -15,6 +15,7 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
+from bexplore.engine.convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
 from bexplore.engine.shared import SharedMode
 from bexplore.job import CompileSettings
 from bexplore.probe import Compilation
@@ -39,13 +40,13 @@ def feasible_mode(workload: Workload, wanted: SharedMode) -> SharedMode:
     """The wanted kind of shared program, or the next one that this workload allows.
 
     Inductor's convolutions fail at run time with an unbacked number of samples (seen with torch 2.13 on the CPU: the
-    strides that it expects are not those that it gets), so that they start with a backed one.
+    strides that it expects are not those that it gets), so that they start with a backed one where they cannot be
+    hidden from it.
     """
-    modules = [part for module in workload.compiled_modules for part in module.modules()]
     if wanted is SharedMode.NESTED and not _repeated_classes(workload):
         wanted = SharedMode.UNBACKED
-    has_convolution = any(isinstance(part, torch.nn.modules.conv._ConvNd) for part in modules)
-    if wanted in (SharedMode.NESTED, SharedMode.UNBACKED) and has_convolution:
+    modules = _all_modules(workload)
+    if wanted.serves_every_size and has_convolutions(modules) and not can_be_opaque(modules):
         wanted = SharedMode.DYNAMIC
     return wanted
 
@@ -60,6 +61,8 @@ def compile_workload(
         # Folding asks whether a tensor is contiguous, which has no answer while its size has none: a compile error with
         # T5, whose masks are constants of the size of the batch (torch 2.13). Without it they are computed.
         inductor_config.joint_graph_constant_folding = False
+        if has_convolutions(_all_modules(workload)):
+            make_convolutions_opaque()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
         for block_class in _repeated_classes(workload):
             block_class.forward = torch.compiler.nested_compile_region(block_class.forward)
@@ -94,6 +97,10 @@ def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode
             decorators.mark_dynamic(tensor, dimension)
         else:
             decorators.mark_unbacked(tensor, dimension, shape_id="samples")
+
+
+def _all_modules(workload: Workload) -> list[torch.nn.Module]:
+    return [part for module in workload.compiled_modules for part in module.modules()]
 
 
 def _repeated_classes(workload: Workload) -> list[type[torch.nn.Module]]:

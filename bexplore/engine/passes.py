@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 # Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
-MIN_PASSES = ((1.0, 2), (0.1, 3), (0.0, 5))
+MIN_PASSES = ((4.0, 1), (1.0, 2), (0.1, 3), (0.0, 5))
 # The same where all that were timed show that the size is clearly worse than another.
 MIN_PASSES_OF_WORSE = ((1.0, 1), (0.0, 2))
 # Short passes are timed at least this long in all, however many that takes: they cost nothing. Seconds, passes.

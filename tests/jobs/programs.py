@@ -67,6 +67,24 @@ def convolutional() -> nn.Module:
     return Convolutional()
 
 
+class Patches(nn.Module):
+    """Cuts images into patches, as vision transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, 16, 4, stride=4)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.cut(x).flatten(2).transpose(1, 2)
+        return self.head(F.gelu(self.norm(patches)).mean(dim=1))
+
+
+def patches() -> nn.Module:
+    return Patches()
+
+
 def images(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(micro_batch_size, 3, 16, 16), torch.randint(4, (micro_batch_size,))
 
