@@ -32,6 +32,7 @@ from bexplore.engine.machine import (
     Tenants,
     accelerator_name,
     available_memory_bytes,
+    num_usable_processors,
     package_version,
     processor_name,
     throttle_reasons,
@@ -242,7 +243,7 @@ def _cgroup_limit() -> str:
 
 
 def _threads(facts: dict[str, Any]) -> Iterator[Check]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = num_usable_processors()
     used = int(facts.get("num_threads") or 0)
     quota = _processor_quota()
     text = f"{usable} processors may be used" + (f", torch uses {used}" if used else "")

@@ -16,7 +16,7 @@ from bexplore.conclusion import Conclusion, global_batch_sizes
 from bexplore.config import Config
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, holds_more, resolve_budget
-from bexplore.engine.machine import available_memory_bytes
+from bexplore.engine.machine import available_memory_bytes, num_usable_processors
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
@@ -185,7 +185,7 @@ class _Exploration:
             yield end.of(result)
 
     def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
-        """Fix the device, for which the worker imports torch; a second process traces meanwhile."""
+        """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces."""
         with ThreadPoolExecutor(max_workers=1) as pool:
             if self.config.job.device == "auto":
                 facts = self._on_device(runner)
@@ -193,6 +193,7 @@ class _Exploration:
             else:
                 tracing = pool.submit(self._trace, run)
                 facts = self._on_device(runner)
+            self._begin(runner, facts)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
         return cost_model, "" if cost_model else str(traced), facts
@@ -200,16 +201,31 @@ class _Exploration:
     def _trace(self, run: journal.Run) -> CostModel | str:
         return recall_or_trace(self.config.job, run.directory, self.on_progress, fresh=self.out.fresh)
 
+    def _begin(self, runner: EngineRunner, facts: Mapping[str, Any]) -> None:
+        """Begin to compile while the trace goes on, where a processor is free and the trace decides nothing of it."""
+        needs_gradients = self.config.num_replicas > 1 and self.config.explore.replica_reserve_bytes is None
+        if self.known or needs_gradients or num_usable_processors() < 2 or not self._compiles_ahead:
+            return
+        budget = self._budget(facts, None)
+        runner.budget_bytes = budget.budget_bytes
+        runner.begin(self._first_probe(None, budget))
+
     def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:
         """Compile what the first probe will run, while the process of the final answer starts: nothing is timed yet."""
-        settings = search_settings(self.config)
-        if settings.search_compilation is not Compilation.SHARED:
+        if not self._compiles_ahead:
             return
-        smallest = self._candidates(cost_model, budget)[0]
         try:
-            runner.prepare(Probe(number=0, micro_batch_size=smallest, time_limit_s=settings.probe_time_limit_s))
+            runner.prepare(self._first_probe(cost_model, budget))
         except KeyboardInterrupt:  # as in a probe: the exploration ends with what is known
             self.is_interrupted = True
+
+    @property
+    def _compiles_ahead(self) -> bool:
+        return search_settings(self.config).search_compilation is Compilation.SHARED
+
+    def _first_probe(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
+        smallest = self._candidates(cost_model, budget)[0]
+        return Probe(number=0, micro_batch_size=smallest, time_limit_s=search_settings(self.config).probe_time_limit_s)
 
     def _should_stop(self) -> str | None:
         return "interrupted" if self.is_interrupted else self.out.should_stop()

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from bexplore.config import Config
-from bexplore.engine.machine import accelerator_name, package_version, processor_name
+from bexplore.engine.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.job import Mode, code_digest
 from bexplore.posterior import ENGINE_VERSION
 from bexplore.probe import Compilation
@@ -43,7 +43,7 @@ class Identity:
             "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
             "processor": processor_name(),
             "accelerator": accelerator_name(),
-            "threads": os.environ.get("OMP_NUM_THREADS", "") or str(len(os.sched_getaffinity(0))),
+            "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
             "engine": str(ENGINE_VERSION),
             "code": code_digest(self.config.job),
         }

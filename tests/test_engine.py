@@ -129,6 +129,38 @@ def test_a_failure_ahead_of_the_first_probe_is_its_answer_and_is_not_run_again(r
     assert other.worker > 0
 
 
+def test_what_was_begun_early_is_waited_for_and_not_done_again(run_on):
+    runner = run_on(imported_job())
+    runner.begin(probe(4))
+    runner.prepare(probe(4))
+
+    first = runner(probe(4))
+
+    assert (first.worker, first.num_graphs) == (0, 1)
+    assert first.compile_time_s > 0
+
+
+def test_what_was_begun_for_another_question_is_given_up(run_on):
+    runner = run_on(imported_job())
+    runner.begin(probe(4))
+    runner.budget_bytes = 2**30  # of another limit than what was begun
+    runner.prepare(probe(4))
+
+    assert runner(probe(4)).worker > 0
+
+
+def test_nothing_is_begun_while_another_explorer_has_the_device_and_the_lock_is_given_back(run_on):
+    first, second = run_on(imported_job()), run_on(imported_job())
+    first.begin(probe(4))
+    second.begin(probe(4))
+    assert second.worker_pid is None
+
+    first.close()
+    second.begin(probe(4))
+
+    assert second.worker_pid is not None
+
+
 def test_the_process_that_waits_becomes_the_next_worker(run_on):
     runner = run_on(imported_job())
     runner.prepare(probe(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import time
@@ -25,6 +26,11 @@ def available_memory_bytes() -> int:
         return available
     reclaimable = _cgroup_statistic("memory.stat", "inactive_file")
     return max(0, min(available, limit - used + reclaimable))
+
+
+def num_usable_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def oom_kills() -> int:

@@ -65,6 +65,7 @@ class WorkerProcess:
         self._mark = f"{_Guardian.mark()}-{next(_numbers)}."
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
+        self._posted: dict[str, Any] | None = None
         try:
             self._log = _BoundedLog(log_path)
             # Must be the main thread: the kernel ends the worker when the thread that started it ends.
@@ -100,6 +101,14 @@ class WorkerProcess:
             except (EOFError, OSError, ValueError):
                 self.close()
 
+    def post(self, request: dict[str, Any]) -> None:
+        """Send a request whose answer `ask` waits for, with the same request, later."""
+        try:
+            send(self._connection, request)
+        except OSError:
+            return  # `ask` will find out how it ended
+        self._posted = request
+
     def ask(
         self,
         request: dict[str, Any],
@@ -131,8 +140,10 @@ class WorkerProcess:
     def _converse(
         self, request: dict[str, Any], on_progress: Progress, patience: _Patience, watch: MemoryWatch
     ) -> dict[str, Any] | Failure:
+        posted, self._posted = self._posted, None
         try:
-            send(self._connection, request)
+            if posted != request:
+                send(self._connection, request)
         except OSError:
             return self._ended()
         checked_s = time.monotonic()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 from bexplore.engine.answers import asks_the_same, charged, observed
-from bexplore.engine.device_lock import device_lock
+from bexplore.engine.device_lock import device_lock, try_device_lock
 from bexplore.engine.failures import Failure
 from bexplore.engine.machine import Tenants
 from bexplore.engine.process import Progress
@@ -62,6 +63,7 @@ class EngineRunner:
         self._workers = Workers(run_dir, environment)
         self._shared_mode = SharedMode.NESTED
         self._ahead: Observation | None = None
+        self._begun: tuple[dict[str, Any], ExitStack] | None = None
 
     def __call__(self, probe: Probe) -> Observation:
         """Compile and run one size; every failure of the job is an observation.
@@ -78,6 +80,18 @@ class EngineRunner:
             return dataclasses.replace(ahead, probe=probe)
         return charged(self._in_some_mode(probe, "probe"), ahead)
 
+    def begin(self, probe: Probe) -> None:
+        """Let the worker begin what `prepare` then waits for, while the caller does something that is not timed.
+
+        Nothing is begun while another explorer holds the device.
+        """
+        lock = try_device_lock(self.job.device)
+        if lock is None:
+            return
+        request = {"kind": "prepare"} | self._probe_request(probe)
+        self._workers.ensure().process.post(request)
+        self._begun = (request, lock)
+
     def prepare(self, probe: Probe) -> None:
         """Compile for a probe ahead of it, while something else keeps times from being taken.
 
@@ -86,6 +100,8 @@ class EngineRunner:
         Raises:
             UserInputError: The job cannot be built from what the configuration says.
         """
+        if self._begun is not None and self._begun[0] != {"kind": "prepare"} | self._probe_request(probe):
+            self._forget_begun()  # what was begun turned out to be another question
         self._workers.ensure()
         self._workers.start_spare(budget_bytes=self.budget_bytes)
         self._ahead = self._in_some_mode(probe, "prepare")
@@ -195,7 +211,7 @@ class EngineRunner:
             EngineError: The worker is gone, or the step failed.
         """
         request = {"kind": "time_passes", "micro_batch_size": micro_batch_size, "num_passes": num_passes, "turn": turn}
-        with device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"})):
+        with self._device_lock():
             return self._told(request)
 
     def loaded_from(self, folder: Path) -> list[str]:
@@ -220,7 +236,21 @@ class EngineRunner:
 
     def close(self) -> None:
         """End all workers."""
+        self._forget_begun()
         self._workers.close()
+
+    def _forget_begun(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._workers.end_current()
+            begun[1].close()
+
+    def _device_lock(self) -> AbstractContextManager[object]:
+        """The lock that was taken when something was begun, or a new one."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            return begun[1]
+        return device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"}))
 
     def __enter__(self) -> EngineRunner:
         return self
@@ -238,7 +268,7 @@ class EngineRunner:
 
     def _run(self, probe: Probe, kind: str) -> Observation:
         self._choose_worker(probe)
-        with device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"})):
+        with self._device_lock():
             started_at_s, began = time.time(), time.monotonic()
             is_new = self._workers.current is None
             worker = self._workers.ensure()
