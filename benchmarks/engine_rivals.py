@@ -84,6 +84,17 @@ def capped(config: Config, workload: Any = None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def told_as_out_of_memory() -> Iterator[None]:
+    """Under a cap oneDNN says "could not create a primitive", which no finder knows; it is given torch's own words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "could not create a primitive" not in str(error):
+            raise
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory") from error
+
+
 def lightning(mode: str) -> Callable[[Config, Trials], int | None]:
     def find(config: Config, trials: Trials) -> int | None:
         import logging
@@ -111,7 +122,8 @@ def lightning(mode: str) -> Callable[[Config, Trials], int | None]:
 
             def training_step(self, batch: Any, _index: int) -> Any:
                 trials.begin(_num_samples(batch))
-                return self.loss_module(*batch)
+                with told_as_out_of_memory():
+                    return self.loss_module(*batch)
 
             def on_train_batch_end(self, *_: Any) -> None:
                 trials.end()
@@ -154,8 +166,9 @@ def accelerate(config: Config, trials: Trials) -> int | None:
         batch = workload.make_batch(batch_size)
         trials.begin(batch_size)
         for _ in range(STEPS_PER_TRIAL):
-            workload.forward_backward(batch)
-            workload.update()
+            with told_as_out_of_memory():
+                workload.forward_backward(batch)
+                workload.update()
             trials.end()
         return batch_size
 
@@ -187,7 +200,7 @@ def doubling(config: Config, trials: Trials) -> int | None:
                     times_s.append(time.perf_counter() - began_s)
                     trials.end()
             except RuntimeError as error:
-                if "memory" not in str(error):
+                if "memory" not in str(error) and "could not create a primitive" not in str(error):
                     raise
                 return max(speeds, key=lambda known: speeds[known], default=None)
             speeds[size] = size / statistics.median(times_s[1:])  # the first step compiles

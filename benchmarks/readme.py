@@ -11,6 +11,12 @@ from bexplore.config import json_schema
 
 README = Path(__file__).parent.parent / "README.md"
 RESULTS = Path(__file__).parent / "results"
+FINDERS = {  # name for people, and how its answer was run
+    "lightning_power": ("Lightning, power", "3 steps, eager"),
+    "lightning_binsearch": ("Lightning, binsearch", "3 steps, eager"),
+    "accelerate": ("accelerate", "3 steps, eager"),
+    "doubling_compiled": ("doubling, torch.compile", "3 steps, compiled"),
+}
 WORLDS = {
     "public": "recorded sweeps of others, replayed",
     "smooth": "simulated jobs, smooth",
@@ -31,6 +37,28 @@ def score_table() -> str:
             f"| {words} | {ended:,} of {found['problems']:,} | {found['score_90_mean']:.0f} "
             f"| {share:.1f} % ({low:.1f} to {high:.1f}) | {found['mean_probes'][0]:.1f} |"
         )
+    return "\n".join(rows)
+
+
+def rivals_table() -> str:
+    """What other finders answer on the engine's jobs, how long they take and what it is worth, as a Markdown table."""
+    jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
+    rows = [
+        "| job | finder | seconds | answer | its speed, of the fastest size's | it was run |",
+        "|---|---|---|---|---|---|",
+    ]
+    for job in jobs.values():
+        if not job["rivals"]:
+            continue
+        ours = sorted(job["explorations"], key=lambda run: run["total_s"])[(len(job["explorations"]) - 1) // 2]
+        answers = [("bexplore", ours["total_s"], ours["micro_batch_size"], ours["regret"], "yes, compiled")]
+        for one in sorted(job["rivals"], key=lambda rival: list(FINDERS).index(rival["name"])):
+            name, how = FINDERS[one["name"]]
+            answers.append((name, one["total_s"], one["answer"], one["regret"], how if one["was_run"] else "no"))
+        for number, (name, seconds, answer, regret, how) in enumerate(answers):
+            title = job["title"] if number == 0 else ""
+            speed = f"{100 * (1 - regret['estimate']):.1f} %" if regret else "not measured"
+            rows.append(f"| {title} | {name} | {seconds:.0f} | {answer} | {speed} | {how} |")
     return "\n".join(rows)
 
 
@@ -67,12 +95,15 @@ def _shown(default: Any) -> str:
     return f"`{words[default] if default is None or isinstance(default, bool) else default}`"
 
 
+TABLES = {"explore": settings_table, "score": score_table, "rivals": rivals_table}
+
+
 def write(path: Path) -> None:
     """Replace the tables in a README."""
     text = path.read_text()
-    for name, table in (("explore", settings_table()), ("score", score_table())):
+    for name, table in TABLES.items():
         pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.DOTALL)
+        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table()}\n{match[2]}", text, flags=re.DOTALL)
     path.write_text(text)
 
 

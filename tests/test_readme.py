@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.readme import score_table, settings_table
+from benchmarks.readme import rivals_table, score_table, settings_table
 from bexplore.cli import cli
 from bexplore.errors import ExitCode
 
@@ -29,6 +29,10 @@ def test_every_key_of_the_explore_section_is_in_the_table_with_its_default():
 
 def test_what_is_said_of_the_score_is_in_the_results():
     assert part("table", "score").strip() == score_table().strip()
+
+
+def test_what_is_said_of_other_finders_is_in_the_results():
+    assert part("table", "rivals").strip() == rivals_table().strip()
 
 
 def test_the_output_of_batch_sizes_is_what_the_command_prints():
