@@ -32,8 +32,11 @@ def can_be_opaque(modules: Sequence[nn.Module]) -> bool:
     """
     convolutions = [module for module in modules if isinstance(module, nn.modules.conv._ConvNd)]
     normalized = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
-    plain = all(module.weight.is_contiguous() and not module.transposed for module in convolutions)
-    return plain and not normalized
+    return not normalized and all(_is_plain(module) for module in convolutions)
+
+
+def _is_plain(module: nn.modules.conv._ConvNd) -> bool:
+    return not module.transposed and not nn.parameter.is_lazy(module.weight) and module.weight.is_contiguous()
 
 
 def make_convolutions_opaque() -> None:
