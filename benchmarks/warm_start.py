@@ -52,7 +52,7 @@ def child(config: str, saves: str | None, loads: str | None) -> dict[str, float]
     if loads is not None:
         torch.compiler.load_cache_artifacts(Path(loads).read_bytes())
     workload = build(job)
-    compile_workload(workload, job.compile, Compilation.EXACT, SharedMode.STATIC)
+    compile_workload(workload, job.compile, Compilation.EXACT, SharedMode.STATIC, ())
     times_s = []
     for _ in range(2):
         workload.forward_backward(workload.make_batch(MICRO_BATCH_SIZE))

@@ -274,6 +274,7 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "smallest_within_tolerance": result.smallest_within_tolerance,
         "memory_saved_bytes": result.memory_saved_bytes,
         "exact_over_shared": result.exact_over_shared,
+        "whole_over_reduced": result.whole_over_reduced,
         "peak_memory_bytes": result.peak_memory_bytes,
         "held_memory_bytes": result.held_memory_bytes,
         "memory_headroom_bytes": result.memory_headroom_bytes,

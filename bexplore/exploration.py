@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from bexplore.config import Config
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, holds_more, resolve_budget
 from bexplore.engine.machine import available_memory_bytes, num_usable_processors
+from bexplore.engine.reduced import ReducedDepthRunner
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
@@ -24,6 +26,7 @@ from bexplore.events import JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.identity import Identity, describe, search_settings
 from bexplore.job import Mode, Precision
 from bexplore.probe import Compilation, Observation, Probe
+from bexplore.recommendation import SearchSettings
 from bexplore.space import MemoryPrior, Space, candidate_sizes
 from bexplore.trace.cost_model import CostModel
 
@@ -275,25 +278,32 @@ class _Exploration:
     def _search(
         self, runner: EngineRunner, run: journal.Run, cost_model: CostModel | None, budget: MemoryBudget
     ) -> Iterator[explorer.Event]:
-        return explorer.explore(
-            runner,
-            space=Space.of(self._candidates(cost_model, budget)),
-            settings=search_settings(self.config),
-            memory=MemoryPrior(
-                peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
-                relative_sd=cost_model.relative_sd if cost_model else 0.12,
-                budget_bytes=budget.budget_bytes,
-                holds_more=holds_more(self.config.job.device),
-            ),
-            storage=self.config.explore.storage or run.directory / "study.log",
-            study_name=run.meta().get("study", self.identity.study_name()),
-            lock_path=run.lock_path,
-            record=run.journal.append,
-            history=self.known,
-            clock=self.out.clock,
-            spent_s=self.out.clock() - self.began_s,
-            should_stop=self._should_stop,
-        )
+        settings = self._settings(cost_model)
+        with ReducedDepthRunner(runner, settings.depths) if settings.depths else nullcontext(runner) as probes:
+            yield from explorer.explore(
+                probes,
+                space=Space.of(self._candidates(cost_model, budget)),
+                settings=settings,
+                memory=MemoryPrior(
+                    peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
+                    relative_sd=cost_model.relative_sd if cost_model else 0.12,
+                    budget_bytes=budget.budget_bytes,
+                    holds_more=holds_more(self.config.job.device),
+                ),
+                storage=self.config.explore.storage or run.directory / "study.log",
+                study_name=run.meta().get("study", self.identity.study_name()),
+                lock_path=run.lock_path,
+                record=run.journal.append,
+                history=self.known,
+                clock=self.out.clock,
+                spent_s=self.out.clock() - self.began_s,
+                should_stop=self._should_stop,
+            )
+
+    def _settings(self, cost_model: CostModel | None) -> SearchSettings:
+        if cost_model is None:
+            return search_settings(self.config)
+        return search_settings(self.config, num_blocks=cost_model.num_blocks, block_share=cost_model.block_share)
 
     def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:
         """End before the first compilation where the trace says that even the smallest size is far too big."""

@@ -21,7 +21,7 @@ from bexplore.noise import noise_warnings
 from bexplore.policy import Decision, StopReason
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
-from bexplore.recommendation import Recommendation, SearchSettings
+from bexplore.recommendation import Recommendation, SearchSettings, nearest_to_the_users
 from bexplore.sampler import BexploreSampler, open_study
 from bexplore.sampler import study as studies
 from bexplore.sampler.storage import told_as_engine_error
@@ -61,6 +61,7 @@ class Result:
         smallest_within_tolerance: The smallest size that was run within the tolerance of the best; None as above.
         outcomes: How many probes ended how, by outcome.
         exact_over_shared: Throughput of exact over shared compilation at the sizes that ran both; None where none did.
+        whole_over_reduced: Throughput at the whole depth over what the reduced depths said; None as above.
         peak_memory_bytes: Peak at the recommended size; None if unknown.
         held_memory_bytes: What the process held at that peak; None where its allocator's account is the peak itself.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
@@ -74,6 +75,7 @@ class Result:
     smallest_within_tolerance: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     exact_over_shared: float | None = None
+    whole_over_reduced: float | None = None
     peak_memory_bytes: int | None = None
     held_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
@@ -209,6 +211,8 @@ def _worse_pass_s(decision: Decision) -> float | None:
     """From when on a size that is only looked at counts as clearly worse; None for those that others are held to."""
     if decision.recommendation is None or decision.purpose is not Purpose.SEARCH:
         return None
+    if decision.compilation is Compilation.REDUCED:  # its passes are shorter, and cheap
+        return None
     return decision.micro_batch_size / (decision.recommendation.samples_per_s * (1.0 - CLEARLY_WORSE))
 
 
@@ -245,7 +249,7 @@ def _result(
     measured = [item for item in evidence if item.is_measured]
     own = [item for item in measured if item.micro_batch_size == best.micro_batch_size]
     small = [item for item in measured if item.micro_batch_size == best.smallest_within_tolerance]
-    as_run = [item for item in own if item.compilation is not Compilation.SHARED] or own  # as the user will run it
+    as_run = nearest_to_the_users(own)
     needed = _most(item.needed_memory_bytes for item in as_run)
     peak = _most(item.peak_memory_bytes for item in as_run)
     own_peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
@@ -256,7 +260,8 @@ def _result(
         base_micro_batch_size=space.base,
         smallest_within_tolerance=best.smallest_within_tolerance,
         outcomes=dict(outcomes),
-        exact_over_shared=exact_over_shared(evidence),
+        exact_over_shared=ratio_of(evidence, (Compilation.EXACT,), (Compilation.SHARED,)),
+        whole_over_reduced=ratio_of(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
         peak_memory_bytes=peak,
         held_memory_bytes=_most(item.held_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
@@ -269,20 +274,20 @@ def _most(accounts: Iterable[int | None]) -> int | None:
     return max((account for account in accounts if account is not None), default=None)
 
 
-def exact_over_shared(evidence: Sequence[Evidence]) -> float | None:
-    """Throughput of exact over shared compilation, geometric mean over the sizes that ran both; None where none did."""
+def ratio_of(evidence: Sequence[Evidence], over: Sequence[Compilation], under: Sequence[Compilation]) -> float | None:
+    """Throughput of some programs over that of others, geometric mean over the sizes that ran both; None for none."""
     ratios = []
     for size in {item.micro_batch_size for item in evidence}:
-        by_kind = {
-            kind: [
+        above, below = (
+            [
                 item.log_throughput
                 for item in evidence
-                if item.micro_batch_size == size and item.is_measured and item.compilation is kind
+                if item.micro_batch_size == size and item.is_measured and item.compilation in kinds
             ]
-            for kind in (Compilation.EXACT, Compilation.SHARED)
-        }
-        if all(by_kind.values()):
-            ratios.append(np.median(by_kind[Compilation.EXACT]) - np.median(by_kind[Compilation.SHARED]))
+            for kinds in (over, under)
+        )
+        if above and below:
+            ratios.append(np.median(above) - np.median(below))
     return math.exp(float(np.mean(ratios))) if ratios else None
 
 

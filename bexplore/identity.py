@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from bexplore.config import Config
+from bexplore.depths import Depths
 from bexplore.engine.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.job import Mode, code_digest
 from bexplore.posterior import ENGINE_VERSION
@@ -53,6 +54,7 @@ class Identity:
         return {
             "settings": dataclasses.asdict(search_settings(self.config)),
             "compares_eager": self.config.explore.compile.enabled == "both",
+            "depth": self.config.explore.depth,
             "minimum": self.config.minimum,
             "maximum": self.config.maximum,
             "candidates": self.config.candidates,
@@ -82,8 +84,14 @@ class Identity:
         }
 
 
-def search_settings(config: Config) -> SearchSettings:
-    """What a configuration says of the search."""
+def search_settings(config: Config, *, num_blocks: int = 0, block_share: float = 0.0) -> SearchSettings:
+    """What a configuration says of the search.
+
+    Args:
+        config: The job's file.
+        num_blocks: Identical blocks of the model, as the trace found them; 0 for none.
+        block_share: Share of a pass's operations that lies in them.
+    """
     explore, compiled = config.explore, config.job.compile.enabled
     return SearchSettings(
         tolerance=explore.tolerance,
@@ -96,6 +104,8 @@ def search_settings(config: Config) -> SearchSettings:
         verify_exact=compiled,
         max_passes=explore.passes_per_probe,
         probe_time_limit_s=explore.probe_time_limit_s,
+        depths=None if explore.depth == "whole" else Depths.of(num_blocks=num_blocks, block_share=block_share),
+        forces_reduced_depth=explore.depth == "reduced",
     )
 
 

@@ -28,11 +28,17 @@ class Outcome(StrEnum):
 
 
 class Compilation(StrEnum):
-    """Which program was run: the search's shared one, the user's exact one, or none."""
+    """Which program was run: the search's shared one, the same at reduced depth, the user's exact one, or none."""
 
     SHARED = "shared"
+    REDUCED = "reduced"
     EXACT = "exact"
     EAGER = "eager"
+
+    @property
+    def is_for_search(self) -> bool:
+        """Whether the search alone runs this program, and no training does."""
+        return self in (Compilation.SHARED, Compilation.REDUCED)
 
 
 class Purpose(StrEnum):

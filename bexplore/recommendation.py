@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bexplore.depths import Depths
 from bexplore.posterior import Posterior
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
@@ -44,6 +45,8 @@ class SearchSettings:
         probe_time_limit_s: A probe ends as `timed_out` beyond it; None for no limit.
         start_time_s: Seconds to start a worker; a guess until one was seen.
         compile_time_s: Seconds to compile; a guess until one was seen.
+        depths: At which the search may run instead of the whole depth, where that is cheaper; None for never.
+        forces_reduced_depth: Run there even where it is not cheaper.
     """
 
     tolerance: float = 0.02
@@ -58,6 +61,8 @@ class SearchSettings:
     probe_time_limit_s: float | None = None
     start_time_s: float = 5.0
     compile_time_s: float = 30.0
+    depths: Depths | None = None
+    forces_reduced_depth: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +113,7 @@ def recommend(
     ran = (posterior.measured > 0) & posterior.open
     within = ran & (mean >= mean[best] + math.log1p(-tolerance))
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
-    own = [
-        item for item in own if item.compilation is not Compilation.SHARED
-    ] or own  # what the user will run, if it ran
+    own = nearest_to_the_users(own)
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=float(np.exp(gain.mean())),
@@ -123,6 +126,13 @@ def recommend(
         num_probes=len(evidence),
         elapsed_s=elapsed_s,
     )
+
+
+def nearest_to_the_users(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Of probes of one size, those of the program that is nearest to what the user will run."""
+    nearness = (lambda kind: not kind.is_for_search, lambda kind: kind is Compilation.SHARED, lambda kind: True)
+    kept = ([item for item in evidence if is_near(item.compilation)] for is_near in nearness)
+    return next((items for items in kept if items), [])
 
 
 def _num_seen(evidence: Sequence[Evidence]) -> int:

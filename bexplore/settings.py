@@ -266,6 +266,11 @@ class ExploreSettings(_Section):
         default_factory=lambda: CompileOptions.model_validate({}),
         description="How the training is compiled; true, false or both for short.",
     )
+    depth: Literal["auto", "whole", "reduced"] = Field(
+        "auto",
+        description="Search deep models of identical blocks at two reduced depths and extrapolate: auto (where it is "
+        "clearly cheaper), whole (never), reduced (wherever possible). The answer is always run whole.",
+    )
     storage: str | None = Field(
         None,
         description="URL of the Optuna storage (sqlite:///study.db, or postgresql://..., with the extra postgresql); "

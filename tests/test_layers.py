@@ -19,6 +19,7 @@ ORDER = [
     "locks",
     "units",
     "devices",
+    "depths",
     "batching",
     "probe",
     "job",

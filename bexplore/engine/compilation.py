@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,14 +36,14 @@ def make_limits_loud() -> None:
     dynamo_config.suppress_errors = False
 
 
-def feasible_mode(workload: Workload, wanted: SharedMode) -> SharedMode:
+def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequence[type[torch.nn.Module]]) -> SharedMode:
     """The wanted kind of shared program, or the next one that this workload allows.
 
     Inductor's convolutions fail at run time with an unbacked number of samples (seen with torch 2.13 on the CPU: the
     strides that it expects are not those that it gets), so that they start with a backed one where they cannot be
     hidden from it.
     """
-    if wanted is SharedMode.NESTED and not _repeated_classes(workload):
+    if wanted is SharedMode.NESTED and not block_classes:
         wanted = SharedMode.UNBACKED
     modules = _all_modules(workload)
     if wanted.serves_every_size and has_convolutions(modules) and not can_be_opaque(modules):
@@ -52,9 +52,21 @@ def feasible_mode(workload: Workload, wanted: SharedMode) -> SharedMode:
 
 
 def compile_workload(
-    workload: Workload, settings: CompileSettings, compilation: Compilation, shared_mode: SharedMode
+    workload: Workload,
+    settings: CompileSettings,
+    compilation: Compilation,
+    shared_mode: SharedMode,
+    block_classes: Sequence[type[torch.nn.Module]],
 ) -> None:
-    """Compile the workload's modules in place; nothing is built before the first pass."""
+    """Compile the workload's modules in place; nothing is built before the first pass.
+
+    Args:
+        workload: What to compile.
+        settings: How the user's training compiles.
+        compilation: Which program.
+        shared_mode: The kind of shared program.
+        block_classes: Of the blocks that are compiled once in a nested one; see `repeated_classes`.
+    """
     if compilation is Compilation.EAGER or not settings.enabled:
         return
     if compilation is Compilation.SHARED and shared_mode.serves_every_size:
@@ -64,7 +76,7 @@ def compile_workload(
         if has_convolutions(_all_modules(workload)):
             make_convolutions_opaque()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
-        for block_class in _repeated_classes(workload):
+        for block_class in block_classes:
             block_class.forward = torch.compiler.nested_compile_region(block_class.forward)
     arguments: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph}
     if settings.mode is not None:
@@ -103,7 +115,7 @@ def _all_modules(workload: Workload) -> list[torch.nn.Module]:
     return [part for module in workload.compiled_modules for part in module.modules()]
 
 
-def _repeated_classes(workload: Workload) -> list[type[torch.nn.Module]]:
+def repeated_classes(workload: Workload) -> list[type[torch.nn.Module]]:
     """Classes of the blocks that the workload's modules repeat with other weights."""
     repeats = [r for module in workload.compiled_modules for r in find_repeats(module, min_copies=MIN_REGION_COPIES)]
     return list(dict.fromkeys(type(repeat.container[repeat.start]) for repeat in repeats))

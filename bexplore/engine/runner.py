@@ -39,6 +39,7 @@ class EngineRunner:
         limits: How long each stage may be silent; learns from every probe.
         environment: Variables of the worker beside this process's own.
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
+        depth: Identical blocks of the model to keep, and how many there are; None for all of them.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class EngineRunner:
         limits: StageLimits | None = None,
         environment: Mapping[str, str] | None = None,
         keeps_artifacts: bool = False,
+        depth: tuple[int, int] | None = None,
     ) -> None:
         self.job = job
         self.budget_bytes = budget_bytes
@@ -60,6 +62,8 @@ class EngineRunner:
         self.limits = limits or StageLimits()
         self._run_dir = run_dir.resolve()
         self._keeps_artifacts = keeps_artifacts
+        self._depth = depth
+        self._environment = environment
         self._workers = Workers(run_dir, environment)
         self._shared_mode = SharedMode.NESTED
         self._ahead: Observation | None = None
@@ -186,6 +190,23 @@ class EngineRunner:
         if isinstance(answer, Failure):
             return {"problem": answer.reason}
         return {"problem": str(answer["reason"])} if answer["outcome"] != "measured" else answer
+
+    def at_depth(self, kept_blocks: int, num_blocks: int) -> EngineRunner:
+        """A runner of the same job that keeps so many of its identical blocks, in worker processes of its own."""
+        return EngineRunner(
+            self.job,
+            run_dir=self._run_dir / f"depth_{kept_blocks}",
+            budget_bytes=self.budget_bytes,
+            on_progress=self._on_progress,
+            pass_budget_s=self._pass_budget_s,
+            limits=self.limits.unlearned(),
+            environment=self._environment,
+            depth=(kept_blocks, num_blocks),
+        )
+
+    def rest(self) -> None:
+        """End the worker at work: the next probe starts another."""
+        self._workers.end_current()
 
     def artifacts_dir(self, micro_batch_size: int) -> Path:
         """Where the compiler's cache of a size is kept that was run as the user compiles it."""
@@ -341,6 +362,7 @@ class EngineRunner:
             "job": self.job.as_dict(),
             "shared_mode": self._shared_mode,
             "budget_bytes": self.budget_bytes,
+            "depth": self._depth,
             "pass_budget_s": self._pass_budget_s,
             "artifacts_dir": str(self.artifacts_dir(probe.micro_batch_size)) if self._is_kept(probe) else None,
         }

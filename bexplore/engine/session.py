@@ -27,11 +27,13 @@ from bexplore.engine.compilation import (
     compile_workload,
     feasible_mode,
     mark_batch_dimension,
+    repeated_classes,
 )
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.passes import Passes
 from bexplore.engine.placement import Placement
 from bexplore.engine.shared import SharedMode
+from bexplore.engine.shortening import shorten
 from bexplore.engine.steps import Steps, len_of, warm_device
 from bexplore.engine.toolchain import Toolchain
 from bexplore.job import Job, Mode
@@ -61,6 +63,7 @@ class Session:
         compilation: Which program to compile.
         shared_mode: The kind of shared program that is wanted; the next one where the workload does not allow it.
         budget_bytes: Memory budget of the job's tensors; None for no limit.
+        depth: Identical blocks to keep, and how many there are; None for all of them.
         artifacts_dir: Keeps what the compiler makes, and nothing else; None for the compiler's usual cache.
         report: Called with `stage=...` or `pass_time_s=...` as the probe goes on.
     """
@@ -73,6 +76,7 @@ class Session:
         shared_mode: SharedMode,
         budget_bytes: int | None,
         report: Report,
+        depth: tuple[int, int] | None = None,
         artifacts_dir: Path | None = None,
     ) -> None:
         self.job = job
@@ -94,9 +98,12 @@ class Session:
         report(stage="build")
         with self.limit.around_building():
             self.workload: Workload = build(job)
+        block_classes = repeated_classes(self.workload)
+        if depth is not None:
+            shorten(self.workload, *depth)
         self.steps = Steps(self.workload, self.device)
-        self.shared_mode = feasible_mode(self.workload, shared_mode)
-        compile_workload(self.workload, job.compile, compilation, self.shared_mode)
+        self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
+        compile_workload(self.workload, job.compile, compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
             self.toolchain.wait()
             keep_artifacts_in(artifacts_dir)

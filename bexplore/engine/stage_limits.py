@@ -41,6 +41,12 @@ class StageLimits:
         self._pass_s = 0.0
         self._compile_s: float | None = None
 
+    def unlearned(self) -> StageLimits:
+        """The same limits for another program, of which nothing is known yet."""
+        return StageLimits(
+            step_limit_s=self._step_limit_s, flops_per_sample=self._flops_per_sample, floor_s=self._floor_s
+        )
+
     def learn(self, observation: Observation) -> None:
         """Take in what a probe took; one that failed, or timed nothing, teaches nothing."""
         if not observation.is_measured or not observation.pass_times_s:

@@ -122,6 +122,7 @@ class _Server:
             shared_mode=SharedMode(request["shared_mode"]),
             budget_bytes=request["budget_bytes"],
             report=self._report,
+            depth=request["depth"],
             artifacts_dir=Path(request["artifacts_dir"]) if request["artifacts_dir"] else None,
         )
         return time.perf_counter() - started

@@ -15,6 +15,7 @@ import numpy as np
 from bexplore import posterior as belief
 from bexplore.policy.acquisition import fantasy, rank
 from bexplore.policy.costs import Costs, expected_pass_s
+from bexplore.policy.depth import search_compilation
 from bexplore.posterior import Posterior
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
@@ -99,7 +100,18 @@ def decide(
     fitted = fit(finished)
     best = recommend(fitted, finished, base=space.base, tolerance=settings.tolerance)
     ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
-    turn = _Turn(space=space, finished=finished, num_probes=len(evidence), settings=settings, fitted=ahead, best=best)
+    costs = Costs.learnt(finished, settings)
+    compilation = search_compilation(ahead, finished, settings, costs)
+    settings = dataclasses.replace(settings, search_compilation=compilation)
+    turn = _Turn(
+        space=space,
+        finished=finished,
+        num_probes=len(evidence),
+        settings=settings,
+        costs=costs,
+        fitted=ahead,
+        best=best,
+    )
     decision = turn.next(num_unassigned)
     return dataclasses.replace(decision, recommendation=best, posterior=fitted)
 
@@ -112,11 +124,12 @@ class _Turn:
     finished: Sequence[Evidence]
     num_probes: int
     settings: SearchSettings
+    costs: Costs
     fitted: Posterior
     best: Recommendation | None
 
     def next(self, num_unassigned: int) -> Decision:
-        choices = rank(self.fitted, self.settings, self._costs, last_size=self.finished[-1].micro_batch_size)
+        choices = rank(self.fitted, self.settings, self.costs, last_size=self.finished[-1].micro_batch_size)
         reason = self._stop_reason(bool(choices))
         if reason is StopReason.TARGET_CONFIDENCE:
             doubt = self._doubt()
@@ -126,14 +139,13 @@ class _Turn:
             return self._verification() or Decision(stop_reason=reason)
         if self._base_is_due():
             return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
+        if self._depth_is_new():
+            smallest = min(item.micro_batch_size for item in self.finished if item.is_measured)
+            return self._probe(self.fitted.index(smallest), Purpose.BASE)
         choice = choices[min(num_unassigned, len(choices) - 1)]
         if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
-
-    @property
-    def _costs(self) -> Costs:
-        return Costs.learnt(self.finished, self.settings)
 
     @property
     def _verifies(self) -> bool:
@@ -199,6 +211,11 @@ class _Turn:
     def _exactly(self, index: int) -> Decision:
         return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
 
+    def _depth_is_new(self) -> bool:
+        """Whether the search begins at reduced depth now: with what ran at the whole depth, so that both are known."""
+        is_reduced = self.settings.search_compilation is Compilation.REDUCED
+        return is_reduced and all(item.compilation is not Compilation.REDUCED for item in self.finished)
+
     def _base_is_due(self) -> bool:
         at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]
         is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
@@ -214,7 +231,7 @@ class _Turn:
     ) -> Decision:
         compilation = compilation or self.settings.search_compilation
         pass_s = expected_pass_s(self.fitted)[index]
-        costs = self._costs
+        costs = self.costs
         return Decision(
             micro_batch_size=int(self.fitted.sizes[index]),
             purpose=purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH),

@@ -31,17 +31,19 @@ class Costs:
         start_s: To start a worker.
         compile_s: To compile one program.
         update_s: Updates of one probe.
-        warm_shared: Whether a worker with the shared program is alive.
+        warm_search: The program of the search that a worker has compiled and still holds; None for none.
         pass_sd: Noise between two passes, ln.
         max_passes: Upper bound on timed passes of a probe.
+        reduced_share: What a pass at both reduced depths costs, as a share of one at the whole depth.
     """
 
     start_s: float
     compile_s: float
     update_s: float
-    warm_shared: bool
+    warm_search: Compilation | None
     pass_sd: float
     max_passes: int
+    reduced_share: float = 1.0
 
     @classmethod
     def learnt(cls, evidence: Sequence[Evidence], settings: SearchSettings) -> Costs:
@@ -51,28 +53,36 @@ class Costs:
         updates = [item.update_time_s for item in evidence if item.update_time_s > 0]
         noise = [item.log_pass_sd for item in evidence if item.num_passes >= 2 and math.isfinite(item.log_pass_sd)]
         last = evidence[-1] if evidence else None
+        is_warm = last is not None and last.is_measured and last.compilation is not Compilation.EXACT
         return cls(
             start_s=float(np.median(starts)) if starts else settings.start_time_s,
             compile_s=float(np.median(compiles)) if compiles else settings.compile_time_s,
             update_s=2.0 * float(np.median(updates)) if updates else 0.0,
-            warm_shared=last is not None and last.is_measured and last.compilation is not Compilation.EXACT,
+            warm_search=last.compilation if last is not None and is_warm else None,
             pass_sd=float(np.median(noise)) if noise else PASS_SD,
             max_passes=settings.max_passes,
+            reduced_share=settings.depths.cost_share if settings.depths else 1.0,
         )
 
     def of(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
-        """Seconds of a probe whose pass takes `pass_s`."""
+        """Seconds of a probe whose pass takes `pass_s` at the whole depth."""
+        if compilation is Compilation.REDUCED:
+            pass_s = self.reduced_share * pass_s
         fixed = self._fixed_s(compilation, fresh_worker)
         return fixed + (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
 
     def passes(self, pass_s: float, *, compilation: Compilation, fresh_worker: bool) -> int:
         """How many passes to time: more where a probe is dear and a pass is cheap."""
+        if compilation is Compilation.REDUCED:
+            pass_s = self.reduced_share * pass_s
         return int(self._passes(np.array(pass_s), self._fixed_s(compilation, fresh_worker)))
 
     def _fixed_s(self, compilation: Compilation, fresh_worker: bool) -> float:
-        if compilation is not Compilation.EXACT and self.warm_shared and not fresh_worker:
+        if compilation is self.warm_search and not fresh_worker:
             return self.update_s
-        return self.update_s + self.start_s + (0.0 if compilation is Compilation.EAGER else self.compile_s)
+        programs = 2 if compilation is Compilation.REDUCED else 1
+        compile_s = 0.0 if compilation is Compilation.EAGER else self.compile_s
+        return self.update_s + programs * (self.start_s + compile_s)
 
     def _passes(self, pass_s: Array, fixed_s: float) -> Array:
         """Timed passes; n = (sd within / sd between) sqrt(fixed cost / pass cost) has the least variance per second.

@@ -148,11 +148,13 @@ def _measurements(
     se = np.maximum(_standard_errors(measured), MIN_SE)
     order = np.arange(len(measured))
     drift = DRIFT_SD**2 * np.exp(-np.abs(order[:, None] - order[None, :]) / DRIFT_LENGTH)
-    other = np.array([item.compilation is not user_compilation for item in measured], dtype=float)
+    other = np.array([item.compilation is not user_compilation for item in measured])
+    kinds = np.array([item.compilation.value for item in measured])
+    same_other = other[:, None] & (kinds[:, None] == kinds[None, :])
     at = np.searchsorted(sizes, [item.micro_batch_size for item in measured])
     same_size = at[:, None] == at[None, :]
-    own_sd = _compilation_sd(values, at, other > 0)
-    compilation = np.outer(other, other) * (COMPILATION_LEVEL_SD**2 + own_sd**2 * same_size)
+    own_sd = _compilation_sd(values, at, other)
+    compilation = same_other * (COMPILATION_LEVEL_SD**2 + own_sd**2 * same_size)
     center = float(values.mean())
     return _Measurements(at, values - center, np.diag(se**2) + drift + compilation), center
 

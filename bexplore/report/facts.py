@@ -186,7 +186,7 @@ def _last_size(
 
 
 def _is_exact(observation: Observation) -> bool:
-    return observation.probe.compilation is not Compilation.SHARED
+    return not observation.probe.compilation.is_for_search
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bexplore.posterior.band import Band as BeliefBand
-from bexplore.probe import Compilation, Observation, Outcome
+from bexplore.probe import Observation, Outcome
 from bexplore.report.facts import ReportFacts
 from bexplore.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.units import format_bytes, format_seconds
@@ -122,7 +122,7 @@ def _columns(curve: BeliefBand) -> tuple[np.ndarray, ...]:
 def _speeds(facts: ReportFacts, *, shared: bool) -> list[Dot]:
     dots = []
     for item in facts.measured:
-        if (item.probe.compilation is Compilation.SHARED) is shared:
+        if item.probe.compilation.is_for_search is shared:
             low, high = _spread(item)
             text = (
                 f"probe {item.probe.number}, size {item.micro_batch_size}: {item.samples_per_s:.4g} samples/s, "

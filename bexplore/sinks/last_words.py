@@ -45,6 +45,7 @@ def last_words(
     lines += [_row("why", _why(record)), _row("memory", _memory(record))]
     lines += _rows("smaller", _smaller(record, tolerance))
     lines += _rows("compiled", _compiled(record))
+    lines += _rows("depth", _depth(record))
     lines += _rows("eager", _eager(record.get("eager")))
     lines += [_row("failed", text) for text in _failed(record)]
     lines += _rows("training", (record.get("same_training") or {}).get("message"))
@@ -127,6 +128,13 @@ def _compiled(record: Mapping[str, Any]) -> str | None:
     if ratio is None:
         return None
     return f"run exactly as your training will compile it: {ratio:.2f}x of the search's shared compilation"
+
+
+def _depth(record: Mapping[str, Any]) -> str | None:
+    ratio = record.get("whole_over_reduced")
+    if ratio is None:
+        return None
+    return f"searched with few of the identical blocks and extrapolated; run whole, it has {ratio:.2f}x that speed"
 
 
 def _eager(eager: Mapping[str, Any] | None) -> str | None:

@@ -38,6 +38,8 @@ class CostModel:
         device: Device type of the traced program; where it is not the job's, the numbers are an estimate.
         compiler: The versions that made the program, such as `torch 2.13.0`.
         notes: What a reader must know before believing the numbers.
+        num_blocks: Identical blocks of each run of them in the model; 0 where there is none, or some of other lengths.
+        block_share: Share of the operations of a pass for one sample, 0 to 1, that lies in these blocks.
         remembered_from: When it was traced (ISO 8601, UTC), if an earlier run did; None where this run did.
     """
 
@@ -53,6 +55,8 @@ class CostModel:
     device: str
     compiler: str
     notes: tuple[str, ...] = field(default=())
+    num_blocks: int = 0
+    block_share: float = 0.0
     remembered_from: str | None = None
 
     @property
@@ -124,6 +128,8 @@ class CostModel:
             "device": self.device,
             "compiler": self.compiler,
             "notes": list(self.notes),
+            "num_blocks": self.num_blocks,
+            "block_share": self.block_share,
             "remembered_from": self.remembered_from,
         }
 

@@ -63,13 +63,20 @@ def shortened(repeats: list[Repeat], kept_blocks: int) -> Iterator[None]:
     originals = [dict(repeat.container._modules) for repeat in repeats]
     try:
         for repeat in repeats:
-            blocks = list(repeat.container)
-            blocks = blocks[: repeat.start + kept_blocks] + blocks[repeat.start + repeat.copies :]
-            _set_blocks(repeat.container, {str(index): block for index, block in enumerate(blocks)})
+            keep_blocks(repeat, kept_blocks)
         yield
     finally:
         for repeat, original in zip(repeats, originals, strict=True):
             _set_blocks(repeat.container, original)
+
+
+def keep_blocks(repeat: Repeat, kept_blocks: int) -> list[nn.Module]:
+    """Keep only the first blocks of a run; returns those that were left out."""
+    blocks = list(repeat.container)
+    first, last = repeat.start + kept_blocks, repeat.start + repeat.copies
+    kept = blocks[:first] + blocks[last:]
+    _set_blocks(repeat.container, {str(index): block for index, block in enumerate(kept)})
+    return blocks[first:last]
 
 
 def middle_block(kept_blocks: int) -> int:

@@ -96,6 +96,7 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
         events = {Phase.FORWARD: events[Phase.FORWARD]}
     cost = _sum_costs(traced.costs, repeats, kept_blocks)
     compiler = f"torch {torch.__version__.split('+')[0]}"
+    num_blocks, block_share = _blocks(traced.costs, repeats, kept_blocks, cost)
     return CostModel(
         fingerprint=_fingerprint(job, compiler, traced.operators, parameters, repeats),
         num_parameters=sum(parameter.numel() for parameter in parameters),
@@ -109,6 +110,8 @@ def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
         device=torch.device(job.device).type,
         compiler=compiler,
         notes=tuple(_notes(job, traced)),
+        num_blocks=num_blocks,
+        block_share=block_share,
     )
 
 
@@ -192,6 +195,17 @@ def _sum_costs(costs: list[Cost], repeats: list[Repeat], kept_blocks: int) -> Co
             bytes_moved=total.bytes_moved + cost.bytes_moved.times(times),
         )
     return total
+
+
+def _blocks(costs: list[Cost], repeats: list[Repeat], kept_blocks: int, total: Cost) -> tuple[int, float]:
+    """`num_blocks` and `block_share` of the cost model, where a few blocks were seen to stand for all of them."""
+    lengths = {repeat.copies for repeat in repeats}
+    whole_flops = total.hardware_flops(1)
+    if len(lengths) != 1 or kept_blocks >= max(lengths) or not whole_flops:
+        return 0, 0.0
+    num_blocks, middle = max(lengths), middle_block(kept_blocks)
+    owned = (cost for cost in costs if any(repeat.owns(cost.module, middle) for repeat in repeats))
+    return num_blocks, num_blocks * sum(cost.hardware_flops(1) for cost in owned) / whole_flops
 
 
 def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:
