@@ -88,34 +88,34 @@ def _survived(record: Record | None) -> str:
 
 
 def _ratios(of: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, Any] | None]:
-    """Each ratio of medians, with the least and the most that the runs give."""
-    explored = [record["total_s"] for record in of["explore"]]
-    first = [record["first_recommendation_s"] for record in of["explore"]]
-    floors = [record["total_s"] for record in of["floor"]]
-    compiles = [record["import_s"] + record["compile_s"] for record in of["floor"]]
-    sweeps = [record["total_s"] for record in of["sweep"]]
+    """Each ratio, run by run: what was measured on one day, so that a machine of another speed does not count."""
+    explored = _by_run(of["explore"], "total_s")
+    floors = {record["run"]: record for record in of["floor"]}
     fits = of["explore"][0]["largest_that_fits"] if of["explore"] else 0
-    bounds = []
-    if compiles:
-        least = COMPILES_OF_BOUND * statistics.median(compiles)
-        bounds = [least + record["own_passes_s"] for record in of["explore"]]
+    bounds = {
+        record["run"]: COMPILES_OF_BOUND * (floor["import_s"] + floor["compile_s"]) + record["own_passes_s"]
+        for record in of["explore"]
+        if (floor := floors.get(record["run"]))
+    }
+    exhaustive = {record["run"]: exhaustive_s(record, fits) for record in of["sweep"]} if fits else {}
     return {
-        "sweep": _ratio(explored, sweeps),
-        "exhaustive": _ratio(explored, [exhaustive_s(record, fits) for record in of["sweep"]] if fits else []),
+        "sweep": _ratio(explored, _by_run(of["sweep"], "total_s")),
+        "exhaustive": _ratio(explored, exhaustive),
         "bound": _ratio(explored, bounds),
-        "first": _ratio(first, floors),
+        "first": _ratio(_by_run(of["explore"], "first_recommendation_s"), _by_run(of["floor"], "total_s")),
     }
 
 
-def _ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any] | None:
-    if not above or not below:
+def _by_run(records: Sequence[Record], name: str) -> dict[int, float]:
+    return {record["run"]: record[name] for record in records}
+
+
+def _ratio(above: Mapping[int, float], below: Mapping[int, float]) -> dict[str, Any] | None:
+    """Median, least and most over the runs that have both."""
+    ratios = [above[run] / below[run] for run in sorted(above.keys() & below.keys())]
+    if not ratios:
         return None
-    return {
-        "ratio": statistics.median(above) / statistics.median(below),
-        "least": min(above) / max(below),
-        "most": max(above) / min(below),
-        "runs": [len(above), len(below)],
-    }
+    return {"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios), "runs": len(ratios)}
 
 
 class Truth:
@@ -225,8 +225,8 @@ def _ratio_target(number: str, what: str, name: str, jobs: Mapping[str, Record])
 
 
 def _told(ratio: Record) -> str:
-    above, below = ratio["runs"]
-    return f"{ratio['ratio']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}; {above} and {below} runs)"
+    runs = ratio["runs"]
+    return f"{ratio['ratio']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}; {runs} run{'' if runs == 1 else 's'})"
 
 
 def _score_target(jobs: Mapping[str, Record]) -> dict[str, str]:
@@ -272,8 +272,8 @@ def markdown(found: Record) -> str:
         f"{machine['lightning']}, accelerate {machine['accelerate']}."
         + (f" Load average before a measurement: {load[0]:.1f} to {load[1]:.1f}." if load else ""),
         "",
-        "Compile caches are empty before every measurement but the truth. Ratios are those of medians; in brackets the "
-        "least and the most that the runs give.",
+        "Compile caches are empty before every measurement but the truth. Ratios are taken within a run, whose parts "
+        "were measured on one day, and the median of the runs is told; in brackets the least and the most.",
         "",
         "| part | what | target | reached | |",
         "|---|---|---|---|---|",

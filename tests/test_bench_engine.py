@@ -85,7 +85,7 @@ def unit(answer, **changes) -> Unit:
 
 
 def whole(records: list[dict]) -> list[dict]:
-    return [{"job": "small", "what": "", "run": 1, "load_average": 0.5} | record for record in records]
+    return [{"job": "small", "run": 1, "what": "", "run": 1, "load_average": 0.5} | record for record in records]
 
 
 def test_the_truth_of_a_tiny_job_is_measured_in_processes_that_take_turns(tmp_path):
@@ -177,6 +177,29 @@ def test_an_exploration_that_is_too_dear_or_unsure_is_said_to_miss():
     missed = [row["what"] for row in found["targets"] if row["verdict"] == "MISSED"]
     assert missed[0] == "exploration / static power-of-two sweep"
     assert "score at the end of each exploration" in missed
+
+
+def test_a_ratio_is_taken_within_a_run_so_that_a_slower_day_does_not_count():
+    slower = [explore_record(total_s=48.0) | {"run": 2}, sweep_record() | {"total_s": 120.0, "run": 2}]
+    alone = explore_record(total_s=1.0) | {"run": 3}
+
+    ratio = summary({"small": "a job"}, whole([explore_record(), sweep_record(), *slower, alone]))["jobs"]["small"][
+        "ratios"
+    ]["sweep"]
+
+    assert (ratio["least"], ratio["most"], ratio["runs"]) == (pytest.approx(0.4), pytest.approx(0.4), 2)
+
+
+def test_a_search_at_reduced_depth_stands_beside_the_whole_one_with_how_well_it_predicted():
+    probes = [{"compilation": "reduced", "elapsed_s": 7.0}, {"compilation": "exact", "elapsed_s": 20.0}]
+    stages = {"compile, shared": 5.0, "compile, exact": 5.0, "passes, shared": 1.0}
+    fields = {"probes": probes, "stages_s": stages, "whole_over_reduced": 1.06}
+    record = explore_record(**fields) | {"kind": "depth", "what": "reduced"}
+
+    found = summary({"small": "a job"}, whole([record]))
+
+    assert found["depths"][0]["search_s"] == 7.0
+    assert found["depths"][0]["whole_over_reduced"] == 1.06
 
 
 def test_a_regret_counts_only_beyond_the_interval_of_the_truth():
