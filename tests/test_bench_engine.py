@@ -85,7 +85,7 @@ def unit(answer, **changes) -> Unit:
 
 
 def whole(records: list[dict]) -> list[dict]:
-    return [{"job": "small", "run": 1, "what": "", "run": 1, "load_average": 0.5} | record for record in records]
+    return [{"job": "small", "what": "", "run": 1, "load_average": 0.5} | record for record in records]
 
 
 def test_the_truth_of_a_tiny_job_is_measured_in_processes_that_take_turns(tmp_path):
