@@ -120,6 +120,8 @@ class Observation:
             None if unknown.
         warnings: What a reader must know before believing the numbers.
         traceback_text: The user's own traceback of a crash.
+        needs_whole_depth: Whether the search asked for reduced depth, which the model does not run at, so that this is
+            the whole one.
         details: Extra facts by name, JSON values only.
     """
 
@@ -147,6 +149,7 @@ class Observation:
     waited_share: float | None = None
     warnings: tuple[str, ...] = ()
     traceback_text: str = ""
+    needs_whole_depth: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -153,6 +153,25 @@ def test_the_reduced_search_begins_with_the_size_that_ran_whole():
     assert runner.probes[0].micro_batch_size == runner.probes[1].micro_batch_size
 
 
+def test_a_search_whose_model_does_not_run_with_fewer_blocks_goes_on_whole_and_does_not_ask_again():
+    runner = CurveRunner(lambda size: 10.0 * size / (size + 30.0))
+    asked = []
+
+    def needs_every_block(probe: Probe) -> Observation:
+        asked.append(probe.compilation)
+        if probe.compilation is not Compilation.REDUCED:
+            return runner(probe)
+        return dataclasses.replace(
+            runner(dataclasses.replace(probe, compilation=Compilation.SHARED)), needs_whole_depth=True
+        )
+
+    list(explorer.explore(needs_every_block, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
+
+    assert asked.count(Compilation.REDUCED) == 1
+    assert len(set(runner.sizes)) >= 3
+    assert asked[-1] is Compilation.EXACT
+
+
 def test_a_level_of_its_own_at_reduced_depth_does_not_move_the_answer_or_its_speed():
     """Extrapolated times that are all 8 % too good."""
 
@@ -203,6 +222,7 @@ def test_a_model_that_needs_every_block_is_run_whole_instead_and_says_so(run_on)
     assert [item.outcome for item in (first, second)] == [Outcome.MEASURED] * 2, first.reason
     assert {item.probe.compilation for item in (first, second)} == {Compilation.SHARED}
     assert "whole depth" in first.warnings[-1]
+    assert first.needs_whole_depth
     assert second.worker == first.worker
 
 

@@ -85,7 +85,10 @@ class ReducedDepthRunner:
         observation = self._whole(dataclasses.replace(probe, compilation=Compilation.SHARED))
         warning = f"run at the whole depth, since the model does not run with fewer blocks: {self._problem}"
         return dataclasses.replace(
-            observation, elapsed_s=observation.elapsed_s + spent_s, warnings=(*observation.warnings, warning)
+            observation,
+            elapsed_s=observation.elapsed_s + spent_s,
+            warnings=(*observation.warnings, warning),
+            needs_whole_depth=True,
         )
 
 

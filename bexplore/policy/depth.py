@@ -24,9 +24,11 @@ def search_compilation(
     """The program of the search's next probe.
 
     The first probe runs the whole depth: its seconds tell what the rest of the search would cost there. A search that
-    has begun at reduced depth stays there.
+    has begun at reduced depth stays there; one whose model did not run there never asks for it again.
     """
     if settings.depths is None or settings.search_compilation is not Compilation.SHARED:
+        return settings.search_compilation
+    if any(item.needs_whole_depth for item in finished):
         return settings.search_compilation
     has_begun = any(item.compilation is Compilation.REDUCED for item in finished)
     if has_begun or settings.forces_reduced_depth:

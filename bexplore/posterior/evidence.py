@@ -38,6 +38,7 @@ class Evidence:
         compile_time_s: Seconds to compile, where something was compiled.
         update_time_s: Median seconds of an update; 0 where none was timed.
         elapsed_s: Seconds of the whole probe.
+        needs_whole_depth: Whether it showed that the model does not run at reduced depth.
     """
 
     micro_batch_size: int
@@ -57,6 +58,7 @@ class Evidence:
     compile_time_s: float = 0.0
     update_time_s: float = 0.0
     elapsed_s: float = 0.0
+    needs_whole_depth: bool = False
 
     @property
     def log_pass_sd(self) -> float:
@@ -95,6 +97,7 @@ class Evidence:
             compile_time_s=observation.compile_time_s,
             update_time_s=0.0 if math.isnan(update_s) else update_s,
             elapsed_s=observation.elapsed_s,
+            needs_whole_depth=observation.needs_whole_depth,
         )
 
     def as_dict(self) -> dict[str, Any]:
