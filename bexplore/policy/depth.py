@@ -14,7 +14,7 @@ from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings
 
-EXPECTED_PROBES = 6  # of a search; what is seen in simulated and recorded jobs
+EXPECTED_PROBES = 7  # of a search; what is seen in simulated and recorded jobs
 CLEARLY_CHEAPER = 0.7  # of the seconds at whole depth: what is extrapolated must be well worth it
 
 
@@ -33,7 +33,7 @@ def search_compilation(
     has_begun = any(item.compilation is Compilation.REDUCED for item in finished)
     if has_begun or settings.forces_reduced_depth:
         return Compilation.REDUCED
-    pays = _is_precise(settings.depths, costs) and _is_cheaper(fitted, settings, costs)
+    pays = _is_precise(settings.depths, costs) and _is_cheaper(fitted, len(finished), settings, costs)
     return Compilation.REDUCED if pays else settings.search_compilation
 
 
@@ -43,10 +43,11 @@ def _is_precise(depths: Depths, costs: Costs) -> bool:
     return extrapolated_sd / math.sqrt(costs.max_passes) <= PROBE_SD
 
 
-def _is_cheaper(fitted: Posterior, settings: SearchSettings, costs: Costs) -> bool:
+def _is_cheaper(fitted: Posterior, num_finished: int, settings: SearchSettings, costs: Costs) -> bool:
     """Whether the rest of the search costs clearly less with two more compilations and shallow passes."""
     likely_best = np.bincount(fitted.values.argmax(axis=1), minlength=len(fitted.sizes)) / len(fitted.values)
     pass_s = np.array(float(likely_best @ expected_pass_s(fitted)))
-    whole_s = EXPECTED_PROBES * costs.of(pass_s, compilation=Compilation.SHARED, fresh_worker=False)
+    probes_left = max(EXPECTED_PROBES - num_finished, 1)
+    whole_s = probes_left * costs.of(pass_s, compilation=Compilation.SHARED, fresh_worker=False)
     reduced_s = 2.0 * (costs.start_s + costs.compile_s) + costs.reduced_share * whole_s
     return float(reduced_s) < CLEARLY_CHEAPER * float(whole_s)
