@@ -190,6 +190,7 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "purpose": observation.probe.purpose.value,
         "pass_times_s": list(observation.pass_times_s),
         "update_times_s": list(observation.update_times_s),
+        "turn_times_s": {str(size): list(times_s) for size, times_s in observation.turn_times_s.items()},
         "start_time_s": observation.start_time_s,
         "compile_time_s": observation.compile_time_s,
         "elapsed_s": observation.elapsed_s,

@@ -26,8 +26,7 @@ from bexplore.sampler import BexploreSampler, open_study
 from bexplore.sampler import study as studies
 from bexplore.sampler.storage import told_as_engine_error
 from bexplore.space import MemoryPrior, Space
-
-CLEARLY_WORSE = 0.06  # a size this much slower than the best so far is not timed more closely
+from bexplore.turns import CLEARLY_WORSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +203,7 @@ def _probe(number: int, decision: Decision, settings: SearchSettings, memory: Me
         predicted_peak_memory_bytes=None if predicted is None else round(predicted),
         time_limit_s=None if limit is None else max(limit, 3.0 * decision.expected_s),
         worse_pass_s=_worse_pass_s(decision),
+        in_turn_with=decision.in_turn_with,
     )
 
 

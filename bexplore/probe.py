@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+
+from bexplore.turns import Level, levels_of
 
 
 class Outcome(StrEnum):
@@ -66,6 +68,8 @@ class Probe:
         time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
         worse_pass_s: A size whose passes take longer than this is clearly worse than one that was run, and the runner
             need not time it any more closely; None where every size is of interest.
+        in_turn_with: Sizes that ran before, to be timed in turns with this one, so that the machine's wandering meets
+            all of them; a runner that cannot do so leaves them out.
     """
 
     number: int
@@ -77,6 +81,7 @@ class Probe:
     predicted_peak_memory_bytes: int | None = None
     time_limit_s: float | None = None
     worse_pass_s: float | None = None
+    in_turn_with: tuple[int, ...] = ()
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Probe:
@@ -86,7 +91,8 @@ class Probe:
             TypeError, ValueError: The record is not one of ours.
         """
         compilation, purpose = Compilation(record["compilation"]), Purpose(record["purpose"])
-        return cls(**record | {"compilation": compilation, "purpose": purpose})
+        in_turn_with = tuple(record.get("in_turn_with", ()))
+        return cls(**record | {"compilation": compilation, "purpose": purpose, "in_turn_with": in_turn_with})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,8 @@ class Observation:
         reason: Why, for people; empty for a measurement without remarks.
         pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded.
         update_times_s: Seconds of each timed optimizer update; empty in evaluation.
+        turn_times_s: By size, its own among them, seconds of a pass in each round of turns (the median where a turn has
+            several passes); empty where the size was timed alone.
         start_time_s: Seconds to start the worker and build the job, where this probe did; else 0.
         compile_time_s: Seconds of the first pass beyond a warm one, where this probe compiled; else 0.
         elapsed_s: Seconds that the whole probe cost, start and compile included.
@@ -130,6 +138,7 @@ class Observation:
     reason: str = ""
     pass_times_s: tuple[float, ...] = ()
     update_times_s: tuple[float, ...] = ()
+    turn_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     start_time_s: float = 0.0
     compile_time_s: float = 0.0
     elapsed_s: float = 0.0
@@ -195,6 +204,18 @@ class Observation:
         mad = float(np.median(np.abs(log_times - np.median(log_times))))
         return 1.5 * 1.2533 * 1.4826 * mad / math.sqrt(len(log_times))
 
+    @property
+    def levels(self) -> dict[int, Level]:
+        """What was timed of its own size, and of those that took turns with it."""
+        if self.turn_times_s:
+            return levels_of(self.turn_times_s)
+        return {self.micro_batch_size: Level(self.pass_time_s, self.log_pass_time_se)}
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds in which sizes took turns; 0 where none did."""
+        return len(self.turn_times_s.get(self.micro_batch_size, ()))
+
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary that `from_dict` turns back into an equal observation."""
         return dataclasses.asdict(self)
@@ -211,6 +232,8 @@ class Observation:
         fields["outcome"] = Outcome(fields["outcome"])
         for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
             fields[name] = tuple(fields.get(name, ()))
+        turns = fields.get("turn_times_s", {})
+        fields["turn_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
         return cls(probe=question, **fields)
 
 

@@ -16,12 +16,15 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.probe import Observation, Outcome, Probe
+from bexplore.probe import Observation, Outcome, Probe, Purpose
 from bexplore.space import MemoryPrior, Space, default_candidates
+from bexplore.turns import Rounds, num_passes_of_turn
 
 Array = NDArray[np.float64]
 
 BUDGET_BYTES = 64 * 2**30
+WANDERING_TIMES_S = (1.0, 10.0, 100.0)  # over which a shared machine changes its speed, each as much as the others
+PASS_BUDGET_S = 4.0  # of a probe's own size, as the engine has it
 TRACE_ERROR_SD = 0.08  # of the simulated trace's two terms, as a fraction
 
 
@@ -35,6 +38,7 @@ class Family(StrEnum):
     PEAKS = "peaks"
     DRIFT = "drift"
     OUTLIERS = "outliers"
+    WANDERING = "wandering"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class World:
         pass_sd: Noise between two passes of a run, ln.
         drift_per_probe: Change of ln(samples/s) from probe to probe.
         outlier_share: Share of the probes that another tenant slows down.
+        wander_sd: Change of ln(samples/s) of a machine that others use too, over seconds and minutes.
         start_s: Seconds to start a worker.
         compile_s: Seconds to compile.
     """
@@ -66,6 +71,7 @@ class World:
     pass_sd: float
     drift_per_probe: float = 0.0
     outlier_share: float = 0.0
+    wander_sd: float = 0.0
     start_s: float = 5.0
     compile_s: float = 30.0
 
@@ -97,6 +103,7 @@ class SimulatedRunner:
         self._shared = shared_compile
         self._alive = False
         self._rng = np.random.default_rng([seed, 77])
+        self._wandering = _Wandering(world.wander_sd, np.random.default_rng([seed, 78]))
 
     def __call__(self, probe: Probe) -> Observation:
         """Run one probe."""
@@ -106,15 +113,23 @@ class SimulatedRunner:
         starts = not (self._alive and self._shared) or probe.fresh_worker
         self._alive = fits
         start_s, compile_s = (world.start_s, world.compile_s) if starts else (0.0, 0.0)
-        times = self._times(index, probe) if fits else np.zeros(0)
+        times, turns = np.zeros(0), dict[int, tuple[float, ...]]()
+        timed_s = 0.0
+        if fits and world.wander_sd:
+            self._wandering.wait(start_s + compile_s)
+            times, turns, timed_s = self._in_turns(probe)
+        elif fits:
+            times = self._times(index, probe)
+            timed_s = float(times.sum())
         self.num_probes += 1
-        elapsed = start_s + compile_s + float(times.sum())
+        elapsed = start_s + compile_s + timed_s
         self.cost_s += elapsed
         return Observation(
             probe=probe,
             outcome=Outcome.MEASURED if fits else Outcome.OUT_OF_MEMORY,
             reason="" if fits else "peak above the budget",
             pass_times_s=tuple(map(float, times)),
+            turn_times_s=turns,
             start_time_s=start_s,
             compile_time_s=compile_s,
             elapsed_s=elapsed,
@@ -132,6 +147,51 @@ class SimulatedRunner:
             value -= self._rng.uniform(0.05, 0.5)
         noise = world.pass_sd * self._rng.standard_normal(probe.max_passes)
         return probe.micro_batch_size * np.exp(noise - value)
+
+    def _in_turns(self, probe: Probe) -> tuple[Array, dict[int, tuple[float, ...]], float]:
+        """Passes of the probe's size, the rounds that it took with others, and the seconds of all."""
+        world, own = self.world, probe.micro_batch_size
+        order = [own, *probe.in_turn_with]
+        usual_s = {size: size / math.exp(world.log_throughput[world.space.sizes.index(size)]) for size in order}
+        is_look = probe.purpose is Purpose.SEARCH
+        rounds = Rounds(
+            size=own,
+            max_rounds=probe.max_passes,
+            budget_s=PASS_BUDGET_S * (1 if is_look else len(order)),
+            is_look=is_look,
+            num_passes={size: num_passes_of_turn(usual_s[size]) for size in order},
+        )
+        luck = {size: world.run_sd * self._rng.standard_normal() for size in order}
+        own_s, spent_s = list[float](), 0.0
+        while not rounds.are_enough:
+            turns = {}
+            for size in order:
+                count = rounds.num_passes[size]
+                noise = world.pass_sd * self._rng.standard_normal(count) - luck[size]
+                times_s = usual_s[size] * np.exp(noise - self._wandering.wait(count * usual_s[size]))
+                turns[size] = float(np.median(times_s))
+                spent_s += float(times_s.sum())
+                own_s += times_s.tolist() if size == own else []
+            rounds.add(turns)
+            order.reverse()
+        told = {size: tuple(times_s) for size, times_s in rounds.turn_times_s.items()}
+        return np.array(own_s), told if probe.in_turn_with else {}, spent_s
+
+
+class _Wandering:
+    """ln of a machine's speed over time: a sum of Ornstein-Uhlenbeck processes of different times."""
+
+    def __init__(self, sd: float, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._sd = sd / math.sqrt(len(WANDERING_TIMES_S))
+        self._state = self._sd * rng.standard_normal(len(WANDERING_TIMES_S))
+
+    def wait(self, seconds: float) -> float:
+        """Let time pass; returns ln(speed) after it."""
+        kept = np.exp(-seconds / np.array(WANDERING_TIMES_S))
+        new = self._sd * np.sqrt(1.0 - kept**2) * self._rng.standard_normal(len(WANDERING_TIMES_S))
+        self._state = kept * self._state + new
+        return float(self._state.sum())
 
 
 def draw_world(family: Family, seed: int) -> World:
@@ -158,6 +218,9 @@ def draw_world(family: Family, seed: int) -> World:
     )
     if family is Family.DRIFT:
         return dataclasses.replace(world, drift_per_probe=float(rng.normal(0.0, 0.003)))
+    if family is Family.WANDERING:
+        wander_sd, pass_sd = float(rng.uniform(0.03, 0.12)), float(np.exp(rng.uniform(-4.0, -2.5)))
+        return dataclasses.replace(world, wander_sd=wander_sd, pass_sd=pass_sd)
     if family is Family.OUTLIERS:
         return dataclasses.replace(world, outlier_share=0.08)
     return world

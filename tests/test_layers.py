@@ -21,6 +21,7 @@ ORDER = [
     "devices",
     "depths",
     "batching",
+    "turns",
     "probe",
     "job",
     "facts",

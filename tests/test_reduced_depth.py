@@ -245,5 +245,5 @@ def test_an_exploration_at_reduced_depth_says_so_and_how_well_it_predicted(tmp_p
     assert kinds[0] is Compilation.SHARED
     assert Compilation.REDUCED in kinds
     assert kinds[-1] is Compilation.EXACT
-    assert result.whole_over_reduced == pytest.approx(1.0, abs=0.9)
+    assert 0.1 < result.whole_over_reduced < 10.0  # passes of a millisecond, on whatever machine
     assert json.loads((events[-1].run.directory / "result.json").read_text())["whole_over_reduced"] is not None

@@ -24,6 +24,8 @@ def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[st
     reason = facts.pop("reason", "")
     for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):
         facts[name] = tuple(facts.get(name, ()))
+    turns = facts.get("turn_times_s", {})
+    facts["turn_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
     facts["start_time_s"] = facts.get("start_time_s", 0.0) + spawn_s
     facts["warnings"] = (*facts.get("warnings", ()), *warnings)
     peak, budget = facts.get("peak_memory_bytes"), common["memory_budget_bytes"]

@@ -72,7 +72,11 @@ class ReducedDepthRunner:
             depths = (self._depths.low, self._depths.high)
             self._shallow = tuple(self._whole.at_depth(depth, self._depths.whole) for depth in depths)
         question = dataclasses.replace(
-            probe, compilation=Compilation.SHARED, predicted_peak_memory_bytes=None, worse_pass_s=None
+            probe,
+            compilation=Compilation.SHARED,
+            predicted_peak_memory_bytes=None,
+            worse_pass_s=None,
+            in_turn_with=(),
         )
         found: list[Observation] = []
         for runner in self._shallow:

@@ -7,6 +7,7 @@ accumulation does - timed updates. The optimizer's states appear at the first up
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from bexplore.engine.allocator import measure_peak, num_alloc_retries
+from bexplore.engine.allocator import PeakMemory, measure_peak, num_alloc_retries, release_cached_memory
 from bexplore.engine.artifacts import keep_artifacts_in
 from bexplore.engine.compilation import (
     CompilerAccount,
@@ -30,11 +31,11 @@ from bexplore.engine.compilation import (
     repeated_classes,
 )
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
-from bexplore.engine.passes import Passes
 from bexplore.engine.placement import Placement
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.shortening import shorten
 from bexplore.engine.steps import Steps, len_of, warm_device
+from bexplore.engine.timing import Timed, time_alone, time_in_turns
 from bexplore.engine.toolchain import Toolchain
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
@@ -90,6 +91,10 @@ class Session:
         self.num_session_graphs = 0
         self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
+        self._peaks: dict[int, tuple[PeakMemory | None, int | None]] = {}  # of sizes that this process has measured
+        self._usual_pass_s: dict[int, float] = {}
+        self._why_alone = ""  # the last probe that should have taken turns
+        self._watched_passes_s: list[tuple[float, float]] = []  # of the memory step: seconds, and waited ones
         self._placement = Placement()
         self.watch = CompilerWatch()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
@@ -135,51 +140,45 @@ class Session:
         """
         with self._around_steps():
             batch = self._make_batch(probe.micro_batch_size)
-            first_pass_s = self._compile_pass(batch) or self._first_pass_s
+            is_known = probe.micro_batch_size in self._usual_pass_s
+            first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
             self._first_pass_s = 0.0
-            self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
-            gradients: list[Any] = []
-            num_steps = STEPS_OF_VERIFICATION if probe.purpose is Purpose.VERIFY else 1
-            held: list[int | None] = []
-
-            def step() -> None:
-                held.append(self.limit.held_during(lambda: gradients.extend(self._steps(batch, num_steps))))
-
-            peak = measure_peak(step, self.device, alive=self.steps.alive(batch))
-            self.steps.attach(gradients)
+            peak, held_bytes = self._peak(batch, probe)
+            others = self._batches_of_others(probe)
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
             self.report(stage="passes")
-            passes = self._time_passes(batch, probe, pass_budget_s)
-            pass_times_s = passes.counted_s
+            timed = self._timed(batch, others, probe, pass_budget_s)
+            if not math.isfinite(timed.loss):
+                raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
+            self._usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
             self.report(stage="updates")
             update_times_s = self._time_updates()
-            loss = self._finite_loss(batch)
         retries = num_alloc_retries(self.device) - retries + (peak.num_alloc_retries if peak else 0)
         late = self.watch.take()
         self.num_session_graphs += account.num_graphs + late.num_graphs
         compiled = self.compilation is not Compilation.EAGER and self.job.compile.enabled
         return {
-            "pass_times_s": pass_times_s,
+            "pass_times_s": timed.pass_times_s,
+            "turn_times_s": timed.turn_times_s,
             "update_times_s": update_times_s,
-            "compile_time_s": _compile_time_s(account, first_pass_s, pass_times_s),
+            "compile_time_s": _compile_time_s(account, first_pass_s, timed.pass_times_s),
             "peak_memory_bytes": peak.held_bytes if peak else None,
             "peak_allocated_bytes": peak.allocated_bytes if peak else None,
-            "held_memory_bytes": held[-1],
+            "held_memory_bytes": held_bytes,
             "num_graphs": account.num_graphs + late.num_graphs if compiled else None,
             "num_graph_breaks": len(account.graph_break_reasons) if compiled else None,
             "graph_break_reasons": account.graph_break_reasons,
             "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
-            "loss": loss,
+            "loss": timed.loss,
             "warnings": _warnings(late, retries),
-            "waited_share": passes.waited_share,
+            "waited_share": timed.waited_share,
             "ran_eagerly": not compiled or self.num_session_graphs == 0,
             "details": {
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
                 "compiler_s": account.compile_time_s + late.compile_time_s,
                 "num_alloc_retries": retries,
-                "num_disturbed_passes": len(passes.all_s) - len(passes.undisturbed_s),
-                "all_pass_times_s": passes.all_s if len(passes.all_s) > len(pass_times_s) else [],
+                **timed.details,
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
             },
         }
@@ -274,6 +273,25 @@ class Session:
             mark_batch_dimension(batch, self.workload.batch_dimensions, self.shared_mode)
         return batch
 
+    def _peak(self, batch: Batch, probe: Probe) -> tuple[PeakMemory | None, int | None]:
+        """Peak of a step, and what the process held; a size that this process has measured has its own already."""
+        self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
+        is_final = probe.purpose is Purpose.VERIFY
+        if probe.micro_batch_size in self._peaks and not is_final:
+            self._watched_passes_s = [(self.steps.timed_pass(batch), self.steps.waited_s)]
+            return self._peaks[probe.micro_batch_size]
+        gradients: list[Any] = []
+        held: list[int | None] = []
+
+        def step() -> None:
+            num_steps = STEPS_OF_VERIFICATION if is_final else 1
+            held.append(self.limit.held_during(lambda: gradients.extend(self._steps(batch, num_steps))))
+
+        peak = measure_peak(step, self.device, alive=self.steps.alive(batch))
+        self.steps.attach(gradients)
+        self._peaks[probe.micro_batch_size] = (peak and dataclasses.replace(peak, num_alloc_retries=0), held[-1])
+        return peak, held[-1]
+
     def _compile_pass(self, batch: Batch) -> float:
         """Run a pass and an update where something may still have to be built; return its seconds."""
         one_program = self.compilation is Compilation.SHARED and self.shared_mode.serves_every_size
@@ -294,7 +312,7 @@ class Session:
 
     def _steps(self, batch: Batch, num_steps: int) -> list[Any]:
         """A pass, and steps of a pass and an update; returns the gradients as they were before the last update."""
-        self._watched_passes_s: list[tuple[float, float]] = []
+        self._watched_passes_s = []
         self.workload.forward_backward(batch)
         for _ in range(num_steps):
             seconds = self.steps.timed_pass(batch)
@@ -304,18 +322,49 @@ class Session:
                 self.workload.update()
         return gradients
 
-    def _time_passes(self, batch: Batch, probe: Probe, budget_s: float) -> Passes:
-        worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
-        passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, worse_s=worse_s)
-        # Those of the memory steps, where they are so long that being watched did not change them.
-        for seconds, waited_s in self._watched_passes_s:
-            if seconds >= LONG_PASS_S:
-                passes.add(seconds, waited_s=waited_s)
-        while not passes.are_enough:
-            seconds = self.steps.timed_pass(batch)
-            passes.add(seconds, waited_s=self.steps.waited_s)
-            self.report(pass_time_s=seconds)
-        return passes
+    def _batches_of_others(self, probe: Probe) -> dict[int, Batch]:
+        """By size, batches of those that the probe takes turns with, for which nothing is left to compile.
+
+        Empty where one of them fails: the probe's own size is what counts.
+        """
+        batches: dict[int, Batch] = {}
+        self._why_alone = ""
+        try:
+            for size in probe.in_turn_with:
+                batches[size] = self._make_batch(size)
+                if size not in self._usual_pass_s:  # it ran in an earlier process
+                    self._compile_pass(batches[size])
+                    self._usual_pass_s[size] = self.steps.timed_pass(batches[size])
+        except Exception as error:
+            self._why_alone = _headline(error)
+            batches.clear()
+        return batches
+
+    def _timed(self, batch: Batch, others: dict[int, Batch], probe: Probe, budget_s: float) -> Timed:
+        """Passes of a size, in turns with others; where they fail together, the size alone is timed, or tells why."""
+        if others:
+            own_s = self._watched_passes_s[-1][0]
+            try:
+                return time_in_turns(
+                    self.steps,
+                    {probe.micro_batch_size: batch} | others,
+                    probe,
+                    usual_pass_s=self._usual_pass_s | {probe.micro_batch_size: own_s},
+                    budget_s=budget_s,
+                    report=self.report,
+                )
+            except Exception as error:
+                self._why_alone = _headline(error)
+        if self._why_alone:
+            others.clear()
+            self.steps.clear_gradients()
+            release_cached_memory(self.device)
+        # Those of the memory step count, where they are so long that being watched did not change them.
+        known = [item for item in self._watched_passes_s if item[0] >= LONG_PASS_S]
+        timed = time_alone(self.steps, batch, probe, budget_s=budget_s, known=known, report=self.report)
+        if not self._why_alone:
+            return timed
+        return dataclasses.replace(timed, details={**timed.details, "not_in_turns": self._why_alone})
 
     def _time_updates(self) -> list[float]:
         """Time the update alone; the gradients it clears are put back, so that no further pass is needed."""
@@ -328,11 +377,9 @@ class Session:
             times_s.append(self.steps.timed(self.workload.update))
         return times_s
 
-    def _finite_loss(self, batch: Batch) -> float:
-        value = self.steps.loss()
-        if not math.isfinite(value):
-            raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {value}")
-        return value
+
+def _headline(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _with_standard_strides(leaf: Any) -> Any:

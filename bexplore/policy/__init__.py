@@ -16,6 +16,7 @@ from bexplore import posterior as belief
 from bexplore.policy.acquisition import fantasy, rank
 from bexplore.policy.costs import Costs, expected_pass_s
 from bexplore.policy.depth import search_compilation
+from bexplore.policy.turns import in_turn_with
 from bexplore.posterior import Posterior
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
@@ -56,6 +57,7 @@ class Decision:
         compilation: Which program.
         fresh_worker: Whether a new process must run it.
         max_passes: Upper bound on timed passes.
+        in_turn_with: Sizes that ran before, to be timed in turns with it.
         expected_s: Seconds that the probe is expected to cost.
         recommendation: What to recommend now; None where nothing was measured.
         posterior: The belief; None where nothing was measured.
@@ -67,6 +69,7 @@ class Decision:
     compilation: Compilation = Compilation.SHARED
     fresh_worker: bool = False
     max_passes: int = 10
+    in_turn_with: tuple[int, ...] = ()
     expected_s: float = 0.0
     recommendation: Recommendation | None = None
     posterior: Posterior | None = None
@@ -219,6 +222,8 @@ class _Turn:
     def _base_is_due(self) -> bool:
         at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]
         is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
+        if any(item.in_turn for item in self.finished):  # which no drift deceives
+            return False
         return is_open and len(self.finished) - (at[-1] if at else 0) > BASE_AGAIN_PROBES
 
     def _probe(
@@ -230,15 +235,30 @@ class _Turn:
         fresh_worker: bool = False,
     ) -> Decision:
         compilation = compilation or self.settings.search_compilation
-        pass_s = expected_pass_s(self.fitted)[index]
-        costs = self.costs
+        purpose = purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH)
+        others: tuple[int, ...] = ()
+        if not fresh_worker:
+            others = in_turn_with(
+                self.fitted,
+                self.finished,
+                self.settings,
+                self.costs,
+                index=index,
+                purpose=purpose,
+                compilation=compilation,
+            )
+        all_pass_s, costs = expected_pass_s(self.fitted), self.costs
+        pass_s = all_pass_s[index]
+        max_passes = costs.passes(float(pass_s), compilation=compilation, fresh_worker=fresh_worker)
+        others_s = max_passes * sum(float(all_pass_s[self.fitted.index(size)]) for size in others)
         return Decision(
             micro_batch_size=int(self.fitted.sizes[index]),
-            purpose=purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH),
+            purpose=purpose,
             compilation=compilation,
             fresh_worker=fresh_worker,
-            max_passes=costs.passes(float(pass_s), compilation=compilation, fresh_worker=fresh_worker),
-            expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)),
+            max_passes=max_passes,
+            in_turn_with=others,
+            expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
         )
 
 

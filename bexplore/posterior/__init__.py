@@ -152,8 +152,9 @@ def _peaks(measured: Sequence[Evidence]) -> list[Peak]:
 
 
 def _count(sizes: NDArray[np.int64], measured: Sequence[Evidence]) -> NDArray[np.int64]:
-    """(D,), how many of the probes ran each size; the domain covers every one of them."""
-    at = np.searchsorted(sizes, np.array([item.micro_batch_size for item in measured], dtype=np.int64))
+    """(D,), how many of the probes timed each size; the domain covers every one of them."""
+    timed = [size for item in measured for size in item.timed_sizes]
+    at = np.searchsorted(sizes, np.array(timed, dtype=np.int64))
     return np.bincount(at, minlength=len(sizes)).astype(np.int64)
 
 

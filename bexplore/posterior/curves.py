@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bexplore.posterior.evidence import Evidence
+from bexplore.posterior.measurements import Measurements, measurements_of
 from bexplore.posterior.prior import (
     CLIFF_BASES,
     CLIFF_RATE,
@@ -32,30 +33,13 @@ Draws = NDArray[np.float32]
 Index = NDArray[np.intp]
 
 NUM_DRAWS = 512
-DRIFT_SD = 0.003  # ln(samples/s)
-DRIFT_LENGTH = 6.0  # probes
 LEVEL_SD = 1.0  # ln(samples/s), after centring
-COMPILATION_SD = 0.01  # ln(samples/s), of shared against exact compilation, size by size
-COMPILATION_LEVEL_SD = 0.10  # ln(samples/s), of shared against exact compilation, the same at every size
-DEFAULT_SE = 0.01  # ln(samples/s), where a probe does not know its own noise
-MIN_SE = 0.001
-DEFAULT_PASS_SD = 0.015  # ln(pass time), autocorrelation included, before any probe knows it
-POOLING_PASSES = 10  # what all probes say of the noise of a pass weighs as much as this many passes of one
 OUTLIER_Z = -3.0  # a probe this many standard deviations slower than the others say is doubted
 OUTLIER_MIN_PROBES = 3
 NEGLIGIBLE_LOG_WEIGHT = -16.0  # of the best: all of these together are never drawn
 MAX_SHARE = 0.4  # of the jobs with a cliff, or with an unseen bump, however many sizes there are
 BUMP_WIDTHS = (-2.3, 0.3)  # ln of the narrowest and widest unseen bump, in e-folds
 CLIFF_THINNING = 8  # every eighth shape stands for all where a cliff is weighed
-
-
-@dataclass(frozen=True, slots=True)
-class _Measurements:
-    """Arrays of the measured probes: domain index, ln(samples/s) after centring, covariance of their own noise."""
-
-    at: Index
-    values: Array
-    noise: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +104,7 @@ def draw_curves(
         user_compilation: The program that the curve is about.
     """
     shapes = prior.evaluate(sizes)
-    data, center = _measurements(sizes, measured, user_compilation)
+    data, center = measurements_of(sizes, measured, user_compilation)
     levels = shapes[data.at].mean(axis=0)
     fields = _fields(prior.seed, tuple(sizes.tolist()))
     misfit = (data.values[:, None] - shapes[data.at] + levels).T
@@ -139,47 +123,6 @@ def draw_curves(
     hyper = Hyper.grid()
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
     return CurveDraws(curves, hyper.probe_sd[weighed.hyper], own_sd, surprise)
-
-
-def _measurements(
-    sizes: NDArray[np.int64], measured: Sequence[Evidence], user_compilation: Compilation
-) -> tuple[_Measurements, float]:
-    values = np.array([item.log_throughput for item in measured])
-    se = np.maximum(_standard_errors(measured), MIN_SE)
-    order = np.arange(len(measured))
-    drift = DRIFT_SD**2 * np.exp(-np.abs(order[:, None] - order[None, :]) / DRIFT_LENGTH)
-    other = np.array([item.compilation is not user_compilation for item in measured])
-    kinds = np.array([item.compilation.value for item in measured])
-    same_other = other[:, None] & (kinds[:, None] == kinds[None, :])
-    at = np.searchsorted(sizes, [item.micro_batch_size for item in measured])
-    same_size = at[:, None] == at[None, :]
-    own_sd = _compilation_sd(values, at, other)
-    compilation = same_other * (COMPILATION_LEVEL_SD**2 + own_sd**2 * same_size)
-    center = float(values.mean())
-    return _Measurements(at, values - center, np.diag(se**2) + drift + compilation), center
-
-
-def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_]) -> float:
-    """How much two compilations differ size by size; more than expected where the sizes that ran both say so."""
-    both = np.intersect1d(at[other], at[~other])
-    differences = [np.median(values[~other & (at == size)]) - np.median(values[other & (at == size)]) for size in both]
-    if not differences:
-        return COMPILATION_SD
-    if len(differences) == 1:
-        return max(COMPILATION_SD, abs(float(differences[0])) - 2.0 * COMPILATION_LEVEL_SD)
-    return max(COMPILATION_SD, float(np.std(differences, ddof=1)))
-
-
-def _standard_errors(measured: Sequence[Evidence]) -> Array:
-    """(n,), of each probe; few passes say little of their own noise, so all probes share what they know of it."""
-    num_passes = np.array([item.num_passes for item in measured], dtype=float)
-    sds = np.array([item.log_pass_sd for item in measured])
-    known = np.isfinite(sds) & (num_passes >= 2)
-    pooled = float(np.median(sds[known])) if known.any() else DEFAULT_PASS_SD
-    variance = np.where(known, num_passes * np.nan_to_num(sds) ** 2, 0.0) + POOLING_PASSES * pooled**2
-    shared = np.sqrt(variance / (np.where(known, num_passes, 0.0) + POOLING_PASSES) / np.maximum(num_passes, 1.0))
-    tenants = np.array([item.tenants_sd for item in measured])
-    return np.hypot(np.where(num_passes > 0, shared, DEFAULT_SE), tenants)
 
 
 @lru_cache(maxsize=4)
@@ -211,7 +154,7 @@ def _normals_by_size(seed: int) -> dict[int, NDArray[np.float32]]:
     return {}
 
 
-def _inverse_covariance(data: _Measurements, fields: _Fields) -> tuple[Array, Array]:
+def _inverse_covariance(data: Measurements, fields: _Fields) -> tuple[Array, Array]:
     """(J, n, n) and (J,): inverse and log determinant of the measurements' covariance at each hyper-parameter."""
     hyper = Hyper.grid()
     pair = np.ix_(data.at, data.at)
@@ -227,7 +170,7 @@ def _inverse_covariance(data: _Measurements, fields: _Fields) -> tuple[Array, Ar
 
 
 def _weigh(
-    data: _Measurements, misfit: Array, inverse: Array, log_det: Array, sizes: NDArray[np.int64], *, seed: int
+    data: Measurements, misfit: Array, inverse: Array, log_det: Array, sizes: NDArray[np.int64], *, seed: int
 ) -> tuple[_Weighed, tuple[int, int]]:
     """Draw (shape, hyper-parameters, cliff) in proportion to their posterior weight; and the best without a cliff.
 
@@ -304,7 +247,7 @@ def _surprise(misfit: Array, inverse: Array) -> Array:
     return (inverse @ misfit) / np.sqrt(np.diag(inverse))
 
 
-def _without_outlier(data: _Measurements, z: Array, inverse: Array) -> _Measurements | None:
+def _without_outlier(data: Measurements, z: Array, inverse: Array) -> Measurements | None:
     """The measurements with more noise on a probe that the others contradict; None where there is none.
 
     Only slower than expected counts: another tenant slows a probe down, and nothing speeds it up.
@@ -318,7 +261,7 @@ def _without_outlier(data: _Measurements, z: Array, inverse: Array) -> _Measurem
 
 
 def _draw(
-    data: _Measurements,
+    data: Measurements,
     misfit: Array,
     inverse: Array,
     fields: _Fields,

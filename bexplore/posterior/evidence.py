@@ -12,7 +12,33 @@ from bexplore.probe import Compilation, Observation, Outcome, Purpose, needed_by
 
 TENANTS_IGNORED = 0.02  # share of the processors
 WAITING_IGNORED = 0.05  # share of a pass; a quiet machine has up to 2 %
+TENANTS_IN_TURNS = 0.25  # of what neighbours add, where sizes took turns: the rest of it met all of them
 MOST_WAITED = 0.99  # share of a pass; beyond it nothing was measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InTurn:
+    """What a probe of one size tells of another that took turns with it.
+
+    Attributes:
+        micro_batch_size: Samples of one pass.
+        log_throughput: ln(samples/s), comparable with that of the probe's own size and of the others in these turns.
+        log_throughput_se: Its standard error beside what all of them share; NaN where unknown.
+    """
+
+    micro_batch_size: int
+    log_throughput: float
+    log_throughput_se: float
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> InTurn:
+        """Rebuild it from `dataclasses.asdict`, in which NaN may be None."""
+        se = record["log_throughput_se"]
+        return cls(
+            micro_batch_size=record["micro_batch_size"],
+            log_throughput=record["log_throughput"],
+            log_throughput_se=math.nan if se is None else se,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +50,12 @@ class Evidence:
         outcome: How it ended; None while it is in flight.
         reason: Why, for people.
         log_throughput: ln(samples/s) of the median pass; NaN where nothing was timed.
-        log_throughput_se: Its standard error within the probe; NaN where unknown.
+        log_throughput_se: Its standard error within the probe, beside what other sizes share that took turns with it;
+            NaN where unknown.
+        in_turn: What it tells of these others.
         tenants_sd: Standard deviation that busy neighbours add to `log_throughput`; the passes of one probe do not
             show it.
-        num_passes: Timed passes.
+        num_passes: Timed passes; rounds, where sizes took turns.
         purpose: Why it was made.
         compilation: Which program was run.
         worker: Ordinal of the worker process; None where unknown.
@@ -46,6 +74,7 @@ class Evidence:
     reason: str = ""
     log_throughput: float = math.nan
     log_throughput_se: float = math.nan
+    in_turn: tuple[InTurn, ...] = ()
     tenants_sd: float = 0.0
     num_passes: int = 0
     purpose: Purpose = Purpose.SEARCH
@@ -59,6 +88,11 @@ class Evidence:
     update_time_s: float = 0.0
     elapsed_s: float = 0.0
     needs_whole_depth: bool = False
+
+    @property
+    def timed_sizes(self) -> tuple[int, ...]:
+        """Its own size, and those that took turns with it."""
+        return (self.micro_batch_size, *(other.micro_batch_size for other in self.in_turn))
 
     @property
     def log_pass_sd(self) -> float:
@@ -79,14 +113,21 @@ class Evidence:
     def of(cls, observation: Observation) -> Evidence:
         """The evidence in an observation."""
         update_s = observation.update_time_s
+        tenants_sd = _tenants_sd(observation.others_share, observation.waited_share)
+        levels = observation.levels
+        own = levels.pop(observation.micro_batch_size)
         return cls(
             micro_batch_size=observation.micro_batch_size,
             outcome=observation.outcome,
             reason=observation.reason,
-            log_throughput=math.log(observation.samples_per_s) if observation.is_measured else math.nan,
-            log_throughput_se=observation.log_pass_time_se,
-            tenants_sd=_tenants_sd(observation.others_share, observation.waited_share),
-            num_passes=len(observation.pass_times_s),
+            log_throughput=own.log_throughput(observation.micro_batch_size),
+            log_throughput_se=own.log_se,
+            in_turn=tuple(
+                InTurn(micro_batch_size=size, log_throughput=level.log_throughput(size), log_throughput_se=level.log_se)
+                for size, level in levels.items()
+            ),
+            tenants_sd=tenants_sd * (TENANTS_IN_TURNS if levels else 1.0),
+            num_passes=observation.num_rounds or len(observation.pass_times_s),
             purpose=observation.probe.purpose,
             compilation=observation.probe.compilation,
             worker=observation.worker,
@@ -102,8 +143,8 @@ class Evidence:
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; NaN becomes None."""
-        record = dataclasses.asdict(self)
-        return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
+        record = _without_nan(dataclasses.asdict(self))
+        return record | {"in_turn": [_without_nan(item) for item in record["in_turn"]]}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Evidence:
@@ -112,10 +153,15 @@ class Evidence:
         kept = {key: value for key, value in record.items() if key in fields}
         for name in ("log_throughput", "log_throughput_se"):
             kept[name] = math.nan if kept.get(name) is None else kept[name]
+        kept["in_turn"] = tuple(InTurn.from_dict(item) for item in kept.get("in_turn", ()))
         kept["outcome"] = None if kept.get("outcome") is None else Outcome(kept["outcome"])
         kept["purpose"] = Purpose(kept.get("purpose", Purpose.SEARCH))
         kept["compilation"] = Compilation(kept.get("compilation", Compilation.SHARED))
         return cls(**kept)
+
+
+def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
 
 
 def _tenants_sd(others_share: float | None, waited_share: float | None) -> float:

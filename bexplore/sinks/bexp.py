@@ -5,12 +5,14 @@ BEXP202 19:39:45 GMT  Current recommended micro_batch_size: 2, estimated perform
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
 from bexplore.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.explorer import ProbeFinished
+from bexplore.probe import Observation
 from bexplore.recommendation import Recommendation
 from bexplore.sinks.append import AppendFile
 from bexplore.sinks.memory import memory_words
@@ -127,5 +129,15 @@ def probe_sentence(event: ProbeFinished) -> str:
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
     return (
         f"{head}: {observation.samples_per_s:.4g} samples/s, pass {format_seconds(observation.pass_time_s)} "
-        f"({len(observation.pass_times_s)} timed), {memory}{compiled}, {tail}"
+        f"({len(observation.pass_times_s)} timed){_turns_words(observation)}, {memory}{compiled}, {tail}"
     )
+
+
+def _turns_words(observation: Observation) -> str:
+    """How the size did beside the first that it took turns with, which is the leader or a contender."""
+    if not observation.turn_times_s:
+        return ""
+    levels, own = observation.levels, observation.micro_batch_size
+    other = next(size for size in levels if size != own)
+    over = math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other))
+    return f", {over:.2f}x the speed of size {other} in {observation.num_rounds} turns each"

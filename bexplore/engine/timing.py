@@ -1,0 +1,139 @@
+"""Timing one size: alone, or in turns with sizes that ran before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bexplore.engine.passes import Passes
+from bexplore.engine.steps import Steps
+from bexplore.probe import Probe, Purpose
+from bexplore.turns import Rounds, num_passes_of_turn
+from bexplore.workloads import Batch
+
+Report = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What was timed of a probe's size.
+
+    Attributes:
+        pass_times_s: Seconds of the passes that count, in order.
+        turn_times_s: As `Observation` has it.
+        waited_share: As `Observation` has it.
+        loss: Of the last pass of the probe's size.
+        details: Extra facts by name, JSON values only.
+    """
+
+    pass_times_s: list[float]
+    waited_share: float
+    loss: float
+    turn_times_s: Mapping[int, list[float]] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def time_alone(
+    steps: Steps,
+    batch: Batch,
+    probe: Probe,
+    *,
+    budget_s: float,
+    known: Sequence[tuple[float, float]] = (),
+    report: Report,
+) -> Timed:
+    """Time passes of one size until they suffice.
+
+    Args:
+        steps: Runs and times them.
+        batch: Of the probe's size.
+        probe: What is asked.
+        budget_s: Seconds of passes after which it is enough.
+        known: Passes that ran just before and count too: seconds, and how long a thread waited.
+        report: Told the seconds of each pass.
+    """
+    worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
+    passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, worse_s=worse_s)
+    for seconds, waited_s in known:
+        passes.add(seconds, waited_s=waited_s)
+    while not passes.are_enough:
+        seconds = steps.timed_pass(batch)
+        passes.add(seconds, waited_s=steps.waited_s)
+        report(pass_time_s=seconds)
+    counted_s = passes.counted_s
+    return Timed(
+        pass_times_s=counted_s,
+        waited_share=passes.waited_share,
+        loss=steps.loss(),
+        details={
+            "num_disturbed_passes": len(passes.all_s) - len(passes.undisturbed_s),
+            "all_pass_times_s": passes.all_s if len(passes.all_s) > len(counted_s) else [],
+        },
+    )
+
+
+def time_in_turns(
+    steps: Steps,
+    batches: Mapping[int, Batch],
+    probe: Probe,
+    *,
+    usual_pass_s: Mapping[int, float],
+    budget_s: float,
+    report: Report,
+) -> Timed:
+    """Time passes of several sizes in rounds, a short turn of each, until they suffice.
+
+    Each round goes the other way round than the one before, so that a steady drift meets all sizes alike.
+
+    Args:
+        steps: Runs and times them.
+        batches: By size; the probe's own and those that it takes turns with.
+        probe: What is asked.
+        usual_pass_s: By size, about how long a pass takes; a turn has passes by it.
+        budget_s: Seconds of turns of one size after which it is enough; a size that is only looked at is held against
+            another within the seconds of one.
+        report: Told the seconds of each pass of the probe's own size, and told of the others' passes.
+    """
+    own = probe.micro_batch_size
+    is_look = probe.purpose is Purpose.SEARCH
+    rounds = Rounds(
+        size=own,
+        max_rounds=probe.max_passes,
+        budget_s=budget_s * (1 if is_look else len(batches)),
+        is_look=is_look,
+        num_passes={size: num_passes_of_turn(usual_pass_s[size]) for size in batches},
+    )
+    order, loss = list(batches), math.nan
+    own_s: list[float] = []
+    own_waited_s: list[float] = []
+    while not rounds.are_enough:
+        turns = {}
+        for size in order:
+            times_s, waited_s = _turn(steps, batches[size], rounds.num_passes[size])
+            turns[size] = float(np.median(times_s))
+            if size == own:
+                own_s += times_s
+                own_waited_s += waited_s
+                loss = steps.loss()
+            report(**{"pass_time_s": times_s[-1]} if size == own else {})
+        rounds.add(turns)
+        order.reverse()
+    return Timed(
+        pass_times_s=own_s,
+        turn_times_s=rounds.turn_times_s,
+        waited_share=float(np.median(np.array(own_waited_s) / own_s)),
+        loss=loss,
+    )
+
+
+def _turn(steps: Steps, batch: Batch, num_passes: int) -> tuple[list[float], list[float]]:
+    """Seconds of each pass, and how long one of its threads waited for a processor."""
+    times_s, waited_s = [], []
+    for _ in range(num_passes):
+        times_s.append(steps.timed_pass(batch))
+        waited_s.append(steps.waited_s)
+    return times_s, waited_s

@@ -1,0 +1,182 @@
+"""What was measured, as the belief takes it: a value for each size of each probe, and the covariance of their noise."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.posterior.evidence import Evidence
+from bexplore.probe import Compilation
+
+Array = NDArray[np.float64]
+Index = NDArray[np.intp]
+
+DRIFT_SD = 0.003  # ln(samples/s)
+DRIFT_LENGTH = 6.0  # probes
+COMPILATION_SD = 0.01  # ln(samples/s), of shared against exact compilation, size by size
+COMPILATION_LEVEL_SD = 0.10  # ln(samples/s), of shared against exact compilation, the same at every size
+DEFAULT_SE = 0.01  # ln(samples/s), where a probe does not know its own noise
+MIN_SE = 0.001
+DEFAULT_PASS_SD = 0.015  # ln(pass time), autocorrelation included, before any probe knows it
+POOLING_PASSES = 10  # what all probes say of the noise of a pass weighs as much as this many passes of one
+# Where sizes took turns, next to nothing is believed of their common level: the machine wandered, or they would not
+# have. ln(samples/s).
+WANDERING_SD = 0.10
+# What it wandered between the turns of two probes, before any size was in both: prior, and its weight in probes.
+EXPECTED_WANDERING_SD = 0.02
+WANDERING_PRIOR_WEIGHT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Arrays of n measurements; a probe whose size took turns with others has several.
+
+    Attributes:
+        at: (n,), index into the domain.
+        values: (n,), ln(samples/s) after centring.
+        noise: (n, n), covariance of their own noise.
+    """
+
+    at: Index
+    values: Array
+    noise: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One measurement: the probe's own size, or one that took turns with it."""
+
+    probe: int
+    micro_batch_size: int
+    log_throughput: float
+    log_pass_sd: float
+    num_passes: int
+    tenants_sd: float
+    compilation: Compilation
+    took_turns: bool
+
+
+def measurements_of(
+    sizes: NDArray[np.int64], measured: Sequence[Evidence], user_compilation: Compilation
+) -> tuple[Measurements, float]:
+    """The measurements in some evidence, and what was subtracted from their values.
+
+    Args:
+        sizes: (D,), the domain; it covers every measured size.
+        measured: Measured probes, in order.
+        user_compilation: The program that the curve is about.
+    """
+    rows = [row for probe, item in enumerate(measured) for row in _rows(probe, item)]
+    at = np.searchsorted(sizes, [row.micro_batch_size for row in rows])
+    values = np.array([row.log_throughput for row in rows])
+    wandering_sd = _wandering_sd(rows)
+    noise = np.diag(np.maximum(_standard_errors(rows), MIN_SE) ** 2)
+    noise += _drift(rows) + _wandering(rows, wandering_sd)
+    noise += _between_compilations(rows, at, values, user_compilation, wandering_sd)
+    center = float(values.mean())
+    return Measurements(at, values - center, noise), center
+
+
+def _rows(probe: int, item: Evidence) -> list[_Row]:
+    found = [(item.micro_batch_size, item.log_throughput, item.log_throughput_se)]
+    found += [(other.micro_batch_size, other.log_throughput, other.log_throughput_se) for other in item.in_turn]
+    return [
+        _Row(
+            probe=probe,
+            micro_batch_size=size,
+            log_throughput=value,
+            log_pass_sd=se * math.sqrt(item.num_passes),
+            num_passes=item.num_passes,
+            tenants_sd=item.tenants_sd,
+            compilation=item.compilation,
+            took_turns=bool(item.in_turn),
+        )
+        for size, value, se in found
+    ]
+
+
+def _drift(rows: Sequence[_Row]) -> Array:
+    """(n, n), of a machine that changes slowly from probe to probe."""
+    order = np.array([row.probe for row in rows])
+    return DRIFT_SD**2 * np.exp(-np.abs(order[:, None] - order[None, :]) / DRIFT_LENGTH)
+
+
+def _wandering(rows: Sequence[_Row], sd: float) -> Array:
+    """(n, n), of a machine that wanders within seconds: common to those that took turns, each probe's own otherwise.
+
+    Nothing where none took turns: it is not known to wander then.
+    """
+    took_turns = np.array([row.took_turns for row in rows])
+    probes = np.array([row.probe for row in rows])
+    together = (probes[:, None] == probes[None, :]) & took_turns[:, None]
+    return max(WANDERING_SD, sd) ** 2 * together + np.diag(np.where(took_turns, 0.0, sd**2))
+
+
+def _wandering_sd(rows: Sequence[_Row]) -> float:
+    """How far the machine wanders between two probes, ln: what sizes show that took turns in several; 0 for none."""
+    by_program: dict[tuple[int, Compilation], list[float]] = defaultdict(list)
+    for row in rows:
+        if row.took_turns:
+            by_program[row.micro_batch_size, row.compilation].append(row.log_throughput)
+    if not by_program:
+        return 0.0
+    squares = sum(len(values) * float(np.var(values)) for values in by_program.values())
+    freedom = sum(len(values) - 1 for values in by_program.values())
+    prior = WANDERING_PRIOR_WEIGHT * EXPECTED_WANDERING_SD**2
+    return math.sqrt((prior + squares) / (WANDERING_PRIOR_WEIGHT + freedom))
+
+
+def _between_compilations(
+    rows: Sequence[_Row], at: Index, values: Array, user_compilation: Compilation, wandering_sd: float
+) -> Array:
+    """(n, n), of programs that are not the one that the curve is about: a level for each, and a part by size."""
+    other = np.array([row.compilation is not user_compilation for row in rows])
+    kinds = np.array([row.compilation.value for row in rows])
+    same_other = other[:, None] & (kinds[:, None] == kinds[None, :])
+    same_size = at[:, None] == at[None, :]
+    own_sd = _compilation_sd(values, at, other, wandering_sd)
+    return same_other * (COMPILATION_LEVEL_SD**2 + own_sd**2 * same_size)
+
+
+def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], wandering_sd: float) -> float:
+    """How much two compilations differ size by size; more than expected where the sizes that ran both say so.
+
+    What the machine's wandering between their probes explains is not held against the compilations.
+    """
+    both = np.intersect1d(at[other], at[~other])
+    differences = [np.median(values[~other & (at == size)]) - np.median(values[other & (at == size)]) for size in both]
+    if not differences:
+        return COMPILATION_SD
+    if len(differences) == 1:
+        return max(COMPILATION_SD, abs(float(differences[0])) - 2.0 * math.hypot(COMPILATION_LEVEL_SD, wandering_sd))
+    unexplained = float(np.var(differences, ddof=1)) - 2.0 * wandering_sd**2
+    return math.sqrt(max(COMPILATION_SD**2, unexplained))
+
+
+def _standard_errors(rows: Sequence[_Row]) -> Array:
+    """(n,), of each measurement; few passes say little of their own noise, so all share what they know of it.
+
+    Rounds of turns and passes of a size alone differ in what is left in them, and share among themselves.
+    """
+    errors = np.zeros(len(rows))
+    for kind in (False, True):
+        of_kind = [index for index, row in enumerate(rows) if row.took_turns is kind]
+        if of_kind:
+            errors[of_kind] = _shared_errors([rows[index] for index in of_kind])
+    return errors
+
+
+def _shared_errors(rows: Sequence[_Row]) -> Array:
+    num_passes = np.array([row.num_passes for row in rows], dtype=float)
+    sds = np.array([row.log_pass_sd for row in rows])
+    known = np.isfinite(sds) & (num_passes >= 2)
+    pooled = float(np.median(sds[known])) if known.any() else DEFAULT_PASS_SD
+    variance = np.where(known, num_passes * np.nan_to_num(sds) ** 2, 0.0) + POOLING_PASSES * pooled**2
+    shared = np.sqrt(variance / (np.where(known, num_passes, 0.0) + POOLING_PASSES) / np.maximum(num_passes, 1.0))
+    tenants = np.array([row.tenants_sd for row in rows])
+    return np.hypot(np.where(num_passes > 0, shared, DEFAULT_SE), tenants)

@@ -1,0 +1,311 @@
+"""Sizes that take turns: what the machine did meanwhile meets all of them, and is told apart from what is theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from conftest import imported_job
+from search_builders import CurveRunner, measured, saturating
+
+from bexplore import explorer, posterior
+from bexplore.depths import Depths
+from bexplore.engine.reduced import ReducedDepthRunner
+from bexplore.events import probe_record
+from bexplore.job import Job
+from bexplore.policy import decide
+from bexplore.posterior.evidence import Evidence, InTurn
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.recommendation import SearchSettings, recommend
+from bexplore.simulator import Family, SimulatedRunner, draw_world
+from bexplore.sinks.bexp import probe_sentence
+from bexplore.space import Space
+from bexplore.turns import Rounds, levels_of
+
+SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=False)
+
+
+def wandering(num_rounds: int, *, seed: int = 0, sd: float = 0.1) -> np.ndarray:
+    """(num_rounds,), factors of a machine that changes its speed as it likes."""
+    return np.exp(sd * np.random.default_rng(seed).standard_normal(num_rounds).cumsum())
+
+
+def test_what_a_machine_does_to_all_sizes_alike_does_not_touch_their_levels():
+    machine = wandering(12)
+
+    levels = levels_of({4: 1.0 * machine, 8: 1.9 * machine, 16: 4.0 * machine})
+
+    assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(1.9)
+    assert levels[16].pass_time_s / levels[4].pass_time_s == pytest.approx(4.0)
+    assert max(level.log_se for level in levels.values()) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_turn_that_was_disturbed_counts_for_little():
+    rng = np.random.default_rng(1)
+    times_s = {size: seconds * np.exp(0.01 * rng.standard_normal(15)) for size, seconds in ((4, 1.0), (8, 2.0))}
+    times_s[8][3] *= 5.0
+
+    levels = levels_of(times_s)
+
+    assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
+
+
+@pytest.mark.parametrize("num_sizes", [2, 3, 4])
+def test_the_standard_error_is_that_of_repeated_experiments(num_sizes: int):
+    rng = np.random.default_rng(2)
+    found, told = [], []
+    for _ in range(600):
+        levels = levels_of({size: np.exp(0.05 * rng.standard_normal(20)) for size in range(1, num_sizes + 1)})
+        found.append(math.log(levels[1].pass_time_s / levels[2].pass_time_s))
+        told.append(math.hypot(levels[1].log_se, levels[2].log_se))
+
+    assert np.mean(told) == pytest.approx(np.std(found), rel=0.15)
+
+
+def test_one_round_does_not_know_its_own_noise():
+    levels = levels_of({4: [1.0], 8: [1.8]})
+
+    assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(1.8)
+    assert math.isnan(levels[4].log_se)
+
+
+def rounds_of(*times_s: tuple[float, float], is_look: bool, max_rounds: int = 10, budget_s: float = 100.0) -> Rounds:
+    """Rounds of size 8 against size 4, as many as are asked for."""
+    rounds = Rounds(size=8, max_rounds=max_rounds, budget_s=budget_s, is_look=is_look, num_passes={8: 1, 4: 1})
+    for own_s, other_s in times_s:
+        if rounds.are_enough:
+            break
+        rounds.add({8: own_s, 4: other_s})
+    return rounds
+
+
+def num_rounds(rounds: Rounds) -> int:
+    return len(rounds.turn_times_s[8])
+
+
+def test_rounds_that_agree_end_after_the_fewest():
+    assert num_rounds(rounds_of(*[(0.2, 0.1)] * 50, is_look=False)) == 4
+    assert num_rounds(rounds_of(*[(2.0, 1.0)] * 50, is_look=False)) == 2
+    assert num_rounds(rounds_of(*[(9.0, 4.0)] * 50, is_look=False, budget_s=8.0)) == 1
+
+
+def test_a_look_ends_at_a_size_that_is_surely_worse_and_contenders_are_timed_on():
+    worse = [(0.25, 0.1)] * 50
+
+    assert num_rounds(rounds_of(*worse, is_look=True)) == 2
+    assert num_rounds(rounds_of(*worse, is_look=False)) == 4
+
+
+def test_a_size_that_only_seems_worse_is_looked_at_longer():
+    noisy = [(0.25, 0.1), (0.18, 0.1)] * 25
+
+    assert num_rounds(rounds_of(*noisy, is_look=True)) == 10
+
+
+def test_the_seconds_of_the_turns_are_bounded():
+    noisy = [(0.25, 0.1), (0.15, 0.1)] * 25
+
+    assert num_rounds(rounds_of(*noisy, is_look=False, max_rounds=50, budget_s=2.9)) == 10
+
+
+def in_turn(size: int, samples_per_s: float, others: dict[int, float], *, machine: float = 1.0) -> Evidence:
+    """A probe of a size in turns with others, on a machine that was so fast meanwhile."""
+    fields = {"log_throughput_se": 0.003, "compilation": Compilation.SHARED}
+    told = tuple(
+        InTurn(micro_batch_size=other, log_throughput=math.log(machine * speed), log_throughput_se=0.003)
+        for other, speed in others.items()
+    )
+    return measured(size, machine * samples_per_s, in_turn=told, **fields)
+
+
+WANDERED = [
+    measured(1, 100.0, compilation=Compilation.SHARED),
+    in_turn(4, 300.0, {1: 100.0}, machine=0.8),
+    in_turn(8, 330.0, {4: 300.0}, machine=0.9),
+    in_turn(16, 300.0, {8: 330.0}, machine=1.3),
+    in_turn(8, 330.0, {16: 300.0, 4: 300.0}, machine=0.7),
+]
+
+
+def belief(evidence: list[Evidence]) -> posterior.Posterior:
+    return posterior.fit(Space.of([1, 4, 8, 16]), evidence, user_compilation=Compilation.SHARED)
+
+
+def test_sizes_are_compared_within_their_turns_where_the_machine_wanders_between_them():
+    alone = [dataclasses.replace(item, in_turn=()) for item in WANDERED]
+
+    together = recommend(belief(WANDERED), WANDERED, base=1, tolerance=0.02)
+
+    assert together.micro_batch_size == 8
+    assert together.confidence >= 90
+    assert together.relative_performance == pytest.approx(3.3, rel=0.03)
+    apart = recommend(belief(alone), alone, base=1, tolerance=0.02)
+    assert (apart.micro_batch_size, apart.confidence >= 90) != (8, True)
+
+
+def test_every_size_that_took_turns_counts_as_measured():
+    assert belief(WANDERED).measured.tolist() == [2, 3, 3, 2]
+
+
+def test_evidence_of_turns_survives_a_storage():
+    evidence = dataclasses.replace(WANDERED[1], log_throughput_se=math.nan)
+
+    assert Evidence.from_dict(evidence.as_dict()).in_turn == WANDERED[1].in_turn
+    assert None not in [item["log_throughput"] for item in evidence.as_dict()["in_turn"]]
+
+
+def test_an_observation_of_turns_survives_its_journal_and_is_comparable_evidence():
+    machine = wandering(6)
+    turns = {8: tuple(1.9 * machine), 4: tuple(1.0 * machine)}
+    probe = Probe(number=1, micro_batch_size=8, in_turn_with=(4,))
+    observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
+    record = {**observation.as_dict(), "turn_times_s": {"8": list(turns[8]), "4": list(turns[4])}}
+
+    assert Observation.from_dict(record) == observation
+    evidence = Evidence.of(observation)
+    assert evidence.in_turn[0].log_throughput - evidence.log_throughput == pytest.approx(math.log(1.9 / 2.0))
+    assert evidence.num_passes == 6
+
+
+NOISY = {"log_throughput_se": 0.02, "compilation": Compilation.SHARED}  # of ten passes: 6 % of each
+
+
+def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
+    """What the next probe takes turns with."""
+    return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).in_turn_with
+
+
+def test_on_a_noisy_machine_a_size_is_looked_at_in_turns_with_the_leader():
+    assert asked(measured(1, 30.0, **NOISY), measured(32, 500.0, **NOISY)) == (32,)
+
+
+def test_on_a_machine_whose_passes_repeat_well_every_size_is_timed_alone():
+    quiet = {"compilation": Compilation.SHARED}
+    assert asked(measured(1, 30.0, **quiet), measured(32, 500.0, **quiet)) == ()
+
+
+def test_programs_of_their_own_take_no_turns():
+    exact = NOISY | {"compilation": Compilation.EXACT}
+    evidence = (measured(1, 30.0, **exact), measured(32, 500.0, **exact))
+    assert asked(*evidence, search_compilation=Compilation.EXACT) == ()
+
+
+def test_contenders_take_turns_all_together():
+    speeds = {8: 500.0, 12: 502.0, 16: 501.0}
+    looks = [in_turn(size, speed, {8: 500.0}) for size, speed in speeds.items() if size != 8]
+    evidence = [measured(1, 100.0, **NOISY), in_turn(8, 500.0, {1: 100.0}), *looks]
+    short = [dataclasses.replace(item, log_throughput_se=0.05, num_passes=4) for item in evidence]
+
+    decision = decide(Space.of([1, 8, 12, 16]), short, SHARED)
+
+    assert decision.purpose in (Purpose.CONTENDER, Purpose.REPLICATE)
+    assert {decision.micro_batch_size, *decision.in_turn_with} == {8, 12, 16}
+
+
+def test_on_a_machine_that_wanders_by_a_tenth_the_search_finds_a_size_within_the_tolerance_in_most_worlds():
+    right = {True: 0, False: 0}
+    for seed in range(30):
+        world = draw_world(Family.WANDERING, 500 + seed)
+        for takes_turns in right:
+            runner = SimulatedRunner(world, seed=seed, shared_compile=True)
+
+            def run(probe: Probe, runner=runner, takes_turns=takes_turns) -> Observation:
+                return runner(probe if takes_turns else dataclasses.replace(probe, in_turn_with=()))
+
+            settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED)
+            *_, result = explorer.explore(run, space=world.space, settings=settings, memory=world.memory)
+            right[takes_turns] += world.regret(result.recommendation.micro_batch_size) <= 0.02
+
+    assert right[True] >= 26
+    assert right[True] > right[False]
+
+
+def test_a_runner_that_knows_no_turns_leaves_the_search_as_it_was():
+    runner = CurveRunner(saturating)
+    *_, result = explorer.explore(runner, space=Space.of(range(1, 65)), settings=SHARED)
+
+    assert {probe.in_turn_with for probe in runner.probes} == {()}
+    assert result.recommendation.confidence >= 90
+
+
+def odd_only() -> Job:
+    """A job whose model refuses even sizes."""
+    job = imported_job()
+    return dataclasses.replace(job, model=job.model | {"model": "bugs:odd_only"})
+
+
+def probe(number: int, size: int, **fields) -> Probe:
+    return Probe(number=number, micro_batch_size=size, max_passes=4, **fields)
+
+
+def test_the_engine_times_sizes_in_turns_in_one_worker(run_on):
+    runner = run_on(imported_job())
+    first = runner(probe(0, 4))
+
+    second = runner(probe(1, 8, in_turn_with=(4,)))
+    again = runner(probe(2, 4, in_turn_with=(8,), purpose=Purpose.CONTENDER))
+
+    assert first.turn_times_s == {}
+    assert {size: len(times_s) for size, times_s in second.turn_times_s.items()} == {8: 4, 4: 4}
+    assert set(again.turn_times_s) == {4, 8}
+    assert {o.worker for o in (first, second, again)} == {0}
+    assert again.peak_memory_bytes == first.peak_memory_bytes
+    assert len(again.update_times_s) == 3
+    assert "not_in_turns" not in second.details | again.details
+
+
+def test_a_size_that_fails_takes_no_turn_and_the_probes_own_is_measured_alone(run_on):
+    runner = run_on(odd_only())
+    runner(probe(0, 3))
+
+    observation = runner(probe(1, 5, in_turn_with=(3, 4)))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert observation.turn_times_s == {}
+    assert "pairs its samples" in observation.details["not_in_turns"]
+
+
+def test_after_a_failure_the_new_worker_takes_turns_with_sizes_of_the_old_one(run_on):
+    runner = run_on(odd_only())
+    runner(probe(0, 3))
+    assert runner(probe(1, 4)).outcome is Outcome.CRASHED
+
+    observation = runner(probe(2, 5, in_turn_with=(3,)))
+
+    assert observation.worker == 1
+    assert set(observation.turn_times_s) == {5, 3}
+    assert observation.warnings == ()
+
+
+def test_what_is_extrapolated_from_reduced_depths_is_asked_alone():
+    questions = []
+
+    class Shallow:
+        def __call__(self, probe: Probe) -> Observation:
+            questions.append(probe)
+            return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY)
+
+        def close(self) -> None: ...
+
+        def rest(self) -> None: ...
+
+        def at_depth(self, kept_blocks: int, num_blocks: int) -> Shallow:
+            return self
+
+    runner = ReducedDepthRunner(Shallow(), Depths(whole=48, block_share=0.95, high=12))
+    runner(probe(1, 8, in_turn_with=(4,), compilation=Compilation.REDUCED))
+
+    assert [question.in_turn_with for question in questions] == [()]
+
+
+def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did():
+    turns = {8: (0.4, 0.44), 4: (0.25, 0.275)}
+    asked = Probe(number=3, micro_batch_size=8, in_turn_with=(4,))
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
+
+    sentence = probe_sentence(explorer.ProbeFinished(observation=observation))
+
+    assert "1.25x the speed of size 4 in 2 turns each" in sentence
+    assert probe_record(observation)["turn_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}
