@@ -26,10 +26,9 @@ def noise_warnings(evidence: Sequence[Evidence], *, base: int, tolerance: float)
     spread = _spread(measured)
     if spread is not None and spread[1] > tolerance:
         size, share, count = spread
+        differ = f"{count} probes of micro-batch size {size} differ by {100 * share:.1f} %"
         found.append(
-            f"the machine is noisy: {count} probes of micro-batch size {size} differ by {100 * share:.1f} %, more than "
-            f"the tolerance of {100 * tolerance:g} %; stop other work on it, or set explore.tolerance to the "
-            "difference that matters to you"
+            f"the machine is noisy: {differ}, more than the tolerance of {100 * tolerance:g} %; {_what_to_do(measured)}"
         )
     drift = _drift(measured, base)
     if drift is not None and abs(drift) > tolerance:
@@ -38,6 +37,15 @@ def noise_warnings(evidence: Sequence[Evidence], *, base: int, tolerance: float)
             f"{'faster' if drift > 0 else 'slower'} when it was measured again; check clocks and temperature"
         )
     return tuple(found)
+
+
+def _what_to_do(measured: Sequence[tuple[int, Evidence]]) -> str:
+    if any(item.in_turn for _, item in measured):
+        return (
+            "sizes were held against each other in short turns, in which this cancels; samples/s of one moment, and "
+            "those of exact against shared compilation, are no surer than that"
+        )
+    return "stop other work on it, or set explore.tolerance to the difference that matters to you"
 
 
 def _spread(measured: Sequence[tuple[int, Evidence]]) -> tuple[int, float, int] | None:

@@ -21,7 +21,7 @@ CLEARLY_WORSE = 0.06  # a size whose samples/s are this share below another's is
 TURN_S = 0.1
 MAX_PASSES_OF_TURN = 20
 # Fewest rounds, by the seconds of one: long turns average the jitter away by themselves.
-MIN_ROUNDS = ((8.0, 1), (2.0, 2), (0.0, 4))
+MIN_ROUNDS = ((4.0, 1), (1.0, 2), (0.0, 4))
 # Rounds suffice when no size's standard error, of its log pass time, is above this: a fifth of the 2 % that counts as a
 # tie where contenders are told apart, the most of it where a size is only looked at.
 ENOUGH_SE = 0.004

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from bexplore.depths import Depths
 from bexplore.engine.reduced import ReducedDepthRunner
 from bexplore.events import probe_record
 from bexplore.job import Job
+from bexplore.noise import noise_warnings
 from bexplore.policy import decide
+from bexplore.policy.costs import Costs
+from bexplore.policy.turns import in_turn_with
 from bexplore.posterior.evidence import Evidence, InTurn
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
 from bexplore.recommendation import SearchSettings, recommend
 from bexplore.simulator import Family, SimulatedRunner, draw_world
 from bexplore.sinks.bexp import probe_sentence
@@ -87,7 +91,7 @@ def num_rounds(rounds: Rounds) -> int:
 
 def test_rounds_that_agree_end_after_the_fewest():
     assert num_rounds(rounds_of(*[(0.2, 0.1)] * 50, is_look=False)) == 4
-    assert num_rounds(rounds_of(*[(2.0, 1.0)] * 50, is_look=False)) == 2
+    assert num_rounds(rounds_of(*[(0.8, 0.4)] * 50, is_look=False)) == 2
     assert num_rounds(rounds_of(*[(9.0, 4.0)] * 50, is_look=False, budget_s=8.0)) == 1
 
 
@@ -129,8 +133,12 @@ WANDERED = [
 ]
 
 
+def belief_of(sizes: Iterable[int], evidence: list[Evidence]) -> posterior.Posterior:
+    return posterior.fit(Space.of(sizes), evidence, user_compilation=Compilation.SHARED)
+
+
 def belief(evidence: list[Evidence]) -> posterior.Posterior:
-    return posterior.fit(Space.of([1, 4, 8, 16]), evidence, user_compilation=Compilation.SHARED)
+    return belief_of([1, 4, 8, 16], evidence)
 
 
 def test_sizes_are_compared_within_their_turns_where_the_machine_wanders_between_them():
@@ -143,6 +151,25 @@ def test_sizes_are_compared_within_their_turns_where_the_machine_wanders_between
     assert together.relative_performance == pytest.approx(3.3, rel=0.03)
     apart = recommend(belief(alone), alone, base=1, tolerance=0.02)
     assert (apart.micro_batch_size, apart.confidence >= 90) != (8, True)
+
+
+def test_a_winner_that_seems_slower_when_compiled_exactly_is_not_doubted_where_the_machine_wanders_by_as_much():
+    wandered = [*WANDERED, measured(8, 0.85 * 330.0)]
+    steady = [measured(size, speed, compilation=Compilation.SHARED) for size, speed in ((1, 100), (4, 300), (8, 330))]
+    settings = SearchSettings()
+
+    after_wandering = decide(Space.of([1, 4, 8, 16]), wandered, settings)
+    after_steadiness = decide(Space.of([1, 4, 8]), [*steady, measured(8, 0.85 * 330.0)], settings)
+
+    assert after_wandering.stop_reason == "target_confidence"
+    assert (after_steadiness.micro_batch_size, after_steadiness.compilation) == (4, Compilation.EXACT)
+
+
+def test_the_warning_of_a_noisy_machine_says_that_turns_cancel_it():
+    (warning,) = noise_warnings(WANDERED, base=1, tolerance=0.02)
+
+    assert "2 probes of micro-batch size 8 differ by 28.6 %" in warning
+    assert "in short turns" in warning
 
 
 def test_every_size_that_took_turns_counts_as_measured():
@@ -181,6 +208,29 @@ def test_on_a_noisy_machine_a_size_is_looked_at_in_turns_with_the_leader():
     assert asked(measured(1, 30.0, **NOISY), measured(32, 500.0, **NOISY)) == (32,)
 
 
+def test_a_look_is_held_against_a_quick_size_where_it_is_about_as_likely_the_best():
+    plateau = {8: 500.0, 16: 501.0, 64: 502.0}
+    looks = [in_turn(size, speed, {8: 500.0}) for size, speed in plateau.items() if size != 8]
+    evidence = [measured(1, 30.0, **NOISY), in_turn(8, 500.0, {1: 30.0}), *looks]
+
+    fitted = belief_of(range(1, 65), evidence)
+    costs = Costs.learnt([measured(1, 30.0, **NOISY)], SHARED)
+    index, search = fitted.index(32), {"purpose": Purpose.SEARCH, "compilation": Compilation.SHARED}
+
+    assert in_turn_with(fitted, evidence, SHARED, costs, index=index, **search) in ((8,), (16,))
+
+
+def test_a_round_of_contenders_stays_short_beside_what_the_machine_wanders_in():
+    slow = {8: 5.0, 12: 5.02, 16: 5.01}  # passes of 1.6 to 3.2 s
+    looks = [in_turn(size, speed, {8: 5.0}) for size, speed in slow.items() if size != 8]
+    evidence = [measured(1, 1.0, **NOISY), in_turn(8, 5.0, {1: 1.0}), *looks]
+    fitted = belief_of([1, 8, 12, 16], evidence)
+    costs = Costs.learnt([measured(1, 1.0, **NOISY)], SHARED)
+    contender = {"purpose": Purpose.CONTENDER, "compilation": Compilation.SHARED}
+
+    assert len(in_turn_with(fitted, evidence, SHARED, costs, index=fitted.index(8), **contender)) == 1
+
+
 def test_on_a_machine_whose_passes_repeat_well_every_size_is_timed_alone():
     quiet = {"compilation": Compilation.SHARED}
     assert asked(measured(1, 30.0, **quiet), measured(32, 500.0, **quiet)) == ()
@@ -204,22 +254,27 @@ def test_contenders_take_turns_all_together():
     assert {decision.micro_batch_size, *decision.in_turn_with} == {8, 12, 16}
 
 
-def test_on_a_machine_that_wanders_by_a_tenth_the_search_finds_a_size_within_the_tolerance_in_most_worlds():
-    right = {True: 0, False: 0}
-    for seed in range(30):
-        world = draw_world(Family.WANDERING, 500 + seed)
+def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
+    """Each size alone is measured as well as a machine allows that others use too, and believed too much."""
+    confident, right = {True: 0, False: 0}, {True: 0, False: 0}
+    settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED)
+    for seed in range(60):
+        world = dataclasses.replace(draw_world(Family.WANDERING, 500 + seed), wander_sd=0.2)
         for takes_turns in right:
-            runner = SimulatedRunner(world, seed=seed, shared_compile=True)
+            simulated = SimulatedRunner(world, seed=seed, shared_compile=True)
+            runner = simulated if takes_turns else _alone(simulated)
+            *_, result = explorer.explore(runner, space=world.space, settings=settings, memory=world.memory)
+            if result.recommendation.confidence >= 90:
+                confident[takes_turns] += 1
+                right[takes_turns] += world.regret(result.recommendation.micro_batch_size) <= 0.02
 
-            def run(probe: Probe, runner=runner, takes_turns=takes_turns) -> Observation:
-                return runner(probe if takes_turns else dataclasses.replace(probe, in_turn_with=()))
+    assert confident[True] >= 40
+    assert right[True] / confident[True] >= 0.85
+    assert right[True] / confident[True] > right[False] / confident[False]
 
-            settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED)
-            *_, result = explorer.explore(run, space=world.space, settings=settings, memory=world.memory)
-            right[takes_turns] += world.regret(result.recommendation.micro_batch_size) <= 0.02
 
-    assert right[True] >= 26
-    assert right[True] > right[False]
+def _alone(runner: Runner) -> Runner:
+    return lambda probe: runner(dataclasses.replace(probe, in_turn_with=()))
 
 
 def test_a_runner_that_knows_no_turns_leaves_the_search_as_it_was():

@@ -2,7 +2,8 @@
 
 The program may be compiled ahead of the first probe (`prepare`). Order of a probe: (the pass that compiles) - an
 untimed step of two passes and an update, whose peak memory is read - timed passes that add to existing gradients, as
-accumulation does - timed updates. The optimizer's states appear at the first update, so the peak is read after it.
+accumulation does, of the size alone or in turns with others - timed updates. The optimizer's states appear at the first
+update, so the peak is read after it, and once in a process: a size that is measured again tells the peak it had.
 """
 
 from __future__ import annotations

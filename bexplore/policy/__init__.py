@@ -19,6 +19,7 @@ from bexplore.policy.depth import search_compilation
 from bexplore.policy.turns import in_turn_with
 from bexplore.posterior import Posterior
 from bexplore.posterior.evidence import Evidence
+from bexplore.posterior.measurements import wandering_sd
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import MemoryPrior, Space
@@ -28,6 +29,7 @@ GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in l
 GAP_CANDIDATES = 4  # ... which holds this many candidates ...
 GAP_SPACE = 16  # ... of more than this many: in a short list a probe is dear beside what could be found
 SHORTFALL = 0.1  # a winner that loses this share when compiled exactly has its runner-up compiled exactly too
+SURELY = 2.0  # standard deviations of what the machine's wandering makes of a size that ran in two processes
 SUSPICIOUS_Z = 3.0  # a winner this many standard deviations faster than the others say is measured again
 BASE_AGAIN_PROBES = 8  # a long exploration measures the base again after this many probes, against drift
 EARLY_FAILURES = 4  # failed probes before anything was measured after which the search gives up
@@ -196,7 +198,8 @@ class _Turn:
         }
         if not all(by_kind.values()) or (self.fitted.measured_exactly > 0).sum() > 1:
             return False
-        return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-SHORTFALL)
+        chance = SURELY * math.sqrt(2.0) * wandering_sd([item for item in self.finished if item.is_measured])
+        return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-SHORTFALL) - chance
 
     def _runner_up(self, winner: int) -> int | None:
         near = self.fitted.near_best(self.settings.tolerance).mean(axis=0)

@@ -24,6 +24,8 @@ DEFAULT_SE = 0.01  # ln(samples/s), where a probe does not know its own noise
 MIN_SE = 0.001
 DEFAULT_PASS_SD = 0.015  # ln(pass time), autocorrelation included, before any probe knows it
 POOLING_PASSES = 10  # what all probes say of the noise of a pass weighs as much as this many passes of one
+EXPECTED_TURN_SD = 0.05  # ln(pass time) of a turn beside what its round shares: prior, and its weight in rounds
+TURN_PRIOR_WEIGHT = 3.0
 # Where sizes took turns, next to nothing is believed of their common level: the machine wandered, or they would not
 # have. ln(samples/s).
 WANDERING_SD = 0.10
@@ -74,12 +76,20 @@ def measurements_of(
     rows = [row for probe, item in enumerate(measured) for row in _rows(probe, item)]
     at = np.searchsorted(sizes, [row.micro_batch_size for row in rows])
     values = np.array([row.log_throughput for row in rows])
-    wandering_sd = _wandering_sd(rows)
+    wanders_sd = _wandering_sd(rows)
     noise = np.diag(np.maximum(_standard_errors(rows), MIN_SE) ** 2)
-    noise += _drift(rows) + _wandering(rows, wandering_sd)
-    noise += _between_compilations(rows, at, values, user_compilation, wandering_sd)
+    noise += _drift(rows) + _wandering(rows, wanders_sd)
+    noise += _between_compilations(rows, at, values, user_compilation, wanders_sd)
     center = float(values.mean())
     return Measurements(at, values - center, noise), center
+
+
+def wandering_sd(measured: Sequence[Evidence]) -> float:
+    """How far the machine wanders between two probes, ln(samples/s): what sizes show that took turns in several.
+
+    0 where none took turns: nothing is known of it then.
+    """
+    return _wandering_sd([row for probe, item in enumerate(measured) for row in _rows(probe, item)])
 
 
 def _rows(probe: int, item: Evidence) -> list[_Row]:
@@ -118,7 +128,6 @@ def _wandering(rows: Sequence[_Row], sd: float) -> Array:
 
 
 def _wandering_sd(rows: Sequence[_Row]) -> float:
-    """How far the machine wanders between two probes, ln: what sizes show that took turns in several; 0 for none."""
     by_program: dict[tuple[int, Compilation], list[float]] = defaultdict(list)
     for row in rows:
         if row.took_turns:
@@ -132,18 +141,18 @@ def _wandering_sd(rows: Sequence[_Row]) -> float:
 
 
 def _between_compilations(
-    rows: Sequence[_Row], at: Index, values: Array, user_compilation: Compilation, wandering_sd: float
+    rows: Sequence[_Row], at: Index, values: Array, user_compilation: Compilation, wanders_sd: float
 ) -> Array:
     """(n, n), of programs that are not the one that the curve is about: a level for each, and a part by size."""
     other = np.array([row.compilation is not user_compilation for row in rows])
     kinds = np.array([row.compilation.value for row in rows])
     same_other = other[:, None] & (kinds[:, None] == kinds[None, :])
     same_size = at[:, None] == at[None, :]
-    own_sd = _compilation_sd(values, at, other, wandering_sd)
+    own_sd = _compilation_sd(values, at, other, wanders_sd)
     return same_other * (COMPILATION_LEVEL_SD**2 + own_sd**2 * same_size)
 
 
-def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], wandering_sd: float) -> float:
+def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], wanders_sd: float) -> float:
     """How much two compilations differ size by size; more than expected where the sizes that ran both say so.
 
     What the machine's wandering between their probes explains is not held against the compilations.
@@ -153,8 +162,8 @@ def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], wanderin
     if not differences:
         return COMPILATION_SD
     if len(differences) == 1:
-        return max(COMPILATION_SD, abs(float(differences[0])) - 2.0 * math.hypot(COMPILATION_LEVEL_SD, wandering_sd))
-    unexplained = float(np.var(differences, ddof=1)) - 2.0 * wandering_sd**2
+        return max(COMPILATION_SD, abs(float(differences[0])) - 2.0 * math.hypot(COMPILATION_LEVEL_SD, wanders_sd))
+    unexplained = float(np.var(differences, ddof=1)) - 2.0 * wanders_sd**2
     return math.sqrt(max(COMPILATION_SD**2, unexplained))
 
 
@@ -164,18 +173,35 @@ def _standard_errors(rows: Sequence[_Row]) -> Array:
     Rounds of turns and passes of a size alone differ in what is left in them, and share among themselves.
     """
     errors = np.zeros(len(rows))
-    for kind in (False, True):
+    for kind, pooled_sd in ((False, _pooled_pass_sd), (True, _pooled_turn_sd)):
         of_kind = [index for index, row in enumerate(rows) if row.took_turns is kind]
         if of_kind:
-            errors[of_kind] = _shared_errors([rows[index] for index in of_kind])
+            own = [rows[index] for index in of_kind]
+            errors[of_kind] = _shared_errors(own, pooled_sd(own))
     return errors
 
 
-def _shared_errors(rows: Sequence[_Row]) -> Array:
+def _pooled_pass_sd(rows: Sequence[_Row]) -> float:
+    known = [row.log_pass_sd for row in rows if _knows_noise(row)]
+    return float(np.median(known)) if known else DEFAULT_PASS_SD
+
+
+def _pooled_turn_sd(rows: Sequence[_Row]) -> float:
+    """Of one turn; two or three rounds know it badly each, so their variances are averaged, and with what is usual."""
+    known = [row for row in rows if _knows_noise(row)]
+    freedom = TURN_PRIOR_WEIGHT + sum(row.num_passes - 1 for row in known)
+    squares = sum((row.num_passes - 1) * row.log_pass_sd**2 for row in known)
+    return math.sqrt((TURN_PRIOR_WEIGHT * EXPECTED_TURN_SD**2 + squares) / freedom)
+
+
+def _knows_noise(row: _Row) -> bool:
+    return math.isfinite(row.log_pass_sd) and row.num_passes >= 2
+
+
+def _shared_errors(rows: Sequence[_Row], pooled: float) -> Array:
     num_passes = np.array([row.num_passes for row in rows], dtype=float)
     sds = np.array([row.log_pass_sd for row in rows])
-    known = np.isfinite(sds) & (num_passes >= 2)
-    pooled = float(np.median(sds[known])) if known.any() else DEFAULT_PASS_SD
+    known = np.array([_knows_noise(row) for row in rows])
     variance = np.where(known, num_passes * np.nan_to_num(sds) ** 2, 0.0) + POOLING_PASSES * pooled**2
     shared = np.sqrt(variance / (np.where(known, num_passes, 0.0) + POOLING_PASSES) / np.maximum(num_passes, 1.0))
     tenants = np.array([row.tenants_sd for row in rows])
