@@ -141,7 +141,7 @@ class Session:
         """
         with self._around_steps():
             batch = self._make_batch(probe.micro_batch_size)
-            is_known = probe.micro_batch_size in self._usual_pass_s
+            is_known = probe.micro_batch_size in self._usual_pass_s and probe.purpose is not Purpose.VERIFY
             first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
             self._first_pass_s = 0.0
             peak, held_bytes = self._peak(batch, probe)
@@ -278,7 +278,7 @@ class Session:
         """Peak of a step, and what the process held; a size that this process has measured has its own already."""
         self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
         is_final = probe.purpose is Purpose.VERIFY
-        if probe.micro_batch_size in self._peaks and not is_final:
+        if probe.micro_batch_size in self._usual_pass_s and not is_final:
             self._watched_passes_s = [(self.steps.timed_pass(batch), self.steps.waited_s)]
             return self._peaks[probe.micro_batch_size]
         gradients: list[Any] = []
