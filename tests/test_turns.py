@@ -332,6 +332,7 @@ def test_after_a_failure_the_new_worker_takes_turns_with_sizes_of_the_old_one(ru
     assert observation.worker == 1
     assert set(observation.turn_times_s) == {5, 3}
     assert not [warning for warning in observation.warnings if "compiler" in warning]
+    assert runner(probe(3, 3, in_turn_with=(5,))).peak_memory_bytes > 0
 
 
 def test_what_is_extrapolated_from_reduced_depths_is_asked_alone():

@@ -278,7 +278,7 @@ class Session:
         """Peak of a step, and what the process held; a size that this process has measured has its own already."""
         self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
         is_final = probe.purpose is Purpose.VERIFY
-        if probe.micro_batch_size in self._usual_pass_s and not is_final:
+        if probe.micro_batch_size in self._peaks and not is_final:
             self._watched_passes_s = [(self.steps.timed_pass(batch), self.steps.waited_s)]
             return self._peaks[probe.micro_batch_size]
         gradients: list[Any] = []
