@@ -25,6 +25,7 @@ import psutil
 from bexplore import dialects
 from bexplore.engine import EngineRunner
 from bexplore.probe import Compilation, Observation, Probe
+from bexplore.turns import num_passes_of_turn
 
 ROOT = Path(__file__).parent.parent
 TURN_S = 1.0  # passes of one turn of the truth last about this long
@@ -144,7 +145,7 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def passes_s(probe: Mapping[str, Any], *, num_steps: int = 1) -> float:
-    """Seconds of a probe's own passes and updates: the timed ones, and the steps whose memory is read.
+    """Seconds of a probe's passes and updates: the timed ones, turns of other sizes, and the steps whose memory is read.
 
     The first of these steps has two passes, the others one. But for the first pass, one of a second or more is among
     the pass times already.
@@ -154,7 +155,14 @@ def passes_s(probe: Mapping[str, Any], *, num_steps: int = 1) -> float:
     pass_s = statistics.median(probe["pass_times_s"])
     update_s = statistics.median(probe["update_times_s"]) if probe["update_times_s"] else 0.0
     untimed_passes = 1 + (0 if pass_s >= 1.0 else num_steps)
-    return sum(probe["pass_times_s"]) + untimed_passes * pass_s + sum(probe["update_times_s"]) + num_steps * update_s
+    timed_s = sum(probe["pass_times_s"]) + sum(probe["update_times_s"]) + _turns_of_others_s(probe)
+    return timed_s + untimed_passes * pass_s + num_steps * update_s
+
+
+def _turns_of_others_s(probe: Mapping[str, Any]) -> float:
+    """A turn is told by its median pass, and has as many passes as make a turn of the size."""
+    others = [times_s for size, times_s in probe["turn_times_s"].items() if int(size) != probe["micro_batch_size"]]
+    return sum(num_passes_of_turn(statistics.median(times_s)) * sum(times_s) for times_s in others)
 
 
 def floor(config: Path, size: int) -> dict[str, Any]:

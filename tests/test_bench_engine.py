@@ -246,3 +246,13 @@ def test_the_plan_puts_the_first_runs_of_every_job_before_any_repeat(tmp_path, c
     assert keys[:4] == ["gpt | explore | 1", "gpt | floor | 1", "gpt | sweep | 1", "gpt | truth | 1"]
     assert keys.index("bert | truth | 1") < keys.index("gpt | explore | 2")
     assert json.dumps(keys) == json.dumps(list(dict.fromkeys(keys)))
+
+
+def test_the_passes_of_a_probe_are_its_own_and_those_of_the_sizes_that_took_turns_with_it():
+    probe = {"micro_batch_size": 8, "pass_times_s": [0.2, 0.2], "update_times_s": [0.1]}
+
+    alone = measure.passes_s(probe | {"turn_times_s": {}})
+    in_turns = measure.passes_s(probe | {"turn_times_s": {"8": [0.2, 0.2], "4": [0.05, 0.05]}})
+
+    assert alone == pytest.approx(2 * 0.2 + 0.1 + 2 * 0.2 + 0.1)  # timed, and the memory step of two passes
+    assert in_turns == pytest.approx(alone + 2 * 2 * 0.05)  # two rounds of two passes each
