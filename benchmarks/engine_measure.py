@@ -145,7 +145,7 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def passes_s(probe: Mapping[str, Any], *, num_steps: int = 1) -> float:
-    """Seconds of a probe's passes and updates: the timed ones, turns of other sizes, and the steps whose memory is read.
+    """Seconds of a probe's passes and updates: timed ones, turns of other sizes, the steps whose memory is read.
 
     The first of these steps has two passes, the others one. But for the first pass, one of a second or more is among
     the pass times already.
