@@ -336,7 +336,7 @@ class Session:
                 if size not in self._usual_pass_s:  # it ran in an earlier process
                     self._compile_pass(batches[size])
                     self._usual_pass_s[size] = self.steps.timed_pass(batches[size])
-        except Exception as error:
+        except Exception as error:  # of the other size, in any way; the observation keeps it
             self._why_alone = _headline(error)
             batches.clear()
         return batches
@@ -354,7 +354,7 @@ class Session:
                     budget_s=budget_s,
                     report=self.report,
                 )
-            except Exception as error:
+            except Exception as error:  # of any kind: the size alone meets its own again, and that one is told
                 self._why_alone = _headline(error)
         if self._why_alone:
             others.clear()

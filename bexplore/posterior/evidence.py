@@ -114,17 +114,18 @@ class Evidence:
         """The evidence in an observation."""
         update_s = observation.update_time_s
         tenants_sd = _tenants_sd(observation.others_share, observation.waited_share)
-        levels = observation.levels
+        levels = observation.levels  # of a size whose peak turned out to be over the budget too: no throughput then
         own = levels.pop(observation.micro_batch_size)
         return cls(
             micro_batch_size=observation.micro_batch_size,
             outcome=observation.outcome,
             reason=observation.reason,
-            log_throughput=own.log_throughput(observation.micro_batch_size),
+            log_throughput=own.log_throughput(observation.micro_batch_size) if observation.is_measured else math.nan,
             log_throughput_se=own.log_se,
             in_turn=tuple(
                 InTurn(micro_batch_size=size, log_throughput=level.log_throughput(size), log_throughput_se=level.log_se)
                 for size, level in levels.items()
+                if observation.is_measured
             ),
             tenants_sd=tenants_sd * (TENANTS_IN_TURNS if levels else 1.0),
             num_passes=observation.num_rounds or len(observation.pass_times_s),
