@@ -163,6 +163,7 @@ class _Exploration:
             budget = self._budget(facts, cost_model)
             runner.budget_bytes = budget.budget_bytes
             runner.limits = self._stage_limits(cost_model)
+            runner.largest_measured = max((o.micro_batch_size for o in self.known if o.is_measured), default=0)
             yield self._traced(cost_model, reason, budget)
             self._refuse_the_impossible(cost_model, budget)
             if not self.known:

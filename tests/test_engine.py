@@ -10,6 +10,7 @@ import psutil
 import pytest
 from conftest import imported_job
 
+from bexplore.engine.failures import classify_exception
 from bexplore.errors import EngineError, UserInputError
 from bexplore.events import probe_record
 from bexplore.job import CompileSettings, Job, Mode
@@ -232,6 +233,64 @@ def test_what_exceeds_the_budget_is_out_of_memory_and_the_next_probe_runs(run_on
     assert too_big.outcome is Outcome.OUT_OF_MEMORY
     assert "memory" in too_big.reason
     assert fits.outcome is Outcome.MEASURED, fits.reason
+
+
+def test_a_size_that_is_refused_memory_costs_no_worker(run_on):
+    runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB)
+
+    small, too_big, larger = runner(probe(1)), runner(probe(100)), runner(probe(2))
+
+    assert [o.outcome for o in (small, too_big, larger)] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
+    assert {o.worker for o in (small, too_big, larger)} == {0}
+    assert larger.num_graphs == 0
+    assert larger.held_memory_bytes < larger.peak_memory_bytes + 64 * MIB
+
+
+def test_a_size_whose_peak_is_over_the_budget_costs_no_worker_either(run_on):
+    runner = run_on(imported_job("greedy"), budget_bytes=190 * MIB)
+
+    observations = [runner(probe(size)) for size in (1, 3, 2)]
+
+    assert [o.outcome for o in observations] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
+    assert "over the budget" in observations[1].reason
+    assert {o.worker for o in observations} == {0}
+
+
+def test_a_refusal_at_a_size_below_one_that_ran_is_the_processs_own_and_ends_it(run_on):
+    runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB)
+    runner(probe(1))
+    runner.largest_measured = 128
+
+    assert runner(probe(100)).outcome is Outcome.OUT_OF_MEMORY
+    assert runner(probe(2)).worker == 1
+
+
+def test_a_worker_that_keeps_what_a_refused_step_took_is_ended(run_on):
+    runner = run_on(imported_job("keeper"), budget_bytes=512 * MIB)
+
+    outcomes = [runner(probe(size)) for size in (1, 100, 2)]
+
+    assert [o.outcome for o in outcomes] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
+    assert [o.worker for o in outcomes] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_clean"),
+    [
+        (RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), False),
+        (RuntimeError("std::bad_alloc"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_only_an_allocators_own_refusal_leaves_a_process_that_may_go_on(error, is_clean):
+    failure = classify_exception(error)
+
+    assert failure.outcome is Outcome.OUT_OF_MEMORY
+    assert failure.is_clean is is_clean
 
 
 def test_a_peak_over_the_budget_is_out_of_memory_even_if_the_host_had_the_memory(run_on):

@@ -443,6 +443,27 @@ def test_steps_cannot_take_more_than_the_budget_whatever_an_earlier_size_left():
     assert all(150 <= mib <= 256 + 64 for mib in eaten)
 
 
+def test_a_heap_that_an_earlier_size_left_in_pieces_refuses_nothing_that_fits():
+    done = in_new_process("""
+        limit = DataLimit(256 * MIB)
+        with limit.around_steps(0):
+            del [np.ones(3 * MIB)][:]  # from here on the C library takes what is smaller from its heap
+            pieces = [(np.ones(MIB), bytearray(2**16)) for _ in range(24)]  # 192 MiB, with something small between
+            pins = [small for _, small in pieces]
+            del pieces
+        with limit.around_steps(0):
+            held = [np.ones(3 * MIB // 2) for _ in range(18)]  # 216 MiB, none of which fits into a piece
+            print("fits")
+        with limit.around_steps(0):
+            try:
+                held += [np.ones(3 * MIB // 2) for _ in range(40)]
+            except MemoryError:
+                print("refused")
+        """)
+
+    assert done.stdout == "fits\nrefused\n", done.stderr
+
+
 def test_what_a_step_holds_when_the_compiler_begins_still_counts_when_it_ends():
     done = in_new_process("""
         limit = DataLimit(256 * MIB)

@@ -65,6 +65,13 @@ def num_alloc_retries(device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0
 
 
+def idle_bytes(device: torch.device) -> int:
+    """What lives on an accelerator once its allocator's cache is given back; 0 where it keeps no account."""
+    release_cached_memory(device)
+    memory: Any = getattr(torch, device.type, None)
+    return int(memory.memory_allocated(device)) if hasattr(memory, "memory_allocated") else 0
+
+
 def storage_bytes(trees: Iterable[Any]) -> int:
     """Bytes of all distinct storages in the pytrees."""
     storages: dict[int, int] = {}

@@ -32,6 +32,15 @@ OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")
 
 
+# Of these, what an allocator says that has refused memory before anything was done with it. Whatever else lacks memory
+# may leave a library, a device or a process half-way.
+CLEAN_REFUSALS = (
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",
+    r"^(CUDA|HIP|XPU) out of memory",
+    r"could not create a (memory|primitive)( object)?$",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """How a probe failed.
@@ -41,12 +50,14 @@ class Failure:
         reason: One line for people.
         traceback_text: Whole traceback; empty where there is no Python exception.
         exception_type: Name of the exception's class; empty where there is none.
+        is_clean: Whether an allocator refused memory and nothing else happened, so that its process may go on.
     """
 
     outcome: Outcome
     reason: str
     traceback_text: str = ""
     exception_type: str = ""
+    is_clean: bool = False
 
 
 def classify_exception(error: BaseException) -> Failure:
@@ -60,6 +71,7 @@ def classify_exception(error: BaseException) -> Failure:
             reason=f"{memory_reason}: {first_line(error)}",
             traceback_text=text,
             exception_type=kind,
+            is_clean=any(re.search(clean, str(error), re.MULTILINE) for clean in CLEAN_REFUSALS),
         )
     if is_compiler_failure(error):
         return Failure(

@@ -64,8 +64,12 @@ class DataLimit:
         if self._base_bytes is None:
             self._base_bytes = held - live_bytes
             self._base_resident_bytes = _status_bytes("RssAnon") - live_bytes
-        # From one base for all steps of this process: what an earlier size left in the heap is room of this one's.
-        self._ceiling_bytes = self._base_bytes + live_bytes + room
+        # From one base for all steps of this process: what an earlier size left in the heap is room of this one's. Of
+        # that, address space without memory behind it is not held: a heap in pieces would be refused what fits.
+        left = held - live_bytes - self._base_bytes
+        left_resident = _status_bytes("RssAnon") - live_bytes - self._base_resident_bytes
+        empty = max(0, left - max(0, left_resident))
+        self._ceiling_bytes = self._base_bytes + live_bytes + room + empty
         self._set(self._ceiling_bytes)
         try:
             yield
@@ -102,6 +106,11 @@ class DataLimit:
         if room is None or self._base_bytes is None:
             return room
         return max(0, self._base_resident_bytes + live_bytes + room - _status_bytes("RssAnon"))
+
+    def idle_bytes(self) -> int:
+        """What this process holds once its free memory is given back; 0 where the kernel does not tell."""
+        _give_back_free_heap()
+        return _status_bytes("RssAnon")
 
     def lift(self) -> None:
         """Allow everything again while the compiler works: its own memory is not the job's."""

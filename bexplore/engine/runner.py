@@ -40,6 +40,9 @@ class EngineRunner:
         environment: Variables of the worker beside this process's own.
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
         depth: Identical blocks of the model to keep, and how many there are; None for all of them.
+
+    Attributes:
+        largest_measured: The largest size that is known to run; 0 for none.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class EngineRunner:
         self._environment = environment
         self._workers = Workers(run_dir, environment)
         self._shared_mode = SharedMode.NESTED
+        self.largest_measured = 0
         self._ahead: Observation | None = None
         self._begun: tuple[dict[str, Any], ExitStack] | None = None
 
@@ -312,9 +316,22 @@ class EngineRunner:
         )
         observation = dataclasses.replace(observation, others_share=others_share)
         self.limits.learn(observation)
-        if not observation.is_measured:
+        if observation.is_measured:
+            self.largest_measured = max(self.largest_measured, observation.micro_batch_size)
+        elif not self._may_go_on(answer, observation):
             self._workers.end_current()
         return observation
+
+    def _may_go_on(self, answer: dict[str, Any] | Failure, refused: Observation) -> bool:
+        """Whether a worker is as good as before a size that it has refused.
+
+        Not where a larger size ran: then it is the process, not the size, that lacks the memory.
+        """
+        if isinstance(answer, Failure) or refused.outcome is not Outcome.OUT_OF_MEMORY:
+            return False
+        is_over_budget = answer["outcome"] == Outcome.MEASURED  # nothing was refused
+        is_larger = refused.micro_batch_size > self.largest_measured > 0
+        return is_larger and (is_over_budget or bool(answer.get("is_intact")))
 
     def _choose_worker(self, probe: Probe) -> None:
         """Part from a worker that must not run this probe; what it has compiled is kept where memory allows it."""

@@ -9,6 +9,7 @@ update, so the peak is read after it, and once in a process: a size that is meas
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,13 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from bexplore.engine.allocator import PeakMemory, measure_peak, num_alloc_retries, release_cached_memory
+from bexplore.engine.allocator import (
+    PeakMemory,
+    idle_bytes,
+    measure_peak,
+    num_alloc_retries,
+    release_cached_memory,
+)
 from bexplore.engine.artifacts import keep_artifacts_in
 from bexplore.engine.compilation import (
     CompilerAccount,
@@ -36,7 +43,7 @@ from bexplore.engine.placement import Placement
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.shortening import shorten
 from bexplore.engine.steps import Steps, len_of, warm_device
-from bexplore.engine.timing import Timed, time_alone, time_in_turns
+from bexplore.engine.timing import RanPass, Timed, run_pass, time_alone, time_in_turns
 from bexplore.engine.toolchain import Toolchain
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
@@ -49,6 +56,10 @@ MAX_UPDATES = 3
 # what a first step hides, such as states that appear late and a cache that fragments, is in it. The pass that compiles
 # ends with an update too. Steps.
 STEPS_OF_VERIFICATION = 2
+
+# A step that was refused memory has left nothing behind, when the process holds no more than this beyond what it held
+# before: pages of small objects, which the C library does not give back. Bytes.
+REMAINS_BYTES = 16 * 2**20
 
 Report = Callable[..., None]
 
@@ -90,12 +101,13 @@ class Session:
         self.has_states = False
         self.is_compiled = False
         self.num_session_graphs = 0
+        self._idle_before_bytes = 0  # what this process held before the probe
         self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
         self._peaks: dict[int, tuple[PeakMemory | None, int | None]] = {}  # of sizes that this process has measured
         self._usual_pass_s: dict[int, float] = {}
         self._why_alone = ""  # the last probe that should have taken turns
-        self._watched_passes_s: list[tuple[float, float]] = []  # of the memory step: seconds, and waited ones
+        self._watched: list[RanPass] = []  # the passes of the memory step
         self._placement = Placement()
         self.watch = CompilerWatch()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
@@ -139,6 +151,8 @@ class Session:
             NotFiniteError: The loss is not finite.
             Exception: Whatever the user's step or the compiler raised.
         """
+        self.steps.clear_gradients()
+        self._idle_before_bytes = self._idle_bytes()
         with self._around_steps():
             batch = self._make_batch(probe.micro_batch_size)
             is_known = probe.micro_batch_size in self._usual_pass_s and probe.purpose is not Purpose.VERIFY
@@ -183,6 +197,19 @@ class Session:
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
             },
         }
+
+    def recovered(self) -> bool:
+        """Let go of a step that was refused memory; whether this process is as it was before it."""
+        if not self.is_compiled or (self.is_training and not self.has_states):
+            return False
+        self._timed_batch = None
+        self.steps.clear_gradients()
+        self.watch.take()  # what was compiled for the refused size is not the next one's
+        gc.collect()
+        return self._idle_bytes() <= self._idle_before_bytes + REMAINS_BYTES
+
+    def _idle_bytes(self) -> int:
+        return self.limit.idle_bytes() if self.device.type == "cpu" else idle_bytes(self.device)
 
     def time_passes(self, micro_batch_size: int, num_passes: int, *, turn: int | None = None) -> dict[str, Any]:
         """Time some passes of a size that has been measured before, so that nothing is left to compile.
@@ -279,7 +306,7 @@ class Session:
         self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
         is_final = probe.purpose is Purpose.VERIFY
         if probe.micro_batch_size in self._peaks and not is_final:
-            self._watched_passes_s = [(self.steps.timed_pass(batch), self.steps.waited_s)]
+            self._watched = [run_pass(self.steps, batch)]
             return self._peaks[probe.micro_batch_size]
         gradients: list[Any] = []
         held: list[int | None] = []
@@ -313,11 +340,10 @@ class Session:
 
     def _steps(self, batch: Batch, num_steps: int) -> list[Any]:
         """A pass, and steps of a pass and an update; returns the gradients as they were before the last update."""
-        self._watched_passes_s = []
+        self._watched = []
         self.workload.forward_backward(batch)
         for _ in range(num_steps):
-            seconds = self.steps.timed_pass(batch)
-            self._watched_passes_s.append((seconds, self.steps.waited_s))
+            self._watched.append(run_pass(self.steps, batch))
             gradients = self.steps.gradients()
             if self.is_training:
                 self.workload.update()
@@ -343,15 +369,17 @@ class Session:
 
     def _timed(self, batch: Batch, others: dict[int, Batch], probe: Probe, budget_s: float) -> Timed:
         """Passes of a size, in turns with others; where they fail together, the size alone is timed, or tells why."""
+        # Those of the memory step count, where they are so long that being watched did not change them.
+        known = [one for one in self._watched if one.seconds >= LONG_PASS_S]
         if others:
-            own_s = self._watched_passes_s[-1][0]
             try:
                 return time_in_turns(
                     self.steps,
                     {probe.micro_batch_size: batch} | others,
                     probe,
-                    usual_pass_s=self._usual_pass_s | {probe.micro_batch_size: own_s},
+                    usual_pass_s=self._usual_pass_s | {probe.micro_batch_size: self._watched[-1].seconds},
                     budget_s=budget_s,
+                    known=known,
                     report=self.report,
                 )
             except Exception as error:  # of any kind: the size alone meets its own again, and that one is told
@@ -360,8 +388,6 @@ class Session:
             others.clear()
             self.steps.clear_gradients()
             release_cached_memory(self.device)
-        # Those of the memory step count, where they are so long that being watched did not change them.
-        known = [item for item in self._watched_passes_s if item[0] >= LONG_PASS_S]
         timed = time_alone(self.steps, batch, probe, budget_s=budget_s, known=known, report=self.report)
         if not self._why_alone:
             return timed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,20 @@ from bexplore.turns import Rounds, num_passes_of_turn
 from bexplore.workloads import Batch
 
 Report = Callable[..., None]
+
+
+class RanPass(NamedTuple):
+    """A pass of a probe's size.
+
+    Attributes:
+        seconds: How long it took.
+        waited_s: For how long one of its threads waited for a processor.
+        loss: Of its samples.
+    """
+
+    seconds: float
+    waited_s: float
+    loss: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +57,7 @@ def time_alone(
     probe: Probe,
     *,
     budget_s: float,
-    known: Sequence[tuple[float, float]] = (),
+    known: Sequence[RanPass] = (),
     report: Report,
 ) -> Timed:
     """Time passes of one size until they suffice.
@@ -53,22 +67,23 @@ def time_alone(
         batch: Of the probe's size.
         probe: What is asked.
         budget_s: Seconds of passes after which it is enough.
-        known: Passes that ran just before and count too: seconds, and how long a thread waited.
+        known: Passes that ran just before and count too.
         report: Told the seconds of each pass.
     """
     worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
     passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, worse_s=worse_s)
-    for seconds, waited_s in known:
-        passes.add(seconds, waited_s=waited_s)
+    ran = list(known)
+    for one in known:
+        passes.add(one.seconds, waited_s=one.waited_s)
     while not passes.are_enough:
-        seconds = steps.timed_pass(batch)
-        passes.add(seconds, waited_s=steps.waited_s)
-        report(pass_time_s=seconds)
+        ran.append(run_pass(steps, batch))
+        passes.add(ran[-1].seconds, waited_s=ran[-1].waited_s)
+        report(pass_time_s=ran[-1].seconds)
     counted_s = passes.counted_s
     return Timed(
         pass_times_s=counted_s,
         waited_share=passes.waited_share,
-        loss=steps.loss(),
+        loss=ran[-1].loss,
         details={
             "num_disturbed_passes": len(passes.all_s) - len(passes.undisturbed_s),
             "all_pass_times_s": passes.all_s if len(passes.all_s) > len(counted_s) else [],
@@ -83,6 +98,7 @@ def time_in_turns(
     *,
     usual_pass_s: Mapping[int, float],
     budget_s: float,
+    known: Sequence[RanPass] = (),
     report: Report,
 ) -> Timed:
     """Time passes of several sizes in rounds, a short turn of each, until they suffice.
@@ -96,6 +112,7 @@ def time_in_turns(
         usual_pass_s: By size, about how long a pass takes; a turn has passes by it.
         budget_s: Seconds of turns of one size after which it is enough; a size that is only looked at is held against
             another within the seconds of one.
+        known: The probe's own turn of the first round, where it has just run.
         report: Told the seconds of each pass of the probe's own size, and told of the others' passes.
     """
     own = probe.micro_batch_size
@@ -107,33 +124,29 @@ def time_in_turns(
         is_look=is_look,
         num_passes={size: num_passes_of_turn(usual_pass_s[size]) for size in batches},
     )
-    order, loss = list(batches), math.nan
-    own_s: list[float] = []
-    own_waited_s: list[float] = []
+    order = [own, *(size for size in batches if size != own)]
+    ran: list[RanPass] = []
     while not rounds.are_enough:
         turns = {}
         for size in order:
-            times_s, waited_s = _turn(steps, batches[size], rounds.num_passes[size])
-            turns[size] = float(np.median(times_s))
-            if size == own:
-                own_s += times_s
-                own_waited_s += waited_s
-                loss = steps.loss()
-            report(**{"pass_time_s": times_s[-1]} if size == own else {})
+            if size == own and known and not ran:
+                turn = list(known)
+            else:
+                turn = [run_pass(steps, batches[size]) for _ in range(rounds.num_passes[size])]
+            turns[size] = float(np.median([one.seconds for one in turn]))
+            ran += turn if size == own else []
+            report(**{"pass_time_s": turn[-1].seconds} if size == own else {})
         rounds.add(turns)
         order.reverse()
     return Timed(
-        pass_times_s=own_s,
+        pass_times_s=[one.seconds for one in ran],
         turn_times_s=rounds.turn_times_s,
-        waited_share=float(np.median(np.array(own_waited_s) / own_s)),
-        loss=loss,
+        waited_share=float(np.median([one.waited_s / one.seconds for one in ran])),
+        loss=ran[-1].loss,
     )
 
 
-def _turn(steps: Steps, batch: Batch, num_passes: int) -> tuple[list[float], list[float]]:
-    """Seconds of each pass, and how long one of its threads waited for a processor."""
-    times_s, waited_s = [], []
-    for _ in range(num_passes):
-        times_s.append(steps.timed_pass(batch))
-        waited_s.append(steps.waited_s)
-    return times_s, waited_s
+def run_pass(steps: Steps, batch: Batch) -> RanPass:
+    """Run a pass, timed."""
+    seconds = steps.timed_pass(batch)
+    return RanPass(seconds, steps.waited_s, steps.loss())

@@ -72,7 +72,9 @@ class _Server:
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
         shared_mode = {"shared_mode": self._session.shared_mode} if self._session is not None else {}
         failure = self._diagnose(failure, request)
+        is_intact = failure.is_clean and request["kind"] == "probe" and self._session.recovered()
         return shared_mode | {
+            "is_intact": is_intact,
             "outcome": failure.outcome,
             "reason": failure.reason,
             "traceback_text": failure.traceback_text,

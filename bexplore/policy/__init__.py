@@ -148,7 +148,7 @@ class _Turn:
             smallest = min(item.micro_batch_size for item in self.finished if item.is_measured)
             return self._probe(self.fitted.index(smallest), Purpose.BASE)
         choice = choices[min(num_unassigned, len(choices) - 1)]
-        if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
+        if self._verifies and self.fitted.measured[choice.index] and self._is_about_the_exact_program():
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
 
@@ -183,6 +183,17 @@ class _Turn:
         if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
+
+    def _is_about_the_exact_program(self) -> bool:
+        """Whether sizes are told apart by compiling each exactly, once the winner was.
+
+        Not where they take turns: the machine wanders between two processes by more than sizes differ, so that one more
+        compilation tells less than a few turns in the program that they share.
+        """
+        if not self.fitted.measured_exactly.any():
+            return False
+        took_turns = any(item.in_turn for item in self.finished)
+        return not took_turns or (self.best is not None and self._falls_short(self.best.micro_batch_size))
 
     def _falls_short(self, size: int) -> bool:
         """Whether a size is far slower when compiled exactly, which may be so at this size alone: none other ran so."""
