@@ -102,6 +102,7 @@ class SimulatedRunner:
         self.num_probes = 0
         self._shared = shared_compile
         self._alive = False
+        self._largest = 0  # size that ran
         self._rng = np.random.default_rng([seed, 77])
         self._wandering = _Wandering(world.wander_sd, np.random.default_rng([seed, 78]))
 
@@ -111,7 +112,8 @@ class SimulatedRunner:
         index = world.space.sizes.index(probe.micro_batch_size)
         fits = bool(world.fits[index])
         starts = not (self._alive and self._shared) or probe.fresh_worker
-        self._alive = fits
+        self._largest = max(self._largest, probe.micro_batch_size if fits else 0)
+        self._alive = fits or probe.micro_batch_size > self._largest > 0
         start_s, compile_s = (world.start_s, world.compile_s) if starts else (0.0, 0.0)
         times, turns = np.zeros(0), dict[int, tuple[float, ...]]()
         timed_s = 0.0

@@ -242,7 +242,6 @@ def test_a_size_that_is_refused_memory_costs_no_worker(run_on):
 
     assert [o.outcome for o in (small, too_big, larger)] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
     assert {o.worker for o in (small, too_big, larger)} == {0}
-    assert larger.num_graphs == 0
     assert larger.held_memory_bytes < larger.peak_memory_bytes + 64 * MIB
 
 

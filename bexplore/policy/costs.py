@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bexplore.posterior import Posterior
 from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation
+from bexplore.probe import Compilation, Outcome
 from bexplore.recommendation import SearchSettings
 
 Array = NDArray[np.float64]
@@ -53,7 +53,7 @@ class Costs:
         updates = [item.update_time_s for item in evidence if item.update_time_s > 0]
         noise = [item.log_pass_sd for item in evidence if item.num_passes >= 2 and math.isfinite(item.log_pass_sd)]
         last = evidence[-1] if evidence else None
-        is_warm = last is not None and last.is_measured and last.compilation is not Compilation.EXACT
+        is_warm = last is not None and _left_a_worker(evidence) and last.compilation is not Compilation.EXACT
         return cls(
             start_s=float(np.median(starts)) if starts else settings.start_time_s,
             compile_s=float(np.median(compiles)) if compiles else settings.compile_time_s,
@@ -92,6 +92,13 @@ class Costs:
         others_s = fixed_s + WARM_UP_PASSES * pass_s
         best = PASS_CAUTION * self.pass_sd / PROBE_SD * np.sqrt(others_s / np.maximum(pass_s, 1e-9))
         return np.clip(np.ceil(best), min(MIN_PASSES, self.max_passes), self.max_passes)
+
+
+def _left_a_worker(evidence: Sequence[Evidence]) -> bool:
+    """Whether the last probe's process goes on: as after a refusal that no larger size refutes."""
+    *earlier, last = evidence
+    largest = max((item.micro_batch_size for item in earlier if item.is_measured), default=0)
+    return last.is_measured or (last.outcome is Outcome.OUT_OF_MEMORY and last.micro_batch_size > largest > 0)
 
 
 def expected_pass_s(posterior: Posterior) -> Array:

@@ -23,8 +23,8 @@ MIN_NEAR_BEST = 0.1  # a size less likely near the best than this has no turn
 AS_LIKELY = 0.75  # of the leader's probability: a size that is as good to be held against, where it is quicker
 MAX_ROUND_S = 4.0  # a further contender must not make a round longer: it would not be short beside the wandering
 # Two sizes whose round would be longer are timed alone. On a shared machine of two cores the standard deviation of
-# ln(A / B) of equal work was 5.2 % with blocks of 4 s, 8.7 % with blocks of 8 s, which is what visits apart have.
-MAX_ROUND_OF_TWO_S = 8.0
+# ln(A / B) of equal work was 5.2 % in rounds of 8 s, and 8.7 % in rounds of 16 s, which is what visits apart have.
+MAX_ROUND_OF_TWO_S = 12.0
 
 
 def in_turn_with(
