@@ -18,6 +18,7 @@ from bexplore.policy import unseen_gap
 from bexplore.policy.acquisition import rank
 from bexplore.policy.costs import Costs
 from bexplore.posterior import fit
+from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.space import MemoryPrior, Space, default_candidates
@@ -287,6 +288,19 @@ def test_a_stretch_that_could_hide_a_better_size_counts_only_in_a_long_list_of_s
 
     assert gap(list(range(8, 40, 2))) is None  # 16 sizes
     assert gap(list(range(8, 42, 2))) == 16  # 17
+
+
+def test_after_a_refusal_the_program_of_the_search_is_still_warm_unless_a_larger_size_ran():
+    ran = [measured(size, 1000.0, compilation=Compilation.SHARED) for size in (1, 32)]
+
+    def warm_after(refused: int) -> Compilation | None:
+        refusal = Evidence(
+            micro_batch_size=refused, outcome=Outcome.OUT_OF_MEMORY, compilation=Compilation.SHARED, reason="too big"
+        )
+        return Costs.learnt([*ran, refusal], EXACT).warm_search
+
+    assert warm_after(40) is Compilation.SHARED
+    assert warm_after(16) is None
 
 
 def test_where_little_is_left_to_learn_most_probes_look_worthless():

@@ -14,6 +14,7 @@ from search_builders import CurveRunner, measured, saturating
 from bexplore import explorer, posterior
 from bexplore.depths import Depths
 from bexplore.engine.reduced import ReducedDepthRunner
+from bexplore.engine.timing import RanPass, time_in_turns
 from bexplore.events import probe_record
 from bexplore.job import Job
 from bexplore.noise import noise_warnings
@@ -244,6 +245,41 @@ def test_a_round_of_contenders_stays_short_beside_what_the_machine_wanders_in():
     assert len(in_turn_with(fitted, evidence, SHARED, costs, index=fitted.index(8), **contender)) == 1
 
 
+def test_sizes_whose_round_is_longer_than_the_machine_stands_still_are_timed_alone():
+    slow = {1: 1.0, 8: 5.0, 64: 5.2}  # a pass of the largest takes 12 s
+
+    def others_of(size: int, *, speed: float) -> tuple[int, ...]:
+        looks = [measured(known, speed * rate, **NOISY) for known, rate in slow.items() if known != size]
+        fitted = belief_of([1, 8, 64], looks)
+        search = {"purpose": Purpose.SEARCH, "compilation": Compilation.SHARED}
+        costs = Costs.learnt(looks, SHARED)
+        return in_turn_with(fitted, looks, SHARED, costs, index=fitted.index(size), **search)
+
+    assert others_of(8, speed=1.0) == (1,)
+    assert others_of(8, speed=2.0) == (64,)
+    assert others_of(64, speed=0.5) == ()
+
+
+def verified(fields: dict[str, object]) -> list[Evidence]:
+    """A plateau of three sizes, of which the first was then compiled exactly, on a slow moment of the machine."""
+    speeds = {8: 500.0, 12: 499.0, 16: 498.0}
+    shared = [measured(1, 100.0, **NOISY), *(measured(size, speed, **NOISY | fields) for size, speed in speeds.items())]
+    return [*shared, measured(8, 440.0, log_throughput_se=0.02, compilation=Compilation.EXACT, purpose=Purpose.VERIFY)]
+
+
+def test_what_a_wandering_machine_makes_of_the_exact_program_has_no_other_size_compiled():
+    partner = InTurn(micro_batch_size=1, log_throughput=math.log(100.0), log_throughput_se=0.02)
+    settings = SearchSettings(search_compilation=Compilation.SHARED, target_confidence=99)
+
+    alone, in_turns = (
+        decide(Space.of([1, 8, 12, 16]), verified(fields), settings) for fields in ({}, {"in_turn": (partner,)})
+    )
+
+    assert (alone.compilation, alone.micro_batch_size != 1) == (Compilation.EXACT, True)
+    assert (in_turns.compilation, in_turns.fresh_worker) == (Compilation.SHARED, False)
+    assert in_turns.in_turn_with
+
+
 def test_on_a_machine_whose_passes_repeat_well_every_size_is_timed_alone():
     quiet = {"compilation": Compilation.SHARED}
     assert asked(measured(1, 30.0, **quiet), measured(32, 500.0, **quiet)) == ()
@@ -296,6 +332,58 @@ def test_a_runner_that_knows_no_turns_leaves_the_search_as_it_was():
 
     assert {probe.in_turn_with for probe in runner.probes} == {()}
     assert result.recommendation.confidence >= 90
+
+
+class ScriptedSteps:
+    """Passes that take what a size takes, and tell which size ran."""
+
+    waited_s = 0.0
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds, self.ran = seconds, list[int]()
+
+    def timed_pass(self, batch: int) -> float:
+        self.ran.append(batch)
+        return self.seconds[batch]
+
+    def loss(self) -> float:
+        return float(self.ran[-1])
+
+
+def test_a_long_pass_that_has_just_run_is_the_first_turn_of_its_size():
+    steps = ScriptedSteps({4: 1.1, 8: 2.0})
+
+    timed = time_in_turns(
+        steps,
+        {8: 8, 4: 4},
+        Probe(number=1, micro_batch_size=8, in_turn_with=(4,)),
+        usual_pass_s=steps.seconds,
+        budget_s=4.0,
+        known=[RanPass(2.2, 0.0, 7.0)],
+        report=lambda **_: None,
+    )
+
+    assert steps.ran == [4, 4, 8]  # and the second round goes the other way round
+    assert timed.turn_times_s == {8: [2.2, 2.0], 4: [1.1, 1.1]}
+    assert timed.pass_times_s == [2.2, 2.0]
+    assert timed.loss == 8.0
+
+
+def test_a_loss_is_that_of_the_probes_own_size_even_if_it_ran_before_the_turns():
+    steps = ScriptedSteps({4: 1.1, 8: 5.0})
+
+    timed = time_in_turns(
+        steps,
+        {8: 8, 4: 4},
+        Probe(number=1, micro_batch_size=8, in_turn_with=(4,)),
+        usual_pass_s=steps.seconds,
+        budget_s=4.0,
+        known=[RanPass(5.0, 0.0, 7.0)],
+        report=lambda **_: None,
+    )
+
+    assert steps.ran == [4]
+    assert timed.loss == 7.0
 
 
 def odd_only() -> Job:
