@@ -8,7 +8,7 @@ round share is the machine, and what is left is theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,6 +104,19 @@ class Rounds:
         """Take in a round: by size, seconds of a pass."""
         for size, seconds in turn_times_s.items():
             self.turn_times_s.setdefault(size, []).append(seconds)
+
+    def take(self, order: Sequence[int], turn: Callable[[int], float]) -> None:
+        """Take rounds until they are enough, each the other way round than the one before.
+
+        So a steady drift meets all sizes alike.
+
+        Args:
+            order: The sizes, in the order of the first round.
+            turn: Runs a turn of a size; seconds of a pass.
+        """
+        while not self.are_enough:
+            self.add({size: turn(size) for size in order})
+            order = order[::-1]
 
     @property
     def are_enough(self) -> bool:

@@ -103,8 +103,6 @@ def time_in_turns(
 ) -> Timed:
     """Time passes of several sizes in rounds, a short turn of each, until they suffice.
 
-    Each round goes the other way round than the one before, so that a steady drift meets all sizes alike.
-
     Args:
         steps: Runs and times them.
         batches: By size; the probe's own and those that it takes turns with.
@@ -124,20 +122,18 @@ def time_in_turns(
         is_look=is_look,
         num_passes={size: num_passes_of_turn(usual_pass_s[size]) for size in batches},
     )
-    order = [own, *(size for size in batches if size != own)]
     ran: list[RanPass] = []
-    while not rounds.are_enough:
-        turns = {}
-        for size in order:
-            if size == own and known and not ran:
-                turn = list(known)
-            else:
-                turn = [run_pass(steps, batches[size]) for _ in range(rounds.num_passes[size])]
-            turns[size] = float(np.median([one.seconds for one in turn]))
-            ran += turn if size == own else []
-            report(**{"pass_time_s": turn[-1].seconds} if size == own else {})
-        rounds.add(turns)
-        order.reverse()
+
+    def turn(size: int) -> float:
+        is_own = size == own
+        passes = list(known) if is_own and not ran else []
+        passes = passes or [run_pass(steps, batches[size]) for _ in range(rounds.num_passes[size])]
+        if is_own:
+            ran.extend(passes)
+        report(**{"pass_time_s": passes[-1].seconds} if is_own else {})
+        return float(np.median([one.seconds for one in passes]))
+
+    rounds.take([own, *(size for size in batches if size != own)], turn)
     return Timed(
         pass_times_s=[one.seconds for one in ran],
         turn_times_s=rounds.turn_times_s,
