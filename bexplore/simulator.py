@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bexplore.probe import Observation, Outcome, Probe, Purpose
 from bexplore.space import MemoryPrior, Space, default_candidates
-from bexplore.turns import Rounds, num_passes_of_turn
+from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
 
 Array = NDArray[np.float64]
 
@@ -159,7 +159,7 @@ class SimulatedRunner:
         rounds = Rounds(
             size=own,
             max_rounds=probe.max_passes,
-            budget_s=PASS_BUDGET_S * (1 if is_look else len(order)),
+            budget_s=PASS_BUDGET_S * (1 if is_look else BUDGETS_OF_CONTENDERS),
             is_look=is_look,
             num_passes={size: num_passes_of_turn(usual_s[size]) for size in order},
         )

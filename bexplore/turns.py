@@ -26,6 +26,9 @@ MIN_ROUNDS = ((4.0, 1), (1.0, 2), (0.0, 4))
 # tie where contenders are told apart, the most of it where a size is only looked at.
 ENOUGH_SE = 0.004
 ENOUGH_SE_OF_LOOK = 0.015
+# Seconds of contenders' turns, in budgets of a size alone: with as many as there are sizes, simulated searches ended no
+# better and took longer.
+BUDGETS_OF_CONTENDERS = 2
 # A size that is only looked at is clearly worse when it is by so many standard errors of the difference.
 SURELY = 2.5
 MOST_SDS = 2.0  # from the median, beyond which a turn counts as disturbed

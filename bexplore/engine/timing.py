@@ -12,7 +12,7 @@ import numpy as np
 from bexplore.engine.passes import Passes
 from bexplore.engine.steps import Steps
 from bexplore.probe import Probe, Purpose
-from bexplore.turns import Rounds, num_passes_of_turn
+from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
 from bexplore.workloads import Batch
 
 Report = Callable[..., None]
@@ -108,8 +108,8 @@ def time_in_turns(
         batches: By size; the probe's own and those that it takes turns with.
         probe: What is asked.
         usual_pass_s: By size, about how long a pass takes; a turn has passes by it.
-        budget_s: Seconds of turns of one size after which it is enough; a size that is only looked at is held against
-            another within the seconds of one.
+        budget_s: Seconds of all turns after which it is enough where a size is only looked at; contenders have
+            `BUDGETS_OF_CONTENDERS` times as much.
         known: The probe's own turn of the first round, where it has just run.
         report: Told the seconds of each pass of the probe's own size, and told of the others' passes.
     """
@@ -118,7 +118,7 @@ def time_in_turns(
     rounds = Rounds(
         size=own,
         max_rounds=probe.max_passes,
-        budget_s=budget_s * (1 if is_look else len(batches)),
+        budget_s=budget_s * (1 if is_look else BUDGETS_OF_CONTENDERS),
         is_look=is_look,
         num_passes={size: num_passes_of_turn(usual_pass_s[size]) for size in batches},
     )
