@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bexplore.probe import Observation, Outcome, Probe, Purpose
 from bexplore.space import MemoryPrior, Space, default_candidates
-from bexplore.turns import Rounds, num_passes_of_turn
+from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
 
 Array = NDArray[np.float64]
 
@@ -159,23 +159,23 @@ class SimulatedRunner:
         rounds = Rounds(
             size=own,
             max_rounds=probe.max_passes,
-            budget_s=PASS_BUDGET_S * (1 if is_look else len(order)),
+            budget_s=PASS_BUDGET_S * (1 if is_look else BUDGETS_OF_CONTENDERS),
             is_look=is_look,
             num_passes={size: num_passes_of_turn(usual_s[size]) for size in order},
         )
         luck = {size: world.run_sd * self._rng.standard_normal() for size in order}
         own_s, spent_s = list[float](), 0.0
-        while not rounds.are_enough:
-            turns = {}
-            for size in order:
-                count = rounds.num_passes[size]
-                noise = world.pass_sd * self._rng.standard_normal(count) - luck[size]
-                times_s = usual_s[size] * np.exp(noise - self._wandering.wait(count * usual_s[size]))
-                turns[size] = float(np.median(times_s))
-                spent_s += float(times_s.sum())
-                own_s += times_s.tolist() if size == own else []
-            rounds.add(turns)
-            order.reverse()
+
+        def turn(size: int) -> float:
+            nonlocal spent_s
+            count = rounds.num_passes[size]
+            noise = world.pass_sd * self._rng.standard_normal(count) - luck[size]
+            times_s = usual_s[size] * np.exp(noise - self._wandering.wait(count * usual_s[size]))
+            spent_s += float(times_s.sum())
+            own_s.extend(times_s.tolist() if size == own else [])
+            return float(np.median(times_s))
+
+        rounds.take(order, turn)
         told = {size: tuple(times_s) for size, times_s in rounds.turn_times_s.items()}
         return np.array(own_s), told if probe.in_turn_with else {}, spent_s
 

@@ -18,7 +18,7 @@ from bexplore.engine.timing import RanPass, time_in_turns
 from bexplore.events import probe_record
 from bexplore.job import Job
 from bexplore.noise import noise_warnings
-from bexplore.policy import decide
+from bexplore.policy import StopReason, decide
 from bexplore.policy.costs import Costs
 from bexplore.policy.turns import in_turn_with
 from bexplore.posterior.evidence import Evidence, InTurn
@@ -269,15 +269,14 @@ def verified(fields: dict[str, object]) -> list[Evidence]:
 
 def test_what_a_wandering_machine_makes_of_the_exact_program_has_no_other_size_compiled():
     partner = InTurn(micro_batch_size=1, log_throughput=math.log(100.0), log_throughput_se=0.02)
-    settings = SearchSettings(search_compilation=Compilation.SHARED, target_confidence=99)
+    settings = SearchSettings(target_confidence=99)
 
     alone, in_turns = (
         decide(Space.of([1, 8, 12, 16]), verified(fields), settings) for fields in ({}, {"in_turn": (partner,)})
     )
 
-    assert (alone.compilation, alone.micro_batch_size != 1) == (Compilation.EXACT, True)
-    assert (in_turns.compilation, in_turns.fresh_worker) == (Compilation.SHARED, False)
-    assert in_turns.in_turn_with
+    assert (alone.stop_reason, alone.compilation) == (None, Compilation.EXACT)
+    assert in_turns.stop_reason is StopReason.NOTHING_LEFT
 
 
 def test_on_a_machine_whose_passes_repeat_well_every_size_is_timed_alone():

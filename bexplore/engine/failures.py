@@ -71,7 +71,7 @@ def classify_exception(error: BaseException) -> Failure:
             reason=f"{memory_reason}: {first_line(error)}",
             traceback_text=text,
             exception_type=kind,
-            is_clean=any(re.search(clean, str(error), re.MULTILINE) for clean in CLEAN_REFUSALS),
+            is_clean=_is_clean(error),
         )
     if is_compiler_failure(error):
         return Failure(
@@ -150,6 +150,12 @@ def _out_of_memory_reason(error: BaseException) -> str | None:
                 if re.search(pattern, str(link), re.MULTILINE):
                     return reason
     return None
+
+
+def _is_clean(error: BaseException) -> bool:
+    if is_compiler_failure(error):
+        return False
+    return any(re.search(clean, str(error), re.MULTILINE) for clean in CLEAN_REFUSALS)
 
 
 def _last_place(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from bexplore.engine.passes import Passes
 from bexplore.engine.steps import Steps
 from bexplore.probe import Probe, Purpose
-from bexplore.turns import Rounds, num_passes_of_turn
+from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
 from bexplore.workloads import Batch
 
 Report = Callable[..., None]
@@ -103,15 +103,13 @@ def time_in_turns(
 ) -> Timed:
     """Time passes of several sizes in rounds, a short turn of each, until they suffice.
 
-    Each round goes the other way round than the one before, so that a steady drift meets all sizes alike.
-
     Args:
         steps: Runs and times them.
         batches: By size; the probe's own and those that it takes turns with.
         probe: What is asked.
         usual_pass_s: By size, about how long a pass takes; a turn has passes by it.
-        budget_s: Seconds of turns of one size after which it is enough; a size that is only looked at is held against
-            another within the seconds of one.
+        budget_s: Seconds of all turns after which it is enough where a size is only looked at; contenders have
+            `BUDGETS_OF_CONTENDERS` times as much.
         known: The probe's own turn of the first round, where it has just run.
         report: Told the seconds of each pass of the probe's own size, and told of the others' passes.
     """
@@ -120,24 +118,22 @@ def time_in_turns(
     rounds = Rounds(
         size=own,
         max_rounds=probe.max_passes,
-        budget_s=budget_s * (1 if is_look else len(batches)),
+        budget_s=budget_s * (1 if is_look else BUDGETS_OF_CONTENDERS),
         is_look=is_look,
         num_passes={size: num_passes_of_turn(usual_pass_s[size]) for size in batches},
     )
-    order = [own, *(size for size in batches if size != own)]
     ran: list[RanPass] = []
-    while not rounds.are_enough:
-        turns = {}
-        for size in order:
-            if size == own and known and not ran:
-                turn = list(known)
-            else:
-                turn = [run_pass(steps, batches[size]) for _ in range(rounds.num_passes[size])]
-            turns[size] = float(np.median([one.seconds for one in turn]))
-            ran += turn if size == own else []
-            report(**{"pass_time_s": turn[-1].seconds} if size == own else {})
-        rounds.add(turns)
-        order.reverse()
+
+    def turn(size: int) -> float:
+        is_own = size == own
+        passes = list(known) if is_own and not ran else []
+        passes = passes or [run_pass(steps, batches[size]) for _ in range(rounds.num_passes[size])]
+        if is_own:
+            ran.extend(passes)
+        report(**{"pass_time_s": passes[-1].seconds} if is_own else {})
+        return float(np.median([one.seconds for one in passes]))
+
+    rounds.take([own, *(size for size in batches if size != own)], turn)
     return Timed(
         pass_times_s=[one.seconds for one in ran],
         turn_times_s=rounds.turn_times_s,

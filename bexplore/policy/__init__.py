@@ -148,7 +148,7 @@ class _Turn:
             smallest = min(item.micro_batch_size for item in self.finished if item.is_measured)
             return self._probe(self.fitted.index(smallest), Purpose.BASE)
         choice = choices[min(num_unassigned, len(choices) - 1)]
-        if self._verifies and self.fitted.measured[choice.index] and self._is_about_the_exact_program():
+        if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
 
@@ -165,7 +165,7 @@ class _Turn:
         spent_s = sum(item.elapsed_s for item in self.finished)
         if settings.time_budget_s is not None and spent_s >= settings.time_budget_s:
             return StopReason.TIME_BUDGET
-        if any_choice:
+        if any_choice and not self._is_settled():
             return None
         return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
 
@@ -184,16 +184,15 @@ class _Turn:
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
 
-    def _is_about_the_exact_program(self) -> bool:
-        """Whether sizes are told apart by compiling each exactly, once the winner was.
+    def _is_settled(self) -> bool:
+        """Whether the winner ran exactly and no further exact program could tell more.
 
-        Not where they take turns: the machine wanders between two processes by more than sizes differ, so that one more
-        compilation tells less than a few turns in the program that they share.
+        So it is where sizes took turns: between two processes the machine wanders by more than they differ.
         """
-        if not self.fitted.measured_exactly.any():
-            return False
         took_turns = any(item.in_turn for item in self.finished)
-        return not took_turns or (self.best is not None and self._falls_short(self.best.micro_batch_size))
+        if self.best is None or not took_turns or not self._verifies or not self.fitted.measured_exactly.any():
+            return False
+        return not self._falls_short(self.best.micro_batch_size)
 
     def _falls_short(self, size: int) -> bool:
         """Whether a size is far slower when compiled exactly, which may be so at this size alone: none other ran so."""
