@@ -443,7 +443,7 @@ def test_steps_cannot_take_more_than_the_budget_whatever_an_earlier_size_left():
     assert all(150 <= mib <= 256 + 64 for mib in eaten)
 
 
-def test_a_heap_that_an_earlier_size_left_in_pieces_refuses_nothing_that_fits():
+def test_a_heap_that_an_earlier_size_left_in_pieces_refuses_nothing_that_is_known_to_fit():
     done = in_new_process("""
         limit = DataLimit(256 * MIB)
         with limit.around_steps(0):
@@ -451,17 +451,22 @@ def test_a_heap_that_an_earlier_size_left_in_pieces_refuses_nothing_that_fits():
             pieces = [(np.ones(MIB), bytearray(2**16)) for _ in range(24)]  # 192 MiB, with something small between
             pins = [small for _, small in pieces]
             del pieces
-        with limit.around_steps(0):
-            held = [np.ones(3 * MIB // 2) for _ in range(18)]  # 216 MiB, none of which fits into a piece
-            print("fits")
-        with limit.around_steps(0):
+        for is_known_to_fit in (True, False):
+            with limit.around_steps(0, is_known_to_fit=is_known_to_fit):
+                try:
+                    held = [np.ones(3 * MIB // 2) for _ in range(18)]  # 216 MiB, none of which fits into a piece
+                    print("fits")
+                except MemoryError:
+                    print("refused")
+                held = []
+        with limit.around_steps(0, is_known_to_fit=True):
             try:
-                held += [np.ones(3 * MIB // 2) for _ in range(40)]
+                held = [np.ones(3 * MIB // 2) for _ in range(58)]
             except MemoryError:
                 print("refused")
         """)
 
-    assert done.stdout == "fits\nrefused\n", done.stderr
+    assert done.stdout == "fits\nrefused\nrefused\n", done.stderr
 
 
 def test_what_a_step_holds_when_the_compiler_begins_still_counts_when_it_ends():

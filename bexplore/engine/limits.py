@@ -54,8 +54,14 @@ class DataLimit:
         self._lifted_at_resident_bytes = 0
 
     @contextmanager
-    def around_steps(self, live_bytes: int) -> Iterator[None]:
-        """Limit what the block may add to the `live_bytes` of tensors that exist already."""
+    def around_steps(self, live_bytes: int, *, is_known_to_fit: bool = False) -> Iterator[None]:
+        """Limit what the block may add to the `live_bytes` of tensors that exist already.
+
+        Args:
+            live_bytes: Of tensors that exist already.
+            is_known_to_fit: A step as large ran in this process before, so that only what that left behind could
+                refuse this one.
+        """
         _give_back_free_heap()
         room, held = self.room_bytes(live_bytes), _data_bytes()
         if room is None or not held:
@@ -65,11 +71,12 @@ class DataLimit:
             self._base_bytes = held - live_bytes
             self._base_resident_bytes = _status_bytes("RssAnon") - live_bytes
         # From one base for all steps of this process: what an earlier size left in the heap is room of this one's. Of
-        # that, address space without memory behind it is not held: a heap in pieces would be refused what fits.
+        # that, address space without memory behind it is not held, and a heap in pieces would be refused what fits. But
+        # with room for all of it a step that does not fit is not refused here: the watch ends the process.
         left = held - live_bytes - self._base_bytes
         left_resident = _status_bytes("RssAnon") - live_bytes - self._base_resident_bytes
         empty = max(0, left - max(0, left_resident))
-        self._ceiling_bytes = self._base_bytes + live_bytes + room + empty
+        self._ceiling_bytes = self._base_bytes + live_bytes + room + (empty if is_known_to_fit else 0)
         self._set(self._ceiling_bytes)
         try:
             yield

@@ -153,7 +153,8 @@ class Session:
         """
         self.steps.clear_gradients()
         self._idle_before_bytes = self._idle_bytes()
-        with self._around_steps():
+        as_large_ran = probe.micro_batch_size <= max(self._usual_pass_s, default=0)
+        with self._around_steps(is_known_to_fit=as_large_ran):
             batch = self._make_batch(probe.micro_batch_size)
             is_known = probe.micro_batch_size in self._usual_pass_s and probe.purpose is not Purpose.VERIFY
             first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
@@ -275,11 +276,11 @@ class Session:
         }
 
     @contextmanager
-    def _around_steps(self) -> Iterator[None]:
+    def _around_steps(self, *, is_known_to_fit: bool = False) -> Iterator[None]:
         # Without gradients, which a probe that failed half-way may have left.
         self.steps.clear_gradients()
         with (
-            self.limit.around_steps(self.steps.live_bytes()),
+            self.limit.around_steps(self.steps.live_bytes(), is_known_to_fit=is_known_to_fit),
             around_compilations(self._compiler_begins, self._compiler_ends),
         ):
             if self.toolchain.is_busy:
