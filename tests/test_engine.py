@@ -264,6 +264,13 @@ def test_a_refusal_at_a_size_below_one_that_ran_is_the_processs_own_and_ends_it(
     assert runner(probe(2)).worker == 1
 
 
+def test_weights_that_are_refused_memory_while_the_job_is_built_are_out_of_memory(run_on):
+    observation = run_on(imported_job("colossus"), budget_bytes=512 * MIB)(probe(1))
+
+    assert observation.outcome is Outcome.OUT_OF_MEMORY, observation.reason
+    assert "DefaultCPUAllocator" in observation.reason
+
+
 def test_a_worker_that_keeps_what_a_refused_step_took_is_ended(run_on):
     runner = run_on(imported_job("keeper"), budget_bytes=512 * MIB)
 

@@ -72,14 +72,20 @@ class _Server:
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
         shared_mode = {"shared_mode": self._session.shared_mode} if self._session is not None else {}
         failure = self._diagnose(failure, request)
-        is_intact = failure.is_clean and request["kind"] == "probe" and self._session.recovered()
         return shared_mode | {
-            "is_intact": is_intact,
+            "is_intact": failure.is_clean and request["kind"] == "probe" and self._has_recovered(),
             "outcome": failure.outcome,
             "reason": failure.reason,
             "traceback_text": failure.traceback_text,
             "details": {"exception_type": failure.exception_type},
         }
+
+    def _has_recovered(self) -> bool:
+        """Whether the session is as good as before a step that was refused memory; there is none if it was building."""
+        try:
+            return self._session is not None and self._session.recovered()
+        except Exception:  # of a device that is in no state to be asked: the refusal is what is told
+            return False
 
     def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.device import device_facts

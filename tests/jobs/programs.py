@@ -173,6 +173,18 @@ def keeper() -> nn.Module:
     return Keeper()
 
 
+class Colossus(Perceptron):
+    """Has weights of 8 GiB, which nobody gets to touch under a small budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(2 * 2**30))
+
+
+def colossus() -> nn.Module:
+    return Colossus()
+
+
 class Hoarder(Perceptron):
     """Takes memory in each pass that is no tensor's, and gives it back."""
 
