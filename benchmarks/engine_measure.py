@@ -108,6 +108,8 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     trace, result, probes = by_kind["trace"][0], by_kind["result"][-1], by_kind["probe"]
     exact = [probe for probe in probes if probe["compilation"] == "exact"]
     shared = [probe for probe in probes if probe["compilation"] != "exact"]
+    num_steps = _memory_steps(probes)
+    own_s = [passes_s(probe, num_steps=steps) for probe, steps in zip(probes, num_steps, strict=True)]
     return {
         "micro_batch_size": result["micro_batch_size"],
         "confidence": result["confidence"],
@@ -120,13 +122,13 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "stages_s": {
             "import and trace": trace["arrived_s"],
             "compile, shared": sum(probe["compile_time_s"] for probe in shared),
-            "passes, shared": sum(passes_s(probe) for probe in shared),
+            "passes, shared": sum(s for probe, s in zip(probes, own_s, strict=True) if probe not in exact),
             "start, exact": sum(probe["start_time_s"] for probe in exact),
             "compile, exact": sum(probe["compile_time_s"] for probe in exact),
-            "passes, exact": sum(passes_s(probe, num_steps=2) for probe in exact),
+            "passes, exact": sum(s for probe, s in zip(probes, own_s, strict=True) if probe in exact),
             "same training, report": result["arrived_s"] - probes[-1]["arrived_s"],
         },
-        "own_passes_s": sum(passes_s(probe, num_steps=2 if probe in exact else 1) for probe in probes),
+        "own_passes_s": sum(own_s),
         "probes": [
             {
                 "micro_batch_size": probe["micro_batch_size"],
@@ -148,15 +150,29 @@ def passes_s(probe: Mapping[str, Any], *, num_steps: int = 1) -> float:
     """Seconds of a probe's passes and updates: timed ones, turns of other sizes, the steps whose memory is read.
 
     The first of these steps has two passes, the others one. But for the first pass, one of a second or more is among
-    the pass times already.
+    the pass times already. A size that is measured again has no such step (`num_steps` 0), and one pass in its place.
     """
     if not probe["pass_times_s"]:
         return 0.0
     pass_s = statistics.median(probe["pass_times_s"])
     update_s = statistics.median(probe["update_times_s"]) if probe["update_times_s"] else 0.0
-    untimed_passes = 1 + (0 if pass_s >= 1.0 else num_steps)
+    untimed_passes = min(1, num_steps) + (0 if pass_s >= 1.0 else max(1, num_steps))
     timed_s = sum(probe["pass_times_s"]) + sum(probe["update_times_s"]) + _turns_of_others_s(probe)
     return timed_s + untimed_passes * pass_s + num_steps * update_s
+
+
+def _memory_steps(probes: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Steps of each probe whose memory is read: two for the verification, none for a size that its process knows."""
+    known: set[int] = set()
+    steps = []
+    for probe in probes:
+        if probe["start_time_s"] > 0.0:  # a new process
+            known.clear()
+        is_exact = probe["compilation"] == "exact"
+        steps.append(2 if is_exact else int(probe["micro_batch_size"] not in known))
+        if probe["pass_times_s"]:
+            known.add(probe["micro_batch_size"])
+    return steps
 
 
 def _turns_of_others_s(probe: Mapping[str, Any]) -> float:

@@ -256,3 +256,15 @@ def test_the_passes_of_a_probe_are_its_own_and_those_of_the_sizes_that_took_turn
 
     assert alone == pytest.approx(2 * 0.2 + 0.1 + 2 * 0.2 + 0.1)  # timed, and the memory step of two passes
     assert in_turns == pytest.approx(alone + 2 * 2 * 0.05)  # two rounds of two passes each
+
+
+def test_a_size_that_its_process_knows_has_one_pass_in_place_of_its_memory_step():
+    short = {"pass_times_s": [0.2, 0.2], "turn_times_s": {}, "update_times_s": [0.1], "micro_batch_size": 8}
+    long = {"pass_times_s": [2.0, 2.0], "turn_times_s": {}, "update_times_s": [], "micro_batch_size": 64}
+    began = {"start_time_s": 3.0, "compilation": "shared"}
+    again = began | {"start_time_s": 0.0}
+
+    assert measure._memory_steps([short | began, short | again, short | began]) == [1, 0, 1]
+    assert measure.passes_s(short, num_steps=0) == pytest.approx(0.4 + 0.1 + 0.2)
+    assert measure.passes_s(long, num_steps=0) == pytest.approx(4.0)
+    assert measure.passes_s(long) == pytest.approx(4.0 + 2.0)

@@ -14,7 +14,7 @@ from search_builders import CurveRunner, measured, saturating
 from bexplore import explorer, posterior
 from bexplore.depths import Depths
 from bexplore.engine.reduced import ReducedDepthRunner
-from bexplore.engine.timing import RanPass, time_in_turns
+from bexplore.engine.timing import RanPass, Timed, time_in_turns
 from bexplore.events import probe_record
 from bexplore.job import Job
 from bexplore.noise import noise_warnings
@@ -349,18 +349,23 @@ class ScriptedSteps:
         return float(self.ran[-1])
 
 
-def test_a_long_pass_that_has_just_run_is_the_first_turn_of_its_size():
-    steps = ScriptedSteps({4: 1.1, 8: 2.0})
-
-    timed = time_in_turns(
+def in_turns_after(known: RanPass, steps: ScriptedSteps) -> Timed:
+    """Size 8 in turns with size 4, just after a pass of its own."""
+    return time_in_turns(
         steps,
         {8: 8, 4: 4},
         Probe(number=1, micro_batch_size=8, in_turn_with=(4,)),
         usual_pass_s=steps.seconds,
         budget_s=4.0,
-        known=[RanPass(2.2, 0.0, 7.0)],
+        known=[known],
         report=lambda **_: None,
     )
+
+
+def test_a_long_pass_that_has_just_run_is_the_first_turn_of_its_size():
+    steps = ScriptedSteps({4: 1.1, 8: 2.0})
+
+    timed = in_turns_after(RanPass(2.2, 0.0, 7.0), steps)
 
     assert steps.ran == [4, 4, 8]  # and the second round goes the other way round
     assert timed.turn_times_s == {8: [2.2, 2.0], 4: [1.1, 1.1]}
@@ -371,15 +376,7 @@ def test_a_long_pass_that_has_just_run_is_the_first_turn_of_its_size():
 def test_a_loss_is_that_of_the_probes_own_size_even_if_it_ran_before_the_turns():
     steps = ScriptedSteps({4: 1.1, 8: 5.0})
 
-    timed = time_in_turns(
-        steps,
-        {8: 8, 4: 4},
-        Probe(number=1, micro_batch_size=8, in_turn_with=(4,)),
-        usual_pass_s=steps.seconds,
-        budget_s=4.0,
-        known=[RanPass(5.0, 0.0, 7.0)],
-        report=lambda **_: None,
-    )
+    timed = in_turns_after(RanPass(5.0, 0.0, 7.0), steps)
 
     assert steps.ran == [4]
     assert timed.loss == 7.0
