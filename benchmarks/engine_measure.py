@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from bexplore.turns import num_passes_of_turn
 ROOT = Path(__file__).parent.parent
 TURN_S = 1.0  # passes of one turn of the truth last about this long
 MAX_PASSES_OF_TURN = 20
+LONG_PASS_S = 1.0  # `bexplore.engine.session.LONG_PASS_S`, which cannot be imported without torch
 ROUNDS = (5, 12)  # fewest and most turns of each size
 LIVE_PROCESS_BYTES = 2**30  # of a size of the truth that waits for its turn: torch, weights, optimizer states
 LIMIT_S = 3600.0  # of one process; nothing here takes near as long
@@ -108,8 +110,7 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     trace, result, probes = by_kind["trace"][0], by_kind["result"][-1], by_kind["probe"]
     exact = [probe for probe in probes if probe["compilation"] == "exact"]
     shared = [probe for probe in probes if probe["compilation"] != "exact"]
-    num_steps = _memory_steps(probes)
-    own_s = [passes_s(probe, num_steps=steps) for probe, steps in zip(probes, num_steps, strict=True)]
+    own_s = [passes_s(probe, untimed) for probe, untimed in zip(probes, untimed_of(probes), strict=True)]
     return {
         "micro_batch_size": result["micro_batch_size"],
         "confidence": result["confidence"],
@@ -146,33 +147,53 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def passes_s(probe: Mapping[str, Any], *, num_steps: int = 1) -> float:
-    """Seconds of a probe's passes and updates: timed ones, turns of other sizes, the steps whose memory is read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untimed:
+    """What a probe ran beside the passes and updates that it tells the times of.
 
-    The first of these steps has two passes, the others one. But for the first pass, one of a second or more is among
-    the pass times already. A size that is measured again has no such step (`num_steps` 0), and one pass in its place.
+    Attributes:
+        passes: Of its own size.
+        updates: Of the steps whose memory was read.
     """
+
+    passes: int
+    updates: int
+
+
+def untimed_of(probes: Sequence[Mapping[str, Any]]) -> list[Untimed]:
+    """What each probe of an exploration ran untimed, by the rules of the engine's `Session`.
+
+    The verification reads the memory of two steps, of two passes and of one; another probe that of one step of two
+    passes; one of a size that its process knows runs a pass in place of it. A pass of a second or more counts, but for
+    the first of a step, which is left out where it is expected to be as long.
+    """
+    known: dict[int, float] = {}  # seconds of a pass by size
+    found = []
+    for probe in probes:
+        size, times_s = probe["micro_batch_size"], probe["pass_times_s"]
+        if probe["start_time_s"] > 0.0:  # a new process
+            known.clear()
+        is_long = bool(times_s) and statistics.median(times_s) >= LONG_PASS_S
+        if probe["compilation"] == "exact":
+            found.append(Untimed(passes=1 if is_long else 3, updates=2))
+        elif size in known:
+            found.append(Untimed(passes=0 if is_long else 1, updates=0))
+        else:
+            expected_s = size * min((seconds / other for other, seconds in known.items()), default=0.0)
+            found.append(Untimed(passes=(expected_s < LONG_PASS_S) + (not is_long), updates=1))
+        if times_s:
+            known[size] = statistics.median(times_s)
+    return found
+
+
+def passes_s(probe: Mapping[str, Any], untimed: Untimed) -> float:
+    """Seconds of a probe's passes and updates: those that it tells, turns of other sizes, and what it ran untimed."""
     if not probe["pass_times_s"]:
         return 0.0
     pass_s = statistics.median(probe["pass_times_s"])
     update_s = statistics.median(probe["update_times_s"]) if probe["update_times_s"] else 0.0
-    untimed_passes = min(1, num_steps) + (0 if pass_s >= 1.0 else max(1, num_steps))
     timed_s = sum(probe["pass_times_s"]) + sum(probe["update_times_s"]) + _turns_of_others_s(probe)
-    return timed_s + untimed_passes * pass_s + num_steps * update_s
-
-
-def _memory_steps(probes: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Steps of each probe whose memory is read: two for the verification, none for a size that its process knows."""
-    known: set[int] = set()
-    steps = []
-    for probe in probes:
-        if probe["start_time_s"] > 0.0:  # a new process
-            known.clear()
-        is_exact = probe["compilation"] == "exact"
-        steps.append(2 if is_exact else int(probe["micro_batch_size"] not in known))
-        if probe["pass_times_s"]:
-            known.add(probe["micro_batch_size"])
-    return steps
+    return timed_s + untimed.passes * pass_s + untimed.updates * update_s
 
 
 def _turns_of_others_s(probe: Mapping[str, Any]) -> float:

@@ -248,23 +248,31 @@ def test_the_plan_puts_the_first_runs_of_every_job_before_any_repeat(tmp_path, c
     assert json.dumps(keys) == json.dumps(list(dict.fromkeys(keys)))
 
 
-def test_the_passes_of_a_probe_are_its_own_and_those_of_the_sizes_that_took_turns_with_it():
+def test_the_passes_of_a_probe_are_its_own_untimed_ones_and_those_of_the_sizes_that_took_turns_with_it():
     probe = {"micro_batch_size": 8, "pass_times_s": [0.2, 0.2], "update_times_s": [0.1]}
+    untimed = measure.Untimed(passes=2, updates=1)
 
-    alone = measure.passes_s(probe | {"turn_times_s": {}})
-    in_turns = measure.passes_s(probe | {"turn_times_s": {"8": [0.2, 0.2], "4": [0.05, 0.05]}})
+    alone = measure.passes_s(probe | {"turn_times_s": {}}, untimed)
+    in_turns = measure.passes_s(probe | {"turn_times_s": {"8": [0.2, 0.2], "4": [0.05, 0.05]}}, untimed)
 
-    assert alone == pytest.approx(2 * 0.2 + 0.1 + 2 * 0.2 + 0.1)  # timed, and the memory step of two passes
+    assert alone == pytest.approx(2 * 0.2 + 0.1 + 2 * 0.2 + 0.1)
     assert in_turns == pytest.approx(alone + 2 * 2 * 0.05)  # two rounds of two passes each
 
 
-def test_a_size_that_its_process_knows_has_one_pass_in_place_of_its_memory_step():
-    short = {"pass_times_s": [0.2, 0.2], "turn_times_s": {}, "update_times_s": [0.1], "micro_batch_size": 8}
-    long = {"pass_times_s": [2.0, 2.0], "turn_times_s": {}, "update_times_s": [], "micro_batch_size": 64}
-    began = {"start_time_s": 3.0, "compilation": "shared"}
-    again = began | {"start_time_s": 0.0}
+def test_what_a_probe_runs_untimed_depends_on_what_its_process_knows_and_how_long_a_pass_is():
+    def probe(size: int, pass_s: float, *, start_s: float = 0.0, compilation: str = "shared") -> dict:
+        known = {"micro_batch_size": size, "compilation": compilation}
+        return known | {"pass_times_s": [pass_s, pass_s], "start_time_s": start_s}
 
-    assert measure._memory_steps([short | began, short | again, short | began]) == [1, 0, 1]
-    assert measure.passes_s(short, num_steps=0) == pytest.approx(0.4 + 0.1 + 0.2)
-    assert measure.passes_s(long, num_steps=0) == pytest.approx(4.0)
-    assert measure.passes_s(long) == pytest.approx(4.0 + 2.0)
+    probes = [
+        probe(1, 0.2, start_s=3.0),
+        probe(8, 1.1),  # expected to be long, and so
+        probe(8, 1.1),
+        probe(1, 0.2),
+        probe(4, 0.5),
+        probe(64, 8.8, start_s=3.0),  # in a process that knows nothing
+        probe(8, 1.1, start_s=3.0, compilation="exact"),
+    ]
+
+    found = [(untimed.passes, untimed.updates) for untimed in measure.untimed_of(probes)]
+    assert found == [(2, 1), (0, 1), (0, 0), (1, 0), (2, 1), (1, 1), (1, 2)]

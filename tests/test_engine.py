@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -243,6 +244,26 @@ def test_a_size_that_is_refused_memory_costs_no_worker(run_on):
     assert [o.outcome for o in (small, too_big, larger)] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
     assert {o.worker for o in (small, too_big, larger)} == {0}
     assert larger.held_memory_bytes < larger.peak_memory_bytes + 64 * MIB
+
+
+def test_a_long_pass_is_not_run_twice_for_its_peak(run_on, tmp_path):
+    def eager(number: int, size: int) -> Probe:
+        return Probe(number=number, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=1)
+
+    def num_passes(worker: int) -> int:
+        log = (tmp_path / "run" / "workers" / f"worker_{worker:03d}.log").read_text()
+        return log.count("pass of 4")
+
+    job = imported_job()
+    runner = run_on(dataclasses.replace(job, model=job.model | {"model": "bugs:slow"}))
+    runner(eager(0, 2))
+
+    expected_to_be_long = runner(eager(1, 4))
+    runner.rest()
+    nothing_expected = runner(eager(2, 4))
+
+    assert num_passes(1) == num_passes(0) + 1 > 2
+    assert expected_to_be_long.peak_memory_bytes == nothing_expected.peak_memory_bytes > 0
 
 
 def test_a_size_whose_peak_is_over_the_budget_costs_no_worker_either(run_on):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from bexplore.engine.allocator import storage_bytes
 from bexplore.workloads import Batch, Workload
 
 WARM_DEVICE_S = 0.3
+
+# A parameter, and what it has as a gradient.
+Gradient = tuple[torch.nn.Parameter, torch.Tensor | None]
 
 
 class Steps:
@@ -72,11 +75,11 @@ class Steps:
         own = [p for module in modules for p in module.parameters()]
         return list({id(p): p for p in stepped + own}.values())
 
-    def gradients(self) -> list[Any]:
+    def gradients(self) -> list[Gradient]:
         """Each parameter with its gradient as it is now."""
         return [(parameter, parameter.grad) for parameter in self._parameters()]
 
-    def attach(self, gradients: list[Any]) -> None:
+    def attach(self, gradients: Sequence[Gradient]) -> None:
         """Put gradients back that an update has cleared."""
         for parameter, gradient in gradients:
             parameter.grad = gradient
@@ -96,6 +99,20 @@ class Steps:
     def live_bytes(self, batch: Batch = ()) -> int:
         """Bytes of their distinct storages."""
         return storage_bytes(self.alive(batch))
+
+
+def with_dense_gradients(gradients: Sequence[Gradient]) -> list[torch.nn.Parameter] | None:
+    """The parameters that have a gradient; None where one is sparse, whose memory no zeros stand for."""
+    trained = [(parameter, gradient) for parameter, gradient in gradients if gradient is not None]
+    if any(gradient.layout is not torch.strided for _, gradient in trained):
+        return None
+    return [parameter for parameter, _ in trained]
+
+
+def attach_zeros(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Give parameters gradients of zeros, as a pass leaves gradients that the next one adds to."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
 
 
 def len_of(batch: Batch) -> int:

@@ -27,6 +27,17 @@ def odd_only() -> nn.Module:
     return OddOnly()
 
 
+class Slow(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print(f"pass of {len(x)}", flush=True)
+        time.sleep(0.3 * len(x))
+        return super().forward(x)
+
+
+def slow() -> nn.Module:
+    return Slow()
+
+
 class Normalized(Perceptron):
     def __init__(self) -> None:
         super().__init__()
