@@ -16,14 +16,11 @@ from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
 from bexplore.engine.convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
+from bexplore.engine.regions import nest
 from bexplore.engine.shared import SharedMode
 from bexplore.job import CompileSettings
 from bexplore.probe import Compilation
-from bexplore.trace.depth import find_repeats
 from bexplore.workloads import Batch, Workload
-
-# Blocks of one class from which on they are compiled once, as a nested region, instead of one by one.
-MIN_REGION_COPIES = 3
 
 
 def make_limits_loud() -> None:
@@ -65,7 +62,7 @@ def compile_workload(
         settings: How the user's training compiles.
         compilation: Which program.
         shared_mode: The kind of shared program.
-        block_classes: Of the blocks that are compiled once in a nested one; see `repeated_classes`.
+        block_classes: Of the blocks that are compiled once in a nested one; see `regions.repeated_classes`.
     """
     if compilation is Compilation.EAGER or not settings.enabled:
         return
@@ -76,8 +73,7 @@ def compile_workload(
         if has_convolutions(_all_modules(workload)):
             make_convolutions_opaque()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
-        for block_class in block_classes:
-            block_class.forward = torch.compiler.nested_compile_region(block_class.forward)
+        nest(block_classes)
     arguments: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph}
     if settings.mode is not None:
         arguments["mode"] = settings.mode
@@ -113,12 +109,6 @@ def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode
 
 def _all_modules(workload: Workload) -> list[torch.nn.Module]:
     return [part for module in workload.compiled_modules for part in module.modules()]
-
-
-def repeated_classes(workload: Workload) -> list[type[torch.nn.Module]]:
-    """Classes of the blocks that the workload's modules repeat with other weights."""
-    repeats = [r for module in workload.compiled_modules for r in find_repeats(module, min_copies=MIN_REGION_COPIES)]
-    return list(dict.fromkeys(type(repeat.container[repeat.start]) for repeat in repeats))
 
 
 @dataclass(slots=True)

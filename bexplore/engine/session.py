@@ -37,10 +37,10 @@ from bexplore.engine.compilation import (
     compile_workload,
     feasible_mode,
     mark_batch_dimension,
-    repeated_classes,
 )
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.placement import Placement
+from bexplore.engine.regions import repeated_classes
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.shortening import shorten
 from bexplore.engine.steps import Gradient, Steps, attach_zeros, len_of, warm_device, with_dense_gradients
