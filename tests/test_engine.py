@@ -246,6 +246,16 @@ def test_a_size_that_is_refused_memory_costs_no_worker(run_on):
     assert larger.held_memory_bytes < larger.peak_memory_bytes + 64 * MIB
 
 
+def test_a_larger_size_gets_a_process_that_can_tell_if_it_fits(run_on):
+    job = imported_job()
+    runner = run_on(dataclasses.replace(job, model=job.model | {"model": "bugs:reserving"}), budget_bytes=512 * MIB)
+
+    observations = [runner(probe(size, compilation=Compilation.EAGER)) for size in (4, 2, 8)]
+
+    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 3, observations[-1].reason
+    assert [o.worker for o in observations] == [0, 0, 1]
+
+
 def test_a_long_pass_is_not_run_twice_for_its_peak(run_on, tmp_path):
     def eager(number: int, size: int) -> Probe:
         return Probe(number=number, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=1)
@@ -305,7 +315,7 @@ def test_a_worker_that_keeps_what_a_refused_step_took_is_ended(run_on):
     ("error", "is_clean"),
     [
         (RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive"), False),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
         (RuntimeError("CUDA error: out of memory"), False),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), False),

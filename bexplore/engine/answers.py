@@ -19,7 +19,9 @@ def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[st
         warnings: What a reader must know beside the worker's own.
         common: Fields of `Observation` that the worker does not know.
     """
-    facts = {name: value for name, value in answer.items() if name not in ("kind", "shared_mode", "is_intact")}
+    facts = {
+        name: value for name, value in answer.items() if name not in ("kind", "shared_mode", "is_intact", "has_room")
+    }
     outcome = Outcome(facts.pop("outcome"))
     reason = facts.pop("reason", "")
     for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):

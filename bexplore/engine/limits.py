@@ -114,6 +114,18 @@ class DataLimit:
             return room
         return max(0, self._base_resident_bytes + live_bytes + room - _status_bytes("RssAnon"))
 
+    def has_room(self, live_bytes: int) -> bool:
+        """Whether a step that is larger than any before could be given any memory at all.
+
+        Not where address space that earlier sizes left in pieces reaches the limit: what is refused then says nothing
+        of the size.
+        """
+        room = self.room_bytes(live_bytes)
+        if room is None or self._base_bytes is None:
+            return True
+        _give_back_free_heap()
+        return _data_bytes() < self._base_bytes + live_bytes + room
+
     def idle_bytes(self) -> int:
         """What this process holds once its free memory is given back; 0 where the kernel does not tell."""
         _give_back_free_heap()

@@ -305,6 +305,8 @@ class EngineRunner:
             others_share = tenants.others_share()
             tenant_warnings = tenants.warnings(on_accelerator=self.job.device.split(":")[0] == "cuda")
         worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
+        if not isinstance(answer, Failure):
+            worker.has_room = answer.get("has_room", worker.has_room)
         observation = self._observe(
             probe,
             answer,
@@ -353,6 +355,7 @@ class EngineRunner:
         return (
             probe.fresh_worker
             or probe.compilation is not worker.compilation
+            or (probe.micro_batch_size > self.largest_measured and not worker.has_room)
             or (own_program_per_size and probe.micro_batch_size != worker.micro_batch_size)
             or not worker.process.is_alive
         )

@@ -212,6 +212,11 @@ class Session:
         gc.collect()
         return self._idle_bytes() <= self._idle_before_bytes + REMAINS_BYTES
 
+    @property
+    def has_room(self) -> bool:
+        """Whether this process can tell if a size fits that is larger than those that it ran."""
+        return self.limit.has_room(self.steps.live_bytes())
+
     def _idle_bytes(self) -> int:
         return self.limit.idle_bytes() if self.device.type == "cpu" else idle_bytes(self.device)
 

@@ -110,7 +110,7 @@ class _Server:
         except NotFiniteError as error:
             return {"outcome": Outcome.NOT_FINITE, "reason": str(error), "start_time_s": start_time_s}
         known = {"shared_mode": self._session.shared_mode, "start_time_s": start_time_s}
-        return {"outcome": Outcome.MEASURED} | known | facts
+        return {"outcome": Outcome.MEASURED, "has_room": self._session.has_room} | known | facts
 
     def _open_session(self, request: dict[str, Any]) -> float:
         """Build the job unless it is there already; return the seconds that this took."""

@@ -26,12 +26,14 @@ class Worker:
         number: Ordinal among the runner's workers; its log has the same.
         compilation: Program that it has compiled; None for none.
         micro_batch_size: Size that it ran last; None for none.
+        has_room: Whether it can tell if a size fits that is larger than those that it ran.
     """
 
     process: WorkerProcess
     number: int
     compilation: Compilation | None = None
     micro_batch_size: int | None = None
+    has_room: bool = True
 
 
 class Workers:

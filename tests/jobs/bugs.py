@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -36,6 +38,19 @@ class Slow(Perceptron):
 
 def slow() -> nn.Module:
     return Slow()
+
+
+class Reserving(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 4 and not hasattr(self, "reserved"):
+            resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
+            self.reserved = mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return super().forward(x)
+
+
+def reserving() -> nn.Module:
+    """Leaves a gibibyte of address space behind without memory, as a heap in pieces does, once it has run size 4."""
+    return Reserving()
 
 
 class Normalized(Perceptron):
