@@ -34,7 +34,8 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
     """Run `step` once and return the peak memory meanwhile; None where the device keeps no account.
 
     Args:
-        step: Runs two accumulation passes and one update; leaves nothing behind that it did not find.
+        step: Runs a pass onto gradients that are there already, and an update; leaves nothing behind that it did not
+            find.
         device: Where the job runs.
         alive: Pytrees of the tensors that live before the step (weights, optimizer states, the batch); their
             storages are counted once each. Only needed on the CPU, whose events begin with the step.

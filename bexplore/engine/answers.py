@@ -9,6 +9,9 @@ from typing import Any
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
+# What an answer says of the worker, and not of the size.
+OF_THE_WORKER = ("kind", "shared_mode", "is_intact", "has_room")
+
 
 def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:
     """The observation of an answer.
@@ -19,9 +22,7 @@ def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[st
         warnings: What a reader must know beside the worker's own.
         common: Fields of `Observation` that the worker does not know.
     """
-    facts = {
-        name: value for name, value in answer.items() if name not in ("kind", "shared_mode", "is_intact", "has_room")
-    }
+    facts = {name: value for name, value in answer.items() if name not in OF_THE_WORKER}
     outcome = Outcome(facts.pop("outcome"))
     reason = facts.pop("reason", "")
     for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):
