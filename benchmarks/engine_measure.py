@@ -165,7 +165,7 @@ def untimed_of(probes: Sequence[Mapping[str, Any]]) -> list[Untimed]:
 
     The verification reads the memory of two steps, of two passes and of one; another probe that of one step of two
     passes; one of a size that its process knows runs a pass in place of it. A pass of a second or more counts, but for
-    the first of a step, which is left out where it is expected to be as long.
+    the first of a step, which a CPU leaves out where it is expected to be as long.
     """
     known: dict[int, float] = {}  # seconds of a pass by size
     found = []

@@ -42,9 +42,9 @@ def _remember_schemas() -> None:
         return
     known: WeakKeyDictionary[torch.nn.Module, dict[tuple[type, ...], Any]] = WeakKeyDictionary()
 
-    def gen_schema(self: Any, subgraph: Any, identifier: Any, *operands: Any) -> Any:
-        if not isinstance(subgraph, torch.fx.GraphModule):
-            return trace(self, subgraph, identifier, *operands)
+    def gen_schema(self: Any, subgraph: Any, identifier: Any, *operands: Any, **named: Any) -> Any:
+        if named or not isinstance(subgraph, torch.fx.GraphModule):
+            return trace(self, subgraph, identifier, *operands, **named)
         schemas = known.setdefault(subgraph, {})
         kinds = tuple(type(operand) for operand in operands)
         if kinds not in schemas:

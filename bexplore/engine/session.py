@@ -4,7 +4,7 @@ The program may be compiled ahead of the first probe (`prepare`). Order of a pro
 of two passes and an update, whose peak memory is read - timed passes that add to existing gradients, as accumulation
 does, of the size alone or in turns with others - timed updates. The optimizer's states appear at the first update, so
 the peak is read after it, and once in a process: a size that is measured again tells the peak it had. Where passes are
-long, gradients of zeros stand for the first pass of the step, and the second is the first that counts.
+long on a CPU, gradients of zeros stand for the first pass of the step, and the second is the first that counts.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ class Session:
             with torch.compiler.set_stance("force_eager"):
                 if is_thorough:
                     peak = measure_peak(lambda: self._steps(batch, 1), self.device, alive=self.steps.alive(batch))
-                if self._usual_pass_s.get(micro_batch_size, 0.0) < LONG_PASS_S:
-                    self.steps.timed_pass(batch)  # what an eager pass warms up matters to short ones only
+                if not self._needs_no_warm_up(self._usual_pass_s.get(micro_batch_size, 0.0)):
+                    self.steps.timed_pass(batch)
             for _ in range(num_pairs):
                 compiled_s.append(self.steps.timed_pass(batch))
                 with torch.compiler.set_stance("force_eager"):
@@ -320,7 +320,7 @@ class Session:
             return self._peaks[probe.micro_batch_size]
         gradients: list[Gradient] = []
         held: list[int | None] = []
-        is_long = self._expected_pass_s(probe.micro_batch_size) >= LONG_PASS_S
+        is_long = self._needs_no_warm_up(self._expected_pass_s(probe.micro_batch_size))
         zeros_for = self._trained if is_long and not is_final else None
 
         def step() -> None:
@@ -369,6 +369,10 @@ class Session:
             if self.is_training:
                 self.workload.update()
         return gradients
+
+    def _needs_no_warm_up(self, pass_s: float) -> bool:
+        """Whether the first pass of a size takes what the next ones take; accelerators load kernels in it."""
+        return self.device.type == "cpu" and pass_s >= LONG_PASS_S
 
     def _expected_pass_s(self, micro_batch_size: int) -> float:
         """Seconds of a pass at the best samples/s of this process; 0 while nothing was timed."""
