@@ -33,8 +33,8 @@ def _remember_schemas() -> None:
     """Let torch trace a region for its schema once, not once a block and again in each of its own passes over them.
 
     The schema says what a region writes to, which is the region's alone. Measured with torch 2.13 and a BERT of six
-    blocks: 3.3 s of 27.1 s of compilation in 14 traces of two regions, of which two are left. Where torch has another
-    way to find out, nothing is changed.
+    blocks, in pairs: two traces of two regions instead of 14, and 43 and 47 s of compilation instead of 57 and 53 s.
+    Where torch has another way to find out, nothing is changed.
     """
     operator = type(torch._higher_order_ops.invoke_subgraph)
     trace = getattr(operator, "gen_schema", None)
