@@ -246,14 +246,18 @@ def test_a_size_that_is_refused_memory_costs_no_worker(run_on):
     assert larger.held_memory_bytes < larger.peak_memory_bytes + 64 * MIB
 
 
-def test_a_larger_size_gets_a_process_that_can_tell_if_it_fits(run_on):
+@pytest.mark.parametrize(("sizes", "workers"), [((4, 2, 8), [0, 0, 1]), ((2, 6, 5), [0, 0, 1])])
+def test_a_larger_size_gets_a_process_that_can_tell_if_it_fits(run_on, sizes, workers):
+    """Size 4 uses up the address space of its process and runs; size 6 does so and is refused memory."""
     job = imported_job()
     runner = run_on(dataclasses.replace(job, model=job.model | {"model": "bugs:reserving"}), budget_bytes=512 * MIB)
 
-    observations = [runner(probe(size, compilation=Compilation.EAGER)) for size in (4, 2, 8)]
+    observations = [runner(probe(size, compilation=Compilation.EAGER)) for size in sizes]
 
-    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 3, observations[-1].reason
-    assert [o.worker for o in observations] == [0, 0, 1]
+    refused = [o.micro_batch_size for o in observations if o.outcome is Outcome.OUT_OF_MEMORY]
+    assert refused == [size for size in sizes if size == 6], [o.reason for o in observations]
+    assert observations[-1].outcome is Outcome.MEASURED, observations[-1].reason
+    assert [o.worker for o in observations] == workers
 
 
 def test_a_long_pass_is_not_run_twice_for_its_peak(run_on, tmp_path):

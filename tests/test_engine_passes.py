@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from bexplore.engine.passes import Passes
 from bexplore.engine.run_queue import longest_wait_s
+from bexplore.engine.steps import with_dense_gradients
 
 
 def timed(
@@ -91,3 +93,12 @@ def test_the_share_that_threads_waited_is_that_of_the_passes_that_count():
     repeated = timed((1.5, 0.4), (1.0, 0.0), (1.6, 0.5), (1.0, 0.001), (1.0, 0.0))
     assert repeated.waited_share < 0.001
     assert timed(*[(1.0, 0.5)] * 50).waited_share == 0.5
+
+
+def test_zeros_stand_for_no_sparse_gradient():
+    dense, sparse = torch.nn.Linear(2, 2), torch.nn.Embedding(4, 2, sparse=True)
+    dense(sparse(torch.tensor([1]))).sum().backward()
+    gradients = [(parameter, parameter.grad) for parameter in (*dense.parameters(), *sparse.parameters())]
+
+    assert with_dense_gradients(gradients) is None
+    assert with_dense_gradients(gradients[:2]) == list(dense.parameters())

@@ -51,5 +51,5 @@ def _remember_schemas() -> None:
             schemas[kinds] = trace(self, subgraph, identifier, *operands)
         return schemas[kinds]
 
-    gen_schema.remembers = True  # type: ignore[attr-defined]
-    operator.gen_schema = gen_schema  # type: ignore[method-assign]
+    gen_schema.remembers = True  # type: ignore[attr-defined]  # so that it is not wrapped twice
+    operator.gen_schema = gen_schema  # type: ignore[method-assign]  # torch has no door for it

@@ -72,13 +72,19 @@ class _Server:
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
         shared_mode = {"shared_mode": self._session.shared_mode} if self._session is not None else {}
         failure = self._diagnose(failure, request)
-        return shared_mode | {
-            "is_intact": failure.is_clean and request["kind"] == "probe" and self._has_recovered(),
-            "outcome": failure.outcome,
-            "reason": failure.reason,
-            "traceback_text": failure.traceback_text,
-            "details": {"exception_type": failure.exception_type},
-        }
+        is_intact = failure.is_clean and request["kind"] == "probe" and self._has_recovered()
+        room = {"has_room": self._session.has_room} if is_intact else {}
+        return (
+            shared_mode
+            | room
+            | {
+                "is_intact": is_intact,
+                "outcome": failure.outcome,
+                "reason": failure.reason,
+                "traceback_text": failure.traceback_text,
+                "details": {"exception_type": failure.exception_type},
+            }
+        )
 
     def _has_recovered(self) -> bool:
         """Whether the session is as good as before a step that was refused memory; there is none if it was building."""

@@ -42,14 +42,16 @@ def slow() -> nn.Module:
 
 class Reserving(Perceptron):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 4 and not hasattr(self, "reserved"):
+        if len(x) in (4, 6) and not hasattr(self, "reserved"):
             resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
             self.reserved = mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if len(x) == 6:
+            torch.empty(2**60, dtype=torch.uint8)
         return super().forward(x)
 
 
 def reserving() -> nn.Module:
-    """Leaves a gibibyte of address space behind without memory, as a heap in pieces does, once it has run size 4."""
+    """Leaves a gibibyte of address space behind without memory, as a heap in pieces does, at size 4 or 6; 6 fails."""
     return Reserving()
 
 
