@@ -7,7 +7,7 @@ Words: the *replica batch size* is what one replica works through in one optimiz
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -212,6 +212,14 @@ def near_value_message(
     listed = valid_global_batch_sizes(micro_batch_size, num_replicas, global_batch_size, rule)
     below, above = nearest([size.global_batch_size for size in listed], global_batch_size)
     return f"batch_size {global_batch_size} is not valid with {with_what}; nearest: {_either(below, above)}"
+
+
+def keeping_batch_size(
+    micro_batch_sizes: Iterable[int], global_batch_size: int, num_replicas: int, rule: Divisibility | str
+) -> int | None:
+    """The first of these micro-batch sizes with which the user's global batch size is valid; None where none is."""
+    fits = (m for m in micro_batch_sizes if is_valid_global_batch_size(global_batch_size, m, num_replicas, rule))
+    return next(fits, None)
 
 
 def _nearest_even_split(replica_batch_size: int, micro_batch_size: int) -> int:

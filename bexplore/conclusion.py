@@ -10,13 +10,14 @@ from typing import Any
 
 from bexplore import events, explorer, journal
 from bexplore.advice import Advice, advise
-from bexplore.batching import GlobalBatchSize, near_value_message, valid_global_batch_sizes
+from bexplore.batching import GlobalBatchSize, keeping_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.config import Config
 from bexplore.devices import published_device
 from bexplore.engine import EngineRunner, eager
 from bexplore.events import Finished
 from bexplore.job import Mode
 from bexplore.probe import Compilation, Observation
+from bexplore.recommendation import Recommendation
 from bexplore.trace.cost_model import CostModel
 
 
@@ -76,6 +77,7 @@ class Conclusion:
             global_batch_sizes=global_batch_sizes(self.config, best.micro_batch_size),
             user_batch_size=self.config.batch_size,
             user_batch_message=self._batch_message(best.micro_batch_size),
+            keeps_batch_size=self._keeps_batch_size(best),
             same_training=None if interrupted else self._same_training(observations, best.micro_batch_size),
             num_probes=len(observations),
             elapsed_s=self.elapsed_s(),
@@ -144,6 +146,12 @@ class Conclusion:
             device_facts=self.device_facts,
             loader=loader,
         )
+
+    def _keeps_batch_size(self, best: Recommendation) -> int | None:
+        if self.config.batch_size is None:
+            return None
+        sizes = (best.micro_batch_size, *best.within_tolerance)
+        return keeping_batch_size(sizes, self.config.batch_size, self.config.num_replicas, self.config.divisibility)
 
     def _batch_message(self, micro_batch_size: int) -> str:
         if self.config.batch_size is None:

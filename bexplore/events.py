@@ -94,6 +94,8 @@ class Finished:
         global_batch_sizes: Those that are valid with the recommended size, around the user's own.
         user_batch_size: The user's own global batch size; None if none was given.
         user_batch_message: Whether it is valid with the recommended size, and what is near; empty if none was given.
+        keeps_batch_size: A size that was run within the tolerance and with which the user's own global batch size is
+            valid: the recommended one if it is, else the fastest; None where there is none.
         same_training: What the comparison of gradients said; None where it could not be made.
         num_probes: Probes in all.
         elapsed_s: Seconds from the start of the exploration.
@@ -111,6 +113,7 @@ class Finished:
     global_batch_sizes: tuple[GlobalBatchSize, ...] = ()
     user_batch_size: int | None = None
     user_batch_message: str = ""
+    keeps_batch_size: int | None = None
     same_training: Mapping[str, Any] | None = None
     num_probes: int = 0
     elapsed_s: float = 0.0
@@ -283,6 +286,7 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "failures": [dict(failure) for failure in event.failures],
         "batch_size": event.user_batch_size,
         "batch_message": event.user_batch_message,
+        "keeps_batch_size": event.keeps_batch_size,
         "same_training": None if event.same_training is None else dict(event.same_training),
         "loader": None if event.loader is None else dict(event.loader),
         "advice": [dataclasses.asdict(item) for item in event.advice],

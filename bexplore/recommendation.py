@@ -74,7 +74,8 @@ class Recommendation:
         relative_performance: Its samples/s over those of the base, as the belief has them.
         confidence: P(it is within the tolerance of the best that fits) in percent, 0 to 98.
         samples_per_s: Of the pass, as measured; of the program that the user will run, once that ran.
-        smallest_within_tolerance: The smallest size that was run and is within the tolerance of the best that was run.
+        smallest_within_tolerance: The smallest of `within_tolerance`.
+        within_tolerance: Sizes that were run and are within the tolerance of this one, the fastest first.
         base_micro_batch_size: The smallest candidate.
         num_probes: Probes so far, all outcomes.
         elapsed_s: Seconds since the exploration started.
@@ -88,6 +89,7 @@ class Recommendation:
     base_micro_batch_size: int
     num_probes: int
     elapsed_s: float = 0.0
+    within_tolerance: tuple[int, ...] = ()
 
 
 def recommend(
@@ -111,7 +113,7 @@ def recommend(
     base_index = posterior.index(base)
     gain = posterior.log_throughput[:, best] - posterior.log_throughput[:, base_index]
     ran = (posterior.measured > 0) & posterior.open
-    within = ran & (mean >= mean[best] + math.log1p(-tolerance))
+    within = posterior.sizes[ran & (mean >= mean[best] + math.log1p(-tolerance))].tolist()
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
     own = nearest_to_the_users(own)
     return Recommendation(
@@ -121,10 +123,11 @@ def recommend(
             float(near[best]), num_sizes=_num_seen(evidence), num_candidates=int(posterior.represented.sum())
         ),
         samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
-        smallest_within_tolerance=int(posterior.sizes[np.argmax(within)]),
+        smallest_within_tolerance=min(within),
         base_micro_batch_size=base,
         num_probes=len(evidence),
         elapsed_s=elapsed_s,
+        within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size)])),
     )
 
 

@@ -10,6 +10,7 @@ from bexplore.batching import (
     even_candidates,
     is_even_split,
     is_valid_global_batch_size,
+    keeping_batch_size,
     near_value_message,
     nearest,
     replica_batch_size_of,
@@ -97,6 +98,13 @@ def test_the_message_on_the_users_batch_counts_steps_or_names_the_neighbours():
     assert near_value_message(16, 16, 1).endswith("on 1 replica: 1 accumulation step")
     assert near_value_message(500, 16, 4).endswith("nearest: 448 or 512")
     assert near_value_message(10, 16, 4).endswith("nearest: 64")
+
+
+def test_the_first_size_that_goes_with_the_users_batch_keeps_it():
+    assert keeping_batch_size((23, 24, 16, 8), 256, 1, Divisibility.STRICT) == 16
+    assert keeping_batch_size((23, 24, 16, 8), 256, 32, Divisibility.STRICT) == 8
+    assert keeping_batch_size((23, 24), 256, 1, Divisibility.STRICT) is None
+    assert keeping_batch_size((23, 24), 256, 1, Divisibility.EVEN) == 24
 
 
 @pytest.mark.parametrize("arguments", [(0, 1), (-1, 1), (1, 0), (True, 1), (1.0, 1), (1, 1, 0)])

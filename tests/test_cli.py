@@ -110,6 +110,14 @@ def test_the_final_answer_was_run_exactly_as_it_will_be_compiled(job, tmp_path):
     assert size in {e["micro_batch_size"] for e in exact if e["outcome"] == "measured"}
 
 
+def test_a_size_that_keeps_the_users_batch_size_is_told(job, tmp_path):
+    any_speed = ["--set", "explore.tolerance=0.99", "--set", "train_input.batch_size=14"]
+    done = bexplore("explore", job("{explore: {min: 1, max: 2}}"), "--json", *any_speed, cwd=tmp_path)
+
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["keeps_batch_size"] == 1, done.stderr
+
+
 def test_a_finished_run_is_printed_again_and_not_run_again(job, tmp_path):
     path = job()
     first = bexplore("explore", path, "--json", cwd=tmp_path)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from conftest import imported_job
 
 from bexplore.engine import eager
+from bexplore.job import CompileSettings
 from bexplore.probe import Compilation, Probe, Purpose
 
 
@@ -53,6 +56,19 @@ def test_eager_and_compiled_passes_are_timed_in_the_worker_that_ran_the_size_exa
     assert (len(answer["compiled_pass_times_s"]), len(answer["eager_pass_times_s"])) == (2, 2)
     assert answer["eager_peak_memory_bytes"] > 0
     assert runner.compare_eager(micro_batch_size=8, num_pairs=2, is_thorough=True) is None
+
+
+def test_a_long_eager_pass_is_not_run_once_more_to_warm_up(run_on, tmp_path):
+    job = imported_job(compile=CompileSettings(enabled=False))
+    runner = run_on(dataclasses.replace(job, model=job.model | {"model": "bugs:slow"}))
+    log = tmp_path / "run" / "workers" / "worker_000.log"
+    runner(verification(4))
+    num_before = log.read_text().count("pass of 4")
+
+    answer = runner.compare_eager(micro_batch_size=4, num_pairs=2, is_thorough=True)
+
+    num_timed = len(answer["compiled_pass_times_s"]) + len(answer["eager_pass_times_s"])
+    assert log.read_text().count("pass of 4") - num_before == num_timed + 2  # those of the step whose peak is read
 
 
 def test_what_the_compiler_makes_of_the_final_answer_is_kept_and_spares_the_next_start(run_on, monkeypatch):

@@ -38,6 +38,11 @@ def test_two_sizes_that_cannot_be_told_apart_are_both_within_the_tolerance():
     assert best.smallest_within_tolerance == 32
 
 
+def test_sizes_that_ran_within_the_tolerance_are_told_the_fastest_first():
+    best = recommended([8, 32, 48, 64], [measured(8, 500.0), measured(32, 990.0), measured(48, 1000.0)])
+    assert best.within_tolerance == (48, 32)
+
+
 def test_noise_keeps_the_score_low():
     quiet = [measured(32, 1000.0), measured(64, 1035.0)]
     noisy = [measured(32, 1000.0, log_throughput_se=0.08), measured(64, 1035.0, log_throughput_se=0.08)]

@@ -247,6 +247,13 @@ def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
     assert curve.fits[0] == 1.0 and curve.fits[-1] < 0.5
 
 
+def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
+    run = make_run(tmp_path)
+    run.write_result(run.result() | {"batch_size": 60, "keeps_batch_size": 4})
+
+    assert "To keep batch_size 60, use size 4: it ran within 2% of the speed." in html(read_facts(run))
+
+
 def test_markdown_is_short_and_marks_the_answer(tmp_path):
     text = markdown(read_facts(make_run(tmp_path)))
     assert "**Use `micro_batch_size: 8`**: 4.00x" in text

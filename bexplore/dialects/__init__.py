@@ -12,7 +12,7 @@ from bexplore.document import Override, Problems
 from bexplore.document.reader import quoted
 from bexplore.errors import UserInputError
 from bexplore.job import Mode
-from bexplore.settings import close_match
+from bexplore.settings.complaints import close_match
 
 _SECTIONS = (*cerebras.SECTIONS, "explore")
 _NEAR_SECTION = 0.75  # similarity from which a section is taken for a slip of one that is read

@@ -16,7 +16,8 @@ from bexplore.engine.machine import Tenants
 from bexplore.engine.process import Progress
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.stage_limits import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
-from bexplore.engine.workers import Worker, Workers
+from bexplore.engine.succession import is_worth_keeping, may_go_on, must_replace
+from bexplore.engine.workers import Workers
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
@@ -320,51 +321,29 @@ class EngineRunner:
         self.limits.learn(observation)
         if observation.is_measured:
             self.largest_measured = max(self.largest_measured, observation.micro_batch_size)
-        elif not self._may_go_on(answer, observation):
+        elif not may_go_on(answer, observation, largest_measured=self.largest_measured):
             self._workers.end_current()
         return observation
-
-    def _may_go_on(self, answer: dict[str, Any] | Failure, refused: Observation) -> bool:
-        """Whether a worker is as good as before a size that it has refused.
-
-        Not where a larger size ran: then it is the process, not the size, that lacks the memory.
-        """
-        if isinstance(answer, Failure) or refused.outcome is not Outcome.OUT_OF_MEMORY:
-            return False
-        is_over_budget = answer["outcome"] == Outcome.MEASURED  # nothing was refused
-        is_larger = refused.micro_batch_size > self.largest_measured > 0
-        return is_larger and (is_over_budget or bool(answer.get("is_intact")))
 
     def _choose_worker(self, probe: Probe) -> None:
         """Part from a worker that must not run this probe; what it has compiled is kept where memory allows it."""
         worker = self._workers.current
-        if worker is not None and self._must_replace(worker, probe):
-            if self._is_worth_keeping(worker, probe):
+        mode = self._shared_mode
+        if worker is not None and must_replace(worker, probe, shared_mode=mode, largest_measured=self.largest_measured):
+            if is_worth_keeping(worker, probe, shared_mode=mode, on_cpu=self._on_cpu):
                 self._workers.set_aside(needed_bytes=self._need(probe))
             self._workers.end_current()
         if probe.compilation is Compilation.SHARED and not probe.fresh_worker:
             self._workers.bring_back()
 
-    def _must_replace(self, worker: Worker, probe: Probe) -> bool:
-        """A worker is good for more probes of the same program only."""
-        if worker.compilation is None:
-            return False
-        own_program_per_size = probe.compilation is Compilation.EXACT or (
-            probe.compilation is Compilation.SHARED and self._shared_mode is SharedMode.STATIC
-        )
-        return (
-            probe.fresh_worker
-            or probe.compilation is not worker.compilation
-            or (probe.micro_batch_size > self.largest_measured and not worker.has_room)
-            or (own_program_per_size and probe.micro_batch_size != worker.micro_batch_size)
-            or not worker.process.is_alive
-        )
+    @property
+    def _on_cpu(self) -> bool:
+        return self.job.device.split(":")[0] == "cpu"
 
-    def _is_worth_keeping(self, worker: Worker, probe: Probe) -> bool:
-        """Whether a later probe of the search may need its program; an accelerator's memory is not shared by two."""
-        has_shared_program = worker.compilation is Compilation.SHARED and self._shared_mode is not SharedMode.STATIC
-        on_cpu = self.job.device.split(":")[0] == "cpu"
-        return has_shared_program and probe.compilation is Compilation.EXACT and on_cpu and worker.process.is_alive
+    @property
+    def _resident_limit_bytes(self) -> int | None:
+        """What a worker may hold in all; None where nothing bounds it."""
+        return None if self.budget_bytes is None or not self._on_cpu else self.budget_bytes + WORKER_OVERHEAD_BYTES
 
     def _need(self, probe: Probe) -> int:
         """Bytes that a probe needs in a worker of its own, so far as that is known."""
@@ -396,13 +375,11 @@ class EngineRunner:
         def stage_limit_s(stage: str) -> float | None:
             return limit_s if stages_of is None else self.limits.limit_s(stage, stages_of)
 
-        on_cpu = self.job.device.split(":")[0] == "cpu"
-        resident_limit = self.budget_bytes + WORKER_OVERHEAD_BYTES if on_cpu and self.budget_bytes is not None else None
         answer = worker.process.ask(
             request,
             on_progress=self._on_progress,
             time_limit_s=stage_limit_s,
-            resident_limit_bytes=resident_limit,
+            resident_limit_bytes=self._resident_limit_bytes,
             total_limit_s=limit_s,
         )
         if isinstance(answer, Failure):

@@ -3,8 +3,7 @@
 The program may be compiled ahead of the first probe (`prepare`). Order of a probe: (the pass that compiles) - a step
 of two passes and an update, whose peak memory is read - timed passes that add to existing gradients, as accumulation
 does, of the size alone or in turns with others - timed updates. The optimizer's states appear at the first update, so
-the peak is read after it, and once in a process: a size that is measured again tells the peak it had. Where passes are
-long on a CPU, gradients of zeros stand for the first pass of the step, and the second is the first that counts.
+the peak is read after it, and once in a process: a size that is measured again tells the peak it had.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import dataclasses
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from bexplore.engine.allocator import (
-    PeakMemory,
-    idle_bytes,
-    measure_peak,
-    num_alloc_retries,
-    release_cached_memory,
-)
+from bexplore.engine.allocator import idle_bytes, num_alloc_retries, release_cached_memory
 from bexplore.engine.artifacts import keep_artifacts_in
 from bexplore.engine.compilation import (
     CompilerAccount,
@@ -39,31 +32,23 @@ from bexplore.engine.compilation import (
     mark_batch_dimension,
 )
 from bexplore.engine.limits import COMPILER_BYTES, DataLimit
+from bexplore.engine.memory_step import MemoryStep, StepMemory, needs_no_warm_up
 from bexplore.engine.placement import Placement
 from bexplore.engine.regions import repeated_classes
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.shortening import shorten
-from bexplore.engine.steps import Gradient, Steps, attach_zeros, len_of, warm_device, with_dense_gradients
-from bexplore.engine.timing import RanPass, Timed, run_pass, time_alone, time_in_turns
+from bexplore.engine.steps import Steps, len_of, warm_device
+from bexplore.engine.timing import Report, Timed, time_alone, time_in_turns
 from bexplore.engine.toolchain import Toolchain
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
 from bexplore.workloads import Batch, Workload, build
 
-# From here on the timed pass of the memory step counts too: the profiler's share of it is below 1 %, and nothing is
-# left to warm up. Measured at 15 new sizes of a BERT: the first pass takes 0.0 +- 1.6 % longer than others. Seconds.
-LONG_PASS_S = 1.0
 MAX_UPDATES = 3
-# Steps over which the peak of the final answer is read, the first of two accumulation passes and the others of one:
-# what a first step hides, such as states that appear late and a cache that fragments, is in it. The pass that compiles
-# ends with an update too. Steps.
-STEPS_OF_VERIFICATION = 2
 
 # A step that was refused memory has left nothing behind, when the process holds no more than this beyond what it held
 # before: pages of small objects, which the C library does not give back. Bytes.
 REMAINS_BYTES = 16 * 2**20
-
-Report = Callable[..., None]
 
 
 class NotFiniteError(Exception):
@@ -106,11 +91,8 @@ class Session:
         self._idle_before_bytes = 0  # what this process held before the probe
         self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
-        self._peaks: dict[int, tuple[PeakMemory | None, int | None]] = {}  # of sizes that this process has measured
         self._usual_pass_s: dict[int, float] = {}
-        self._trained: list[torch.nn.Parameter] | None = None  # have a gradient between passes; None if not known
         self._why_alone = ""  # the last probe that should have taken turns
-        self._watched: list[RanPass] = []  # the passes of the memory step
         self._placement = Placement()
         self.watch = CompilerWatch()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
@@ -123,6 +105,7 @@ class Session:
         if depth is not None:
             shorten(self.workload, *depth)
         self.steps = Steps(self.workload, self.device)
+        self._memory_step = MemoryStep(self.workload, self.steps, self.device, self.limit, is_training=self.is_training)
         self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
         compile_workload(self.workload, job.compile, compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
@@ -162,17 +145,18 @@ class Session:
             is_known = probe.micro_batch_size in self._usual_pass_s and probe.purpose is not Purpose.VERIFY
             first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
             self._first_pass_s = 0.0
-            peak, held_bytes = self._peak(batch, probe)
+            memory = self._memory(batch, probe)
             others = self._batches_of_others(probe)
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
             self.report(stage="passes")
-            timed = self._timed(batch, others, probe, pass_budget_s)
+            timed = self._timed(batch, others, memory, probe, pass_budget_s)
             if not math.isfinite(timed.loss):
                 raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
             self._usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
             self.report(stage="updates")
             update_times_s = self._time_updates()
+        peak = memory.peak
         retries = num_alloc_retries(self.device) - retries + (peak.num_alloc_retries if peak else 0)
         late = self.watch.take()
         self.num_session_graphs += account.num_graphs + late.num_graphs
@@ -184,7 +168,7 @@ class Session:
             "compile_time_s": _compile_time_s(account, first_pass_s, timed.pass_times_s),
             "peak_memory_bytes": peak.held_bytes if peak else None,
             "peak_allocated_bytes": peak.allocated_bytes if peak else None,
-            "held_memory_bytes": held_bytes,
+            "held_memory_bytes": memory.held_bytes,
             "num_graphs": account.num_graphs + late.num_graphs if compiled else None,
             "num_graph_breaks": len(account.graph_break_reasons) if compiled else None,
             "graph_break_reasons": account.graph_break_reasons,
@@ -269,8 +253,8 @@ class Session:
 
             with torch.compiler.set_stance("force_eager"):
                 if is_thorough:
-                    peak = measure_peak(lambda: self._steps(batch, 1), self.device, alive=self.steps.alive(batch))
-                if not self._needs_no_warm_up(self._usual_pass_s.get(micro_batch_size, 0.0)):
+                    peak = self._memory_step.peak_of_one(batch)
+                if not needs_no_warm_up(self.device, self._usual_pass_s.get(micro_batch_size, 0.0)):
                     self.steps.timed_pass(batch)
             for _ in range(num_pairs):
                 compiled_s.append(self.steps.timed_pass(batch))
@@ -311,27 +295,12 @@ class Session:
             mark_batch_dimension(batch, self.workload.batch_dimensions, self.shared_mode)
         return batch
 
-    def _peak(self, batch: Batch, probe: Probe) -> tuple[PeakMemory | None, int | None]:
-        """Peak of a step, and what the process held; a size that this process has measured has its own already."""
+    def _memory(self, batch: Batch, probe: Probe) -> StepMemory:
         self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
-        is_final = probe.purpose is Purpose.VERIFY
-        if probe.micro_batch_size in self._peaks and not is_final:
-            self._watched = [run_pass(self.steps, batch)]
-            return self._peaks[probe.micro_batch_size]
-        gradients: list[Gradient] = []
-        held: list[int | None] = []
-        is_long = self._needs_no_warm_up(self._expected_pass_s(probe.micro_batch_size))
-        zeros_for = self._trained if is_long and not is_final else None
-
-        def step() -> None:
-            num_steps = STEPS_OF_VERIFICATION if is_final else 1
-            held.append(self.limit.held_during(lambda: gradients.extend(self._steps(batch, num_steps, zeros_for))))
-
-        peak = measure_peak(step, self.device, alive=self.steps.alive(batch))
-        self.steps.attach(gradients)
-        self._trained = with_dense_gradients(gradients)
-        self._peaks[probe.micro_batch_size] = (peak and dataclasses.replace(peak, num_alloc_retries=0), held[-1])
-        return peak, held[-1]
+        size = probe.micro_batch_size
+        if probe.purpose is Purpose.VERIFY:
+            return self._memory_step.verify(batch, size)
+        return self._memory_step.run(batch, size, expected_pass_s=self._expected_pass_s(size))
 
     def _compile_pass(self, batch: Batch) -> float:
         """Run a pass and an update where something may still have to be built; return its seconds."""
@@ -350,29 +319,6 @@ class Session:
         self.is_compiled = True
         self.toolchain.wait()
         return seconds
-
-    def _steps(
-        self, batch: Batch, num_steps: int, zeros_for: Sequence[torch.nn.Parameter] | None = None
-    ) -> list[Gradient]:
-        """A pass, and steps of a pass and an update; returns the gradients as they were before the last update.
-
-        The first pass is there for its gradients, to which accumulation adds; zeros for these parameters are as good.
-        """
-        self._watched = []
-        if zeros_for is None:
-            self.workload.forward_backward(batch)
-        else:
-            attach_zeros(zeros_for)
-        for _ in range(num_steps):
-            self._watched.append(run_pass(self.steps, batch))
-            gradients = self.steps.gradients()
-            if self.is_training:
-                self.workload.update()
-        return gradients
-
-    def _needs_no_warm_up(self, pass_s: float) -> bool:
-        """Whether the first pass of a size takes what the next ones take; accelerators load kernels in it."""
-        return self.device.type == "cpu" and pass_s >= LONG_PASS_S
 
     def _expected_pass_s(self, micro_batch_size: int) -> float:
         """Seconds of a pass at the best samples/s of this process; 0 while nothing was timed."""
@@ -397,17 +343,18 @@ class Session:
             batches.clear()
         return batches
 
-    def _timed(self, batch: Batch, others: dict[int, Batch], probe: Probe, budget_s: float) -> Timed:
+    def _timed(
+        self, batch: Batch, others: dict[int, Batch], memory: StepMemory, probe: Probe, budget_s: float
+    ) -> Timed:
         """Passes of a size, in turns with others; where they fail together, the size alone is timed, or tells why."""
-        # Those of the memory step count, where they are so long that being watched did not change them.
-        known = [one for one in self._watched if one.seconds >= LONG_PASS_S]
+        known = memory.passes_that_count
         if others:
             try:
                 return time_in_turns(
                     self.steps,
                     {probe.micro_batch_size: batch} | others,
                     probe,
-                    usual_pass_s=self._usual_pass_s | {probe.micro_batch_size: self._watched[-1].seconds},
+                    usual_pass_s=self._usual_pass_s | {probe.micro_batch_size: memory.passes[-1].seconds},
                     budget_s=budget_s,
                     known=known,
                     report=self.report,

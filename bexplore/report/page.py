@@ -70,6 +70,12 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {config}")]
     if result.get("batch_message"):
         steps.append((f"{result['batch_message']}.", ""))
+    keeps = result.get("keeps_batch_size")
+    if keeps is not None and keeps != size:
+        own = result["batch_size"]
+        steps.append(
+            (f"To keep batch_size {own}, use size {keeps}: it ran within {facts.tolerance:.0%} of the speed.", "")
+        )
     small = result.get("smallest_within_tolerance")
     if small is not None and small != size:
         saved = result.get("memory_saved_bytes")

@@ -52,7 +52,7 @@ def last_words(
     lines += _rows("input", loader_sentence(record.get("loader")))
     lines += [_row("limits", _limit(item)) for item in record.get("advice", ())[:MOST_ADVICE]]
     lines += [_row("warning", text) for text in record.get("warnings", ())]
-    lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
+    lines += ["", "Valid global batch sizes:", *_batch_table(record), *_keeps_batch_size(record, tolerance), ""]
     lines += [f"Results: {record['run_dir']}"]
     lines += [f"Report:  {report}"] if report else []
     lines += [f"Apply:   bexplore apply {config}"] if config else []
@@ -180,6 +180,15 @@ def _batch_table(record: Mapping[str, Any]) -> list[str]:
     if record.get("batch_message"):
         rows.append(f"  {record['batch_message']}")
     return rows
+
+
+def _keeps_batch_size(record: Mapping[str, Any], tolerance: float) -> list[str]:
+    """Another size that spares the user a new global batch size, where there is one."""
+    size = record.get("keeps_batch_size")
+    if size is None or size == record["micro_batch_size"]:
+        return []
+    own = record["batch_size"]
+    return [f"  batch_size {own} is valid with micro_batch_size {size}, which ran within {tolerance:.0%} of this speed"]
 
 
 def _rows(label: str, text: str | None) -> list[str]:

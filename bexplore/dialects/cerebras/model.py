@@ -27,7 +27,7 @@ from bexplore.dialects.cerebras.known_keys import (
 from bexplore.dialects.values import is_integer, read_flag, read_number, read_positive
 from bexplore.document import Problems
 from bexplore.document.reader import KeyPath, quoted, shown
-from bexplore.settings import close_match
+from bexplore.settings.complaints import close_match
 
 _LONGEST_SEQUENCE = 10**8  # tokens
 _NEAR_KEY = 0.88  # similarity from which an unknown model key is taken for a slip; real ones resemble each other

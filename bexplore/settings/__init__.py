@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from bexplore.document import Problems, dotted_path
+from bexplore.document import Problems
 from bexplore.document.reader import quoted
-from bexplore.errors import BexploreError
-from bexplore.units import parse_bytes, parse_seconds
+from bexplore.settings.complaints import Path, translate
+from bexplore.settings.values import (
+    Candidates,
+    Duration,
+    Enabled,
+    ImportPath,
+    Memory,
+    Samples,
+    Seconds,
+    Size,
+    Tokens,
+)
 
-MAX_SAMPLES = 10**9  # of a batch or a micro-batch; beyond, the number is a slip
 CODE_KEYS = ("model", "batch", "loss", "step", "loader")  # of `explore.workload`; each names code of the user
-_SMALLEST_BUDGET_BYTES = 1024**2  # below, a unit was forgotten
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,88 +49,6 @@ EFFORTS: Mapping[str, Effort] = {
 }
 
 
-def _memory(value: Any) -> Any:
-    """`auto`, a fraction of the device's memory, or a size."""
-    if value == "auto":
-        return value
-    if isinstance(value, float | int) and not isinstance(value, bool) and 0 < value <= 1:
-        return float(value)
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
-        share = float(value.rstrip("% ")) / 100
-        if 0 < share <= 1:
-            return share
-    num_bytes = _told_as_value_error(parse_bytes, value)
-    if num_bytes < _SMALLEST_BUDGET_BYTES:
-        raise ValueError(f"{num_bytes} bytes hold no training; write a unit, such as 12GiB, or a fraction up to 1")
-    return num_bytes
-
-
-def _size(value: Any) -> Any:
-    """`auto`, 0, or a size."""
-    return value if value == "auto" or (value == 0 and value is not False) else _told_as_value_error(parse_bytes, value)
-
-
-def _duration(value: Any) -> Any:
-    """Null, or seconds."""
-    return None if value is None else _told_as_value_error(parse_seconds, value)
-
-
-def _candidates(value: Any) -> Any:
-    """A rule by name, or the sizes themselves."""
-    words = ("all", "powers_of_two", "divisors", "even")
-    if value in words:
-        return value
-    is_size = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= MAX_SAMPLES for v in _as_list(value)]
-    if not is_size or not all(is_size):
-        raise ValueError(f"must be one of {', '.join(words)}, or a list of positive integers, not {quoted(value)}")
-    return tuple(sorted(set(value)))
-
-
-def _compile(value: Any) -> Any:
-    """True, false and both are short for `enabled`."""
-    return {"enabled": value} if isinstance(value, bool) or value == "both" else value
-
-
-def _enabled(value: Any) -> Any:
-    if not isinstance(value, bool) and value != "both":
-        raise ValueError(f"must be true, false or both, not {quoted(value)}")
-    return value
-
-
-def _import_path(value: Any) -> Any:
-    if not isinstance(value, str) or not _IMPORT_PATH.fullmatch(value):
-        raise ValueError(f'must be an import path such as "my_model:build", not {quoted(value)}')
-    return value
-
-
-def _told_as_value_error(parse: Callable[[Any], Any], value: Any) -> Any:
-    """Call a parser of ours; its message in the form that pydantic collects."""
-    try:
-        return parse(value)
-    except BexploreError as error:
-        raise ValueError(f"{error.message}; {error.hint}") from None
-
-
-def _as_list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else []
-
-
-_SIZE_SCHEMA = {"type": ["string", "number"], "examples": ["auto", "12GiB", "1.5 GB"]}
-_SECONDS_SCHEMA = {"type": ["string", "number"], "examples": ["10min", "90s", 600]}
-_DURATION_SCHEMA = {**_SECONDS_SCHEMA, "type": ["string", "number", "null"]}
-_ENABLED_SCHEMA = {"enum": [True, False, "both"]}
-_IMPORT_SCHEMA = {"type": "string", "pattern": f"^{_IMPORT_PATH.pattern}$"}
-_CANDIDATES_SCHEMA = {
-    "anyOf": [
-        {"enum": ["all", "powers_of_two", "divisors", "even"]},
-        {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
-    ]
-}
-ImportPath = Annotated[str, BeforeValidator(_import_path), WithJsonSchema(_IMPORT_SCHEMA)]
-Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
-Tokens = Annotated[int, Field(ge=1, le=10**8)]
-
-
 class _Section(BaseModel):
     """Strict, closed and frozen: a text is no number, and an unknown key is an error."""
 
@@ -135,7 +58,7 @@ class _Section(BaseModel):
 class CompileOptions(_Section):
     """How the user's own training calls torch.compile; true, false and both are short for `enabled`."""
 
-    enabled: Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABLED_SCHEMA)] = Field(
+    enabled: Enabled = Field(
         True,
         description="Whether the training is compiled; false explores it eagerly; both compares the two at the winner.",
     )
@@ -150,6 +73,10 @@ class CompileOptions(_Section):
         if self.mode is not None and self.options is not None:
             raise ValueError("mode and options exclude each other, in torch.compile too; keep one")
         return self
+
+
+def _short_for_enabled(value: Any) -> Any:
+    return {"enabled": value} if isinstance(value, bool) or value == "both" else value
 
 
 class OptimizerOptions(_Section):
@@ -230,28 +157,28 @@ class ExploreSettings(_Section):
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.02, description="A size counts as best when its throughput is within this fraction of the best."
     )
-    time_budget: Annotated[float | None, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)] = Field(
+    time_budget: Duration = Field(
         None, description='Seconds, or text such as "10min", that the search may take; null: no limit.'
     )
-    probe_time_limit: Annotated[float | None, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)] = Field(
+    probe_time_limit: Duration = Field(
         1800.0, description="Seconds, or text, after which one probe is given up as timed_out; null: no limit."
     )
-    stage_time_floor: Annotated[float, BeforeValidator(_duration), WithJsonSchema(_SECONDS_SCHEMA)] = Field(
+    stage_time_floor: Seconds = Field(
         60.0, description="Seconds, or text, for which a stage (build, compile, a step) may be silent in any case."
     )
     device: Annotated[str, Field(min_length=1, max_length=64)] = Field(
         "auto", description="A torch device such as cpu, cuda, cuda:1; auto: the accelerator if there is one, else cpu."
     )
-    memory_budget: Annotated[str | float | int, BeforeValidator(_memory), WithJsonSchema(_SIZE_SCHEMA)] = Field(
+    memory_budget: Memory = Field(
         "auto", description='Memory of one replica: a size ("12GiB"), a fraction of the device (0.8), or auto.'
     )
-    replica_reserve: Annotated[str | int, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)] = Field(
+    replica_reserve: Size = Field(
         "auto", description="Memory kept free for gradient buckets and collectives of several replicas: a size or auto."
     )
     min: Samples | None = Field(None, description="Smallest micro-batch size to try, samples; null: 1.")
     max: Samples | None = Field(None, description="Largest micro-batch size to try, samples; null: what fits.")
-    candidates: Annotated[str | tuple[int, ...], BeforeValidator(_candidates), WithJsonSchema(_CANDIDATES_SCHEMA)] = (
-        Field("all", description="Which sizes: all, powers_of_two, divisors or even (of the replica batch), or a list.")
+    candidates: Candidates = Field(
+        "all", description="Which sizes: all, powers_of_two, divisors or even (of the replica batch), or a list."
     )
     divisibility: Literal["strict", "even"] = Field(
         "strict", description="When a global batch size is valid: whole micro-batches only, or equal parts (even)."
@@ -262,7 +189,7 @@ class ExploreSettings(_Section):
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass (built-in decoder and transformers models)."
     )
-    compile: Annotated[CompileOptions, BeforeValidator(_compile)] = Field(
+    compile: Annotated[CompileOptions, BeforeValidator(_short_for_enabled)] = Field(
         default_factory=lambda: CompileOptions.model_validate({}),
         description="How the training is compiled; true, false or both for short.",
     )
@@ -352,70 +279,17 @@ def read_settings(
         return ExploreSettings.model_validate(values)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            _translate(detail, problems)
+            translate(detail, problems, _known_keys)
         return ExploreSettings.model_validate({"effort": effort})
 
 
-def close_match(word: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """The known word that a slip of the keyboard meant; None where nothing is near."""
-    near = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=cutoff)
-    return near[0] if near else None
-
-
-_NUMBER_RULES = {
-    "greater_than": "above",
-    "greater_than_equal": "at least",
-    "less_than": "below",
-    "less_than_equal": "at most",
-}
-_KIND_RULES = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a text",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "tuple_type": "a list",
-    "list_type": "a list",
-}
-
-
-def _translate(detail: Any, problems: Problems) -> None:
-    """One complaint of pydantic in our words, at its line."""
-    path = ("explore", *(part for part in detail["loc"]))
-    name, value, context = dotted_path(path), detail["input"], detail.get("ctx", {})
-    kind = detail["type"]
-    if kind == "extra_forbidden":
-        known = _known_keys(path[1:-1])
-        near = close_match(str(path[-1]), known)
-        hint = f'did you mean "{near}"?' if near else f"known here: {', '.join(known)}"
-        problems.error(path, f'unknown key "{path[-1]}" in {dotted_path(path[:-1])}', hint)
-    elif kind == "missing":
-        problems.error(path, f"{name} is missing")
-    elif kind == "literal_error":
-        near = close_match(str(value), [word.strip("' ") for word in re.split(", | or ", context["expected"])])
-        hint = f"did you mean {near}?" if near else ""
-        problems.error(path, f"{name} must be {context['expected'].replace(chr(39), '')}, not {quoted(value)}", hint)
-    elif kind in _NUMBER_RULES:
-        bound = next(context[key] for key in ("gt", "ge", "lt", "le") if key in context)
-        problems.error(path, f"{name} must be {_NUMBER_RULES[kind]} {bound:g}, not {quoted(value)}")
-    elif kind in _KIND_RULES:
-        problems.error(path, f"{name} must be {_KIND_RULES[kind]}, not {quoted(value)}")
-    elif kind == "value_error":
-        problems.error(path, f"{name}: {context['error']}")
-    else:
-        problems.error(path, f"{name}: {detail['msg']}, not {quoted(value)}")
-
-
-def _known_keys(path: Sequence[str | int]) -> list[str]:
+def _known_keys(path: Path) -> Sequence[str]:
     """The keys of the section at a path below `explore`."""
-    sections: dict[tuple[str | int, ...], type[BaseModel]] = {
+    sections: dict[Path, type[BaseModel]] = {
         (): ExploreSettings,
         ("compile",): CompileOptions,
         ("workload",): WorkloadOptions,
         ("workload", "transformers"): TransformersOptions,
         ("workload", "optimizer"): OptimizerOptions,
     }
-    return list(sections[tuple(path)].model_fields)
+    return list(sections[path].model_fields)
