@@ -36,8 +36,8 @@ def say(**record: Any) -> None:
 
 def floor(config: Config, size: str) -> None:
     """The least that a first recommendation can cost: import, build, one cold compile with its probe, and the trace."""
-    from bexplore.engine.session import Session
     from bexplore.engine.shared import SharedMode
+    from bexplore.engine.worker.session import Session
     from bexplore.probe import Compilation, Probe
     from bexplore.trace import trace_job
 

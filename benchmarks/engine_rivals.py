@@ -66,9 +66,9 @@ def capped(config: Config, workload: Any = None) -> Iterator[None]:
     """
     import torch
 
-    from bexplore.engine.allocator import storage_bytes
-    from bexplore.engine.compilation import around_compilations
-    from bexplore.engine.limits import DataLimit
+    from bexplore.engine.worker.allocator import storage_bytes
+    from bexplore.engine.worker.compilation import around_compilations
+    from bexplore.engine.worker.limits import DataLimit
 
     budget_bytes = config.explore.memory_budget_bytes(0)
     assert budget_bytes is not None, "a job of this benchmark says its memory"

@@ -43,8 +43,8 @@ def child(config: str, saves: str | None, loads: str | None) -> dict[str, float]
     """One training process: build, compile, a first and a second step."""
     import torch
 
-    from bexplore.engine.compilation import compile_workload
     from bexplore.engine.shared import SharedMode
+    from bexplore.engine.worker.compilation import compile_workload
     from bexplore.workloads import build
 
     job = dialects.load(Path(config)).on_device("cpu").job

@@ -14,7 +14,7 @@ from benchmarks.engine_jobs import JOBS, sweep_sizes, truth_sizes
 from benchmarks.engine_measure import MeasurementError, exhaustive_s
 from benchmarks.engine_report import Truth, markdown, summary
 from bexplore import dialects
-from bexplore.engine import memory_step
+from bexplore.engine.worker import memory_step
 
 TINY = """
 train_input: {batch_size: 8, micro_batch_size: explore}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from conftest import imported_job
 from torch import nn
 
-from bexplore.engine import convolution as ours
+from bexplore.engine.worker import convolution as ours
 from bexplore.job import Precision
 from bexplore.probe import Outcome, Probe
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from bexplore.engine.passes import Passes
-from bexplore.engine.run_queue import longest_wait_s
-from bexplore.engine.steps import with_dense_gradients
+from bexplore.engine.worker.passes import Passes
+from bexplore.engine.worker.run_queue import longest_wait_s
+from bexplore.engine.worker.steps import with_dense_gradients
 
 
 def timed(
@@ -65,7 +65,7 @@ def test_a_size_that_is_clearly_worse_is_not_timed_more_closely():
 
 SHARES_A_PROCESSOR = """
 import os, subprocess, sys, time
-from bexplore.engine.run_queue import longest_wait_s, waited_s
+from bexplore.engine.worker.run_queue import longest_wait_s, waited_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
 before, until = waited_s(), time.monotonic() + 0.5

@@ -416,7 +416,7 @@ def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
 
 def in_new_process(body: str) -> subprocess.CompletedProcess[str]:
     """Run statements in a process that has a heap of its own, as a worker has: a forked one may reuse its parent's."""
-    head = "import numpy as np\nfrom bexplore.engine.limits import DataLimit\nMIB = 2**20\n"
+    head = "import numpy as np\nfrom bexplore.engine.worker.limits import DataLimit\nMIB = 2**20\n"
     command = [sys.executable, "-c", head + textwrap.dedent(body)]
     return subprocess.run(command, check=False, text=True, capture_output=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import imported_job
 
-from bexplore.engine.facts import program_facts
+from bexplore.engine.worker.facts import program_facts
 from bexplore.facts import ProgramFacts
 from bexplore.guard import Status, Tier
 from bexplore.guard.compare import compare_facts

@@ -112,6 +112,20 @@ def test_each_third_party_package_has_its_doors(path):
         assert room_of(path) in DOORS.get(package, {room_of(path)}), f"{path.name} imports {name}"
 
 
+def test_in_the_engine_only_the_worker_imports_torch_and_nobody_imports_the_worker():
+    engine, worker = PACKAGE / "engine", PACKAGE / "engine" / "worker"
+    outside = [path for path in FILES if worker not in path.parents]
+    uses_torch = {path for path in outside if engine in path.parents and "torch" in map(first_part, imports(path))}
+    uses_worker = {
+        path for path in outside for name in imports(path) if f"{name}.".startswith("bexplore.engine.worker.")
+    }
+    assert (uses_torch, uses_worker) == (set(), set())
+
+
+def first_part(name: str) -> str:
+    return name.split(".")[0]
+
+
 def test_every_module_has_its_place_in_the_order():
     assert {room_of(path) for path in FILES} == set(ORDER)
 

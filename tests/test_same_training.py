@@ -8,8 +8,8 @@ import textwrap
 import pytest
 import torch
 
-from bexplore.engine import same_training
-from bexplore.engine.same_training import SameTraining, compare_gradients
+from bexplore.engine.worker import same_training
+from bexplore.engine.worker.same_training import SameTraining, compare_gradients
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads import Workload, build
 

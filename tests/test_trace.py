@@ -11,7 +11,7 @@ from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from benchmarks.trace_flops import flops_as_run, flops_of_the_model
-from bexplore.engine.allocator import measure_peak
+from bexplore.engine.worker.allocator import measure_peak
 from bexplore.job import CompileSettings, Job, Mode, Precision
 from bexplore.trace import CostModel, TraceError, trace_job
 from bexplore.trace.depth import find_repeats, shortened

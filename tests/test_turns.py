@@ -14,7 +14,7 @@ from search_builders import CurveRunner, measured, saturating
 from bexplore import explorer, posterior
 from bexplore.depths import Depths
 from bexplore.engine.reduced import ReducedDepthRunner
-from bexplore.engine.timing import RanPass, Timed, time_in_turns
+from bexplore.engine.worker.timing import RanPass, Timed, time_in_turns
 from bexplore.events import probe_record
 from bexplore.job import Job
 from bexplore.noise import noise_warnings

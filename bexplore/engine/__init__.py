@@ -1,6 +1,6 @@
 """The implementation of `Runner` that touches hardware: a worker process that compiles one size and runs it for real.
 
-Only the modules that run inside a worker import torch; the explorer's own process stays without it.
+What runs inside a worker is in `worker/`, and only that imports torch; the explorer's own process stays without it.
 """
 
 from __future__ import annotations

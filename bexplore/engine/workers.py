@@ -11,7 +11,7 @@ from bexplore.engine.process import WorkerProcess
 from bexplore.probe import Compilation
 
 # What every worker imports before its first probe, and what compiled ones do beside it.
-STEP_MODULES = ("bexplore.engine.session",)
+STEP_MODULES = ("bexplore.engine.worker.session",)
 COMPILER_MODULES = (*STEP_MODULES, "torch._inductor.compile_fx")
 # Resident memory of a process that has imported torch and its compiler, and does nothing. Measured: 0.4 GiB. Bytes.
 IDLE_BYTES = 2**29

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
-from bexplore.engine.inert import inert, restored
-from bexplore.engine.suspects import find_suspects
+from bexplore.engine.worker.inert import inert, restored
+from bexplore.engine.worker.suspects import find_suspects
 from bexplore.job import Mode, Precision
 from bexplore.workloads import Batch, Workload
 

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_leaves
 
 import bexplore
-from bexplore.engine.compilation import CompilerWatch
+from bexplore.engine.worker.compilation import CompilerWatch
 from bexplore.errors import BexploreError
 from bexplore.facts import Item, ProgramFacts, describe_polynomial
 from bexplore.job import Job

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from bexplore.engine.channel import receive, send
-from bexplore.engine.limits import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
+from bexplore.engine.worker.limits import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
 from bexplore.errors import BexploreError
 
 
@@ -94,7 +94,7 @@ class _Server:
             return False
 
     def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
-        from bexplore.engine.device import device_facts
+        from bexplore.engine.worker.device import device_facts
 
         self._report(stage="import")
         return device_facts(request["device"])
@@ -106,7 +106,7 @@ class _Server:
         return {"outcome": "measured"} | known
 
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
-        from bexplore.engine.session import NotFiniteError
+        from bexplore.engine.worker.session import NotFiniteError
         from bexplore.probe import Outcome, Probe
 
         start_time_s = self._open_session(request)
@@ -120,9 +120,9 @@ class _Server:
 
     def _open_session(self, request: dict[str, Any]) -> float:
         """Build the job unless it is there already; return the seconds that this took."""
-        from bexplore.engine.compilation import make_limits_loud
-        from bexplore.engine.session import Session
         from bexplore.engine.shared import SharedMode
+        from bexplore.engine.worker.compilation import make_limits_loud
+        from bexplore.engine.worker.session import Session
         from bexplore.job import Job
         from bexplore.probe import Compilation
 
@@ -159,8 +159,8 @@ class _Server:
         }
 
     def _program_facts(self, request: dict[str, Any]) -> dict[str, Any]:
-        from bexplore.engine.device import device_facts
-        from bexplore.engine.facts import program_facts
+        from bexplore.engine.worker.device import device_facts
+        from bexplore.engine.worker.facts import program_facts
         from bexplore.job import Job
 
         self._report(stage="trace")
@@ -199,7 +199,7 @@ class _Server:
     def _same_training(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses
 
-        from bexplore.engine.same_training import compare_gradients
+        from bexplore.engine.worker.same_training import compare_gradients
         from bexplore.job import Job
         from bexplore.workloads import build
 

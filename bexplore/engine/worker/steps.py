@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine import run_queue
-from bexplore.engine.allocator import storage_bytes
+from bexplore.engine.worker import run_queue
+from bexplore.engine.worker.allocator import storage_bytes
 from bexplore.workloads import Batch, Workload
 
 WARM_DEVICE_S = 0.3

@@ -15,9 +15,9 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine.convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
-from bexplore.engine.regions import nest
 from bexplore.engine.shared import SharedMode
+from bexplore.engine.worker.convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
+from bexplore.engine.worker.regions import nest
 from bexplore.job import CompileSettings
 from bexplore.probe import Compilation
 from bexplore.workloads import Batch, Workload

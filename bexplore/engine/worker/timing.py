@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bexplore.engine.passes import Passes
-from bexplore.engine.steps import Steps
+from bexplore.engine.worker.passes import Passes
+from bexplore.engine.worker.steps import Steps
 from bexplore.probe import Probe, Purpose
 from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
 from bexplore.workloads import Batch

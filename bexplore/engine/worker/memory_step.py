@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from bexplore.engine.allocator import PeakMemory, measure_peak
-from bexplore.engine.limits import DataLimit
-from bexplore.engine.steps import Gradient, Steps, attach_zeros, with_dense_gradients
-from bexplore.engine.timing import RanPass, run_pass
+from bexplore.engine.worker.allocator import PeakMemory, measure_peak
+from bexplore.engine.worker.limits import DataLimit
+from bexplore.engine.worker.steps import Gradient, Steps, attach_zeros, with_dense_gradients
+from bexplore.engine.worker.timing import RanPass, run_pass
 from bexplore.workloads import Batch, Workload
 
 # From here on the timed pass of this step counts too: the profiler's share of it is below 1 %, and nothing is left to

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from bexplore.engine.allocator import idle_bytes, num_alloc_retries, release_cached_memory
-from bexplore.engine.artifacts import keep_artifacts_in
-from bexplore.engine.compilation import (
+from bexplore.engine.shared import SharedMode
+from bexplore.engine.worker.allocator import idle_bytes, num_alloc_retries, release_cached_memory
+from bexplore.engine.worker.artifacts import keep_artifacts_in
+from bexplore.engine.worker.compilation import (
     CompilerAccount,
     CompilerWatch,
     around_compilations,
@@ -31,15 +32,14 @@ from bexplore.engine.compilation import (
     feasible_mode,
     mark_batch_dimension,
 )
-from bexplore.engine.limits import COMPILER_BYTES, DataLimit
-from bexplore.engine.memory_step import MemoryStep, StepMemory, needs_no_warm_up
-from bexplore.engine.placement import Placement
-from bexplore.engine.regions import repeated_classes
-from bexplore.engine.shared import SharedMode
-from bexplore.engine.shortening import shorten
-from bexplore.engine.steps import Steps, len_of, warm_device
-from bexplore.engine.timing import Report, Timed, time_alone, time_in_turns
-from bexplore.engine.toolchain import Toolchain
+from bexplore.engine.worker.limits import COMPILER_BYTES, DataLimit
+from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
+from bexplore.engine.worker.placement import Placement
+from bexplore.engine.worker.regions import repeated_classes
+from bexplore.engine.worker.shortening import shorten
+from bexplore.engine.worker.steps import Steps, len_of, warm_device
+from bexplore.engine.worker.timing import Report, Timed, time_alone, time_in_turns
+from bexplore.engine.worker.toolchain import Toolchain
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe, Purpose
 from bexplore.workloads import Batch, Workload, build
