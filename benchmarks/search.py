@@ -35,7 +35,7 @@ from benchmarks.search_problems import (
     public_problems,
     simulated_problems,
 )
-from benchmarks.search_report import draw_reliability, markdown
+from benchmarks.search_report import IN_TURNS, draw_reliability, markdown
 from benchmarks.search_statistics import (
     bootstrap,
     least_cost_ratio,
@@ -57,6 +57,8 @@ BASELINE_WORLDS = 800  # of a family, the first, on which the others are run too
 BASELINE_THINNING = 4  # on every fourth of them ...
 SLOW_BASELINES = {"Optuna TPE": 8, "Optuna GPSampler": 40}  # ... the slow ones on fewer
 DECISION_CANDIDATES = 4096
+DECISION_TIME = "decision-time"
+PARTS = ("public", *(family.value for family in Family), DECISION_TIME)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,12 +70,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="take the other methods from the results, which have the same problems",
     )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=[],
+        help="measure these worlds, or the decision time, and take all else from the results",
+    )
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    known = _known(options.quick, options.first_seed) if options.keep_others else {}
-    report = measure(quick=options.quick, first_seed=options.first_seed, known=known)
+    known = _known(options.quick, options.first_seed) if options.keep_others or options.only else {}
+    others = known["methods"] if options.keep_others else {}
+    parts = options.only or PARTS
+    report = measure(parts, quick=options.quick, first_seed=options.first_seed, others=others)
     report["first_seed"] = options.first_seed
     report["facts"] = _facts(arguments) | {"wall_time_s": round(time.monotonic() - began)}
+    if options.only:
+        report = _joined(known, report)
     stem = _stem(options.quick)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{stem}.json").write_text(json.dumps(report, indent=1, allow_nan=True) + "\n")
@@ -85,42 +98,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _known(quick: bool, first_seed: int) -> dict[str, Any]:
-    """What an earlier run found of the other methods, by world, where its problems were the same."""
+    """The report of an earlier run, whose problems were the same."""
     path = RESULTS / f"{_stem(quick)}.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     if report.get("first_seed") != first_seed:
         sys.exit(f"{path} has no results for worlds from seed {first_seed}: run it without --keep-others first")
-    return report["methods"]
+    return report
+
+
+def _joined(known: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    """A report of some parts, and of the others what an earlier one has, whose circumstances are told too."""
+    earlier = {name: known["facts"][name] for name in ("command", "date", "revision")}
+    joined = dict(known) | dict(report)
+    joined["methods"] = known["methods"] | report["methods"]
+    joined["public_families"] = report["public_families"] or known["public_families"]
+    joined["facts"] = report["facts"] | {"all_else": ", ".join(earlier.values())}
+    return joined
 
 
 def _stem(quick: bool) -> str:
     return "search_quick" if quick else "search"
 
 
-def measure(*, quick: bool, first_seed: int, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Run every method on every problem; `known` has what needs no second run, by world and method."""
-    worlds: dict[str, list[Problem]] = {"public": list(public_problems(1 if quick else 6))}
-    for family in Family:
-        count = NUM_PROBLEMS["quick" if quick else "main" if family in MAIN_FAMILIES else "other"]
-        worlds[family.value] = list(simulated_problems(family, count, first_seed=first_seed))
+def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Run every method on every problem of these parts; `others` has what needs no second run, by world and method."""
     report: dict[str, Any] = {"methods": {}, "public_families": {}}
-    for world, problems in worlds.items():
+    for world in (part for part in PARTS if part in parts and part != DECISION_TIME):
+        problems = _problems(world, quick=quick, first_seed=first_seed)
         own = _answers(answered, problems)
         report["methods"][world] = {"bexplore": summary(own)}
         _progress(world, "bexplore")
+        if world == Family.WANDERING.value:  # sizes take turns only where one process runs them
+            in_turns = _answers(functools.partial(answered, shared_compile=True), problems)
+            report["methods"][world][IN_TURNS] = summary(in_turns)
         for name in BASELINES:
-            if name in known.get(world, {}):
-                report["methods"][world][name] = known[world][name]
+            if name in others.get(world, {}):
+                report["methods"][world][name] = others[world][name]
                 continue
             thinning = SLOW_BASELINES.get(name, BASELINE_THINNING)
             shared = problems if world == "public" else problems[:BASELINE_WORLDS]
-            others = _answers(functools.partial(answer_of, name), shared[::thinning])
-            report["methods"][world][name] = summary(others)
+            answers = _answers(functools.partial(answer_of, name), shared[::thinning])
+            report["methods"][world][name] = summary(answers)
             _progress(world, name)
         if world == "public":
             report |= _public_details(problems, own)
-    report["decision_time"] = decision_time()
+    if DECISION_TIME in parts:
+        report["decision_time"] = decision_time()
     return report
+
+
+def _problems(world: str, *, quick: bool, first_seed: int) -> list[Problem]:
+    if world == "public":
+        return list(public_problems(1 if quick else 6))
+    family = Family(world)
+    count = NUM_PROBLEMS["quick" if quick else "main" if family in MAIN_FAMILIES else "other"]
+    return list(simulated_problems(family, count, first_seed=first_seed))
 
 
 def _public_details(problems: Sequence[Problem], answers: Sequence[Answer]) -> dict[str, Any]:
