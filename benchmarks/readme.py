@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks.search_problems import IN_TURNS
 from bexplore.config import json_schema
 
 README = Path(__file__).parent.parent / "README.md"
@@ -18,10 +19,11 @@ FINDERS = {  # name for people, and how its answer was run
     "doubling_compiled": ("doubling, torch.compile", "3 steps, compiled"),
 }
 WORLDS = {
-    "public": "recorded sweeps of others, replayed",
-    "smooth": "simulated jobs, smooth",
-    "rough": "simulated jobs, rough",
-    "cliffs": "simulated jobs with a fall, a hole or a peak",
+    ("public", "bexplore"): "recorded sweeps of others, replayed",
+    ("smooth", "bexplore"): "simulated jobs, smooth",
+    ("rough", "bexplore"): "simulated jobs, rough",
+    ("cliffs", "bexplore"): "simulated jobs with a fall, a hole or a peak",
+    ("wandering", IN_TURNS): "simulated machines whose speed wanders, sizes in turns",
 }
 
 
@@ -29,8 +31,8 @@ def score_table() -> str:
     """How often a final score of 90 and above was right, by kind of problem, as a Markdown table."""
     methods = json.loads((RESULTS / "search.json").read_text())["methods"]
     rows = ["| problems | ended so | mean score | truly within 2 % | probes |", "|---|---|---|---|---|"]
-    for world, words in WORLDS.items():
-        found = methods[world]["bexplore"]
+    for (world, method), words in WORLDS.items():
+        found = methods[world][method]
         share, low, high = (100.0 * value for value in found["score_90_true"])
         ended = round(found["share_with_score_90"] * found["problems"])
         rows.append(

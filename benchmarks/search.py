@@ -28,6 +28,7 @@ import optuna
 from benchmarks.search_baselines import BASELINES, answer_of
 from benchmarks.search_problems import (
     DEVELOPED_ON,
+    IN_TURNS,
     NOT_SEEN,
     Answer,
     Problem,
@@ -35,7 +36,7 @@ from benchmarks.search_problems import (
     public_problems,
     simulated_problems,
 )
-from benchmarks.search_report import IN_TURNS, draw_reliability, markdown
+from benchmarks.search_report import draw_reliability, markdown
 from benchmarks.search_statistics import (
     bootstrap,
     least_cost_ratio,
@@ -108,11 +109,13 @@ def _known(quick: bool, first_seed: int) -> dict[str, Any]:
 
 def _joined(known: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
     """A report of some parts, and of the others what an earlier one has, whose circumstances are told too."""
-    earlier = {name: known["facts"][name] for name in ("command", "date", "revision")}
+    facts = known["facts"]
+    earlier = [", ".join(facts[name] for name in ("command", "date", "revision"))]
+    earlier += [facts["all_else"]] if "all_else" in facts else []
     joined = dict(known) | dict(report)
     joined["methods"] = known["methods"] | report["methods"]
     joined["public_families"] = report["public_families"] or known["public_families"]
-    joined["facts"] = report["facts"] | {"all_else": ", ".join(earlier.values())}
+    joined["facts"] = report["facts"] | {"all_else": "; ".join(earlier)}
     return joined
 
 

@@ -20,6 +20,8 @@ DEVELOPED_ON = ("milabench_h100", "zeus")
 NOT_SEEN = ("profet_v100", "gavel")
 STEPS = 10
 TOLERANCE = 0.02
+# One process runs all sizes, as on a user's machine, so that they can take turns where the machine wanders.
+IN_TURNS = "bexplore, one compilation, sizes in turns"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.search_problems import IN_TURNS
+
 PICTURED = ("public", "smooth", "rough", "cliffs")
-# One process runs all sizes, as on a user's machine, so that they can take turns where the machine wanders.
-IN_TURNS = "bexplore, one compilation, sizes in turns"
 
 
 def markdown(report: dict[str, Any]) -> str:
