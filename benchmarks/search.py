@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report["first_seed"] = options.first_seed
     report["facts"] = _facts(arguments) | {"wall_time_s": round(time.monotonic() - began)}
     if options.only:
-        report = _joined(known, report)
+        report = joined(known, report)
     stem = _stem(options.quick)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{stem}.json").write_text(json.dumps(report, indent=1, allow_nan=True) + "\n")
@@ -103,20 +103,20 @@ def _known(quick: bool, first_seed: int) -> dict[str, Any]:
     path = RESULTS / f"{_stem(quick)}.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     if report.get("first_seed") != first_seed:
-        sys.exit(f"{path} has no results for worlds from seed {first_seed}: run it without --keep-others first")
+        sys.exit(f"{path} has no results for worlds from seed {first_seed}: run all of it first")
     return report
 
 
-def _joined(known: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+def joined(known: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
     """A report of some parts, and of the others what an earlier one has, whose circumstances are told too."""
     facts = known["facts"]
     earlier = [", ".join(facts[name] for name in ("command", "date", "revision"))]
     earlier += [facts["all_else"]] if "all_else" in facts else []
-    joined = dict(known) | dict(report)
-    joined["methods"] = known["methods"] | report["methods"]
-    joined["public_families"] = report["public_families"] or known["public_families"]
-    joined["facts"] = report["facts"] | {"all_else": "; ".join(earlier)}
-    return joined
+    found = dict(known) | dict(report)
+    found["methods"] = known["methods"] | report["methods"]
+    found["public_families"] = report["public_families"] or known["public_families"]
+    found["facts"] = report["facts"] | {"all_else": "; ".join(earlier)}
+    return found
 
 
 def _stem(quick: bool) -> str:

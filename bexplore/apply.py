@@ -85,7 +85,7 @@ def plan_edit(config: Config, *, run: Run | None = None, batch_size: BatchSizeRu
     mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
     source = str(config.path)
     changed = with_number(text, config.request.path, size, beside=config.batch_size_path, source=source)
-    new_batch_size = _batch_size(config, size, batch_size)
+    new_batch_size = _batch_size(config, size, batch_size, keeps=result.get("keeps_batch_size"))
     if new_batch_size is not None:
         changed = with_number(changed, config.batch_size_path, new_batch_size, source=source)
     return Edit(
@@ -160,8 +160,8 @@ def _changes(config: Config, run: Run) -> tuple[str, ...]:
     return journal.differences(before, after)
 
 
-def _batch_size(config: Config, micro_batch_size: int, rule: BatchSizeRule | None) -> int | None:
-    """The global batch size to write; None leaves it."""
+def _batch_size(config: Config, micro_batch_size: int, rule: BatchSizeRule | None, *, keeps: int | None) -> int | None:
+    """The global batch size to write; None leaves it. `keeps` is another size, with which it is valid."""
     given = config.batch_size
     if given is None or rule is BatchSizeRule.KEEP:
         return None
@@ -171,9 +171,11 @@ def _batch_size(config: Config, micro_batch_size: int, rule: BatchSizeRule | Non
     near = min((size.global_batch_size for size in sizes), key=lambda size: abs(size - given))
     if rule is None:
         message = near_value_message(given, micro_batch_size, config.num_replicas, config.divisibility)
+        another = f"; micro_batch_size {keeps} ran as fast within the tolerance and goes with {given}"
+        is_choice = keeps and is_valid_global_batch_size(given, keeps, config.num_replicas, config.divisibility)
         raise UserInputError(
             f"{dotted_path(config.batch_size_path)}: {message}",
-            hint=f"--batch-size nearest writes {near}, --batch-size keep leaves {given}",
+            hint=f"--batch-size nearest writes {near}, --batch-size keep leaves {given}{another if is_choice else ''}",
         )
     return near
 

@@ -191,6 +191,18 @@ def test_a_batch_size_that_does_not_go_with_the_size_is_never_changed_unasked(tm
     assert "batch_size: 20   # global" in applied(path, BatchSizeRule.NEAREST)
 
 
+@pytest.mark.parametrize(("keeps", "is_told"), [(6, True), (7, False), (None, False)])
+def test_a_size_that_goes_with_the_batch_size_of_today_is_named_where_the_answer_does_not(tmp_path, keeps, is_told):
+    path = job_file(tmp_path)
+    run = finished_run(path, size=5)
+    run.write_result(run.result() | {"keeps_batch_size": keeps})
+
+    with pytest.raises(UserInputError) as refused:
+        plan_edit(dialects.load(path))
+
+    assert ("ran as fast within the tolerance and goes with 24" in refused.value.hint) == is_told
+
+
 def test_a_file_that_changes_while_the_user_is_asked_is_not_overwritten(tmp_path):
     path = job_file(tmp_path)
     finished_run(path)

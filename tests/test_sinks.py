@@ -115,8 +115,10 @@ def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
 def test_the_last_words_name_a_size_that_spares_the_user_a_new_global_batch_size():
     text = words(result(batch_size=66, batch_message="batch_size 66 is not valid", keeps_batch_size=6))
 
-    assert "batch_size 66 is not valid\n  batch_size 66 is valid with micro_batch_size 6, which ran within 2%" in text
-    assert "micro_batch_size 8, which" not in words(result(keeps_batch_size=8))
+    assert (
+        "batch_size 66 is not valid\n  to keep batch_size 66, use micro_batch_size 6: it ran within 2% of this" in text
+    )
+    assert "to keep" not in words(result(keeps_batch_size=8))
     assert "None" not in words(result(keeps_batch_size=None))
 
 

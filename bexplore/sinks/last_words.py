@@ -188,7 +188,7 @@ def _keeps_batch_size(record: Mapping[str, Any], tolerance: float) -> list[str]:
     if size is None or size == record["micro_batch_size"]:
         return []
     own = record["batch_size"]
-    return [f"  batch_size {own} is valid with micro_batch_size {size}, which ran within {tolerance:.0%} of this speed"]
+    return [f"  to keep batch_size {own}, use micro_batch_size {size}: it ran within {tolerance:.0%} of this speed"]
 
 
 def _rows(label: str, text: str | None) -> list[str]:

@@ -1,0 +1,37 @@
+"""The benchmark of the search: what a partial run leaves as it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import search
+
+KNOWN = {
+    "methods": {"public": {"bexplore": "known"}, "wandering": {"bexplore": "known"}},
+    "public_families": {"zeus": "known"},
+    "decision_time": "known",
+    "first_seed": search.FIRST_SEED,
+    "facts": {"command": "python -m benchmarks.search", "date": "yesterday", "revision": "abc"},
+}
+
+
+def test_a_partial_run_replaces_its_parts_and_tells_where_all_else_is_from():
+    new = {"methods": {"wandering": {"bexplore": "new"}}, "public_families": {}, "facts": {"date": "today"}}
+
+    once = search.joined(KNOWN, new)
+    twice = search.joined(once | {"facts": once["facts"] | {"command": "c", "revision": "d"}}, new)
+
+    assert once["methods"] == {"public": {"bexplore": "known"}, "wandering": {"bexplore": "new"}}
+    assert (once["public_families"], once["decision_time"]) == ({"zeus": "known"}, "known")
+    assert once["facts"] == {"date": "today", "all_else": "python -m benchmarks.search, yesterday, abc"}
+    assert twice["facts"]["all_else"] == "c, today, d; python -m benchmarks.search, yesterday, abc"
+
+
+def test_parts_of_other_problems_are_not_joined(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "RESULTS", tmp_path)
+    (tmp_path / "search.json").write_text(json.dumps(KNOWN))
+
+    with pytest.raises(SystemExit, match="has no results for worlds from seed 7"):
+        search.main(["--only", "decision-time", "--first-seed", "7"])
