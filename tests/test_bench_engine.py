@@ -146,6 +146,20 @@ def test_nothing_is_begun_that_would_not_end_in_time(tmp_path):
     assert known.records == {}
 
 
+def test_on_a_machine_that_is_slower_than_guessed_less_is_begun_and_the_time_is_kept(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
+
+    def slow(_known: Known) -> dict:
+        clock[0] += 30.0
+        return {"answer": 8}
+
+    units = [unit(None, what=str(number), expected_s=10.0, measure=slow) for number in range(6)]
+    engine.run(units, Known(tmp_path / "engine.jsonl"), deadline_s=100.0, write=lambda: None)
+
+    assert clock[0] == 90.0
+
+
 @pytest.mark.parametrize("count", range(6))
 def test_every_state_of_the_campaign_gives_a_report(count):
     floor = {"kind": "floor", "import_s": 3.0, "compile_s": 5.0, "trace_s": 1.0, "total_s": 10.0}
