@@ -146,6 +146,15 @@ def test_nothing_is_begun_that_would_not_end_in_time(tmp_path):
     assert known.records == {}
 
 
+@pytest.mark.parametrize(
+    ("steps", "told"), [((), "not measured"), ((100,), "yes"), ((9,), "no: 9 steps"), ((100, 9), "in 1 of 2 runs")]
+)
+def test_an_answer_survives_where_every_run_of_it_did(steps, told):
+    records = [{"kind": "survive", "what": "bexplore", "steps": n, "survived": n == 100} for n in steps]
+
+    assert summary({"small": "a job"}, whole(records))["jobs"]["small"]["survived"] == told
+
+
 def test_on_a_machine_that_is_slower_than_guessed_less_is_begun_and_the_time_is_kept(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
