@@ -57,6 +57,7 @@ def _job(title: str, records: Sequence[Record]) -> dict[str, Any]:
         "truth": truth.as_rows() if truth else [],
         "rivals": [_rival(record, truth, survived.get(record["what"], [])) for record in of["rival"]],
         "survived": _survived(survived.get("bexplore", [])),
+        "survived_size": next((record["size"] for record in survived.get("bexplore", [])), None),
     }
 
 
@@ -343,7 +344,10 @@ def _rival_lines(row: Record) -> list[str]:
         (one["samples_per_s"] for one in row["truth"] if one["micro_batch_size"] == ours["micro_batch_size"]), None
     )
     own = {"name": "bexplore", "answer": ours["micro_batch_size"], "num_trials": ours["num_probes"], "was_run": True}
-    own |= {"total_s": median, "samples_per_s": speed, "regret": ours["regret"], "survived": row["survived"]}
+    # 100 steps are those of the last exploration's answer, which may be another than the median one's.
+    is_another = row["survived_size"] not in (None, ours["micro_batch_size"])
+    survived = f"size {row['survived_size']}: {row['survived']}" if is_another else row["survived"]
+    own |= {"total_s": median, "samples_per_s": speed, "regret": ours["regret"], "survived": survived}
     for one in [own, *row["rivals"]]:
         unknown = "outside the truth" if row["truth"] else "unknown"
         speed = f"{one['samples_per_s'][0]:.2f}" if one["samples_per_s"] else unknown

@@ -150,7 +150,7 @@ def test_nothing_is_begun_that_would_not_end_in_time(tmp_path):
     ("steps", "told"), [((), "not measured"), ((100,), "yes"), ((9,), "no: 9 steps"), ((100, 9), "in 1 of 2 runs")]
 )
 def test_an_answer_survives_where_every_run_of_it_did(steps, told):
-    records = [{"kind": "survive", "what": "bexplore", "steps": n, "survived": n == 100} for n in steps]
+    records = [{"kind": "survive", "what": "bexplore", "size": 8, "steps": n, "survived": n == 100} for n in steps]
 
     assert summary({"small": "a job"}, whole(records))["jobs"]["small"]["survived"] == told
 
