@@ -32,6 +32,10 @@ runconfig: {model_dir: tiny}
 explore: {device: cpu, memory_budget: 100MiB, compile: {backend: eager}}
 """
 
+MACHINE = dict.fromkeys(
+    ("device", "cores", "processor", "python", "torch", "transformers", "lightning", "accelerate"), "?"
+)
+
 
 def truth_record(pass_times_s: dict[int, list[float]]) -> dict:
     return {
@@ -176,9 +180,7 @@ def test_every_state_of_the_campaign_gives_a_report(count):
     records = [explore_record(), floor, sweep_record(), truth_record({2: [0.2] * 5, 4: [0.3] * 5}), rival]
     found = summary({"small": "a job"}, whole(records[:count]))
 
-    text = markdown({"command": "bench", "machine": dict.fromkeys(
-        ("device", "cores", "processor", "python", "torch", "transformers", "lightning", "accelerate"), "?"
-    )} | found)  # fmt: skip
+    text = markdown({"command": "bench", "machine": MACHINE} | found)
 
     verdicts = {row["what"]: row["verdict"] for row in found["targets"]}
     assert text.startswith("# The engine")
@@ -212,6 +214,21 @@ def test_a_ratio_is_taken_within_a_run_so_that_a_slower_day_does_not_count():
     ]["sweep"]
 
     assert (ratio["least"], ratio["most"], ratio["runs"]) == (pytest.approx(0.4), pytest.approx(0.4), 2)
+
+
+def test_an_exploration_that_takes_more_for_a_tie_stands_apart_and_beside_the_sweep_of_its_day():
+    sweeps = [
+        sweep_record() | {"run": 1, "at": "2026-01-01 12:00:00"},
+        sweep_record() | {"run": 2, "at": "2026-01-09 12:00:00", "total_s": 80.0},
+    ]
+    wide = explore_record(confidence=71, total_s=20.0) | {"kind": "wide", "at": "2026-01-08 12:00:00"}
+
+    found = summary({"small": "a job"}, whole([explore_record(), *sweeps, wide]))
+
+    assert found["jobs"]["small"]["wide"][0]["of_sweep"] == 0.25
+    assert "71" not in next(row["reached"] for row in found["targets"] if row["what"].startswith("score"))
+    lines = markdown({"command": "bench", "machine": MACHINE} | found).splitlines()
+    assert any(line.startswith("| a job | 4 | 71 | 1 | 20.0 | 0.25 |") for line in lines)
 
 
 def test_a_search_at_reduced_depth_stands_beside_the_whole_one_with_how_well_it_predicted():

@@ -122,10 +122,10 @@ def test_whoever_takes_more_for_a_tie_has_fewer_rounds(is_look: bool):
 
 
 def test_a_size_that_may_count_as_a_tie_is_not_clearly_worse():
-    seven_percent_behind = [(0.215, 0.1)] * 50
+    a_tenth_behind = [(0.222, 0.1)] * 50
 
-    assert num_rounds(rounds_of(*seven_percent_behind, is_look=True, tolerance=0.01)) == 2
-    assert num_rounds(rounds_of(*seven_percent_behind, is_look=True, tolerance=0.05)) == 4
+    assert num_rounds(rounds_of(*a_tenth_behind, is_look=True, tolerance=0.01)) == 2
+    assert num_rounds(rounds_of(*a_tenth_behind, is_look=True, tolerance=0.05)) == 4
 
 
 def test_the_seconds_of_the_turns_are_bounded():
