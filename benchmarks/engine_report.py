@@ -396,8 +396,8 @@ def _wide_lines(jobs: Mapping[str, Sequence[Record]]) -> list[str]:
         f"## Asked for the fastest within {WIDE_TOLERANCE:.0%}",
         "",
         f"The same jobs with `explore.tolerance: {WIDE_TOLERANCE:g}`, as README advises where a machine's noise hides "
-        f"the default 2 %; the score is then the probability of being within {WIDE_TOLERANCE:.0%}. The targets above are "
-        "not held against these. The sweep is the one that was measured nearest in time.",
+        f"the default 2 %; the score is then the probability of being within {WIDE_TOLERANCE:.0%}. The targets above "
+        "are not held against these. The sweep is the one that was measured nearest in time.",
         "",
         "| job | answer | score | probes | seconds | of the sweep | first recommendation s | regret % (beyond the "
         "interval; of a step) |",
