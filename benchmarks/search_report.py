@@ -105,7 +105,8 @@ def _tolerance_lines(rows: list[dict[str, Any]]) -> list[str]:
         "## Other tolerances",
         "",
         "bexplore alone, asked for the fastest within another share than 2 % (`explore.tolerance`); machines whose "
-        "speed wanders with one compilation and sizes in turns. A score is then the probability of being within that share.",
+        "speed wanders with one compilation and sizes in turns. A score is then the "
+        "probability of being within that share.",
         "",
         "| within | worlds | problems | score >= 90 | their mean | truly within | probes | calibration error |",
         "|---|---|---|---|---|---|---|---|",
