@@ -159,6 +159,17 @@ def test_an_answer_survives_where_every_run_of_it_did(steps, told):
     assert summary({"small": "a job"}, whole(records))["jobs"]["small"]["survived"] == told
 
 
+@pytest.mark.parametrize(("size", "told"), [(4, "| yes |"), (3, "| size 3: yes |")])
+def test_100_steps_of_another_size_than_the_one_told_say_which_it_was(size, told):
+    rival = {"kind": "rival", "what": "accelerate", "answer": 4, "trials": [[4, 3]], "total_s": 9.0}
+    survived = {"kind": "survive", "what": "bexplore", "size": size, "steps": 100, "survived": True}
+    found = summary({"small": "a job"}, whole([explore_record(), rival, survived]))
+
+    lines = markdown({"command": "bench", "machine": MACHINE} | found).splitlines()
+
+    assert next(line for line in lines if line.startswith("| bexplore |")).endswith(told)
+
+
 def test_on_a_machine_that_is_slower_than_guessed_less_is_begun_and_the_time_is_kept(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
