@@ -35,6 +35,7 @@ from benchmarks.engine_jobs import (
     JOBS,
     QUICK_JOBS,
     VARIED_CONFIG,
+    WIDE_TOLERANCE,
     sweep_sizes,
     truth_sizes,
 )
@@ -44,7 +45,7 @@ from bexplore.engine.machine import package_version, processor_name
 RESULTS = Path(__file__).parent / "results"
 RIVALS = ("lightning_power", "accelerate", "doubling_compiled", "lightning_binsearch")
 COMPILED_RIVALS = ("doubling_compiled",)
-KINDS = ("explore", "floor", "sweep", "truth", "compile", "depth", "rival", "survive")
+KINDS = ("explore", "floor", "sweep", "truth", "compile", "depth", "rival", "wide", "survive")
 TRUTH_PASSES_S, QUICK_TRUTH_PASSES_S = 120.0, 20.0
 QUICK_LIMIT_MIN = 9.5
 VARIED_S = 40.0  # an exploration of the table of compile seconds, for the plan
@@ -198,6 +199,8 @@ def _everything(options: argparse.Namespace, caches: Path) -> Iterator[Unit]:
             yield from (_explore(job, number), _floor(job, number))
     for number in again:
         yield from (_sweep(job, number, caches) for job in options.jobs)
+    if not options.quick and not options.cuda:
+        yield from (_wide(job, number) for number in (1, *again) for job in options.jobs)
     for job in reversed(options.jobs):  # the quickest first
         yield from (_survive(job, who) for who in (("bexplore",) if options.quick else ("bexplore", *RIVALS)))
 
@@ -207,6 +210,15 @@ def _explore(job: str, number: int) -> Unit:
         return measure.explore(JOBS[job].config, with_warm_start=number == 1)
 
     return Unit(job=job, kind="explore", run=number, expected_s=JOBS[job].expected_s["explore"], measure=run)
+
+
+def _wide(job: str, number: int) -> Unit:
+    """An exploration that takes more for a tie."""
+
+    def run(_known: Known) -> Record:
+        return measure.explore(JOBS[job].config, [f"explore.tolerance={WIDE_TOLERANCE}"])
+
+    return Unit(job=job, kind="wide", run=number, expected_s=JOBS[job].expected_s["explore"], measure=run)
 
 
 def _floor(job: str, number: int) -> Unit:

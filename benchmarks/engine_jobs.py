@@ -9,6 +9,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "jobs"
 SMALLEST_OF_SWEEP = 2  # from 1 on the sweep would be longer, and every ratio to it better for the exploration
 TRUTHS_AT_MOST = 24
+# README advises this `explore.tolerance` where a machine's noise hides the default 2 %.
+WIDE_TOLERANCE = 0.05
 TRUTH_SPAN = 32  # the truth reaches from what fits down to this fraction of it
 
 

@@ -42,6 +42,20 @@ def score_table() -> str:
     return "\n".join(rows)
 
 
+def tolerance_table() -> str:
+    """The same where another share than 2 % was asked for."""
+    rows = ["| asked for within | ended so | mean score | truly within | probes |", "|---|---|---|---|---|"]
+    for found in json.loads((RESULTS / "search.json").read_text())["tolerances"]:
+        if found["world"] == "all":
+            share, low, high = (100.0 * value for value in found["score_90_true"])
+            ended = round(found["share_with_score_90"] * found["problems"])
+            rows.append(
+                f"| {found['tolerance']:.0%} | {ended:,} of {found['problems']:,} | {found['score_90_mean']:.0f} "
+                f"| {share:.1f} % ({low:.1f} to {high:.1f}) | {found['mean_probes'][0]:.1f} |"
+            )
+    return "\n".join(rows)
+
+
 def rivals_table() -> str:
     """What other finders answer on the engine's jobs, how long they take and what it is worth, as a Markdown table."""
     jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
@@ -97,7 +111,7 @@ def _shown(default: Any) -> str:
     return f"`{words[default] if default is None or isinstance(default, bool) else default}`"
 
 
-TABLES = {"explore": settings_table, "score": score_table, "rivals": rivals_table}
+TABLES = {"explore": settings_table, "score": score_table, "tolerance": tolerance_table, "rivals": rivals_table}
 
 
 def write(path: Path) -> None:

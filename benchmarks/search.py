@@ -59,7 +59,15 @@ BASELINE_THINNING = 4  # on every fourth of them ...
 SLOW_BASELINES = {"Optuna TPE": 8, "Optuna GPSampler": 40}  # ... the slow ones on fewer
 DECISION_CANDIDATES = 4096
 DECISION_TIME = "decision-time"
-PARTS = ("public", *(family.value for family in Family), DECISION_TIME)
+TOLERANCES = "tolerances"
+OTHER_TOLERANCES = (0.01, 0.05, 0.1)
+WORLDS_OF_TOLERANCES = {  # and whether their sizes share a compilation, and so can take turns
+    Family.SMOOTH: False,
+    Family.ROUGH: False,
+    Family.CLIFFS: False,
+    Family.WANDERING: True,
+}
+PARTS = ("public", *(family.value for family in Family), TOLERANCES, DECISION_TIME)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         choices=PARTS,
         default=[],
-        help="measure these worlds, or the decision time, and take all else from the results",
+        help="measure these worlds, other tolerances or the decision time, and take all else from the results",
     )
     options = parser.parse_args(arguments)
     began = time.monotonic()
@@ -126,7 +134,7 @@ def _stem(quick: bool) -> str:
 def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mapping[str, Any]) -> dict[str, Any]:
     """Run every method on every problem of these parts; `others` has what needs no second run, by world and method."""
     report: dict[str, Any] = {"methods": {}, "public_families": {}}
-    for world in (part for part in PARTS if part in parts and part != DECISION_TIME):
+    for world in (part for part in PARTS if part in parts and part not in (TOLERANCES, DECISION_TIME)):
         problems = _problems(world, quick=quick, first_seed=first_seed)
         own = _answers(answered, problems)
         report["methods"][world] = {"bexplore": summary(own)}
@@ -145,9 +153,29 @@ def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mappi
             _progress(world, name)
         if world == "public":
             report |= _public_details(problems, own)
+    if TOLERANCES in parts:
+        report["tolerances"] = tolerances(NUM_PROBLEMS["quick" if quick else "other"], first_seed)
     if DECISION_TIME in parts:
         report["decision_time"] = decision_time()
     return report
+
+
+def tolerances(count: int, first_seed: int) -> list[dict[str, Any]]:
+    """What the scores are worth of explorations that take less or more for a tie; a row of all worlds and of each."""
+    rows = []
+    for tolerance in OTHER_TOLERANCES:
+        found: dict[str, list[Answer]] = {}
+        for family, shares in WORLDS_OF_TOLERANCES.items():
+            problems = list(simulated_problems(family, count, first_seed=first_seed))
+            ask = functools.partial(answered, shared_compile=shares, tolerance=tolerance)
+            found[family.value] = _answers(ask, problems)
+        everything = [answer for answers in found.values() for answer in answers]
+        rows += [
+            {"tolerance": tolerance, "world": name} | summary(answers)
+            for name, answers in ({"all": everything} | found).items()
+        ]
+        _progress(TOLERANCES, f"{tolerance:g}")
+    return rows
 
 
 def _problems(world: str, *, quick: bool, first_seed: int) -> list[Problem]:

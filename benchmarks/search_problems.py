@@ -66,6 +66,7 @@ class Answer:
         confidence: The final score; None for a method that has none.
         messages: (score, within the tolerance) of every streamed recommendation.
         stop_reason: Why it ended.
+        tolerance: What counted as a tie.
     """
 
     regret: float
@@ -78,6 +79,12 @@ class Answer:
     confidence: int | None = None
     messages: tuple[tuple[int, bool], ...] = ()
     stop_reason: str = ""
+    tolerance: float = TOLERANCE
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it is within the tolerance of the best."""
+        return self.regret <= self.tolerance
 
 
 def public_problems(num_seeds: int) -> Iterator[Problem]:
@@ -102,12 +109,16 @@ def exhaustive_cost_s(problem: Problem, *, shared_compile: bool) -> float:
     return runner.cost_s
 
 
-def explore_problem(problem: Problem, *, shared_compile: bool = False) -> Answer:
+def explore_problem(problem: Problem, *, shared_compile: bool = False, tolerance: float = TOLERANCE) -> Answer:
     """bexplore itself, as a user would run it."""
     runner = problem.runner(shared_compile=shared_compile)
     compilation = Compilation.SHARED if shared_compile else Compilation.EXACT
     settings = SearchSettings(
-        search_compilation=compilation, user_compilation=compilation, verify_exact=False, max_passes=STEPS
+        tolerance=tolerance,
+        search_compilation=compilation,
+        user_compilation=compilation,
+        verify_exact=False,
+        max_passes=STEPS,
     )
     messages: list[tuple[int, bool]] = []
     result: Result | None = None
@@ -116,7 +127,7 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False) -> Answer
         if isinstance(event, ProbeFinished):
             first = first or event.observation
         elif isinstance(event, Recommendation):
-            messages.append((event.confidence, problem.regret(event.micro_batch_size) <= TOLERANCE))
+            messages.append((event.confidence, problem.regret(event.micro_batch_size) <= tolerance))
         elif isinstance(event, Result):
             result = event
     assert result is not None and result.recommendation is not None and first is not None
@@ -132,12 +143,13 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False) -> Answer
         confidence=best.confidence,
         messages=tuple(messages),
         stop_reason=result.stop_reason,
+        tolerance=tolerance,
     )
 
 
-def answered(problem: Problem, *, shared_compile: bool = False) -> Answer | None:
+def answered(problem: Problem, *, shared_compile: bool = False, tolerance: float = TOLERANCE) -> Answer | None:
     """The same; None for a world in which nothing fits."""
     try:
-        return explore_problem(problem, shared_compile=shared_compile)
+        return explore_problem(problem, shared_compile=shared_compile, tolerance=tolerance)
     except NothingFitsError:
         return None

@@ -30,6 +30,7 @@ def markdown(report: dict[str, Any]) -> str:
         lines += [f"## {world}", "", *_methods_table(methods), ""]
         if world == "public":
             lines += _public_lines(report)
+    lines += _tolerance_lines(report["tolerances"])
     timing = report["decision_time"]
     lines += [
         "## Decision time",
@@ -97,6 +98,26 @@ def _public_lines(report: dict[str, Any]) -> list[str]:
         f"{shared['variable_cost_ratio']:.2f}.",
         "",
     ]
+
+
+def _tolerance_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## Other tolerances",
+        "",
+        "bexplore alone, asked for the fastest within another share than 2 % (`explore.tolerance`); machines whose "
+        "speed wanders with one compilation and sizes in turns. A score is then the "
+        "probability of being within that share.",
+        "",
+        "| within | worlds | problems | score >= 90 | their mean | truly within | probes | calibration error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['tolerance']:.0%} | {row['world']} | {row['problems']} | {100 * row['share_with_score_90']:.0f} % "
+            f"| {row['score_90_mean']:.1f} | {_percent(row['score_90_true'])} | {_number(row['mean_probes'])} "
+            f"| {_number(row['expected_calibration_error'], 3)} |"
+        )
+    return [*lines, ""]
 
 
 def _percent(estimate: list[float]) -> str:

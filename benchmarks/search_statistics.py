@@ -111,7 +111,7 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
     low_bands = [band for band in bands(answers) if band["from"] < LOW_SCORE and band["count"] >= MIN_BAND]
     return row | {
         "share_with_score_90": len(high) / count,
-        "score_90_true": wilson(sum(answer.regret <= TOLERANCE for answer in high), len(high)),
+        "score_90_true": wilson(sum(answer.is_right for answer in high), len(high)),
         "score_90_mean": float(np.mean([answer.confidence for answer in high])) if high else math.nan,
         "expected_calibration_error": bootstrap(answers, calibration_error),
         "worst_low_band_points": max((abs(band["score"] - band["true"]) for band in low_bands), default=math.nan),

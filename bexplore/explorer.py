@@ -26,7 +26,7 @@ from bexplore.sampler import BexploreSampler, open_study
 from bexplore.sampler import study as studies
 from bexplore.sampler.storage import told_as_engine_error
 from bexplore.space import MemoryPrior, Space
-from bexplore.turns import CLEARLY_WORSE
+from bexplore.turns import clearly_worse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,18 +202,20 @@ def _probe(number: int, decision: Decision, settings: SearchSettings, memory: Me
         max_passes=decision.max_passes,
         predicted_peak_memory_bytes=None if predicted is None else round(predicted),
         time_limit_s=None if limit is None else max(limit, 3.0 * decision.expected_s),
-        worse_pass_s=_worse_pass_s(decision),
+        worse_pass_s=_worse_pass_s(decision, settings.tolerance),
+        tolerance=settings.tolerance,
         in_turn_with=decision.in_turn_with,
     )
 
 
-def _worse_pass_s(decision: Decision) -> float | None:
+def _worse_pass_s(decision: Decision, tolerance: float) -> float | None:
     """From when on a size that is only looked at counts as clearly worse; None for those that others are held to."""
     if decision.recommendation is None or decision.purpose is not Purpose.SEARCH:
         return None
     if decision.compilation is Compilation.REDUCED:  # its passes are shorter, and cheap
         return None
-    return decision.micro_batch_size / (decision.recommendation.samples_per_s * (1.0 - CLEARLY_WORSE))
+    slowest_samples_per_s = decision.recommendation.samples_per_s * (1.0 - clearly_worse(tolerance))
+    return decision.micro_batch_size / slowest_samples_per_s
 
 
 @contextmanager

@@ -68,6 +68,8 @@ class Probe:
         time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
         worse_pass_s: A size whose passes take longer than this is clearly worse than one that was run, and the runner
             need not time it any more closely; None where every size is of interest.
+        tolerance: Two sizes within this share of each other are as good as each other, and the runner need not time any
+            more closely than that asks for.
         in_turn_with: Sizes that ran before, to be timed in turns with this one, so that the machine's wandering meets
             all of them; a runner that cannot do so leaves them out.
     """
@@ -81,6 +83,7 @@ class Probe:
     predicted_peak_memory_bytes: int | None = None
     time_limit_s: float | None = None
     worse_pass_s: float | None = None
+    tolerance: float = 0.02
     in_turn_with: tuple[int, ...] = ()
 
     @classmethod

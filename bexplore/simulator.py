@@ -161,6 +161,7 @@ class SimulatedRunner:
             max_rounds=probe.max_passes,
             budget_s=PASS_BUDGET_S * (1 if is_look else BUDGETS_OF_CONTENDERS),
             is_look=is_look,
+            tolerance=probe.tolerance,
             num_passes={size: num_passes_of_turn(usual_s[size]) for size in order},
         )
         luck = {size: world.run_sd * self._rng.standard_normal() for size in order}

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-CLEARLY_WORSE = 0.06  # a size whose samples/s are this share below another's is not timed more closely
+# A size whose samples/s are below another's by this share beyond what counts as a tie is not timed more closely ...
+WORSE_THAN_TIED = 0.04
+MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of them
 
 # A turn of a size is at least one pass and about this long: short beside what a shared machine's speed wanders in
 # (seconds), long beside what a change of the size disturbs. Seconds.
@@ -22,10 +24,10 @@ TURN_S = 0.1
 MAX_PASSES_OF_TURN = 20
 # Fewest rounds, by the seconds of one: long turns average the jitter away by themselves.
 MIN_ROUNDS = ((4.0, 1), (1.0, 2), (0.0, 4))
-# Rounds suffice when no size's standard error, of its log pass time, is above this: a fifth of the 2 % that counts as a
-# tie where contenders are told apart, the most of it where a size is only looked at.
-ENOUGH_SE = 0.004
-ENOUGH_SE_OF_LOOK = 0.015
+# Timing suffices when no size's standard error, of its log pass time, is above this share of what counts as a tie: a
+# fifth of it where contenders are told apart, the most of it where a size is only looked at.
+ENOUGH_SHARE = 0.2
+ENOUGH_SHARE_OF_LOOK = 0.75
 # Seconds of contenders' turns, in budgets of a size alone: with as many as there are sizes, simulated searches ended no
 # better and took longer.
 BUDGETS_OF_CONTENDERS = 2
@@ -78,6 +80,16 @@ def levels_of(turn_times_s: Mapping[int, Sequence[float]]) -> dict[int, Level]:
     return {size: Level(float(levels[i]), float(errors[i])) for i, size in enumerate(turn_times_s)}
 
 
+def enough_se(tolerance: float) -> float:
+    """Standard error of ln(pass time) below which further passes tell nothing that the decision needs."""
+    return ENOUGH_SHARE * tolerance
+
+
+def clearly_worse(tolerance: float) -> float:
+    """The share of another's samples/s by which a size must be behind it to be clearly worse."""
+    return min(tolerance + WORSE_THAN_TIED, MOST_WORSE)
+
+
 def num_passes_of_turn(pass_time_s: float) -> int:
     """Passes that make a turn of a size."""
     return min(max(1, math.ceil(TURN_S / pass_time_s)), MAX_PASSES_OF_TURN)
@@ -92,6 +104,7 @@ class Rounds:
         max_rounds: Upper bound.
         budget_s: Seconds of turns after which it is enough, once the fewest rounds are there.
         is_look: Whether the size is only looked at, so that it needs less precision, and one clearly worse none.
+        tolerance: Two sizes within this share of each other are as good as each other.
         turn_times_s: By size, seconds of a pass in each round.
         num_passes: By size, passes of a turn.
     """
@@ -100,6 +113,7 @@ class Rounds:
     max_rounds: int
     budget_s: float
     is_look: bool
+    tolerance: float
     num_passes: Mapping[int, int]
     turn_times_s: dict[int, list[float]] = field(default_factory=dict)
 
@@ -135,20 +149,19 @@ class Rounds:
         if count >= self.max_rounds or total_s >= self.budget_s:
             return True
         error = max(level.log_se for level in levels_of(self.turn_times_s).values())
-        return error < (ENOUGH_SE_OF_LOOK if self.is_look else ENOUGH_SE)
+        return error < (ENOUGH_SHARE_OF_LOOK * self.tolerance if self.is_look else enough_se(self.tolerance))
 
     @property
     def _is_clearly_worse(self) -> bool:
         own = _log_throughputs(self.size, self.turn_times_s[self.size])
         others = ((size, times_s) for size, times_s in self.turn_times_s.items() if size != self.size)
-        return any(_is_surely_worse(own - _log_throughputs(size, times_s)) for size, times_s in others)
+        return any(self._is_surely_worse(own - _log_throughputs(size, times_s)) for size, times_s in others)
+
+    def _is_surely_worse(self, differences: NDArray[np.float64]) -> bool:
+        """Whether the mean of some differences of ln(samples/s) is below the limit by far more than they scatter."""
+        error = max(float(np.std(differences, ddof=1)) / math.sqrt(len(differences)), enough_se(self.tolerance))
+        return float(np.mean(differences)) + SURELY * error < math.log1p(-clearly_worse(self.tolerance))
 
 
 def _log_throughputs(size: int, times_s: Sequence[float]) -> NDArray[np.float64]:
     return math.log(size) - np.log(times_s)
-
-
-def _is_surely_worse(differences: NDArray[np.float64]) -> bool:
-    """Whether the mean of some differences of ln(samples/s) is below the limit by far more than they scatter."""
-    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
-    return float(np.mean(differences)) + SURELY * max(error, ENOUGH_SE) < math.log1p(-CLEARLY_WORSE)

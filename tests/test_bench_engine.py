@@ -32,6 +32,10 @@ runconfig: {model_dir: tiny}
 explore: {device: cpu, memory_budget: 100MiB, compile: {backend: eager}}
 """
 
+MACHINE = dict.fromkeys(
+    ("device", "cores", "processor", "python", "torch", "transformers", "lightning", "accelerate"), "?"
+)
+
 
 def truth_record(pass_times_s: dict[int, list[float]]) -> dict:
     return {
@@ -155,6 +159,17 @@ def test_an_answer_survives_where_every_run_of_it_did(steps, told):
     assert summary({"small": "a job"}, whole(records))["jobs"]["small"]["survived"] == told
 
 
+@pytest.mark.parametrize(("size", "told"), [(4, "| yes |"), (3, "| size 3: yes |")])
+def test_100_steps_of_another_size_than_the_one_told_say_which_it_was(size, told):
+    rival = {"kind": "rival", "what": "accelerate", "answer": 4, "trials": [[4, 3]], "total_s": 9.0}
+    survived = {"kind": "survive", "what": "bexplore", "size": size, "steps": 100, "survived": True}
+    found = summary({"small": "a job"}, whole([explore_record(), rival, survived]))
+
+    lines = markdown({"command": "bench", "machine": MACHINE} | found).splitlines()
+
+    assert next(line for line in lines if line.startswith("| bexplore |")).endswith(told)
+
+
 def test_on_a_machine_that_is_slower_than_guessed_less_is_begun_and_the_time_is_kept(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
@@ -176,9 +191,7 @@ def test_every_state_of_the_campaign_gives_a_report(count):
     records = [explore_record(), floor, sweep_record(), truth_record({2: [0.2] * 5, 4: [0.3] * 5}), rival]
     found = summary({"small": "a job"}, whole(records[:count]))
 
-    text = markdown({"command": "bench", "machine": dict.fromkeys(
-        ("device", "cores", "processor", "python", "torch", "transformers", "lightning", "accelerate"), "?"
-    )} | found)  # fmt: skip
+    text = markdown({"command": "bench", "machine": MACHINE} | found)
 
     verdicts = {row["what"]: row["verdict"] for row in found["targets"]}
     assert text.startswith("# The engine")
@@ -212,6 +225,21 @@ def test_a_ratio_is_taken_within_a_run_so_that_a_slower_day_does_not_count():
     ]["sweep"]
 
     assert (ratio["least"], ratio["most"], ratio["runs"]) == (pytest.approx(0.4), pytest.approx(0.4), 2)
+
+
+def test_an_exploration_that_takes_more_for_a_tie_stands_apart_and_beside_the_sweep_of_its_day():
+    sweeps = [
+        sweep_record() | {"run": 1, "at": "2026-01-01 12:00:00"},
+        sweep_record() | {"run": 2, "at": "2026-01-09 12:00:00", "total_s": 80.0},
+    ]
+    wide = explore_record(confidence=71, total_s=20.0) | {"kind": "wide", "at": "2026-01-08 12:00:00"}
+
+    found = summary({"small": "a job"}, whole([explore_record(), *sweeps, wide]))
+
+    assert found["jobs"]["small"]["wide"][0]["of_sweep"] == 0.25
+    assert "71" not in next(row["reached"] for row in found["targets"] if row["what"].startswith("score"))
+    lines = markdown({"command": "bench", "machine": MACHINE} | found).splitlines()
+    assert any(line.startswith("| a job | 4 | 71 | 1 | 20.0 | 0.25 |") for line in lines)
 
 
 def test_a_search_at_reduced_depth_stands_beside_the_whole_one_with_how_well_it_predicted():

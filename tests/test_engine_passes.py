@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 
@@ -14,11 +13,9 @@ from bexplore.engine.worker.run_queue import longest_wait_s
 from bexplore.engine.worker.steps import with_dense_gradients
 
 
-def timed(
-    *passes: tuple[float, float], max_passes: int = 5, budget_s: float = 100.0, worse_s: float = math.inf
-) -> Passes:
+def timed(*passes: tuple[float, float], **changes: float) -> Passes:
     """Passes of (seconds, seconds that a thread waited), as many as are asked for."""
-    found = Passes(max_passes=max_passes, budget_s=budget_s, worse_s=worse_s)
+    found = Passes(**{"max_passes": 5, "budget_s": 100.0, "tolerance": 0.02} | changes)
     for seconds, wait_s in passes:
         if found.are_enough:
             break
@@ -49,6 +46,13 @@ def test_the_seconds_of_disturbed_passes_are_bounded_too():
 def test_undisturbed_passes_that_agree_end_after_the_fewest():
     assert timed(*[(1.0, 0.0)] * 50).all_s == [1.0, 1.0]
     assert len(timed(*[(0.2, 0.0)] * 50).all_s) == 3
+
+
+def test_whoever_takes_more_for_a_tie_has_fewer_passes():
+    noisy = [(seconds, 0.0) for seconds in (1.0, 1.02, 0.98, 1.01)] * 50
+
+    assert len(timed(*noisy, max_passes=100, tolerance=0.02).all_s) > 20
+    assert len(timed(*noisy, max_passes=100, tolerance=0.1).all_s) < 10
 
 
 def test_one_pass_that_takes_the_whole_budget_is_enough():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,9 +77,10 @@ def test_one_round_does_not_know_its_own_noise():
     assert math.isnan(levels[4].log_se)
 
 
-def rounds_of(*times_s: tuple[float, float], is_look: bool, max_rounds: int = 10, budget_s: float = 100.0) -> Rounds:
+def rounds_of(*times_s: tuple[float, float], is_look: bool, **changes: Any) -> Rounds:
     """Rounds of size 8 against size 4, as many as are asked for."""
-    rounds = Rounds(size=8, max_rounds=max_rounds, budget_s=budget_s, is_look=is_look, num_passes={8: 1, 4: 1})
+    limits = {"max_rounds": 10, "budget_s": 100.0, "tolerance": 0.02} | changes
+    rounds = Rounds(size=8, is_look=is_look, num_passes={8: 1, 4: 1}, **limits)
     for own_s, other_s in times_s:
         if rounds.are_enough:
             break
@@ -107,6 +109,23 @@ def test_a_size_that_only_seems_worse_is_looked_at_longer():
     noisy = [(0.25, 0.1), (0.18, 0.1)] * 25
 
     assert num_rounds(rounds_of(*noisy, is_look=True)) == 10
+
+
+@pytest.mark.parametrize("is_look", [True, False])
+def test_whoever_takes_more_for_a_tie_has_fewer_rounds(is_look: bool):
+    noisy = [(0.22, 0.1), (0.2, 0.1), (0.18, 0.1)] * 25
+    counts = [
+        num_rounds(rounds_of(*noisy, is_look=is_look, max_rounds=75, tolerance=share)) for share in (0.02, 0.05, 0.5)
+    ]
+
+    assert counts[0] > counts[1] >= counts[2] == 4
+
+
+def test_a_size_that_may_count_as_a_tie_is_not_clearly_worse():
+    a_tenth_behind = [(0.222, 0.1)] * 50
+
+    assert num_rounds(rounds_of(*a_tenth_behind, is_look=True, tolerance=0.01)) == 2
+    assert num_rounds(rounds_of(*a_tenth_behind, is_look=True, tolerance=0.05)) == 4
 
 
 def test_the_seconds_of_the_turns_are_bounded():

@@ -155,7 +155,9 @@ class ExploreSettings(_Section):
         EFFORTS["normal"].target_confidence, description="Stop at this confidence score, out of 100; below 100."
     )
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.02, description="A size counts as best when its throughput is within this fraction of the best."
+        0.02,
+        description="A size counts as best when its throughput is within this fraction of the best; sizes are timed no "
+        "closer than that asks.",
     )
     time_budget: Duration = Field(
         None, description='Seconds, or text such as "10min", that the search may take; null: no limit.'

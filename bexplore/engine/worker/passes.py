@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bexplore.turns import enough_se
+
 # Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
 MIN_PASSES = ((4.0, 1), (1.0, 2), (0.1, 3), (0.0, 5))
 # The same where all that were timed show that the size is clearly worse than another.
@@ -15,8 +17,6 @@ MIN_PASSES_OF_WORSE = ((1.0, 1), (0.0, 2))
 # Short passes are timed at least this long in all, however many that takes: they cost nothing. Seconds, passes.
 MIN_TIMED_S = 0.25
 MAX_PASSES = 200
-# A probe stops timing when the standard error of its log median is below this: a fifth of the 2 % that counts as a tie.
-ENOUGH_SE = 0.004
 # A pass with a thread that waited for a processor longer than this share of it tells of the neighbours: well above the
 # 1.3 to 1.9 % that the explorer's own looks and the kernel cost on a quiet machine with as many threads as processors.
 DISTURBED_SHARE = 0.05
@@ -31,6 +31,7 @@ class Passes:
     Attributes:
         max_passes: Upper bound on passes that count.
         budget_s: Seconds of passes after which it is enough, once the fewest are there.
+        tolerance: Two sizes within this share of each other are as good as each other.
         worse_s: A size whose fastest pass takes longer is clearly worse than another, and needs no precision.
         undisturbed_s: Seconds of passes that had the processors when they wanted them, in order.
         all_s: Seconds of all passes, in order.
@@ -39,6 +40,7 @@ class Passes:
 
     max_passes: int
     budget_s: float
+    tolerance: float
     worse_s: float = math.inf
     undisturbed_s: list[float] = field(default_factory=list)
     all_s: list[float] = field(default_factory=list)
@@ -54,7 +56,8 @@ class Passes:
     @property
     def are_enough(self) -> bool:
         """Whether further passes would tell nothing that the decision needs, or cost more than they may."""
-        if self._is_clearly_worse or enough(self.undisturbed_s, self.max_passes, self.budget_s):
+        se = enough_se(self.tolerance)
+        if self._is_clearly_worse or enough(self.undisturbed_s, self.max_passes, self.budget_s, se=se):
             return True
         is_disturbed = len(self.undisturbed_s) < len(self.all_s)
         most, longest_s = round(DISTURBED_FACTOR * self.max_passes), DISTURBED_FACTOR * self.budget_s
@@ -82,7 +85,7 @@ class Passes:
         return not self._is_clearly_worse and len(self.undisturbed_s) < _fewest(self.undisturbed_s or self.all_s)
 
 
-def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float = ENOUGH_SE) -> bool:
+def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float) -> bool:
     """Whether passes suffice: the fewest are there, and the bound, the budget or the standard error is reached."""
     if not times_s:
         return False

@@ -71,7 +71,7 @@ def time_alone(
         report: Told the seconds of each pass.
     """
     worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
-    passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, worse_s=worse_s)
+    passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, tolerance=probe.tolerance, worse_s=worse_s)
     ran = list(known)
     for one in known:
         passes.add(one.seconds, waited_s=one.waited_s)
@@ -120,6 +120,7 @@ def time_in_turns(
         max_rounds=probe.max_passes,
         budget_s=budget_s * (1 if is_look else BUDGETS_OF_CONTENDERS),
         is_look=is_look,
+        tolerance=probe.tolerance,
         num_passes={size: num_passes_of_turn(usual_pass_s[size]) for size in batches},
     )
     ran: list[RanPass] = []
