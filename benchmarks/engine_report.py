@@ -399,6 +399,8 @@ def _wide_lines(jobs: Mapping[str, Sequence[Record]]) -> list[str]:
         f"the default 2 %; the score is then the probability of being within {WIDE_TOLERANCE:.0%}. The targets above "
         "are not held against these. The sweep is the one that was measured nearest in time.",
         "",
+        _wide_sentence(jobs),
+        "",
         "| job | answer | score | probes | seconds | of the sweep | first recommendation s | regret % (beyond the "
         "interval; of a step) |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -411,6 +413,19 @@ def _wide_lines(jobs: Mapping[str, Sequence[Record]]) -> list[str]:
                 f"| {run['total_s']:.1f} | {share} | {run['first_recommendation_s']:.1f} | {_regret(run['regret'])} |"
             )
     return lines
+
+
+def _wide_sentence(jobs: Mapping[str, Sequence[Record]]) -> str:
+    """The medians, and what the targets would ask of them."""
+    runs = [run for own in jobs.values() for run in own]
+    shares = {title: [run["of_sweep"] for run in own if run["of_sweep"] is not None] for title, own in jobs.items()}
+    medians = ", ".join(f"{statistics.median(own):.2f} ({title})" for title, own in shares.items() if own)
+    losses = [run["regret"]["beyond_interval"] for run in runs if run["regret"]]
+    sentence = f"{sum(run['confidence'] >= SCORE for run in runs)} of {len(runs)} ended at {SCORE} and above."
+    sentence += f" Medians of the share of the sweep: {medians}." if medians else ""
+    if losses:
+        sentence += f" Beyond the truth's interval they lose {statistics.mean(losses):.2%}, at worst {max(losses):.2%}."
+    return sentence
 
 
 def _compile_lines(rows: Sequence[Record]) -> list[str]:

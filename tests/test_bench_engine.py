@@ -240,6 +240,7 @@ def test_an_exploration_that_takes_more_for_a_tie_stands_apart_and_beside_the_sw
     assert "71" not in next(row["reached"] for row in found["targets"] if row["what"].startswith("score"))
     lines = markdown({"command": "bench", "machine": MACHINE} | found).splitlines()
     assert any(line.startswith("| a job | 4 | 71 | 1 | 20.0 | 0.25 |") for line in lines)
+    assert "0 of 1 ended at 90 and above. Medians of the share of the sweep: 0.25 (a job)." in lines
 
 
 def test_a_search_at_reduced_depth_stands_beside_the_whole_one_with_how_well_it_predicted():
