@@ -16,10 +16,6 @@ from bexplore.recommendation import Recommendation, recommend, score
 from bexplore.space import Space
 
 
-FEW = (8, 16, 32, 64, 128)
-MANY = tuple(range(1, 1001))  # more than the belief keeps; it stands for them with a few hundred
-
-
 def recommended(sizes, evidence) -> Recommendation | None:
     space = Space.of(sizes)
     return recommend(fit(space, evidence), evidence, base=space.base, tolerance=0.02)
@@ -56,11 +52,9 @@ def test_noise_keeps_the_score_low():
     assert recommended([32, 64], noisy).confidence < recommended([32, 64], quiet).confidence
 
 
-@pytest.mark.parametrize(
-    ("sizes", "ran"), [(FEW, (8, 64)), (FEW, (8, 16, 64)), (FEW, (16, 32, 64)), (MANY, (1, 200, 700)), (MANY, (1, 900))]
-)
-def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_round(sizes, ran):
-    space = Space.of(sizes)
+@pytest.mark.parametrize("ran", [(8, 64), (8, 16, 64), (16, 32, 64)])
+def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_round(ran):
+    space = Space.of([8, 16, 32, 64, 128])
     evidence = [measured(size, saturating(size)) for size in ran]
     belief = fit(space, evidence)
 
