@@ -109,7 +109,9 @@ class Known:
         return found[0]["largest_that_fits"] if found else None
 
     def answers(self, job: str) -> tuple[int, ...]:
-        return tuple(sorted({record["micro_batch_size"] for record in self.of(job, "explore")}))
+        """What its explorations recommended, those that took more for a tie included."""
+        found = (record["micro_batch_size"] for kind in ("explore", "wide") for record in self.of(job, kind))
+        return tuple(sorted(set(found)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

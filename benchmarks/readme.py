@@ -56,6 +56,18 @@ def tolerance_table() -> str:
     return "\n".join(rows)
 
 
+def shortfall_table() -> str:
+    """How often the recommended size is as near to the best as a low score says, as a Markdown table."""
+    words_of = {world: words for (world, _), words in WORLDS.items()}
+    rows = ["| problems | recommendations | truly as near |", "|---|---|---|"]
+    everything, *worlds = json.loads((RESULTS / "search.json").read_text())["shortfalls"]
+    for found in (*worlds, everything):
+        share, low, high = (100.0 * value for value in found["held"])
+        words = words_of.get(found["world"], "all of these together")
+        rows.append(f"| {words} | {found['messages']:,} | {share:.1f} % ({low:.1f} to {high:.1f}) |")
+    return "\n".join(rows)
+
+
 def rivals_table() -> str:
     """What other finders answer on the engine's jobs, how long they take and what it is worth, as a Markdown table."""
     jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
@@ -111,7 +123,13 @@ def _shown(default: Any) -> str:
     return f"`{words[default] if default is None or isinstance(default, bool) else default}`"
 
 
-TABLES = {"explore": settings_table, "score": score_table, "tolerance": tolerance_table, "rivals": rivals_table}
+TABLES = {
+    "explore": settings_table,
+    "score": score_table,
+    "tolerance": tolerance_table,
+    "shortfall": shortfall_table,
+    "rivals": rivals_table,
+}
 
 
 def write(path: Path) -> None:

@@ -30,6 +30,7 @@ from benchmarks.search_problems import (
     DEVELOPED_ON,
     IN_TURNS,
     NOT_SEEN,
+    TOLERANCE,
     Answer,
     Problem,
     answered,
@@ -40,6 +41,7 @@ from benchmarks.search_report import draw_reliability, markdown
 from benchmarks.search_statistics import (
     bootstrap,
     least_cost_ratio,
+    shortfalls_held,
     static_sweep_ratio,
     summary,
     variable_cost_ratio,
@@ -60,6 +62,7 @@ SLOW_BASELINES = {"Optuna TPE": 8, "Optuna GPSampler": 40}  # ... the slow ones 
 DECISION_CANDIDATES = 4096
 DECISION_TIME = "decision-time"
 TOLERANCES = "tolerances"
+SHORTFALLS = "shortfalls"
 OTHER_TOLERANCES = (0.01, 0.05, 0.1)
 WORLDS_OF_TOLERANCES = {  # and whether their sizes share a compilation, and so can take turns
     Family.SMOOTH: False,
@@ -67,7 +70,7 @@ WORLDS_OF_TOLERANCES = {  # and whether their sizes share a compilation, and so 
     Family.CLIFFS: False,
     Family.WANDERING: True,
 }
-PARTS = ("public", *(family.value for family in Family), TOLERANCES, DECISION_TIME)
+PARTS = ("public", *(family.value for family in Family), TOLERANCES, SHORTFALLS, DECISION_TIME)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         choices=PARTS,
         default=[],
-        help="measure these worlds, other tolerances or the decision time, and take all else from the results",
+        help="measure these worlds or other parts, and take all else from the results",
     )
     options = parser.parse_args(arguments)
     began = time.monotonic()
@@ -134,7 +137,7 @@ def _stem(quick: bool) -> str:
 def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mapping[str, Any]) -> dict[str, Any]:
     """Run every method on every problem of these parts; `others` has what needs no second run, by world and method."""
     report: dict[str, Any] = {"methods": {}, "public_families": {}}
-    for world in (part for part in PARTS if part in parts and part not in (TOLERANCES, DECISION_TIME)):
+    for world in (part for part in PARTS if part in parts and part not in (TOLERANCES, SHORTFALLS, DECISION_TIME)):
         problems = _problems(world, quick=quick, first_seed=first_seed)
         own = _answers(answered, problems)
         report["methods"][world] = {"bexplore": summary(own)}
@@ -155,6 +158,8 @@ def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mappi
             report |= _public_details(problems, own)
     if TOLERANCES in parts:
         report["tolerances"] = tolerances(NUM_PROBLEMS["quick" if quick else "other"], first_seed)
+    if SHORTFALLS in parts:
+        report["shortfalls"] = shortfalls(NUM_PROBLEMS["quick" if quick else "other"], first_seed)
     if DECISION_TIME in parts:
         report["decision_time"] = decision_time()
     return report
@@ -164,18 +169,27 @@ def tolerances(count: int, first_seed: int) -> list[dict[str, Any]]:
     """What the scores are worth of explorations that take less or more for a tie; a row of all worlds and of each."""
     rows = []
     for tolerance in OTHER_TOLERANCES:
-        found: dict[str, list[Answer]] = {}
-        for family, shares in WORLDS_OF_TOLERANCES.items():
-            problems = list(simulated_problems(family, count, first_seed=first_seed))
-            ask = functools.partial(answered, shared_compile=shares, tolerance=tolerance)
-            found[family.value] = _answers(ask, problems)
-        everything = [answer for answers in found.values() for answer in answers]
-        rows += [
-            {"tolerance": tolerance, "world": name} | summary(answers)
-            for name, answers in ({"all": everything} | found).items()
-        ]
+        found = _answers_by_world(count, first_seed, tolerance)
+        rows += [{"tolerance": tolerance, "world": name} | summary(answers) for name, answers in found.items()]
         _progress(TOLERANCES, f"{tolerance:g}")
     return rows
+
+
+def shortfalls(count: int, first_seed: int) -> list[dict[str, Any]]:
+    """How often what a score below 90 says of its distance from the best holds; a row of all worlds and of each."""
+    found = _answers_by_world(count, first_seed, TOLERANCE)
+    _progress(SHORTFALLS, "bexplore")
+    return [{"world": name} | shortfalls_held(answers) for name, answers in found.items()]
+
+
+def _answers_by_world(count: int, first_seed: int, tolerance: float) -> dict[str, list[Answer]]:
+    """bexplore's on simulated jobs of each family, and before them those of all together."""
+    found: dict[str, list[Answer]] = {}
+    for family, shares in WORLDS_OF_TOLERANCES.items():
+        problems = list(simulated_problems(family, count, first_seed=first_seed))
+        ask = functools.partial(answered, shared_compile=shares, tolerance=tolerance)
+        found[family.value] = _answers(ask, problems)
+    return {"all": [answer for answers in found.values() for answer in answers]} | found
 
 
 def _problems(world: str, *, quick: bool, first_seed: int) -> list[Problem]:

@@ -65,6 +65,7 @@ class Answer:
         fixed_cost_s: Starts and compiles that any method pays: one of each with a shared compilation, else 0.
         confidence: The final score; None for a method that has none.
         messages: (score, within the tolerance) of every streamed recommendation.
+        shortfalls: (score, share that is missed at most with a score of 90, share that is missed) of those that tell.
         stop_reason: Why it ended.
         tolerance: What counted as a tie.
     """
@@ -78,6 +79,7 @@ class Answer:
     fixed_cost_s: float = 0.0
     confidence: int | None = None
     messages: tuple[tuple[int, bool], ...] = ()
+    shortfalls: tuple[tuple[int, float, float], ...] = ()
     stop_reason: str = ""
     tolerance: float = TOLERANCE
 
@@ -120,14 +122,14 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False, tolerance
         verify_exact=False,
         max_passes=STEPS,
     )
-    messages: list[tuple[int, bool]] = []
+    streamed: list[Recommendation] = []
     result: Result | None = None
     first: Observation | None = None
     for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
         if isinstance(event, ProbeFinished):
             first = first or event.observation
         elif isinstance(event, Recommendation):
-            messages.append((event.confidence, problem.regret(event.micro_batch_size) <= tolerance))
+            streamed.append(event)
         elif isinstance(event, Result):
             result = event
     assert result is not None and result.recommendation is not None and first is not None
@@ -141,7 +143,12 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False, tolerance
         static_sweep_cost_s=exhaustive_cost_s(problem, shared_compile=False) if shared_compile else 0.0,
         fixed_cost_s=first.start_time_s + first.compile_time_s if shared_compile else 0.0,
         confidence=best.confidence,
-        messages=tuple(messages),
+        messages=tuple((told.confidence, problem.regret(told.micro_batch_size) <= tolerance) for told in streamed),
+        shortfalls=tuple(
+            (told.confidence, told.shortfall_at_90, problem.regret(told.micro_batch_size))
+            for told in streamed
+            if told.shortfall_at_90 is not None
+        ),
         stop_reason=result.stop_reason,
         tolerance=tolerance,
     )

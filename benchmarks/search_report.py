@@ -31,6 +31,7 @@ def markdown(report: dict[str, Any]) -> str:
         if world == "public":
             lines += _public_lines(report)
     lines += _tolerance_lines(report["tolerances"])
+    lines += _shortfall_lines(report["shortfalls"])
     timing = report["decision_time"]
     lines += [
         "## Decision time",
@@ -116,6 +117,25 @@ def _tolerance_lines(rows: list[dict[str, Any]]) -> list[str]:
             f"| {row['tolerance']:.0%} | {row['world']} | {row['problems']} | {100 * row['share_with_score_90']:.0f} % "
             f"| {row['score_90_mean']:.1f} | {_percent(row['score_90_true'])} | {_number(row['mean_probes'])} "
             f"| {_number(row['expected_calibration_error'], 3)} |"
+        )
+    return [*lines, ""]
+
+
+def _shortfall_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## How far a low score is from the best",
+        "",
+        "A score below 90 is told with the share of the fastest size's speed within which it would be 90 "
+        "(`shortfall_at_90`). How often the recommended size is as near as that, over streamed recommendations with "
+        "scores of 50 to 89, and of those with which an exploration ended.",
+        "",
+        "| worlds | recommendations | truly as near | median share | explorations ended so | truly as near |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['world']} | {row['messages']} | {_percent(row['held'])} | {100 * row['median']:.1f} % "
+            f"| {row['ended']} | {100 * row['ended_held']:.0f} % |"
         )
     return [*lines, ""]
 

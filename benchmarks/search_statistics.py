@@ -92,6 +92,30 @@ def calibration_error(answers: Sequence[Answer]) -> float:
     return error
 
 
+def shortfalls_held(answers: Sequence[Answer]) -> dict[str, Any]:
+    """How often a recommendation with a low score is as near to the best as it says, with a score of 90, that it is."""
+    told = _low_shortfalls(answers)
+    low = [answer for answer in answers if LOW_SCORE <= (answer.confidence or 0) < HIGH_SCORE]
+    ended = [answer.shortfalls[-1] for answer in low if answer.shortfalls]
+    return {
+        "messages": len(told),
+        "held": bootstrap(answers, lambda some: _share_held(_low_shortfalls(some))),
+        "median": float(np.median([share for _, share, _ in told])) if told else math.nan,
+        "ended": len(ended),
+        "ended_held": _share_held(ended),
+    }
+
+
+def _low_shortfalls(answers: Sequence[Answer]) -> list[tuple[int, float, float]]:
+    """Of scores below 90 with which a search may well end; what the first probes say holds because it says nothing."""
+    low, high = LOW_SCORE, HIGH_SCORE
+    return [told for answer in answers for told in answer.shortfalls if low <= told[0] < high]
+
+
+def _share_held(told: Sequence[tuple[int, float, float]]) -> float:
+    return float(np.mean([missed <= most for _, most, missed in told])) if told else math.nan
+
+
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:
     """Everything that is reported of one method on one set of problems."""
     count = len(answers)

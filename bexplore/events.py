@@ -232,6 +232,7 @@ def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ..
         "relative_performance": best.relative_performance,
         "confidence": best.confidence,
         "samples_per_s": _known(best.samples_per_s),
+        "shortfall_at_90": best.shortfall_at_90,
         "num_probes": best.num_probes,
         "elapsed_s": best.elapsed_s,
         "global_batch_sizes": [dataclasses.asdict(size) for size in sizes],
@@ -264,7 +265,9 @@ def _result_record(event: Finished) -> dict[str, Any]:
     result, best = event.result, event.result.recommendation
     record: dict[str, Any] = {"event": "result"}
     if best is None:
-        record |= dict.fromkeys(("micro_batch_size", "relative_performance", "confidence", "samples_per_s"))
+        record |= dict.fromkeys(
+            ("micro_batch_size", "relative_performance", "confidence", "samples_per_s", "shortfall_at_90")
+        )
         record |= {"num_probes": event.num_probes, "elapsed_s": event.elapsed_s, "global_batch_sizes": []}
     else:
         record |= recommendation_record(best, event.global_batch_sizes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bexplore.depths import Depths
-from bexplore.posterior import Posterior
+from bexplore.posterior import Array, Posterior
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 
@@ -25,6 +26,7 @@ CALIBRATION_OF_FEW = 0.1  # added to the offset
 # The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others
 # then is nothing but the prior, and nearly every recorded job is faster at some other size than at its smallest.
 CALIBRATION_OF_ONE_SIZE = (-1.0, 1.0, 0.0)
+WANTED_SCORE = 90  # at which it is told how far a size may be from the best
 HIDDEN_SD = 0.1  # ln(samples/s), from busy neighbours, above which a probe tells next to nothing of its size
 
 
@@ -79,6 +81,8 @@ class Recommendation:
         base_micro_batch_size: The smallest candidate.
         num_probes: Probes so far, all outcomes.
         elapsed_s: Seconds since the exploration started.
+        shortfall_at_90: Share of the speed of the best that fits which it misses at most, with a score of 90: at most
+            the tolerance where the confidence is 90 or more. None where no such share below 1 is known.
     """
 
     micro_batch_size: int
@@ -90,6 +94,7 @@ class Recommendation:
     num_probes: int
     elapsed_s: float = 0.0
     within_tolerance: tuple[int, ...] = ()
+    shortfall_at_90: float | None = None
 
 
 def recommend(
@@ -116,19 +121,33 @@ def recommend(
     within = posterior.sizes[ran & (mean >= mean[best] + math.log1p(-tolerance))].tolist()
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
     own = nearest_to_the_users(own)
+    seen, candidates = _num_seen(evidence), int(posterior.represented.sum())
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=float(np.exp(gain.mean())),
-        confidence=score(
-            float(near[best]), num_sizes=_num_seen(evidence), num_candidates=int(posterior.represented.sum())
-        ),
+        confidence=score(float(near[best]), num_sizes=seen, num_candidates=candidates),
         samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
         smallest_within_tolerance=min(within),
         base_micro_batch_size=base,
         num_probes=len(evidence),
         elapsed_s=elapsed_s,
         within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size)])),
+        shortfall_at_90=_at_most(
+            posterior.shortfall(int(posterior.sizes[best])), num_sizes=seen, num_candidates=candidates
+        ),
     )
+
+
+def _at_most(shortfalls: Array, *, num_sizes: int, num_candidates: int) -> float | None:
+    """The smallest share that reaches the wanted score: the score of a tolerance, asked the other way round."""
+    count = len(shortfalls)
+    needed = bisect_left(
+        range(1, count + 1),
+        WANTED_SCORE,
+        key=lambda number: score(number / count, num_sizes=num_sizes, num_candidates=num_candidates),
+    )
+    share = float(np.partition(shortfalls, needed)[needed]) if needed < count else 1.0
+    return share if share < 1.0 else None
 
 
 def nearest_to_the_users(evidence: Sequence[Evidence]) -> list[Evidence]:

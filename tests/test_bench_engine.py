@@ -142,6 +142,15 @@ def test_what_was_measured_with_another_torch_does_not_count(tmp_path):
     assert Known(path).records == {}
 
 
+def test_the_truth_has_every_size_that_an_exploration_recommended(tmp_path):
+    known = Known(tmp_path / "engine.jsonl")
+    for kind, size in (("explore", 24), ("wide", 66), ("rival", 92)):
+        known.add(unit({}, kind=kind), {"micro_batch_size": size})
+
+    assert known.answers("small") == (24, 66)
+    assert {24, 66} < set(truth_sizes(147, known.answers("small")))
+
+
 def test_nothing_is_begun_that_would_not_end_in_time(tmp_path):
     known = Known(tmp_path / "engine.jsonl")
 

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from benchmarks import search
+from benchmarks.search_problems import Answer
+from benchmarks.search_statistics import shortfalls_held
 
 KNOWN = {
     "methods": {"public": {"bexplore": "known"}, "wandering": {"bexplore": "known"}},
@@ -37,6 +39,29 @@ def test_whoever_takes_more_for_a_tie_is_right_within_that_and_the_score_says_so
 
     assert (everything["world"], smooth["world"], smooth["tolerance"]) == ("all", "smooth", 0.5)
     assert smooth["score_90_true"][0] == 1.0 > smooth["within_2_percent"][0]
+
+
+def answer(confidence: int, *shortfalls: tuple[int, float, float]) -> Answer:
+    return Answer(
+        regret=shortfalls[-1][2],
+        num_probes=1,
+        num_out_of_memory=0,
+        cost_s=1.0,
+        exhaustive_cost_s=1.0,
+        confidence=confidence,
+        shortfalls=shortfalls,
+    )
+
+
+def test_what_low_scores_say_of_their_distance_from_the_best_is_held_against_it():
+    ended_high = answer(95, (20, 0.9, 0.5), (60, 0.08, 0.09), (95, 0.01, 0.0))
+    ended_low = answer(80, (55, 0.1, 0.05), (80, 0.03, 0.02))
+
+    found = shortfalls_held([ended_high, ended_low])
+
+    assert (found["messages"], found["ended"], found["ended_held"]) == (3, 1, 1.0)
+    assert found["held"][0] == pytest.approx(2 / 3)
+    assert found["median"] == 0.08
 
 
 def test_parts_of_other_problems_are_not_joined(tmp_path, monkeypatch):

@@ -98,6 +98,10 @@ def test_json_gives_one_event_a_line_and_nothing_else_on_stdout(job, tmp_path):
     probed = {event["micro_batch_size"] for event in events if event["event"] == "probe"}
     assert result["micro_batch_size"] in probed
     assert result["global_batch_sizes"][0]["step_time_s"] > 0
+    last = [event for event in events if event["event"] == "recommendation"][-1]
+    for told in (last, result):
+        share = told["shortfall_at_90"]
+        assert (told["confidence"] >= 90) == (share is not None and share <= 0.02), told
     assert Path(tmp_path, result["run_dir"], "journal.jsonl").exists()
 
 

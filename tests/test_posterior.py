@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -215,3 +216,15 @@ def test_the_score_stays_low_where_neighbours_decide_what_is_measured():
 
     assert confidence(0.0) > 75
     assert confidence(0.7) < 70
+
+
+def test_a_size_is_near_the_best_in_the_draws_in_which_its_shortfall_is_within_the_tolerance():
+    refused = Evidence(micro_batch_size=3000, outcome=Outcome.OUT_OF_MEMORY, purpose=Purpose.SEARCH)
+    belief = believed(range(1, 4001), [measured(size, saturating(size)) for size in (1, 300, 1200)] + [refused])
+
+    assert (belief.represented > 1).any(), "the best of all is better than the best of those that are kept"
+    for size, tolerance in itertools.product(belief.sizes.tolist(), (0.005, 0.02, 0.1, 0.5)):
+        near, shortfall = belief.near_best(tolerance)[:, belief.index(size)], belief.shortfall(size)
+        is_tie = np.abs(shortfall - tolerance) < 1e-5  # of single precision
+        assert (is_tie | (near == (shortfall <= tolerance))).all()
+    assert belief.shortfall(3000).max() == 1.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
+import numpy as np
+import pytest
 from search_builders import measured, saturating
 
 from bexplore.posterior import fit
@@ -47,6 +50,30 @@ def test_noise_keeps_the_score_low():
     quiet = [measured(32, 1000.0), measured(64, 1035.0)]
     noisy = [measured(32, 1000.0, log_throughput_se=0.08), measured(64, 1035.0, log_throughput_se=0.08)]
     assert recommended([32, 64], noisy).confidence < recommended([32, 64], quiet).confidence
+
+
+@pytest.mark.parametrize("ran", [(8, 64), (8, 16, 64), (16, 32, 64)])
+def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_round(ran):
+    space = Space.of([8, 16, 32, 64, 128])
+    evidence = [measured(size, saturating(size)) for size in ran]
+    belief = fit(space, evidence)
+
+    answers = [
+        (tolerance, recommend(belief, evidence, base=space.base, tolerance=tolerance))
+        for tolerance in (0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.3, 0.6)
+    ]
+
+    reached = [best.confidence >= 90 for _, best in answers]
+    assert reached == [best.shortfall_at_90 <= tolerance for tolerance, best in answers]
+    assert {True, False} == set(reached)
+    assert len({best.micro_batch_size for _, best in answers}) == len({best.shortfall_at_90 for _, best in answers})
+
+
+def test_how_far_a_size_may_be_is_not_told_where_others_are_likely_to_be_out_of_all_proportion():
+    belief = fit(Space.of([8, 16]), [measured(8, 100.0)])
+    dropped = dataclasses.replace(belief, feasible=np.zeros_like(belief.feasible))
+    assert recommend(belief, [measured(8, 100.0)], base=8, tolerance=0.02).shortfall_at_90 is not None
+    assert recommend(dropped, [measured(8, 100.0)], base=8, tolerance=0.02).shortfall_at_90 is None
 
 
 def test_relative_performance_is_relative_to_the_smallest_candidate():

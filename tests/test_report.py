@@ -254,6 +254,15 @@ def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
     assert "To keep batch_size 60, use size 4: it ran within 2% of the speed." in html(read_facts(run))
 
 
+def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path):
+    run = make_run(tmp_path)
+    run.write_result(run.result() | {"confidence": 78, "shortfall_at_90": 0.0341})
+
+    told = "below its target (78 out of 100 that it is within 2% of the fastest that fits, 90 out of 100 that it is"
+    assert f"{told} within 3.5%)" in html(read_facts(run))
+    assert f"{told} within 3.5%)" in markdown(read_facts(run))
+
+
 def test_markdown_is_short_and_marks_the_answer(tmp_path):
     text = markdown(read_facts(make_run(tmp_path)))
     assert "**Use `micro_batch_size: 8`**: 4.00x" in text

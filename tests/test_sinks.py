@@ -92,6 +92,18 @@ def test_the_last_words_say_what_why_where_and_what_to_paste():
     assert text.endswith("Results: somewhere\nPaste:   train_input.micro_batch_size: 8")
 
 
+def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_90():
+    low = words(result(confidence=78, shortfall_at_90=0.0341))
+
+    assert (
+        "score     78 out of 100 that it is within 2% of the fastest that fits, "
+        "90 out of 100 that it is within 3.5%" in low
+    )
+    assert "within 2%" not in words(result(confidence=91, shortfall_at_90=0.015, smallest_within_tolerance=8))
+    assert "90 out of 100" not in words(result(confidence=8, shortfall_at_90=None))
+    assert "90 out of 100" not in words(result())  # a run of an earlier version
+
+
 def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
     found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
 

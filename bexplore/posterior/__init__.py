@@ -74,21 +74,32 @@ class Posterior:
         return self.log_throughput.mean(axis=0, dtype=np.float64)
 
     def near_best(self, tolerance: float) -> NDArray[np.bool_]:
-        """(S, D): in which draws a size fits and is within the tolerance of the best that fits.
-
-        The best of all candidates is a little better than the best of those in the domain: by what the largest of many
-        normal draws, sd sqrt(2 ln n), exceeds that of few.
-        """
+        """(S, D): in which draws a size fits and is within the tolerance of the best that fits."""
         if tolerance not in self._near:
             self._near[tolerance] = self._near_best(tolerance)
         return self._near[tolerance]
 
+    def shortfall(self, size: int) -> Array:
+        """(S,), share of the speed of the best that fits which a size misses; 1 where it does not fit itself."""
+        fits = self.feasible[:, self.index(size)]
+        own = self.log_throughput[:, self.index(size)].astype(np.float64)
+        behind = np.subtract(own, self.best[:, 0] + self._unseen, where=fits, out=np.full(len(own), -np.inf))
+        return -np.expm1(np.minimum(behind, 0.0))
+
     def _near_best(self, tolerance: float) -> NDArray[np.bool_]:
+        bonus = math.log1p(-tolerance) + self._unseen
+        return self.feasible & (self.values >= self.best + bonus.astype(np.float32)[:, None])
+
+    @cached_property
+    def _unseen(self) -> Array:
+        """(S,), ln(samples/s) by which the best of all candidates is better than the best of those in the domain.
+
+        It is what the largest of many normal draws, sd sqrt(2 ln n), exceeds that of few by.
+        """
         rivals = self.values >= self.best - (RIVAL_SDS * self.own_sd).astype(np.float32)[:, None]
         weights = np.stack([self.represented, np.ones(len(self.sizes))], axis=1).astype(np.float32)
         many, few = np.sqrt(2.0 * np.log(np.maximum(rivals.astype(np.float32) @ weights, 1.0))).T
-        bonus = math.log1p(-tolerance) + self.own_sd * (many - few)
-        return self.feasible & (self.values >= self.best + bonus.astype(np.float32)[:, None])
+        return self.own_sd * (many - few)
 
 
 def fit(

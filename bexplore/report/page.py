@@ -16,7 +16,7 @@ from bexplore.report.facts import ReportFacts, SizeFacts
 from bexplore.report.figure import Figure
 from bexplore.report.figures import figures
 from bexplore.report.svg import SHAPES, draw
-from bexplore.sinks.last_words import STOP_REASONS, loader_sentence
+from bexplore.sinks.last_words import STOP_REASONS, loader_sentence, score_sentence
 from bexplore.units import format_bytes, format_seconds
 
 UNKNOWN = "–"
@@ -84,7 +84,8 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     if not facts.is_finished:
         steps.append(("The exploration is not finished; it goes on with", f"bexplore explore {config}"))
     elif int(result.get("confidence") or 0) < int(_settings(facts).get("target_confidence", 90)):
-        steps.append(("The score is below its target: see below what that means, and what raises it.", ""))
+        told = score_sentence(result, facts.tolerance)
+        steps.append((f"The score is below its target{f' ({told})' if told else ''}: see below what raises it.", ""))
     return tuple(steps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +43,8 @@ def last_words(
         rows = [_row("failed", text) for text in _failed(record)]
         return "\n".join([f"No recommendation: {_stop(record)}.", *rows, f"Results: {record['run_dir']}"])
     lines = [_headline(record), ""]
-    lines += [_row("why", _why(record)), _row("memory", _memory(record))]
+    lines += [_row("why", _why(record)), *_rows("score", score_sentence(record, tolerance))]
+    lines += [_row("memory", _memory(record))]
     lines += _rows("smaller", _smaller(record, tolerance))
     lines += _rows("compiled", _compiled(record))
     lines += _rows("depth", _depth(record))
@@ -86,6 +88,18 @@ def _why(record: Mapping[str, Any]) -> str:
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(record["outcomes"].items()))
     took = format_seconds(record["elapsed_s"])
     return f"fastest of {record['num_probes']} probes ({outcomes}) in {took}; ended because {_stop(record)}"
+
+
+def score_sentence(record: Mapping[str, Any], tolerance: float) -> str | None:
+    """What a score below 90 is still good for; None where nothing is to be said."""
+    share = record.get("shortfall_at_90")
+    if share is None or share <= tolerance:
+        return None
+    shown = math.ceil(1000.0 * share) / 1000.0  # rounded up: what is promised must hold
+    return (
+        f"{record['confidence']} out of 100 that it is within {100 * tolerance:g}% of the fastest that fits, "
+        f"90 out of 100 that it is within {shown:.1%}"
+    )
 
 
 def _stop(record: Mapping[str, Any]) -> str:
