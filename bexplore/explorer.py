@@ -255,6 +255,7 @@ def _result(
     needed = _most(item.needed_memory_bytes for item in as_run)
     peak = _most(item.peak_memory_bytes for item in as_run)
     own_peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
+    exact_over_shared = ratio_of(evidence, (Compilation.EXACT,), (Compilation.SHARED,))
     budgets = [item.memory_budget_bytes for item in evidence if item.memory_budget_bytes is not None]
     return Result(
         stop_reason=str(reason),
@@ -262,13 +263,13 @@ def _result(
         base_micro_batch_size=space.base,
         smallest_within_tolerance=best.smallest_within_tolerance,
         outcomes=dict(outcomes),
-        exact_over_shared=ratio_of(evidence, (Compilation.EXACT,), (Compilation.SHARED,)),
+        exact_over_shared=exact_over_shared,
         whole_over_reduced=ratio_of(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
         peak_memory_bytes=peak,
         held_memory_bytes=_most(item.held_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
         memory_saved_bytes=own_peak - small_peak if own_peak is not None and small_peak is not None else None,
-        warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance),
+        warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance, exact_over_shared=exact_over_shared),
     )
 
 

@@ -13,13 +13,16 @@ from bexplore.posterior.evidence import Evidence
 MIN_DRIFT_PROBES = 3  # probes between the first and the last measurement of the base that make it a drift
 
 
-def noise_warnings(evidence: Sequence[Evidence], *, base: int, tolerance: float) -> tuple[str, ...]:
+def noise_warnings(
+    evidence: Sequence[Evidence], *, base: int, tolerance: float, exact_over_shared: float | None = None
+) -> tuple[str, ...]:
     """Say where repeated probes disagree by more than the tolerance, and where the base has moved.
 
     Args:
         evidence: Every finished probe, in order.
         base: The smallest candidate.
         tolerance: Two sizes within this share of each other are as good as each other.
+        exact_over_shared: Throughput of exact over shared compilation, as measured; None where one of them did not run.
     """
     measured = [(number, item) for number, item in enumerate(evidence) if item.is_measured]
     found = []
@@ -29,6 +32,12 @@ def noise_warnings(evidence: Sequence[Evidence], *, base: int, tolerance: float)
         differ = f"{count} probes of micro-batch size {size} differ by {100 * share:.1f} %"
         found.append(
             f"the machine is noisy: {differ}, more than the tolerance of {100 * tolerance:g} %; {_what_to_do(measured)}"
+        )
+    elif exact_over_shared is not None and abs(math.log(exact_over_shared)) > tolerance and _took_turns(measured):
+        found.append(
+            "the machine wanders: exact and shared compilation were timed apart, and their difference of "
+            f"{100 * abs(exact_over_shared - 1.0):.0f} % may be the machine's; sizes were held against each other in "
+            "short turns, in which this cancels"
         )
     drift = _drift(measured, base)
     if drift is not None and abs(drift) > tolerance:
@@ -40,12 +49,16 @@ def noise_warnings(evidence: Sequence[Evidence], *, base: int, tolerance: float)
 
 
 def _what_to_do(measured: Sequence[tuple[int, Evidence]]) -> str:
-    if any(item.in_turn for _, item in measured):
+    if _took_turns(measured):
         return (
             "sizes were held against each other in short turns, in which this cancels; samples/s of one moment, and "
             "those of exact against shared compilation, are no surer than that"
         )
     return "stop other work on it, or set explore.tolerance to the difference that matters to you"
+
+
+def _took_turns(measured: Sequence[tuple[int, Evidence]]) -> bool:
+    return any(item.in_turn for _, item in measured)
 
 
 def _spread(measured: Sequence[tuple[int, Evidence]]) -> tuple[int, float, int] | None:

@@ -164,6 +164,7 @@ def test_the_answer_comes_first_and_then_what_to_do(page):
         "62.2%",  # HFU: half as much again is recomputed
         "out of memory",
         "How to read the score",
+        "the confidence that was asked for, 90 out of 100, is reached",
         "The gradients agree.",
         "NVIDIA H100 80GB HBM3",
         "8,192",  # tokens of a valid global batch

@@ -104,6 +104,14 @@ def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_9
     assert "90 out of 100" not in words(result())  # a run of an earlier version
 
 
+def test_the_last_words_tell_the_confidence_that_was_asked_for():
+    quick = last_words(result(confidence=88), yaml_key="x", tolerance=0.02, target_confidence=75.0)
+
+    assert "ended because the confidence that was asked for, 75 out of 100, is reached" in quick
+    assert "ended because the confidence that was asked for is reached" in words(result())
+    assert "ended because somebody said so" in words(result(stop_reason="somebody said so"))
+
+
 def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
     found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
 

@@ -192,6 +192,16 @@ def test_the_warning_of_a_noisy_machine_says_that_turns_cancel_it():
     assert "in short turns" in warning
 
 
+def test_a_wandering_machine_is_named_where_exact_and_shared_compilation_differ():
+    once = WANDERED[:4]
+
+    (warning,) = noise_warnings(once, base=1, tolerance=0.02, exact_over_shared=0.82)
+
+    assert "exact and shared compilation were timed apart, and their difference of 18 %" in warning
+    assert noise_warnings(once, base=1, tolerance=0.02, exact_over_shared=1.01) == ()
+    assert noise_warnings(once[:1], base=1, tolerance=0.02, exact_over_shared=0.82) == ()
+
+
 def test_every_size_that_took_turns_counts_as_measured():
     assert belief(WANDERED).measured.tolist() == [2, 3, 3, 2]
 

@@ -120,6 +120,7 @@ class _Show:
             record,
             yaml_key=".".join(str(part) for part in self._config.request.path),
             tolerance=self._config.explore.tolerance,
+            target_confidence=self._config.explore.target_confidence,
             config=str(self._config.path),
             report=str(report) if report.exists() else None,
         )

@@ -16,7 +16,7 @@ from bexplore.report.facts import ReportFacts, SizeFacts
 from bexplore.report.figure import Figure
 from bexplore.report.figures import figures
 from bexplore.report.svg import SHAPES, draw
-from bexplore.sinks.last_words import STOP_REASONS, loader_sentence, score_sentence
+from bexplore.sinks.last_words import loader_sentence, score_sentence, stop_words
 from bexplore.units import format_bytes, format_seconds
 
 UNKNOWN = "–"
@@ -50,7 +50,7 @@ def html(facts: ReportFacts) -> str:
         first_steps=first_steps(facts),
         advice=advice(facts),
         loader=loader_sentence(facts.result.get("loader")),
-        stop_reason=STOP_REASONS.get(facts.result.get("stop_reason", ""), ""),
+        stop_reason=stop_words(facts.result.get("stop_reason", ""), _settings(facts).get("target_confidence")),
         sizes=sizes_table(facts),
         probes=probes_table(facts),
         batch_sizes=batch_sizes_table(facts),

@@ -11,7 +11,7 @@ from bexplore.sinks.memory import memory_words
 from bexplore.units import format_bytes, format_seconds
 
 STOP_REASONS = {
-    "target_confidence": "the confidence that was asked for is reached",
+    "target_confidence": "the confidence that was asked for{target} is reached",
     "nothing_left": "no further probe is worth its cost",
     "max_probes": "the number of probes that was allowed is used up",
     "time_budget": "the time that was allowed is used up",
@@ -27,6 +27,7 @@ def last_words(
     *,
     yaml_key: str,
     tolerance: float,
+    target_confidence: float | None = None,
     config: str = "",
     report: str | None = None,
 ) -> str:
@@ -36,14 +37,16 @@ def last_words(
         record: The `result` event.
         yaml_key: Where the size goes, dotted.
         tolerance: Within which sizes are as good as each other.
+        target_confidence: That was asked for; None where it is not known.
         config: The user's file, for the command that writes the size into it; empty leaves that out.
         report: The page with everything; None where there is none.
     """
     if record["micro_batch_size"] is None:
         rows = [_row("failed", text) for text in _failed(record)]
-        return "\n".join([f"No recommendation: {_stop(record)}.", *rows, f"Results: {record['run_dir']}"])
+        stopped = stop_words(record["stop_reason"], target_confidence)
+        return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {record['run_dir']}"])
     lines = [_headline(record), ""]
-    lines += [_row("why", _why(record)), *_rows("score", score_sentence(record, tolerance))]
+    lines += [_row("why", _why(record, target_confidence)), *_rows("score", score_sentence(record, tolerance))]
     lines += [_row("memory", _memory(record))]
     lines += _rows("smaller", _smaller(record, tolerance))
     lines += _rows("compiled", _compiled(record))
@@ -84,10 +87,11 @@ def _headline(record: Mapping[str, Any]) -> str:
     )
 
 
-def _why(record: Mapping[str, Any]) -> str:
+def _why(record: Mapping[str, Any], target_confidence: float | None) -> str:
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(record["outcomes"].items()))
     took = format_seconds(record["elapsed_s"])
-    return f"fastest of {record['num_probes']} probes ({outcomes}) in {took}; ended because {_stop(record)}"
+    stopped = stop_words(record["stop_reason"], target_confidence)
+    return f"fastest of {record['num_probes']} probes ({outcomes}) in {took}; ended because {stopped}"
 
 
 def score_sentence(record: Mapping[str, Any], tolerance: float) -> str | None:
@@ -102,8 +106,10 @@ def score_sentence(record: Mapping[str, Any], tolerance: float) -> str | None:
     )
 
 
-def _stop(record: Mapping[str, Any]) -> str:
-    return STOP_REASONS.get(record["stop_reason"], record["stop_reason"])
+def stop_words(stop_reason: str, target_confidence: float | None) -> str:
+    """Why an exploration ended, in words; a reason that is not in the table speaks for itself."""
+    target = "" if target_confidence is None else f", {target_confidence:g} out of 100,"
+    return STOP_REASONS.get(stop_reason, stop_reason).replace("{target}", target)
 
 
 def _memory(record: Mapping[str, Any]) -> str:
