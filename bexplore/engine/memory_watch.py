@@ -15,11 +15,16 @@ import psutil
 
 from bexplore.engine.machine import available_memory_bytes
 
-# How often memory is looked at. Also how far a worker can run before it is seen: 3 GiB/s times this. Seconds.
+# How often memory is looked at. Seconds.
 POLL_S = 0.025
-# The same while it takes shared memory or has children, of which no limit of its own counts the sum: this watch is the
-# only fence. Seconds.
+# The same where it takes shared memory or has children, of which no limit of its own counts the sum, and where they
+# could use up what is left before the next look: this watch is the only fence then. A look costs a processor a
+# millisecond, which the compilers that run as children would miss. Seconds.
 POLL_CLOSE_S = 0.003
+# How fast one process fills memory. Bytes a second.
+FILLED_PER_S = 3 * 2**30
+# So many times faster than that is looked: the number of processes may grow meanwhile.
+LOOKS_AHEAD = 2.0
 # Swap and the host's memory change slowly; so do children where looking for them costs a walk over all processes.
 SLOWLY_S = 0.5
 # What children hold alone is asked again after so many times the seconds that the last answer took.
@@ -47,7 +52,7 @@ class MemoryWatch:
         self._children_before = 0
         self._swap_before = swapped_bytes(pid)
         self._shared_before = _memory(pid).shared_bytes
-        self._needs_care = False
+        self._poll_s = POLL_S
         self._children = _Children(pid)
         self._looked_at_s = 0.0
 
@@ -62,7 +67,7 @@ class MemoryWatch:
     @property
     def poll_s(self) -> float:
         """Seconds after which to look again."""
-        return POLL_CLOSE_S if self._needs_care else POLL_S
+        return self._poll_s
 
     def violation(self) -> str:
         """Why the worker must end; empty where it need not."""
@@ -71,11 +76,12 @@ class MemoryWatch:
         now, children_bytes = _memory(self._pid), self._children.own_bytes()
         takes_shared = now.shared_bytes - self._shared_before > SLACK_BYTES
         has_children = children_bytes - self._children_before > SLACK_BYTES
-        self._needs_care = takes_shared or has_children
         # Slack is for what the worker refuses itself. Each child refuses itself too, but beside its parent, and what a
         # program makes of that is not known: it is ended before.
         slack_bytes = -self._slack_bytes if has_children else 0 if takes_shared else self._slack_bytes
-        if now.resident_bytes + children_bytes > self._limit_bytes + slack_bytes:
+        left_bytes = self._limit_bytes + slack_bytes - now.resident_bytes - children_bytes
+        self._poll_s = self._next_look_s(left_bytes) if takes_shared or has_children else POLL_S
+        if left_bytes < 0:
             return f"the worker's resident memory passed {self._limit_bytes / 2**20:.0f} MiB"
         if time.monotonic() - self._looked_at_s <= SLOWLY_S:
             return ""
@@ -85,6 +91,10 @@ class MemoryWatch:
         if available_memory_bytes() < HOST_FLOOR_BYTES:
             return f"the host has less than {HOST_FLOOR_BYTES / 2**20:.0f} MiB of memory left"
         return ""
+
+    def _next_look_s(self, left_bytes: int) -> float:
+        used_up_s = left_bytes / (FILLED_PER_S * (1 + self._children.count))
+        return min(POLL_S, max(POLL_CLOSE_S, used_up_s / LOOKS_AHEAD))
 
 
 class _Children:
@@ -96,6 +106,11 @@ class _Children:
         self._walked_at_s = 0.0
         self._again_at_s = 0.0
         self._known: dict[int, _Child] = {}
+
+    @property
+    def count(self) -> int:
+        """How many there were at the last look."""
+        return len(self._pids)
 
     def own_bytes(self) -> int:
         """What they hold alone: a forked child shares its parent's pages until it writes.
