@@ -534,6 +534,23 @@ def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
             os.waitpid(pid, 0)
 
 
+def test_the_watch_looks_closer_only_where_what_is_left_could_be_used_up_before_the_next_look():
+    def hold() -> None:
+        area = bytearray(b"x") * (96 * MIB)
+        time.sleep(60 + len(area) % 2)
+
+    pid = in_child(hold)
+    try:
+        held = memory_watch.resident_bytes(os.getpid())
+        far, near = MemoryWatch(os.getpid(), held + 2**40), MemoryWatch(os.getpid(), held + 160 * MIB)
+        _until(lambda: near.violation() == "" and near.poll_s < memory_watch.POLL_S)
+        assert far.violation() == ""
+        assert far.poll_s == memory_watch.POLL_S
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def test_a_worker_that_is_swapped_out_or_a_host_that_is_full_ends_the_probe(monkeypatch):
     watch = MemoryWatch(os.getpid(), 2**40)
     assert watch.violation() == ""
