@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from bexplore.engine.machine import available_memory_bytes
+from bexplore.engine.machine import available_memory_bytes, num_usable_processors
 
 # How often memory is looked at. Seconds.
 POLL_S = 0.025
@@ -21,10 +21,9 @@ POLL_S = 0.025
 # could use up what is left before the next look: this watch is the only fence then. A look costs a processor a
 # millisecond, which the compilers that run as children would miss. Seconds.
 POLL_CLOSE_S = 0.003
-# How fast one process fills memory. Bytes a second.
-FILLED_PER_S = 3 * 2**30
-# So many times faster than that is looked: the number of processes may grow meanwhile.
-LOOKS_AHEAD = 2.0
+# How fast one processor fills memory, with as much again for faster ones than those that it was measured on. Bytes a
+# second.
+FILLED_PER_S = 6 * 2**30
 # Swap and the host's memory change slowly; so do children where looking for them costs a walk over all processes.
 SLOWLY_S = 0.5
 # What children hold alone is asked again after so many times the seconds that the last answer took.
@@ -93,8 +92,8 @@ class MemoryWatch:
         return ""
 
     def _next_look_s(self, left_bytes: int) -> float:
-        used_up_s = left_bytes / (FILLED_PER_S * (1 + self._children.count))
-        return min(POLL_S, max(POLL_CLOSE_S, used_up_s / LOOKS_AHEAD))
+        used_up_s = left_bytes / (FILLED_PER_S * num_usable_processors())
+        return min(POLL_S, max(POLL_CLOSE_S, used_up_s))
 
 
 class _Children:
@@ -106,11 +105,6 @@ class _Children:
         self._walked_at_s = 0.0
         self._again_at_s = 0.0
         self._known: dict[int, _Child] = {}
-
-    @property
-    def count(self) -> int:
-        """How many there were at the last look."""
-        return len(self._pids)
 
     def own_bytes(self) -> int:
         """What they hold alone: a forked child shares its parent's pages until it writes.
