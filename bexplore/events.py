@@ -172,6 +172,9 @@ def trace_facts(
         micro_batch_sizes = [2**exponent for exponent in range(fits.bit_length() + 1)]
     return {
         "num_parameters": cost_model.num_parameters,
+        "device": cost_model.device,
+        "device_name": cost_model.device_name,
+        "relative_sd": cost_model.relative_sd,
         "flops_per_sample": cost_model.flops_per_sample,
         "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
         "max_micro_batch_size": fits or None,

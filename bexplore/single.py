@@ -15,6 +15,7 @@ from bexplore.engine.machine import accelerator_name
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import EngineError
 from bexplore.probe import Compilation, Observation, Probe, Purpose
+from bexplore.trace.gpu_properties import GpuProperties
 
 
 def probe_once(config: Config, *, micro_batch_size: int, compilation: str, model_dir: str | None) -> Observation:
@@ -60,7 +61,7 @@ def trace_once(
     Args:
         config: The job.
         micro_batch_sizes: Sizes to tell of; None for powers of two.
-        device_name: A device whose memory is the budget; None for this machine's.
+        device_name: A device, here or not, whose program and memory it is about; None for this machine's.
         model_dir: Folder of the worker's log; None for the configuration's own.
         fresh: Trace even if an earlier run did and nothing has changed since.
 
@@ -69,12 +70,14 @@ def trace_once(
         UserInputError: The device is not in the table.
     """
     folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "traces"
-    # The program of a device that is not here cannot be traced: the CPU's stands in for it, and the trace says so.
-    job = config.on_device(config.job.device if accelerator_name() and config.job.device != "auto" else "cpu").job
-    memory_bytes = device_by_name(device_name).memory_bytes if device_name else None
+    device = device_by_name(device_name) if device_name else None
+    named = "cuda:0" if device else config.job.device if accelerator_name() and config.job.device != "auto" else "cpu"
+    job = config.on_device(named).job
+    memory_bytes = device.total_memory_bytes if device else None
     facts = {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
     log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
-    traced = recall_or_trace(job, log_dir, lambda message: None, fresh=fresh)
+    gpu = GpuProperties.of_device(device) if device else None
+    traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
     if isinstance(traced, str):
         raise EngineError(f"this job cannot be traced: {traced}", hint="bexplore explore works without a trace")
     gradient_bytes = 4 * traced.num_parameters

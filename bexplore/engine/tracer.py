@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.engine.failures import Failure
-from bexplore.engine.machine import accelerator_name
 from bexplore.engine.process import WorkerProcess
 from bexplore.job import Job
 from bexplore.trace import cache
+from bexplore.trace.absent_gpu import reason_against
 from bexplore.trace.cost_model import CostModel
+from bexplore.trace.gpu_properties import GpuProperties
 
 # A trace takes seconds; one that takes this long is given up, and the exploration goes on without it.
 TRACE_LIMIT_S = 120.0
@@ -21,32 +22,44 @@ TRACE_RESIDENT_BYTES = 8 * 2**30
 Progress = Callable[[dict[str, Any]], None]
 
 
-def recall_or_trace(job: Job, run_dir: Path, on_progress: Progress, *, fresh: bool) -> CostModel | str:
+def recall_or_trace(
+    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None = None, fresh: bool
+) -> CostModel | str:
     """The job's trace from an earlier run if nothing has changed since, else a new one, which is kept for later runs.
 
     Args:
         job: What to trace.
         run_dir: Receives the worker's log.
         on_progress: Called with what the worker reports.
+        gpu: The device of a CUDA job, whether it is here or not; None for a job on the CPU.
         fresh: Trace in any case.
 
     Returns:
         The trace; the reason in one line where there can be none.
     """
-    known = None if fresh else cache.recall(job, devices=accelerator_name())
-    return known or _trace(job, run_dir, on_progress, keeps=True)
+    known = None if fresh else cache.recall(job, gpu=gpu)
+    return known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True)
 
 
-def trace_in_worker(job: Job, run_dir: Path, on_progress: Progress) -> CostModel | str:
+def trace_in_worker(
+    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None = None
+) -> CostModel | str:
     """Trace the job whatever is known from earlier runs; the reason in one line where that is not possible."""
-    return _trace(job, run_dir, on_progress, keeps=False)
+    return _trace(job, run_dir, on_progress, gpu=gpu, keeps=False)
 
 
-def _trace(job: Job, run_dir: Path, on_progress: Progress, *, keeps: bool) -> CostModel | str:
-    worker = WorkerProcess(run_dir / "workers" / "trace.log")
+def _trace(
+    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None, keeps: bool
+) -> CostModel | str:
+    # The device that is stood in for takes the place of one that is here: tracing takes nothing of its memory.
+    why_not = reason_against() if gpu is not None else ""
+    stands_in = gpu is not None and not why_not
+    environment = {"CUDA_VISIBLE_DEVICES": ""} if stands_in else None
+    worker = WorkerProcess(run_dir / "workers" / "trace.log", environment=environment)
+    request = {"kind": "trace", "job": job.as_dict(), "why_not": why_not}
     try:
         answer = worker.ask(
-            {"kind": "trace", "job": job.as_dict()},
+            request | {"gpu": gpu.as_dict() if gpu is not None and stands_in else None},
             on_progress=on_progress,
             time_limit_s=lambda stage: TRACE_LIMIT_S,
             resident_limit_bytes=TRACE_RESIDENT_BYTES,
@@ -60,6 +73,6 @@ def _trace(job: Job, run_dir: Path, on_progress: Progress, *, keeps: bool) -> Co
     if answer["outcome"] != "measured":
         return str(answer["reason"])
     cost_model = CostModel.from_dict(answer["cost_model"])
-    if keeps and answer["sources"] is not None:
-        cache.remember(job, cost_model, cache.Sources(**answer["sources"]), devices=accelerator_name())
+    if keeps and not why_not and answer["sources"] is not None:
+        cache.remember(job, cost_model, cache.Sources(**answer["sources"]), gpu=gpu)
     return cost_model

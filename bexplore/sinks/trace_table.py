@@ -13,6 +13,8 @@ def trace_table(record: Mapping[str, Any]) -> str:
     lines = [
         f"{record['num_parameters']:,} parameters, {record['flops_per_sample']:.4g} flops a sample, "
         f"{_when(record)} (fingerprint {record['fingerprint']})",
+        f"memory of the program for {record['device_name'] or 'the CPU'}, to within "
+        f"{2 * record['relative_sd']:.0%} (two standard deviations)",
         f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
         "",
         f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits",

@@ -27,6 +27,7 @@ from bexplore.errors import BexploreError
 from bexplore.job import Job
 from bexplore.journal import read_json, write_json
 from bexplore.trace.cost_model import CostModel
+from bexplore.trace.gpu_properties import GpuProperties
 
 FOLDER_VARIABLE = "BEXPLORE_CACHE_DIR"
 MAX_ENTRIES = 100  # each is some 20 KiB
@@ -79,14 +80,14 @@ def imported_sources(began_s: float) -> Sources | None:
     )
 
 
-def recall(job: Job, *, devices: str) -> CostModel | None:
+def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
     """The trace of the same job in an earlier run, if nothing that it was made from has changed.
 
     Args:
         job: What would be traced.
-        devices: Names of the accelerators of this machine.
+        gpu: The device of a CUDA job; None for a job on the CPU.
     """
-    key = _key(job, devices)
+    key = _key(job, gpu)
     for path in _entries(f"*-{key}.json"):
         with suppress(*_DAMAGE):
             entry = read_json(path)
@@ -97,14 +98,14 @@ def recall(job: Job, *, devices: str) -> CostModel | None:
     return None
 
 
-def remember(job: Job, cost_model: CostModel, sources: Sources, *, devices: str) -> None:
+def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuProperties | None) -> None:
     """Keep a trace for later runs, under the fingerprint of its program; the oldest entries go.
 
     Args:
         job: What was traced.
         cost_model: Its trace.
         sources: What the trace was made from.
-        devices: As in `recall`.
+        gpu: As in `recall`.
     """
     entry = {
         "format": _FORMAT,
@@ -114,17 +115,17 @@ def remember(job: Job, cost_model: CostModel, sources: Sources, *, devices: str)
     }
     with suppress(OSError, RuntimeError, BexploreError):  # no room, no home
         folder().mkdir(parents=True, exist_ok=True)
-        write_json(folder() / f"{cost_model.fingerprint}-{_key(job, devices)}.json", entry)
+        write_json(folder() / f"{cost_model.fingerprint}-{_key(job, gpu)}.json", entry)
         for path in _entries("*.json")[MAX_ENTRIES:]:
             path.unlink(missing_ok=True)
 
 
-def folder() -> Path:
-    """Where the entries are: `traces` in `$BEXPLORE_CACHE_DIR`, else in the user's cache folder (XDG)."""
+def folder(name: str = "traces") -> Path:
+    """A folder of what is kept between runs: in `$BEXPLORE_CACHE_DIR`, else in the user's cache folder (XDG)."""
     own = os.environ.get(FOLDER_VARIABLE)
     if own:
-        return Path(own, "traces")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bexplore", "traces")
+        return Path(own, name)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bexplore", name)
 
 
 def _entries(pattern: str) -> list[Path]:
@@ -134,14 +135,15 @@ def _entries(pattern: str) -> list[Path]:
     return []
 
 
-def _key(job: Job, devices: str) -> str:
+def _key(job: Job, gpu: GpuProperties | None) -> str:
     """What decides the program beside the code: sixteen hexadecimal digits."""
     variables = {
         name: value
         for name, value in os.environ.items()
         if name.startswith(_COMPILER_VARIABLES) and name not in _PLACES
     }
-    facts = [job.as_dict(), metadata.version("torch"), sys.version_info[:2], devices, variables]
+    device = None if gpu is None else gpu.as_dict()
+    facts = [job.as_dict(), metadata.version("torch"), sys.version_info[:2], device, variables]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

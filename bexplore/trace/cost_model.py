@@ -36,6 +36,7 @@ class CostModel:
         relative_sd: Standard deviation of the relative error of the memory, from the benchmark of the trace.
         trace_s: Seconds that the trace took.
         device: Device type of the traced program; where it is not the job's, the numbers are an estimate.
+        device_name: Of the accelerator that the program is for, as its driver gives it; empty for the CPU's program.
         compiler: The versions that made the program, such as `torch 2.13.0`.
         notes: What a reader must know before believing the numbers.
         num_blocks: Identical blocks of each run of them in the model; 0 where there is none, or some of other lengths.
@@ -54,6 +55,7 @@ class CostModel:
     trace_s: float
     device: str
     compiler: str
+    device_name: str = ""
     notes: tuple[str, ...] = field(default=())
     num_blocks: int = 0
     block_share: float = 0.0
@@ -126,6 +128,7 @@ class CostModel:
             "relative_sd": self.relative_sd,
             "trace_s": self.trace_s,
             "device": self.device,
+            "device_name": self.device_name,
             "compiler": self.compiler,
             "notes": list(self.notes),
             "num_blocks": self.num_blocks,

@@ -34,6 +34,7 @@ import torch._inductor.ir as ir
 import torch._inductor.lowering
 import torch._inductor.scheduler
 from torch._inductor.codegen import wrapper as lines
+from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
@@ -47,6 +48,25 @@ from bexplore.trace.workspaces import workspace_sizes
 SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
 Observe = Callable[[GraphLowering, int], None]
 CHECKED_VERSIONS = ("2.13",)  # 2.11 and 2.12 were read and not run: they are tried, with a line of doubt
+# Nothing is measured while a program is only planned: these settings of the compiler run kernels, or record them, on
+# tensors of gigabytes. Padding is judged at a prime size, which is aligned to nothing, so that it would be chosen where
+# a real size would not have it.
+_WITHOUT_MEASUREMENTS = {
+    "force_disable_caches": True,
+    "cpp_wrapper": False,
+    "shape_padding": False,
+    "triton.cudagraphs": False,
+    "graph_partition": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+    "benchmark_kernel": False,
+}
+# Folding computes a constant on the device, where there is none.
+_WITHOUT_DEVICE = {"joint_graph_constant_folding": False}
+# The last sum of a mix-order reduction is a line of text: `buf9 = workspace_0[0 : 768].view(...).sum(dim=0)`.
+_BUFFER_OF_TEXT = re.compile(r"^(buf\d+) = workspace_\d+\[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +88,16 @@ class CompiledGraph:
 
 @contextlib.contextmanager
 def planning_only(
-    prime: int, run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]], observe: Observe | None = None
+    prime: int,
+    device_type: str,
+    run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]],
+    observe: Observe | None = None,
 ) -> Iterator[None]:
     """Make torch.compile plan graphs instead of building them, within this context.
 
     Args:
         prime: The micro-batch size of the fake step.
+        device_type: Of the device of the program.
         run: Called in place of each compiled graph, with its inputs.
         observe: Called with each planned graph of the compiler's own and `prime`.
     """
@@ -91,7 +115,9 @@ def planning_only(
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", plan_instead))
         # finding the vector width builds programs; the width changes kernels, not buffers
         stack.enter_context(mock.patch.object(torch._inductor.cpu_vec_isa, "valid_vec_isa_list", lambda: []))
-        stack.enter_context(torch._inductor.config.patch(force_disable_caches=True, cpp_wrapper=False))
+        stack.enter_context(torch._inductor.config.patch(_WITHOUT_MEASUREMENTS))
+        if device_type != "cpu":
+            stack.enter_context(torch._inductor.config.patch(_WITHOUT_DEVICE))
         stack.enter_context(_silence())
         stack.callback(torch._dynamo.reset)
         yield
@@ -156,6 +182,9 @@ class _Reader:
 
     def _steps_of(self, line: Any) -> Iterator[Step]:
         match line:
+            case str() if match := _BUFFER_OF_TEXT.match(line):
+                buffer = self._graph.get_buffer(match[1])
+                yield Allocate(match[1], self._storage_size(buffer), _place(buffer))
             case lines.AllocateLine():
                 yield Allocate(line.node.get_name(), self._storage_size(line.node), _place(line.node))
             case lines.ReuseLine():
@@ -301,6 +330,8 @@ def _element(name: str, indices: Any) -> str:
 
 def _place(node: Any) -> Place:
     """Where in the user's model a buffer is made."""
+    if isinstance(node, WorkspaceArg):  # of a kernel of several operators
+        return Place("workspace of a kernel")
     origin = _origin(node)
     if origin is None:
         return Place(node.get_name().rstrip("0123456789"))

@@ -96,7 +96,8 @@ def _trace_pass(
         graphs.append(graph)
         return replay(graph.plan, arguments, tracker, fake_mode)
 
-    with planning_only(prime, run, observe), fake_mode, LifetimeMode(tracker):
+    device_type = torch.device(workload.job.device).type
+    with planning_only(prime, device_type, run, observe), fake_mode, LifetimeMode(tracker):
         batch = workload.make_batch(prime)
         batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
         parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())

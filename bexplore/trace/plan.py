@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bexplore.trace.errors import TraceError
 from bexplore.trace.lifetimes import LifetimeTracker
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
@@ -164,7 +165,9 @@ def _return_outputs(
 
 
 def _materialize(output: Output, memories: dict[str, _Memory], tracker: LifetimeTracker) -> torch.Tensor:
-    memory = memories[output.name]
+    memory = memories.get(output.name)
+    if memory is None:
+        raise TraceError(f"The compiler's plan has an output without memory: {output.name}, {list(output.shape)}.")
     if memory.tensor is None:
         length = 1 + output.offset + sum((n - 1) * s for n, s in zip(output.shape, output.stride, strict=True))
         memory.tensor = torch.empty(max(length, 1), dtype=output.dtype, device=output.device)

@@ -145,12 +145,17 @@ class _Server:
         import dataclasses
 
         from bexplore.job import Job
-        from bexplore.trace import trace_job
+        from bexplore.trace.absent_gpu import stand_in
         from bexplore.trace.cache import imported_sources
+        from bexplore.trace.gpu_properties import GpuProperties
 
         self._report(stage="trace")
         began_s = time.time()
-        cost_model = trace_job(Job.from_dict(request["job"]))
+        if request["gpu"] is not None:
+            stand_in(GpuProperties.from_dict(request["gpu"]))  # before anything imports torch
+        from bexplore.trace import trace_job
+
+        cost_model = trace_job(Job.from_dict(request["job"]), why_cpu=request["why_not"])
         sources = imported_sources(began_s)
         return {
             "outcome": "measured",

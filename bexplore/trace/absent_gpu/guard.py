@@ -1,0 +1,74 @@
+"""Build and load the C++ half of the absent device, once per version of PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from bexplore.trace.cache import folder
+from bexplore.trace.errors import TraceError
+
+_SOURCE = Path(__file__).with_name("guard.cpp")
+_COMPILERS = ("g++", "clang++", "c++")
+_LIBRARIES = ("libc10.so", "libtorch_cpu.so")  # in the order in which they need each other
+BUILD_LIMIT_S = 120.0
+
+
+def load_hooks() -> ctypes.CDLL:
+    """Load the hooks that say that there is a CUDA device; PyTorch reads them while it is imported.
+
+    Returns:
+        The library, whose `register_absent_device_guard` is to be called once PyTorch is imported.
+
+    Raises:
+        TraceError: PyTorch is imported already, or the library cannot be built.
+    """
+    if "torch" in sys.modules:
+        raise TraceError("A CUDA device that is absent can be stood in for only before torch is imported.")
+    torch_folder = _torch_folder()
+    library = _built(torch_folder)
+    for name in _LIBRARIES:
+        ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library))
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise TraceError("torch is not installed here.", hint="pip install torch")
+    return Path(spec.origin).parent
+
+
+def _built(torch_folder: Path) -> Path:
+    """The library for this version of PyTorch; built by the machine's compiler where an earlier run did not."""
+    digest = hashlib.sha256(_SOURCE.read_bytes() + version("torch").encode() + bytes(torch_folder)).hexdigest()[:16]
+    library = folder("absent_gpu") / f"guard-{digest}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as build_folder:
+            built = Path(build_folder, library.name)
+            _build(torch_folder, built)
+            built.replace(library)  # at once, so that another process never loads half of it
+    return library
+
+
+def _build(torch_folder: Path, library: Path) -> None:
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else _COMPILERS
+    compiler = next((path for path in map(shutil.which, wanted) if path), None)
+    if compiler is None:
+        raise TraceError(f"None of {', '.join(wanted)} is on PATH to build the guard of an absent device.")
+    flags = ["-shared", "-fPIC", "-std=c++20", "-O0", "-w", f"-I{torch_folder / 'include'}"]
+    links = [f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
+    command = [compiler, *flags, str(_SOURCE), "-o", str(library), *links]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False)
+    if done.returncode:
+        first_error = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+        raise TraceError(f"{compiler} cannot build the guard of an absent device: {first_error}")

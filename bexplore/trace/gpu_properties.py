@@ -1,0 +1,75 @@
+"""The properties of a CUDA device, as `torch.cuda.get_device_properties` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bexplore.devices import (
+    MAX_THREADS_PER_BLOCK,
+    MULTIPROCESSORS,
+    REGISTERS_PER_MULTIPROCESSOR,
+    SHARED_MEMORY_PER_BLOCK_BYTES,
+    WARP_SIZE,
+    Device,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProperties:
+    """What a compiler reads of a device.
+
+    Attributes:
+        name: As the driver gives it.
+        capability: Compute capability, major and minor.
+        num_multiprocessors: Streaming multiprocessors.
+        total_memory_bytes: As the driver gives it.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    num_multiprocessors: int
+    total_memory_bytes: int
+
+    @classmethod
+    def of_device(cls, device: Device) -> GpuProperties | None:
+        """Give the properties of a device of the table; None where it is no CUDA device, or its table is not whole."""
+        if device.capability is None or device.num_multiprocessors is None:
+            return None
+        return cls(
+            name=device.name,
+            capability=device.capability,
+            num_multiprocessors=device.num_multiprocessors,
+            total_memory_bytes=device.total_memory_bytes,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give a JSON-ready dictionary that `from_dict` turns back into equal properties."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> GpuProperties:
+        """Rebuild properties from `as_dict`."""
+        return cls(**{**record, "capability": tuple(record["capability"])})
+
+    def as_torch(self) -> dict[str, Any]:
+        """Give the attributes of torch's own object of properties, those that follow from the capability included."""
+        multiprocessor = MULTIPROCESSORS[self.capability]
+        return {
+            "name": self.name,
+            "major": self.capability[0],
+            "minor": self.capability[1],
+            "multi_processor_count": self.num_multiprocessors,
+            "total_memory": self.total_memory_bytes,
+            "max_threads_per_multi_processor": multiprocessor.max_threads,
+            "regs_per_multiprocessor": REGISTERS_PER_MULTIPROCESSOR,
+            "shared_memory_per_multiprocessor": multiprocessor.shared_memory_bytes,
+            "shared_memory_per_block_optin": multiprocessor.shared_memory_per_block_bytes,
+            "shared_memory_per_block": SHARED_MEMORY_PER_BLOCK_BYTES,
+            "max_threads_per_block": MAX_THREADS_PER_BLOCK,
+            "warp_size": WARP_SIZE,
+            "gcnArchName": "",
+            "is_integrated": 0,
+            "is_multi_gpu_board": 0,
+        }
