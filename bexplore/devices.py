@@ -1,4 +1,4 @@
-"""Accelerators by name: memory, peak arithmetic, bandwidth. An unknown device has none of these: nothing is guessed."""
+"""Accelerators by name: what torch reports of each, and its published peaks. An unknown one has none: no guesses."""
 
 from __future__ import annotations
 
@@ -10,81 +10,191 @@ from typing import Any
 
 from bexplore.errors import UserInputError
 
+WARP_SIZE = 32  # threads; this and the next three are the same for every compute capability in MULTIPROCESSORS
+MAX_THREADS_PER_BLOCK = 1024
+REGISTERS_PER_MULTIPROCESSOR = 65536  # of 32 bits
+SHARED_MEMORY_PER_BLOCK_BYTES = 48 * 1024  # without opting in to more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiprocessor:
+    """What a compute capability decides.
+
+    Attributes:
+        max_threads: Threads that can reside on one multiprocessor.
+        shared_memory_bytes: Shared memory of one multiprocessor.
+        shared_memory_per_block_bytes: The most of it that one block can opt in to.
+    """
+
+    max_threads: int
+    shared_memory_bytes: int
+    shared_memory_per_block_bytes: int
+
+
+def _multiprocessor(max_threads: int, shared_kib: int, shared_per_block_kib: int) -> Multiprocessor:
+    return Multiprocessor(
+        max_threads=max_threads,
+        shared_memory_bytes=shared_kib * 1024,
+        shared_memory_per_block_bytes=shared_per_block_kib * 1024,
+    )
+
+
+# (major, minor) -> threads, KiB of shared memory, KiB of it for one block.
+# Source: CUDA C++ Programming Guide, section "Compute Capabilities", table of technical specifications; the same
+# numbers stand in NVIDIA's cccl, libcudacxx/include/cuda/__device/arch_traits.h.
+MULTIPROCESSORS = {
+    (7, 0): _multiprocessor(2048, 96, 96),
+    (7, 5): _multiprocessor(1024, 64, 64),
+    (8, 0): _multiprocessor(2048, 164, 163),
+    (8, 6): _multiprocessor(1536, 100, 99),
+    (8, 9): _multiprocessor(1536, 100, 99),
+    (9, 0): _multiprocessor(2048, 228, 227),
+    (10, 0): _multiprocessor(2048, 228, 227),
+    (10, 3): _multiprocessor(2048, 228, 227),
+    (12, 0): _multiprocessor(1536, 100, 99),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Published figures of one accelerator.
+    """One accelerator.
 
     Attributes:
-        memory_bytes: Memory of the device.
-        bfloat16_flops_per_s: Peak of dense bfloat16 arithmetic; None where not in the source.
-        bandwidth_bytes_per_s: Peak of the memory; None where not in the source.
+        name: What the driver calls it.
+        total_memory_bytes: What torch reports as `total_memory`; less than the figure that it is sold under.
+        capability: CUDA compute capability, (major, minor); None where it is not a CUDA device.
+        num_multiprocessors: Streaming multiprocessors; None where it is not a CUDA device.
+        l2_cache_bytes: As the driver reports it; None where not in a source.
+        bfloat16_flops_per_s: Peak of dense bfloat16 arithmetic with float32 accumulation; None where the device has no
+            such units.
+        bandwidth_bytes_per_s: Peak of the memory.
     """
 
-    memory_bytes: int
+    name: str
+    total_memory_bytes: int
+    capability: tuple[int, int] | None
+    num_multiprocessors: int | None
+    l2_cache_bytes: int | None
     bfloat16_flops_per_s: float | None
     bandwidth_bytes_per_s: float | None
 
 
-def _device(memory_gb: float, teraflops: float | None, terabytes_per_s: float | None) -> Device:
+def _device(
+    name: str,
+    memory_gib: float,
+    capability: tuple[int, int] | None,
+    num_multiprocessors: int | None,
+    l2_cache_mib: float | None,
+    teraflops: float | None,
+    terabytes_per_s: float | None,
+) -> Device:
     return Device(
-        memory_bytes=int(memory_gb * 2**30) if memory_gb in (24, 32, 40, 48, 80) else int(memory_gb * 1e9),
+        name=name,
+        total_memory_bytes=int(memory_gib * 2**30),
+        capability=capability,
+        num_multiprocessors=num_multiprocessors,
+        l2_cache_bytes=None if l2_cache_mib is None else int(l2_cache_mib * 2**20),
         bfloat16_flops_per_s=None if teraflops is None else teraflops * 1e12,
         bandwidth_bytes_per_s=None if terabytes_per_s is None else terabytes_per_s * 1e12,
     )
 
 
-# Source: makers' data sheets, as collected in stas00/ml-engineering (compute/accelerator). Where a maker's gigabytes
-# are powers of two (24, 32, 40, 48, 80), so are ours.
+# Driver's name; GiB of memory, compute capability, multiprocessors, MiB of L2; TFLOP/s, TB/s.
+#
+# Memory: the comment of a line has the range that was found in public texts (out-of-memory messages of torch, outputs
+# of deviceQuery, printed device properties; some name no card), the line its lower end: drivers and ECC take different
+# shares.
+# Multiprocessors and L2: NVIDIA's architecture white papers and tuning guides, and outputs of deviceQuery.
+# Peaks: makers' data sheets and white papers, halved where they count sparsity.
 DEVICES = {
-    "a100": _device(80, 312, 2.0),
-    "a100-40gb": _device(40, 312, 1.56),
-    "b200": _device(180, 2250, 8.0),
-    "gb200": _device(186, 2500, 8.0),
-    "h100": _device(80, 989, 3.35),
-    "h100-pcie": _device(80, 756, 2.0),
-    "h200": _device(141, 989, 4.8),
-    "l40s": _device(48, 362, 0.86),
-    "mi300x": _device(192, 1300, 5.3),
-    "mi325x": _device(256, 1300, 6.0),
-    "mi355x": _device(288, 2500, 8.0),
-    "v100": _device(32, None, 0.9),
+    "v100": _device("Tesla V100-SXM2-32GB", 31.72, (7, 0), 80, 6, None, 0.9),  # 31.72 to 31.75
+    "v100-16gb": _device("Tesla V100-SXM2-16GB", 15.75, (7, 0), 80, 6, None, 0.9),  # 15.75 to 15.78
+    "t4": _device("Tesla T4", 14.56, (7, 5), 40, 4, None, 0.32),  # 14.56 to 14.76
+    "a10": _device("NVIDIA A10", 21.98, (8, 6), 72, 6, 125, 0.6),  # 21.98 to 21.99
+    "a10g": _device("NVIDIA A10G", 22.05, (8, 6), 80, 6, 70, 0.6),  # 22.05 to 22.20
+    "a30": _device("NVIDIA A30", 23.53, (8, 0), 56, 24, 165, 0.933),  # 23.53, one report
+    "a40": _device("NVIDIA A40", 44.34, (8, 6), 84, 6, 149.7, 0.696),  # 44.34 to 44.35
+    "a6000": _device("NVIDIA RTX A6000", 47.4, (8, 6), 84, 6, 154.8, 0.768),  # 47.40 to 47.64, without ECC
+    "a100": _device("NVIDIA A100-SXM4-80GB", 79.14, (8, 0), 108, 40, 312, 2.0),  # 79.14 to 79.35
+    "a100-40gb": _device("NVIDIA A100-SXM4-40GB", 39.38, (8, 0), 108, 40, 312, 1.56),  # 39.38 to 39.56
+    "rtx-3090": _device("NVIDIA GeForce RTX 3090", 23.55, (8, 6), 82, 6, 71, 0.936),  # 23.55 to 23.70
+    "l4": _device("NVIDIA L4", 21.95, (8, 9), 58, 48, 121, 0.3),  # 21.95 to 22.03
+    "l40": _device("NVIDIA L40", 44.32, (8, 9), 142, 96, 181, 0.864),  # 44.32 to 44.40
+    "l40s": _device("NVIDIA L40S", 44.31, (8, 9), 142, 96, 362, 0.86),  # 44.31 to 44.52
+    "rtx-4090": _device("NVIDIA GeForce RTX 4090", 23.52, (8, 9), 128, 72, 165.2, 1.008),  # 23.52 to 23.68
+    "rtx-6000-ada": _device("NVIDIA RTX 6000 Ada Generation", 47.4, (8, 9), 142, 96, 364.2, 0.96),  # to 47.48, no ECC
+    "h100": _device("NVIDIA H100 80GB HBM3", 79.11, (9, 0), 132, 50, 989, 3.35),  # 79.11 to 79.25
+    "h100-pcie": _device("NVIDIA H100 PCIe", 79.11, (9, 0), 114, 50, 756, 2.0),  # 79.11
+    "h100-nvl": _device("NVIDIA H100 NVL", 93.02, (9, 0), 132, 60, 835, 3.9),  # 93.02 to 93.10
+    "gh200": _device("NVIDIA GH200 480GB", 94.5, (9, 0), 132, 60, 989, 4.0),  # 94.50 to 95.00
+    "h200": _device("NVIDIA H200", 139.8, (9, 0), 132, 60, 989, 4.8),  # 139.80 to 139.81
+    "b200": _device("NVIDIA B200", 178.35, (10, 0), 148, 126.5, 2250, 8.0),  # 178.35 to 178.36
+    "gb200": _device("NVIDIA GB200", 184.31, (10, 0), 152, 126.5, 2500, 8.0),  # 184.31
+    "b300": _device("NVIDIA B300 SXM6 AC", 267.69, (10, 3), 148, None, 2250, 8.0),  # 267.69
+    "rtx-5090": _device("NVIDIA GeForce RTX 5090", 31.36, (12, 0), 170, 96, 209.5, 1.792),  # 31.36 to 31.37
+    "rtx-pro-6000": _device(
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 94.96, (12, 0), 188, 128, 503.8, 1.792
+    ),  # 94.96 to 94.98
+    "mi300x": _device("AMD Instinct MI300X", 191.69, None, None, None, 1300, 5.3),  # 191.69 to 191.98
+    "mi325x": _device("AMD Instinct MI325X", 255.69, None, None, None, 1300, 6.0),  # 255.69 to 255.98
+    "mi355x": _device("AMD Instinct MI355X", 287.98, None, None, None, 2500, 8.0),  # 287.98
+}
+
+# Words of a name that tell no device from another.
+_IGNORED_WORDS = frozenset(
+    ("nvidia", "amd", "tesla", "geforce", "instinct", "rtx", "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "generation")
+)
+# Key -> further words that its name may have. Any other word makes another device of it (Laptop, SUPER, D, Max-Q, MIG,
+# vGPU profiles): its peaks differ, and a wrong peak is worse than none.
+_FURTHER_WORDS = {
+    "v100": "32gb pcie",
+    "v100-16gb": "pcie",
+    "t4": "16gb",
+    "a10": "24gb pcie",
+    "a10g": "24gb",
+    "a30": "24gb pcie",
+    "a40": "48gb pcie",
+    "a6000": "48gb",
+    "a100": "80gb pcie",
+    "a100-40gb": "pcie",
+    "rtx-3090": "24gb",
+    "l4": "24gb",
+    "l40": "48gb",
+    "l40s": "48gb",
+    "rtx-4090": "24gb",
+    "rtx-6000-ada": "48gb",
+    "h100": "80gb hbm3",
+    "h100-pcie": "80gb",
+    "h100-nvl": "94gb",
+    "gh200": "96gb 120gb 480gb hbm3",  # the drivers tell the memory of its processor
+    "h200": "141gb hbm3e",
+    "b200": "180gb 192gb",
+    "gb200": "186gb 192gb",
+    "b300": "288gb ac",
+    "rtx-5090": "32gb",
+    "rtx-pro-6000": "96gb blackwell workstation edition",  # the server's edition has slower memory
+    "mi300x": "192gb oam vf",
+    "mi325x": "256gb oam",
+    "mi355x": "288gb oam",
 }
 
 
 def device_by_name(name: str) -> Device:
-    """The device that a user names, such as `h100` or `H100 PCIe`.
+    """Look up the device that a user names, such as `h100`, `RTX 4090` or `A100-SXM4-40GB`.
 
     Raises:
         UserInputError: The table has no such device.
     """
-    key = re.sub(r"[\s_]+", "-", name.strip().lower())
-    if key not in DEVICES:
-        near = difflib.get_close_matches(key, DEVICES, n=1, cutoff=0.5)
-        guess = f'did you mean "{near[0]}"? ' if near else ""
+    device = find_device(name)
+    if device is None:
+        keys = {"-".join(_words(key)): key for key in DEVICES}
+        near = difflib.get_close_matches("-".join(_words(name)), keys, n=1, cutoff=0.5)
+        guess = f'did you mean "{keys[near[0]]}"? ' if near else ""
         raise UserInputError(
             f'no figures for a device "{name}"',
             hint=f"{guess}known: {', '.join(DEVICES)}; or give the size: --memory-budget 80GiB",
         )
-    return DEVICES[key]
-
-
-# What a driver calls a device -> its key. Cut-down versions (NVL, MIG slices, export models) are left out on purpose:
-# their peaks differ, and a wrong peak is worse than none.
-_DRIVER_NAMES = (
-    (r"A100.*40GB", "a100-40gb"),
-    (r"A100.*80GB", "a100"),
-    (r"H100 PCIe", "h100-pcie"),
-    (r"H100 80GB HBM3", "h100"),
-    (r"GB200", "gb200"),
-    (r"B200", "b200"),
-    (r"H200", "h200"),
-    (r"L40S", "l40s"),
-    (r"MI300X", "mi300x"),
-    (r"MI325X", "mi325x"),
-    (r"MI355X", "mi355x"),
-    (r"V100.*32GB", "v100"),
-)
+    return device
 
 
 def published_device(facts: Mapping[str, Any]) -> Device | None:
@@ -94,8 +204,23 @@ def published_device(facts: Mapping[str, Any]) -> Device | None:
     return find_device(str(facts.get("device_name", "")))
 
 
-def find_device(driver_name: str) -> Device | None:
-    """The device that a driver names, such as `NVIDIA H100 80GB HBM3`; None where the table has no such device."""
-    if re.search(r"NVL|MIG|slice", driver_name):
-        return None
-    return next((DEVICES[key] for pattern, key in _DRIVER_NAMES if re.search(rf"\b{pattern}\b", driver_name)), None)
+def find_device(name: str) -> Device | None:
+    """Look up a device as its driver names it, such as `NVIDIA H100 80GB HBM3`, or a user.
+
+    Returns:
+        None where the table has no such device, which a slice or a cut-down version of one in it is.
+    """
+    words = set(_words(name))
+    return next((device for key, device in DEVICES.items() if _is_named(key, words)), None)
+
+
+def _is_named(key: str, words: set[str]) -> bool:
+    own = set(_words(key))
+    return own <= words <= own.union(_FURTHER_WORDS[key].split())
+
+
+def _words(name: str) -> list[str]:
+    text = re.sub(r"[\s_-]+", " ", name.lower())
+    text = re.sub(r"\b(\d+) ?gi?b?\b", r"\1gb", text)  # "80 GB", "80G" and "80GiB" are one word
+    text = re.sub(r"\brtx(?=\S)", "rtx ", text)  # "rtx4090"
+    return [word for word in text.split() if word not in _IGNORED_WORDS]

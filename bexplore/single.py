@@ -71,7 +71,7 @@ def trace_once(
     folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "traces"
     # The program of a device that is not here cannot be traced: the CPU's stands in for it, and the trace says so.
     job = config.on_device(config.job.device if accelerator_name() and config.job.device != "auto" else "cpu").job
-    memory_bytes = device_by_name(device_name).memory_bytes if device_name else None
+    memory_bytes = device_by_name(device_name).total_memory_bytes if device_name else None
     facts = {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
     log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     traced = recall_or_trace(job, log_dir, lambda message: None, fresh=fresh)
