@@ -216,11 +216,11 @@ def find_device(name: str) -> Device | None:
 
 def _is_named(key: str, words: set[str]) -> bool:
     own = set(_words(key))
-    return own <= words
+    return own <= words <= own.union(_FURTHER_WORDS[key].split())
 
 
 def _words(name: str) -> list[str]:
     text = re.sub(r"[\s_-]+", " ", name.lower())
-    text = re.sub(r"(?<![a-z\d])(\d+) ?gi?b?\b", r"\1gb", text)  # "80 GB", "80G" and "80GiB" are one word
+    text = re.sub(r"\b(\d+) ?gi?b?\b", r"\1gb", text)  # "80 GB", "80G" and "80GiB" are one word
     text = re.sub(r"\brtx(?=\S)", "rtx ", text)  # "rtx4090"
     return [word for word in text.split() if word not in _IGNORED_WORDS]

@@ -217,7 +217,7 @@ def test_png_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_a_device_that_is_not_in_the_table_has_no_utilization(tmp_path):
-    facts = read_facts(make_run(tmp_path, device_name="NVIDIA H100 NVL"))
+    facts = read_facts(make_run(tmp_path, device_name="NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
     assert facts.peak_flops_per_s is None
     assert "No MFU" in Page(html(facts)).text
 

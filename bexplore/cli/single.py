@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.devices import DEVICES
 from bexplore.errors import ExitCode, UserInputError
 
 
@@ -47,11 +48,21 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
         sys.exit(ExitCode.NOTHING_FITS if observation.outcome == "out_of_memory" else ExitCode.USER_INPUT)
 
 
+def _device_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a name at the shell."""
+    return [name for name in DEVICES if name.startswith(incomplete.lower())]
+
+
 @click.command(short_help="Tell memory and flops of every size without running it.")
 @CONFIG
 @click.option("--memory-budget", metavar="SIZE", help="Such as 80GiB; same as --set explore.memory_budget=SIZE.")
 @click.option("--micro-batch-sizes", metavar="N,N,...", help="Sizes to print; powers of two where not given.")
-@click.option("--device-name", metavar="NAME", help="Take the memory of a device by name, such as h100.")
+@click.option(
+    "--device-name",
+    metavar="NAME",
+    shell_complete=_device_names,
+    help="Take the memory of a device by name, such as h100.",
+)
 @click.option("--fresh", is_flag=True, help="Trace even if an earlier run did and nothing has changed since.")
 @common_options
 def trace(
