@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import sympy
 import torch
 import torch._dynamo
 import torch._dynamo.exc
@@ -282,10 +281,15 @@ class _Reader:
         return "+".join(str(value) for value in self._polynomial(size.node.expr).as_list())
 
     def _storage_size(self, node: Any) -> Polynomial:
-        """Bytes; what a layout has beside its elements (an offset, a padding) is told apart from the elements."""
-        elements = sympy.prod(self._graph.get_allocation_size(node))
-        beside = sympy.sympify(self._graph.get_allocation_storage_size(node) - elements)
-        return (self._polynomial(elements) + self._polynomial(beside)).times(node.get_dtype().itemsize)
+        """Give the bytes up to the last element, each dimension by itself: rows may be padded, and start at an offset."""
+        layout = node.get_layout()
+        sizes = self._graph.get_allocation_size(node)
+        if any(size == 0 for size in sizes):
+            return Polynomial()
+        last = self._polynomial(layout.offset)
+        for size, stride in zip(sizes, layout.stride, strict=True):
+            last = last + (self._polynomial(size) - Polynomial(1)) * self._polynomial(stride)
+        return (last + Polynomial(1)).times(node.get_dtype().itemsize)
 
     def _polynomial(self, expression: Any) -> Polynomial:
         if _is_number(expression):

@@ -34,6 +34,14 @@ class Polynomial:
         """The difference."""
         return self + -other
 
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        """The product, as far as b^2: a stride and a size that both grow make no higher power than that."""
+        return Polynomial(
+            self.constant * other.constant,
+            self.constant * other.linear + self.linear * other.constant,
+            self.constant * other.quadratic + self.linear * other.linear + self.quadratic * other.constant,
+        )
+
     def __bool__(self) -> bool:
         """Whether it is more, or less, than nothing."""
         return bool(self.constant or self.linear or self.quadratic)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bexplore.trace.gpu_properties import GpuProperties
 
@@ -39,6 +38,6 @@ def answer_for(properties: GpuProperties) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
-    # Fake tensors make a context on a device that there is; this one has none to make.
-    fake_tensor.init_gpu_context = lambda device: None
-    FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign]  # a property of the class
+    # Fake tensors make a context on a device that there is, and move constants to it: there is none to do either.
+    setattr(fake_tensor, "init_gpu_context", lambda device: None)  # noqa: B010  # typed as a cached function
+    setattr(fake_tensor.FakeTensorMode, "avoid_device_init", True)  # noqa: B010  # a property of the class
