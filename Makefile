@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+GPU_TRACE_STAMP := $(VENV)/.installed-gpu-trace
 BENCH_STAMP := $(VENV)/.installed-bench
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help setup explore test check guard bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view bench-warm-start clean dist
+.PHONY: help setup explore test test-gpu-trace check guard bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view bench-warm-start clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
 	@echo "make test          run the tests"
+	@echo "make test-gpu-trace  the tests on a GPU that is not there: they need Triton, 190 MB"
 	@echo "make check         lint, format and types"
 	@echo "make guard         compare the exact facts of a tiny job with their committed baseline"
 	@echo "make bench         the engine beside sweeps and other finders; ARGS=--quick in less than ten minutes"
@@ -39,6 +41,14 @@ explore: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Triton is large, and only the tests of GPU programs need it.
+$(GPU_TRACE_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,gpu-trace]'
+	touch $(GPU_TRACE_STAMP)
+
+test-gpu-trace: $(GPU_TRACE_STAMP)
+	$(BIN)/python -m pytest -n 2 -m gpu_trace $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -281,7 +281,7 @@ class _Reader:
         return "+".join(str(value) for value in self._polynomial(size.node.expr).as_list())
 
     def _storage_size(self, node: Any) -> Polynomial:
-        """Give the bytes up to the last element, each dimension by itself: rows may be padded, and start at an offset."""
+        """Give the bytes up to the last element, dimension by dimension: rows may be padded, and start at an offset."""
         layout = node.get_layout()
         sizes = self._graph.get_allocation_size(node)
         if any(size == 0 for size in sizes):

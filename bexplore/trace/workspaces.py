@@ -1,4 +1,4 @@
-"""Memory that a convolution takes for itself on the CPU, and that no plan shows."""
+"""Memory that an operator takes for itself while it runs, and that no plan shows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from bexplore.trace.polynomial import Polynomial
 
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+_ATTENTION_BACKWARD = (
+    _FLASH_BACKWARD,
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+_FLOAT32_BYTES = 4
+_ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
 
 
 def workspace_sizes(
     operator: Any, shapes: Any, result: Any, prime: int, *, itemsize: int, is_channels_last: bool, device: str
 ) -> tuple[Polynomial, ...]:
-    """Bytes that one call of an operator takes beside its outputs, one after the other; empty where none are known.
-
-    Source: the allocator's events around single calls, torch 2.13 with oneDNN. Weights are reordered into blocks, and
-    images too unless their channels come last: the operands first, then the result out of its blocks. A result that a
-    stride spreads out (the gradient of a strided convolution's input) passes through one copy more.
+    """Give the bytes that one call takes beside its outputs, one after the other; empty where none are known.
 
     Args:
         operator: Overload of an operator.
@@ -31,8 +35,45 @@ def workspace_sizes(
         is_channels_last: Memory format of the images.
         device: Type of the device.
     """
-    if device != "cpu" or operator not in (_FORWARD, _BACKWARD):
-        return ()
+    if device == "cpu" and operator in (_FORWARD, _BACKWARD):
+        return _of_convolution(operator, shapes, result, prime, itemsize, is_channels_last)
+    if device == "cuda" and operator in _ATTENTION_BACKWARD:
+        return _of_attention(operator, shapes, prime, itemsize)
+    return ()
+
+
+def _of_attention(operator: Any, shapes: Any, prime: int, itemsize: int) -> tuple[Polynomial, ...]:
+    """Give what the backward pass of fused attention takes on a CUDA device.
+
+    The gradient of the query is summed up in float32, beside one number a row; where several heads share a key, those
+    of key and value are made for every head first. Source: `flash_attn/flash_api.cpp` (`dq_accum`, `softmax_d`,
+    `dk_expanded`) and `mem_eff_attention/kernel_backward.h` (`workspace_elements_gq`) of torch 2.13. cuDNN's own is
+    not published; it is taken to be alike.
+    """
+    _, query, key, *_ = shapes
+    batch, heads, length, head_size = query
+    rows = batch * heads * _rounded_up(length, _ROWS_OF_A_TILE)
+    sums = _FLOAT32_BYTES * rows * (_rounded_up(head_size, _COLUMNS_OF_A_TILE) + 1)
+    is_half = itemsize < _FLOAT32_BYTES  # in float32 the sums are the gradient itself
+    expanded = 0
+    if operator is _FLASH_BACKWARD and key[1] != heads:
+        expanded = 2 * itemsize * batch * heads * key[2] * head_size
+    return (Polynomial.of_value((sums if is_half else 0) + expanded, prime),)
+
+
+def _rounded_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _of_convolution(
+    operator: Any, shapes: Any, result: Any, prime: int, itemsize: int, is_channels_last: bool
+) -> tuple[Polynomial, ...]:
+    """Give what a convolution takes on the CPU.
+
+    Source: the allocator's events around single calls, torch 2.13 with oneDNN. Weights are reordered into blocks, and
+    images too unless their channels come last: the operands first, then the result out of its blocks. A result that a
+    stride spreads out (the gradient of a strided convolution's input) passes through one copy more.
+    """
 
     def size_of(*each: Any) -> Polynomial:
         return Polynomial.of_value(sum(itemsize * math.prod(shape) for shape in each), prime)

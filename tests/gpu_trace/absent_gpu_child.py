@@ -1,0 +1,52 @@
+"""Plans a job for a GPU that is not there, in a process of its own: `python absent_gpu_child.py JOB.yaml BLOCKS`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bexplore.devices import device_by_name
+from bexplore.trace.absent_gpu import stand_in
+from bexplore.trace.gpu_properties import GpuProperties
+
+TESTS = Path(__file__).parents[1]
+SIZE = 64  # samples, of the peaks that are told
+
+
+def with_blocks(model: dict[str, Any], num_blocks: int) -> dict[str, Any]:
+    """The model with so many of its blocks."""
+    if "config" in model:
+        return model | {"config": model["config"] | {"num_hidden_layers": num_blocks}}
+    return model | {"num_layers": num_blocks}
+
+
+def main(path: Path, num_blocks: int) -> None:
+    properties = GpuProperties.of_device(device_by_name("h100"))
+    assert properties is not None
+    stand_in(properties)
+    sys.path.insert(0, str(TESTS))
+    from recorded_lines import most_bytes, record_graph, steps_of
+
+    from bexplore import dialects
+    from bexplore.trace import trace_job
+
+    job = dialects.load(path).on_device("cuda:0").job
+    job = dataclasses.replace(job, model=with_blocks(dict(job.model), num_blocks))
+    graphs: list[dict[str, Any]] = []
+    primes: list[int] = []
+
+    def observe(graph: Any, prime: int) -> None:
+        primes.append(prime)
+        graphs.append(record_graph(graph))
+
+    model = trace_job(job, whole_depth=True, observe=observe)
+    most = [most_bytes(steps_of(graph, primes[0]), SIZE) for graph in graphs]
+    record = {"prime": primes[0], "most_bytes": most, "graphs": graphs}
+    print(json.dumps({"device_name": model.device_name, "phases": model.phases(SIZE), "record": record}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

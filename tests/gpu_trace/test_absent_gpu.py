@@ -1,0 +1,50 @@
+"""Programs of a GPU that is not there, planned for real: what `make test` knows as records is made here anew.
+
+After a change that is meant to change plans: `REWRITE_RECORDS=1 make test-gpu-trace`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bexplore.dialects import load
+from bexplore.single import trace_once
+
+pytestmark = pytest.mark.gpu_trace
+
+HERE = Path(__file__).parent
+RECORDED = HERE.parent / "recorded"
+JOBS = HERE.parents[1] / "benchmarks" / "jobs"
+NAMES = ("gpt", "bert", "llama_hf", "vit")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_transformer_is_planned_for_a_gpu_as_recorded(name):
+    command = [sys.executable, str(HERE / "absent_gpu_child.py"), str(JOBS / f"engine_cuda_{name}.yaml"), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    path = RECORDED / f"cuda_plan_{name}.json"
+    if os.environ.get("REWRITE_RECORDS"):
+        path.write_text(json.dumps(found["record"], separators=(",", ":")))
+    assert found["device_name"] == "NVIDIA H100 80GB HBM3"
+    assert found["record"] == json.loads(path.read_text())
+
+
+def test_a_named_device_is_traced_by_its_own_program_whatever_the_file_says(tmp_path):
+    config = load(HERE.parents[1] / "configs" / "quickstart.yaml")
+    arguments = {"micro_batch_sizes": (8,), "model_dir": str(tmp_path)}
+    record = trace_once(config, device_name="h100", **arguments)
+    assert (record["device"], record["device_name"]) == ("cuda", "NVIDIA H100 80GB HBM3")
+    assert record["notes"] == []
+    again = trace_once(config, device_name="h100", **arguments)
+    assert again["remembered_from"]
+    other = trace_once(config, device_name="l4", **arguments)
+    assert other["device_name"] == "NVIDIA L4"
+    assert other["remembered_from"] is None
