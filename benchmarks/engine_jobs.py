@@ -61,7 +61,7 @@ JOBS = CPU_JOBS | QUICK_JOBS | CUDA_JOBS
 
 _HF = "explore.workload.transformers.config"
 _TINY_HF = (
-    f"{_HF}.num_hidden_layers=1",
+    f"{_HF}.num_hidden_layers=2",
     f"{_HF}.hidden_size=16",
     f"{_HF}.intermediate_size=32",
     f"{_HF}.num_attention_heads=2",
@@ -70,7 +70,7 @@ _TINY_TOKENS = ("explore.workload.sequence_length=8", f"{_HF}.vocab_size=64", f"
 _ON_CPU = (
     "train_input.batch_size=16",
     "explore.device=cpu",
-    "explore.memory_budget=1GiB",
+    "explore.memory_budget=8MiB",  # hundreds of samples
     "explore.max=4",
     "explore.compile.backend=eager",
 )
@@ -80,7 +80,7 @@ TINY_OVERRIDES: Mapping[str, Sequence[str]] = {
     "cuda_gpt": (
         "model.vocab_size=64",
         "model.hidden_size=16",
-        "model.num_hidden_layers=1",
+        "model.num_hidden_layers=2",
         "model.num_heads=2",
         "model.filter_size=32",
         "model.max_position_embeddings=8",

@@ -26,8 +26,20 @@ ENDING_S = 10.0  # to end a step's processes and write the results
 USUAL_ON_CPU_S = 5.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _options(arguments)
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    steps: Sequence[Step] = STEPS,
+    child: Sequence[str] = running.CHILD,
+) -> int:
+    """Run what is wanted and not known yet.
+
+    Args:
+        arguments: Of the command line.
+        steps: The list.
+        child: The command that runs one of them.
+    """
+    options = _options(arguments, steps)
     began_s = time.monotonic()
     device = processor_name() if options.cpu else _gpu_name()
     if not device:
@@ -38,20 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     state = State(options.results / f"{name}.json", {"device": device, "torch": package_version("torch")})
     if state.dropped:
         print(f"what is known is of another machine, {state.dropped}: all of it is looked at again", file=sys.stderr)
-    todo = [step for step in _wanted(options) if _is_due(step, state, options)]
-    print(f"{device}: {len(todo)} of {len(STEPS)} steps to do", file=sys.stderr)
+    todo = [step for step in _wanted(options, steps) if _is_due(step, state, options)]
+    print(f"{device}: {len(todo)} of {len(steps)} steps to do", file=sys.stderr)
     left_out = 0
     for step in todo:
-        is_done = _do(step, state, options, deadline_s=began_s + 60 * options.minutes)
+        is_done = _do(step, state, options, child, deadline_s=began_s + 60 * options.minutes)
         left_out += not is_done
-        (options.results / f"{name}.md").write_text(markdown(state, STEPS))
-    print(markdown(state, STEPS))
+        (options.results / f"{name}.md").write_text(markdown(state, steps))
+    print(markdown(state, steps))
     if left_out:
         print(f"{left_out} steps had no time left: the same command goes on", file=sys.stderr)
     return 0
 
 
-def _do(step: Step, state: State, options: argparse.Namespace, *, deadline_s: float) -> bool:
+def _do(step: Step, state: State, options: argparse.Namespace, child: Sequence[str], *, deadline_s: float) -> bool:
     """Run a step if there is time; whether it ended of itself or by its own limit."""
     left_s = deadline_s - ENDING_S - time.monotonic()
     if left_s < (USUAL_ON_CPU_S if options.cpu else step.usual_s):
@@ -62,6 +74,7 @@ def _do(step: Step, state: State, options: argparse.Namespace, *, deadline_s: fl
         on_cpu=options.cpu,
         known=state.facts(),
         recording=_recording(options),
+        child=child,
     )
     if ended.is_cut and left_s < step.limit_s:
         print(f"{step.name}: cut off after {ended.wall_s:.0f} s", file=sys.stderr)
@@ -84,10 +97,10 @@ def _is_due(step: Step, state: State, options: argparse.Namespace) -> bool:
     return not (state.is_ok(step.name) if options.retry else state.is_done(step.name))
 
 
-def _wanted(options: argparse.Namespace) -> list[Step]:
+def _wanted(options: argparse.Namespace, steps: Sequence[Step]) -> list[Step]:
     if options.only:
-        return [step for step in STEPS if step.name in options.only]
-    return [step for step in STEPS if not options.sections or step.section in options.sections]
+        return [step for step in steps if step.name in options.only]
+    return [step for step in steps if not options.sections or step.section in options.sections]
 
 
 def _gpu_name() -> str:
@@ -97,9 +110,9 @@ def _gpu_name() -> str:
     return done.stdout.strip()
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None, steps: Sequence[Step]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
-    names, sections = [step.name for step in STEPS], sorted({step.section for step in STEPS})
+    names, sections = [step.name for step in steps], sorted({step.section for step in steps})
     parser.add_argument("--cpu", action="store_true", help="tiny jobs on the CPU, to exercise the list itself")
     parser.add_argument("--minutes", type=float, default=9.0, help="end within so many; the same command goes on")
     parser.add_argument("--sections", nargs="+", type=int, choices=sections, help="these sections alone")
@@ -110,7 +123,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of gpu_check.json and gpu_check.md")
     options = parser.parse_args(arguments)
     if options.list:
-        for step in STEPS:
+        for step in steps:
             print(f"{step.section}  {step.name:24} {step.usual_s:4.0f} s  {step.expected}")
         parser.exit()
     return options

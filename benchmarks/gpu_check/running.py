@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu_check.context import Facts
 from benchmarks.gpu_check.verdict import Verdict, Word
 
+ROOT = Path(__file__).parent.parent.parent
 TAIL_BYTES = 3000
 CHILD = (sys.executable, "-m", "benchmarks.gpu_check.child")
 
@@ -37,7 +38,7 @@ def run(
     on_cpu: bool,
     known: Mapping[str, Facts],
     recording: Path,
-    command: tuple[str, ...] = CHILD,
+    child: Sequence[str] = CHILD,
 ) -> Ended:
     """Run one step; its processes are gone when this returns.
 
@@ -47,14 +48,14 @@ def run(
         on_cpu: Whether with tiny jobs on the CPU.
         known: Facts of earlier steps.
         recording: File for the allocator's events.
-        command: What runs a step; its name and the request's file are appended.
+        child: The command that runs a step; its name and the request's file are appended.
     """
     with tempfile.TemporaryDirectory(prefix="bexplore-gpu-check-") as folder:
         notes, request, log = Path(folder, "notes"), Path(folder, "request.json"), Path(folder, "log")
         asked = {"on_cpu": on_cpu, "known": known, "notes": str(notes), "recording": str(recording)}
         request.write_text(json.dumps(asked))
         began_s = time.monotonic()
-        code = _run([*command, name, str(request)], log, limit_s)
+        code = _run([*child, name, str(request)], log, limit_s)
         wall_s = time.monotonic() - began_s
         facts, verdict = _read(notes)
         tail = log.read_text(errors="replace")[-TAIL_BYTES:]
@@ -67,9 +68,15 @@ def run(
 
 def _run(command: list[str], log: Path, limit_s: float) -> int | None:
     """Exit code; None where the time was up."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             return process.wait(timeout=limit_s)
