@@ -71,10 +71,12 @@ def double(context: Context) -> Verdict:
 def _refusal(config: Config, size: int, num_steps: int) -> str:
     """Why a plain loop of compiled steps ends under the budget; empty where it does not."""
     import torch
+    import torch._dynamo
 
     from benchmarks.engine_rivals import capped
     from bexplore.workloads import build
 
+    torch._dynamo.reset()  # past eight sizes of one program it would run them eagerly
     workload = build(config.job)
     for module in workload.compiled_modules:
         module.compile(backend=config.job.compile.backend, dynamic=False)

@@ -68,6 +68,7 @@ def measure_shared(context: Context, job: str, mode: SharedMode, hint: int | Non
 
 def _hint_unbacked(hint: int | None) -> None:
     """Let every `mark_unbacked` of this process have this hint, whatever its caller wants."""
+    import torch._dynamo
     from torch._dynamo import decorators
 
     original = decorators.mark_unbacked
@@ -76,7 +77,7 @@ def _hint_unbacked(hint: int | None) -> None:
         others.pop("hint_override", None)
         original(tensor, index, **others, **({} if hint is None else {"hint_override": hint}))
 
-    decorators.mark_unbacked = mark
+    decorators.mark_unbacked = torch._dynamo.mark_unbacked = mark
 
 
 def _session(context: Context, job: str, mode: SharedMode) -> Any:
