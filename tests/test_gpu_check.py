@@ -52,6 +52,14 @@ def calls_of_fine(tmp_path: Path) -> int:
     return len((tmp_path / "calls").read_text().splitlines())
 
 
+def await_end(pid: int) -> None:
+    """Fail if a process is still there after a while; one that nobody reaps has ended."""
+    until_s = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until_s, f"process {pid} goes on"
+        time.sleep(0.1)
+
+
 def test_a_step_that_dies_or_raises_is_a_verdict_and_the_others_run(listed):
     steps = listed()
     assert {name: step["verdict"] for name, step in steps.items()} == {
@@ -81,9 +89,7 @@ def test_what_is_known_is_not_run_again_unless_asked_for(listed, tmp_path):
 def test_a_step_that_hangs_is_ended_with_its_children_at_its_limit(listed):
     step = listed(names=("hangs",))["hangs"]
     assert (step["verdict"], step["found"]) == ("failed", "no end within 3 s")
-    assert not psutil.pid_exists(step["facts"]["child"]) or (
-        psutil.Process(step["facts"]["child"]).status() == psutil.STATUS_ZOMBIE
-    )
+    await_end(step["facts"]["child"])
 
 
 def test_a_step_that_the_end_of_the_time_cuts_off_is_run_by_the_next_call(listed, monkeypatch):
@@ -107,10 +113,11 @@ def test_a_call_goes_on_where_a_killed_one_stopped(listed, tmp_path):
     path = os.pathsep.join([str(JOBS), str(running.ROOT)])
     process = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path})
     hangs = tmp_path / "calls.hangs"
-    while not hangs.exists() and process.poll() is None:
+    while process.poll() is None and not (hangs.exists() and hangs.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    await_end(int(hangs.read_text()))
     steps = listed(names=("fine", "reads"))
     assert calls_of_fine(tmp_path) == 1
     assert steps["fine"]["verdict"] == steps["reads"]["verdict"] == "ok"

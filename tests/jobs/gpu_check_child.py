@@ -37,7 +37,7 @@ def _dies(context: Context) -> Verdict:
 def _hangs(context: Context) -> Verdict:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     context.note(child=child.pid)
-    Path(os.environ["GPU_CHECK_CALLS"] + ".hangs").touch()
+    Path(os.environ["GPU_CHECK_CALLS"] + ".hangs").write_text(str(child.pid))
     time.sleep(600)
     return judged(True, "never")
 
