@@ -70,7 +70,7 @@ _TINY_TOKENS = ("explore.workload.sequence_length=8", f"{_HF}.vocab_size=64", f"
 _ON_CPU = (
     "train_input.batch_size=16",
     "explore.device=cpu",
-    "explore.memory_budget=8MiB",  # hundreds of samples
+    "explore.memory_budget=1MiB",  # some tens of samples
     "explore.max=4",
     "explore.compile.backend=eager",
 )

@@ -64,7 +64,8 @@ def double(context: Context) -> Verdict:
     measured = max((p["micro_batch_size"] for p in explored["probes"] if p["outcome"] == "measured"), default=0)
     context.note(largest=largest, refused=size if refusal else None, predicted=predicted, largest_measured=measured)
     is_right = not lost and (predicted is None or not refusal or largest <= predicted < size)
-    found = f"plain loop: {largest} runs, {size} does not; the trace foresees {predicted}, the largest probe {measured}"
+    ended = f"{size} does not" if refusal else f"{size} was not tried"
+    found = f"plain loop: {largest} runs, {ended}; the trace foresees {predicted}, the largest probe {measured}"
     return judged(is_right, f"{found}; the answer {answer} " + (lost or f"runs {SURVIVED_STEPS} steps"))
 
 
