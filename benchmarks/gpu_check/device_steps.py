@@ -50,12 +50,12 @@ def look_at_device(context: Context) -> Verdict:
         cublas_workspace_bytes=_cublas_workspace_bytes(context.device),
         cuda=torch.version.cuda,
         cudnn=torch.backends.cudnn.version(),
-        memory_in_table_bytes=known.memory_bytes if known else None,
+        memory_in_table_bytes=known.total_memory_bytes if known else None,
         num_devices=torch.cuda.device_count(),
     )
-    in_table = f"devices.py {format_bytes(known.memory_bytes)}" if known else "not in devices.py"
+    in_table = f"devices.py {format_bytes(known.total_memory_bytes)}" if known else "not in devices.py"
     found = f"{properties.name}: total_memory {format_bytes(properties.total_memory)}, {in_table}"
-    is_near = known is not None and abs(known.memory_bytes / properties.total_memory - 1) <= TABLE_TOLERANCE
+    is_near = known is not None and abs(known.total_memory_bytes / properties.total_memory - 1) <= TABLE_TOLERANCE
     return judged(is_near, f"{found}, free {format_bytes(free_bytes)}")
 
 
