@@ -1,4 +1,4 @@
-"""The engine beside what a user would do instead: `python -m benchmarks.engine [--quick | --cuda]`.
+"""The engine beside what a user would do instead: `python -m benchmarks.engine [--quick | --cuda [--cpu]]`.
 
 Every measurement starts with empty compile caches. Each is appended to `benchmarks/results/engine.jsonl` as soon as it
 is there, and the tables are written again; the same command goes on where it stopped. The most telling come first.
@@ -18,8 +18,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +39,7 @@ from benchmarks.engine_jobs import (
     VARIED_CONFIG,
     WIDE_TOLERANCE,
     sweep_sizes,
+    tiny_jobs,
     truth_sizes,
 )
 from benchmarks.engine_report import markdown, summary
@@ -52,6 +55,10 @@ VARIED_S = 40.0  # an exploration of the table of compile seconds, for the plan
 DEEP_S = 220.0  # an exploration of the deep model, for the plan
 
 Record = dict[str, Any]
+
+
+class OutOfTime(BaseException):
+    """The time that was given is up; nothing but `run` stops it on its way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +123,13 @@ class Known:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    if options.cuda and not has_cuda():
-        print("torch finds no CUDA device here, which --cuda needs; without it the CPU is measured", file=sys.stderr)
+    if options.cuda and not options.cpu and not has_cuda():
+        print("torch finds no CUDA device here, which --cuda needs; --cuda --cpu exercises it", file=sys.stderr)
         return 2
-    name = "engine_cuda" if options.cuda else "engine_quick" if options.quick else "engine"
+    name = "engine_cuda_cpu" if options.cpu else "engine_cuda" if options.cuda else "engine"
+    name = "engine_quick" if options.quick else name
+    if options.cpu:
+        JOBS.update(tiny_jobs(options.results / "engine_cuda_cpu_jobs"))
     known = Known(options.results / f"{name}.jsonl")
     with tempfile.TemporaryDirectory(prefix="bexplore-engine-") as caches:
         units = plan(options, Path(caches))
@@ -132,7 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for unit in todo:
                 print(f"{expected_s(unit, known):6.0f} s  {unit.key}")
             return 0
-        failed = run(todo, known, deadline_s=_deadline(options), write=functools.partial(_write, options, name, known))
+        with _alarm(options.minutes):
+            write = functools.partial(_write, options, name, known)
+            failed = run(todo, known, deadline_s=_deadline(options), write=write)
     print(_write(options, name, known))
     return 1 if failed else 0
 
@@ -157,6 +169,9 @@ def run(units: Sequence[Unit], known: Known, *, deadline_s: float | None, write:
             print(f"{unit.key}: FAILED: {error}", file=sys.stderr)
             failed += 1
             continue
+        except OutOfTime:
+            print(f"{unit.key}: cut off, since the time is up", file=sys.stderr)
+            return failed
         if record is None:
             print(f"{unit.key}: waits for an exploration of {unit.job}", file=sys.stderr)
             continue
@@ -165,6 +180,27 @@ def run(units: Sequence[Unit], known: Known, *, deadline_s: float | None, write:
         print(f"{unit.key}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
         write()
     return failed
+
+
+@contextmanager
+def _alarm(minutes: float | None) -> Iterator[None]:
+    """Raise `OutOfTime` in the main thread when the time is up, whatever it waits for. SIGALRM would be pytest's."""
+
+    def ring(*_: object) -> None:
+        raise OutOfTime
+
+    if minutes is None:
+        yield
+        return
+    before = signal.signal(signal.SIGUSR1, ring)
+    timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def expected_s(unit: Unit, known: Known) -> float:
@@ -189,7 +225,7 @@ def _everything(options: argparse.Namespace, caches: Path) -> Iterator[Unit]:
         if job == first:
             yield _truth(job, caches, passes_s)
     yield from (_truth(job, caches, passes_s) for job in others)
-    yield from _varied((2, 8) if options.quick else DEPTHS, (4, 64) if options.quick else CANDIDATES, options.cuda)
+    yield from _varied(options, (2, 8) if options.quick else DEPTHS, (4, 64) if options.quick else CANDIDATES)
     if not options.quick and not options.cuda:
         yield from _deep()
     for number in again:
@@ -275,14 +311,15 @@ def _survive(job: str, who: str) -> Unit:
     return Unit(job=job, kind="survive", what=who, expected_s=JOBS[job].expected_s["survive"], measure=run)
 
 
-def _varied(depths: Sequence[int], candidates: Sequence[int], cuda: bool) -> Iterator[Unit]:
+def _varied(options: argparse.Namespace, depths: Sequence[int], candidates: Sequence[int]) -> Iterator[Unit]:
     """Explorations of one small job whose depth, and whose number of candidates, is varied."""
+    on_cuda = ["explore.device=cuda", "explore.memory_budget=2GiB"] if options.cuda else []
+    more = ["explore.compile.backend=eager", "explore.memory_budget=1GiB"] if options.cpu else on_cuda
     ways = [("layers", n, [f"model.num_hidden_layers={n}", "explore.max=16"]) for n in depths]
     ways += [("candidates", n, [f"explore.max={n}"]) for n in candidates]
     for name, number, overrides in ways:
-        overrides += ["explore.device=cuda", "explore.memory_budget=2GiB"] if cuda else []
 
-        def run(_known: Known, overrides: Sequence[str] = overrides) -> Record:
+        def run(_known: Known, overrides: Sequence[str] = (*overrides, *more)) -> Record:
             return measure.explore(VARIED_CONFIG, overrides)
 
         yield Unit(job="varied", kind="compile", what=f"{name} {number}", expected_s=VARIED_S, measure=run)
@@ -340,7 +377,7 @@ def _torch(statement: str) -> str:
 def _write(options: argparse.Namespace, name: str, known: Known) -> str:
     """The tables of what is known so far; each state of the campaign gives a valid report."""
     titles = {job: JOBS[job].title for job in _jobs(options)}
-    found = {"command": options.command, "machine": _machine(options.cuda)}
+    found = {"command": options.command, "machine": _machine(options.cuda and not options.cpu)}
     found |= summary(titles, list(known.records.values()))
     text = markdown(found)
     options.results.mkdir(parents=True, exist_ok=True)
@@ -355,7 +392,7 @@ def _machine(cuda: bool) -> Record:
 
 
 def _deadline(options: argparse.Namespace) -> float | None:
-    return None if options.time_limit_min is None else time.monotonic() + 60 * options.time_limit_min
+    return None if options.minutes is None else time.monotonic() + 60 * options.minutes
 
 
 def _jobs(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -369,13 +406,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.quick and options.cuda:
         parser.error("--quick and --cuda exclude each other; take --cuda --runs 1 --jobs cuda_gpt")
     known = _jobs(options)
+    if options.cpu and not options.cuda:
+        parser.error("--cpu goes with --cuda")
     unknown = [job for job in options.jobs or [] if job not in known]
     if unknown:
         parser.error(f"--jobs {' '.join(unknown)}: known here: {', '.join(known)}")
     options.jobs = options.jobs or list(known)
     if options.quick:
         options.runs = 1
-        options.time_limit_min = options.time_limit_min or QUICK_LIMIT_MIN
+        options.minutes = options.minutes or QUICK_LIMIT_MIN
     options.command = " ".join(["python -m benchmarks.engine", *given])
     return options
 
@@ -384,10 +423,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one small job, one run, in less than ten minutes")
     parser.add_argument("--cuda", action="store_true", help="the jobs for a CUDA device")
+    parser.add_argument("--cpu", action="store_true", help="with --cuda: its jobs tiny and on the CPU, to exercise it")
     parser.add_argument("--jobs", nargs="+", metavar="JOB", help="these jobs alone, in this order")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="these measurements alone")
     parser.add_argument("--runs", type=int, default=3, help="of what is repeated: explorations, sweeps")
-    parser.add_argument("--time-limit-min", type=float, help="begin nothing that would not end within it")
+    parser.add_argument("--minutes", type=float, help="end within so many; the same command goes on")
     parser.add_argument("--fresh", action="store_true", help="measure again what is known")
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured and how long it takes")
     parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bexplore import dialects
+from benchmarks.engine_jobs import load
 from bexplore.config import Config
 from bexplore.job import Job
 
@@ -26,7 +26,7 @@ WARM_UP_BELOW_S = 1.0  # a pass shorter than this is repeated once untimed after
 
 def main(arguments: list[str]) -> None:
     action, config, *others = arguments
-    loaded = dialects.load(Path(config))
+    loaded = load(Path(config))
     ACTIONS[action](loaded, *others)
 
 
@@ -77,14 +77,17 @@ def truth(config: Config, size: str) -> None:
     began_s = time.perf_counter()
     for _ in range(WARM_UP_STEPS):
         step.run()
-    say(ready=True, warm_up_s=time.perf_counter() - began_s, pass_s=step.timed_pass())
+    warm_up_s, pass_s = time.perf_counter() - began_s, step.timed_pass()
+    step.rest()  # before the next size starts: on a GPU all of them share its memory
+    say(ready=True, warm_up_s=warm_up_s, pass_s=pass_s)
     for line in sys.stdin:
         wanted = json.loads(line)
         if step.pass_s < WARM_UP_BELOW_S:
             step.timed_pass()
         times_s = [step.timed_pass() for _ in range(wanted["passes"])]
-        say(pass_times_s=times_s, update_times_s=[step.timed_update()])
+        update_s = step.timed_update()
         step.rest()
+        say(pass_times_s=times_s, update_times_s=[update_s])
 
 
 def first_step(config: Config, size: str) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from bexplore import dialects
+from bexplore.config import Config
 
 FOLDER = Path(__file__).parent / "jobs"
 SMALLEST_OF_SWEEP = 2  # from 1 on the sweep would be longer, and every ratio to it better for the exploration
@@ -53,12 +59,74 @@ CUDA_JOBS: dict[str, EngineJob] = {
 }
 JOBS = CPU_JOBS | QUICK_JOBS | CUDA_JOBS
 
+_HF = "explore.workload.transformers.config"
+_TINY_HF = (
+    f"{_HF}.num_hidden_layers=2",
+    f"{_HF}.hidden_size=16",
+    f"{_HF}.intermediate_size=32",
+    f"{_HF}.num_attention_heads=2",
+)
+_TINY_TOKENS = ("explore.workload.sequence_length=8", f"{_HF}.vocab_size=64", f"{_HF}.max_position_embeddings=8")
+_ON_CPU = (
+    "train_input.batch_size=16",
+    "explore.device=cpu",
+    "explore.memory_budget=1MiB",  # some tens of samples
+    "explore.max=4",
+    "explore.compile.backend=eager",
+)
+# What makes the jobs for CUDA so small that a CPU without a compiler runs a step in milliseconds, to exercise what is
+# done with them.
+TINY_OVERRIDES: Mapping[str, Sequence[str]] = {
+    "cuda_gpt": (
+        "model.vocab_size=64",
+        "model.hidden_size=16",
+        "model.num_hidden_layers=2",
+        "model.num_heads=2",
+        "model.filter_size=32",
+        "model.max_position_embeddings=8",
+        *_ON_CPU,
+    ),
+    "cuda_llama_hf": (*_TINY_HF, *_TINY_TOKENS, f"{_HF}.num_key_value_heads=2", *_ON_CPU),
+    "cuda_bert": (*_TINY_HF, *_TINY_TOKENS, *_ON_CPU),
+    "cuda_vit": (*_TINY_HF, f"{_HF}.image_size=8", f"{_HF}.patch_size=4", f"{_HF}.num_labels=8", *_ON_CPU),
+}
+
 # Compile seconds by depth and by candidates are those of a job whose passes cost next to nothing.
 VARIED_CONFIG = FOLDER / "engine_small.yaml"
 DEPTHS = (2, 4, 8, 16)
 # Searched whole and at reduced depth.
 DEEP_CONFIG = FOLDER / "engine_deep.yaml"
 CANDIDATES = (4, 16, 64)
+
+
+def tiny_jobs(folder: Path) -> dict[str, EngineJob]:
+    """The jobs for CUDA, tiny and on the CPU, as files in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = {}
+    for name, job in CUDA_JOBS.items():
+        config = folder / job.config.name
+        _write_overridden(job.config, TINY_OVERRIDES[name], config)
+        jobs[name] = dataclasses.replace(job, config=config, expected_s=dict.fromkeys(job.expected_s, 1.0))
+    return jobs
+
+
+def _write_overridden(source: Path, overrides: Sequence[str], target: Path) -> None:
+    yaml = YAML()
+    values = yaml.load(source)
+    for override in overrides:
+        path, _, value = override.partition("=")
+        *sections, key = path.split(".")
+        section = values
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = yaml.load(value)
+    yaml.dump(values, target)
+
+
+def load(config: Path) -> Config:
+    """A job's file, checked; `cuda` becomes its first device, since these processes ask no explorer which one it is."""
+    loaded = dialects.load(config)
+    return loaded.on_device("cuda:0") if loaded.job.device == "cuda" else loaded
 
 
 def sweep_sizes(largest_that_fits: int) -> tuple[int, ...]:

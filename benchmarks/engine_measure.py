@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from bexplore import dialects
+from benchmarks.engine_jobs import load
 from bexplore.engine import EngineRunner
 from bexplore.probe import Compilation, Observation, Probe
 from bexplore.turns import num_passes_of_turn
@@ -221,7 +221,7 @@ def sweep(config: Path, sizes: Sequence[int], keep: Path) -> dict[str, Any]:
         sizes: In the order in which they are run.
         keep: Folder that gets the compile caches, empty at first, so that the truth need not build them again.
     """
-    loaded = dialects.load(config)
+    loaded = load(config)
     shutil.rmtree(keep, ignore_errors=True)
     rows = []
     with cold(keep) as (folder, environment):
@@ -266,7 +266,7 @@ def truth(config: Path, sizes: Sequence[int], keep: Path, *, pass_budget_s: floa
         keep: Compile caches that may be warm; nothing that is timed depends on them.
         pass_budget_s: Seconds of passes in all; at least the fewest rounds are made.
     """
-    loaded = dialects.load(config)
+    loaded = load(config)
     on_cpu = loaded.job.device == "cpu"
     needed = len(sizes) * LIVE_PROCESS_BYTES + ((loaded.explore.memory_budget_bytes(0) or 0) if on_cpu else 0)
     if psutil.virtual_memory().available < needed:

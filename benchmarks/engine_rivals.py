@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bexplore import dialects
+from benchmarks.engine_jobs import load
 from bexplore.config import Config
 
 STEPS_PER_TRIAL = 3  # Lightning's default, and here everybody's
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
     name, config = arguments
     began_s = time.perf_counter()
     trials = Trials()
-    answer = RIVALS[name](dialects.load(Path(config)), trials)
+    answer = RIVALS[name](load(Path(config)), trials)
     print(json.dumps({"answer": answer, "trials": trials.as_list(), "search_s": time.perf_counter() - began_s}))
 
 

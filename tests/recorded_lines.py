@@ -1,4 +1,4 @@
-"""Lines of Inductor's wrappers as JSON, and back: plans of a GPU's program are read where there is no Triton to make them.
+"""Lines of Inductor's wrappers as JSON, and back: plans of a GPU program are read where no Triton can make them.
 
 `tests/gpu_trace` writes them, on a device that is stood in for; `tests/test_trace_cuda.py` reads them.
 """
