@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ import numpy as np
 
 from bexplore.config import Config
 from bexplore.devices import find_device
+from bexplore.engine import nvidia_smi
 from bexplore.engine.failures import Failure
 from bexplore.engine.machine import (
     BUSY_SHARE,
@@ -35,7 +37,6 @@ from bexplore.engine.machine import (
     num_usable_processors,
     package_version,
     processor_name,
-    throttle_reasons,
 )
 from bexplore.engine.process import WorkerProcess
 from bexplore.engine.tracer import trace_in_worker
@@ -44,6 +45,8 @@ from bexplore.single import probe_once
 from bexplore.units import format_bytes, format_seconds
 
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
+# Each brings the package `triton`. Source: requirements of torch's wheels for CUDA, ROCm and XPU.
+TRITON_PACKAGES = ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton-xpu")
 IMPORT_LIMIT_S = 120.0  # a cold import of torch over a network file system takes half a minute
 LITTLE_MEMORY_BYTES = 4 * 2**30  # torch and the compiler alone take up to 1.5 GiB
 LITTLE_DISK_BYTES = 2 * 2**30  # the compiler's cache of one exploration: 10 to 500 MiB
@@ -97,10 +100,11 @@ def examine(config: Config | None = None, *, noise_s: float = 10.0) -> Iterator[
     yield torch
     facts: dict[str, Any] = {}
     if torch.status is not Status.PROBLEM:
-        facts, device = _device()
+        facts, device = _device("auto" if config is None else config.job.device)
         yield device
     yield from _driver(facts)
     yield from _compilers(facts)
+    yield from _kernel(facts)
     yield _memory()
     yield from _threads(facts)
     yield _cache()
@@ -131,22 +135,30 @@ def _torch() -> Check:
     return Check(name="torch", status=Status.OK, message=version)
 
 
-def _device() -> tuple[dict[str, Any], Check]:
-    """What torch itself says, in a process that may fail."""
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a worker of its own, which may fail; where it does, `reason` is why."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "worker.log"
-        worker = WorkerProcess(log)
+        worker = WorkerProcess(Path(folder) / "worker.log")
         try:
             answer = worker.ask(
-                {"kind": "facts", "device": "auto"},
+                request,
                 on_progress=lambda message: None,
                 time_limit_s=lambda stage: IMPORT_LIMIT_S,
                 resident_limit_bytes=None,
             )
         finally:
             worker.close()
-    reason = answer.reason if isinstance(answer, Failure) else str(answer.get("reason", ""))
-    if isinstance(answer, Failure) or "device" not in answer:
+    return {"reason": answer.reason} if isinstance(answer, Failure) else answer
+
+
+def _device(name: str) -> tuple[dict[str, Any], Check]:
+    """What torch itself says of a device."""
+    answer = _asked({"kind": "facts", "device": name})
+    if "refused" in answer:
+        check = Check(name="device", status=Status.PROBLEM, message=answer["refused"], fix=answer["hint"])
+        return {}, check
+    reason = str(answer.get("reason", ""))
+    if "device" not in answer:
         return {}, Check(
             name="device",
             status=Status.PROBLEM,
@@ -165,6 +177,9 @@ def _device_line(facts: dict[str, Any]) -> Check:
             fix = "install torch's CUDA build, and look at CUDA_VISIBLE_DEVICES"
             return Check(name="device", status=Status.WARNING, message=f"cpu, although there is {named}", fix=fix)
         return Check(name="device", status=Status.OK, message=text)
+    if total is None:
+        message = f"{text}; torch keeps no account of its memory"
+        return Check(name="device", status=Status.WARNING, message=message, fix="set explore.memory_budget to a size")
     text += f", {format_bytes(free)} of {format_bytes(total)} free"
     if total and free is not None and free < 0.9 * total:
         return Check(name="device", status=Status.WARNING, message=text, fix="nvidia-smi shows who uses the device")
@@ -178,10 +193,11 @@ def _driver(facts: dict[str, Any]) -> Iterator[Check]:
     if not version.exists():
         return
     match = re.search(r"\d+\.\d+(\.\d+)?", version.read_text())
-    reasons = throttle_reasons()
+    device = nvidia_smi.selector(facts)
+    reasons = sorted(nvidia_smi.clock_events(device) - {nvidia_smi.POWER_LIMIT}) if device else []
     text = match[0] if match else "unknown version"
     if reasons:
-        message = f"{text}; the clocks are held down: {reasons}"
+        message = f"{text}; the clocks are held down: {', '.join(reasons)}"
         yield Check(name="driver", status=Status.WARNING, message=message, fix="nvidia-smi -q -d PERFORMANCE")
     else:
         yield Check(name="driver", status=Status.OK, message=text)
@@ -191,9 +207,8 @@ def _compilers(facts: dict[str, Any]) -> Iterator[Check]:
     """The CPU's code is compiled by a C++ compiler with OpenMP; a GPU's by Triton, whose launcher needs one in C."""
     on_cuda = str(facts.get("device", "")).startswith("cuda")
     if on_cuda:
-        version = package_version("triton")
-        status = Status.PROBLEM if version == "absent" else Status.OK
-        yield Check(name="triton", status=status, message=version, fix="pip install triton" if status != "ok" else "")
+        yield _triton()
+        yield _launcher()
     wanted = [os.environ[name] for name in ("CXX",) if os.environ.get(name)] or ["g++", "clang++"]
     found = next((path for path in map(shutil.which, wanted) if path), None)
     if found is None:
@@ -202,6 +217,43 @@ def _compilers(facts: dict[str, Any]) -> Iterator[Check]:
         yield Check(name="compiler", status=status, message=message, fix="apt install g++")
         return
     yield _openmp(found)
+
+
+def _triton() -> Check:
+    versions = {name: package_version(name) for name in TRITON_PACKAGES}
+    found = [f"{name} {version}" for name, version in versions.items() if version != "absent"]
+    if not found:
+        return Check(name="triton", status=Status.PROBLEM, message="absent", fix="pip install triton")
+    return Check(name="triton", status=Status.OK, message=", ".join(found))
+
+
+def _launcher() -> Check:
+    """What builds the launcher of a kernel. Source: Triton's python/triton/runtime/build.py."""
+    named = os.environ.get("CC")
+    wanted = [named] if named else ["cc", "gcc", "clang"]
+    found = next((path for path in map(shutil.which, wanted) if path), None)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if found is None:
+        message, fix = f"none of {', '.join(wanted)} is on PATH: Triton cannot start a kernel", "apt install gcc"
+    elif not header.is_file():
+        message, fix = f"{header} is missing: Triton cannot start a kernel", "apt install python3-dev"
+    else:
+        return Check(name="launcher", status=Status.OK, message=f"{found}, {header}")
+    return Check(name="launcher", status=Status.PROBLEM, message=message, fix=fix)
+
+
+def _kernel(facts: dict[str, Any]) -> Iterator[Check]:
+    """Whether torch.compile builds and runs a program on an accelerator, all of its tools together."""
+    device = str(facts.get("device", "cpu"))
+    if device == "cpu":
+        return
+    answer = _asked({"kind": "compile_check", "device": device})
+    if answer.get("is_right"):
+        yield Check(name="kernel", status=Status.OK, message=f"torch.compile built and ran a kernel on {device}")
+        return
+    reason = answer.get("reason", "its result is wrong")
+    message = f"torch.compile does not work on {device}: {reason}"
+    yield Check(name="kernel", status=Status.PROBLEM, message=message, fix="mend what is named here, or above it")
 
 
 def _openmp(compiler: str) -> Check:
@@ -321,7 +373,7 @@ def _job(config: Config, facts: dict[str, Any]) -> Iterator[Check]:
     """Whether the job builds and can be traced; if it cannot be traced, whether one eager pass runs."""
     for text in config.warnings:
         yield Check(name="config", status=Status.WARNING, message=text)
-    job: Job = config.on_device(str(facts["device"]) if config.job.device == "auto" else config.job.device).job
+    job: Job = config.on_device(str(facts["device"])).job
     with tempfile.TemporaryDirectory() as folder:
         traced = trace_in_worker(job, Path(folder), lambda message: None)
         if not isinstance(traced, str):

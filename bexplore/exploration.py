@@ -189,14 +189,15 @@ class _Exploration:
             yield end.of(result)
 
     def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
-        """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces."""
+        """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces.
+
+        The trace begins at once only on the CPU: elsewhere it makes a context of its own, whose memory would be missing
+        from what is free.
+        """
         with ThreadPoolExecutor(max_workers=1) as pool:
-            if self.config.job.device == "auto":
-                facts = self._on_device(runner)
-                tracing = pool.submit(self._trace, run)
-            else:
-                tracing = pool.submit(self._trace, run)
-                facts = self._on_device(runner)
+            early = pool.submit(self._trace, run) if self.config.job.device == "cpu" else None
+            facts = self._on_device(runner)
+            tracing = early or pool.submit(self._trace, run)
             self._begin(runner, facts)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from bexplore import events, journal
 from bexplore.config import Config
-from bexplore.devices import device_by_name
+from bexplore.devices import Device, device_by_name
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import resolve_budget
-from bexplore.engine.machine import accelerator_name
+from bexplore.engine.machine import torch_is_for_cpu
 from bexplore.engine.tracer import recall_or_trace
-from bexplore.errors import EngineError
+from bexplore.errors import EngineError, UserInputError
 from bexplore.probe import Compilation, Observation, Probe, Purpose
 from bexplore.trace.gpu_properties import GpuProperties
 
@@ -67,15 +68,13 @@ def trace_once(
 
     Raises:
         EngineError: The program cannot be traced.
-        UserInputError: The device is not in the table.
+        UserInputError: The device is not in the table, or the memory of the job's device is not known here.
     """
     folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "traces"
     device = device_by_name(device_name) if device_name else None
-    named = "cuda:0" if device else config.job.device if accelerator_name() and config.job.device != "auto" else "cpu"
-    job = config.on_device(named).job
-    memory_bytes = device.total_memory_bytes if device else None
-    facts = {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
     log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    facts = _facts_here(config, log_dir) if device is None else _facts_of(device)
+    job = config.on_device(str(facts["device"])).job
     gpu = GpuProperties.of_device(device) if device else None
     traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
     if isinstance(traced, str):
@@ -84,3 +83,21 @@ def trace_once(
     budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
     facts_of_trace = events.trace_facts(traced, budget_bytes=budget.budget_bytes, micro_batch_sizes=micro_batch_sizes)
     return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+
+
+def _facts_here(config: Config, log_dir: Path) -> dict[str, Any]:
+    """What a worker's torch says of the job's device; its name alone where torch does not see it."""
+    device = config.job.device
+    if device == "cpu" or (device == "auto" and torch_is_for_cpu()):
+        return {"device": "cpu"}
+    with EngineRunner(config.job, run_dir=log_dir, budget_bytes=None) as runner:
+        try:
+            return runner.facts()
+        except UserInputError:
+            return {"device": device}
+
+
+def _facts_of(device: Device) -> dict[str, Any]:
+    """What torch would say of an empty device of the table."""
+    memory_bytes = device.total_memory_bytes
+    return {"device": "cuda:0", "total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}

@@ -36,7 +36,7 @@ def names(checks) -> dict[str, Check]:
 def no_worker(monkeypatch):
     """torch is taken to work, without starting it."""
     line = Check(name="device", status=Status.OK, message="cpu")
-    monkeypatch.setattr(doctor, "_device", lambda: (CPU | {"num_threads": 1}, line))
+    monkeypatch.setattr(doctor, "_device", lambda name: (CPU | {"num_threads": 1}, line))
 
 
 def job(folder: Path, model: str) -> Path:
@@ -75,7 +75,7 @@ def test_a_compiler_that_is_missing_or_cannot_do_openmp_is_a_problem(monkeypatch
 
 
 def test_more_threads_than_processors_are_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor, "_device", lambda: (CPU | {"num_threads": 4096}, doctor._device_line(CPU)))
+    monkeypatch.setattr(doctor, "_device", lambda name: (CPU | {"num_threads": 4096}, doctor._device_line(CPU)))
     check = names(doctor.examine(noise_s=0))["threads"]
     assert (check.status, check.fix) == (Status.WARNING, f"export OMP_NUM_THREADS={len(os.sched_getaffinity(0))}")
 
@@ -83,6 +83,55 @@ def test_more_threads_than_processors_are_a_warning(monkeypatch):
 def test_an_accelerator_that_torch_does_not_use_is_a_warning(monkeypatch):
     monkeypatch.setattr(doctor, "accelerator_name", lambda: "NVIDIA H100")
     assert doctor._device_line(CPU).status is Status.WARNING
+
+
+@pytest.mark.parametrize(
+    ("installed", "status"),
+    [({"triton": "3.6.0"}, Status.OK), ({"pytorch-triton-rocm": "3.6.0"}, Status.OK), ({}, Status.PROBLEM)],
+)
+def test_triton_may_come_with_any_of_torchs_builds(monkeypatch, installed, status):
+    monkeypatch.setattr(doctor, "package_version", lambda name: installed.get(name, "absent"))
+    assert doctor._triton().status is status
+
+
+def test_tritons_launcher_needs_a_c_compiler_and_pythons_header(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "no-such-compiler" in doctor._launcher().message
+    monkeypatch.setenv("CC", sys.executable)
+    assert (doctor._launcher().status, doctor._launcher().fix) == (Status.PROBLEM, "apt install python3-dev")
+    (tmp_path / "Python.h").write_text("")
+    assert doctor._launcher().status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ({"outcome": "measured", "is_right": True}, Status.OK),
+        ({"outcome": "measured", "is_right": False}, Status.PROBLEM),
+        ({"outcome": "crashed", "reason": "no ptxas"}, Status.PROBLEM),
+    ],
+)
+def test_a_kernel_is_built_and_run_on_an_accelerator_and_what_it_lacks_is_told(monkeypatch, answer, status):
+    monkeypatch.setattr(doctor, "_asked", lambda request: answer)
+    assert list(doctor._kernel(CPU)) == []
+    [check] = doctor._kernel(CPU | {"device": "cuda:0"})
+    assert check.status is status and str(answer.get("reason", "")) in check.message
+
+
+def test_the_kernel_is_built_and_run_by_a_worker():
+    assert doctor._asked({"kind": "compile_check", "device": "cpu"})["is_right"]
+
+
+def test_a_device_that_torch_does_not_see_is_a_problem_that_says_what_it_sees():
+    facts, check = doctor._device("cuda:77")
+    assert (facts, check.status) == ({}, Status.PROBLEM)
+    assert "sees" in check.message and "explore.device" in check.fix
+
+
+def test_a_device_without_an_account_of_its_memory_is_a_warning():
+    check = doctor._device_line(CPU | {"device": "mps:0"})
+    assert check.status is Status.WARNING and "explore.memory_budget" in check.fix
 
 
 def test_equal_work_that_takes_unequal_time_is_noise():

@@ -11,8 +11,7 @@ import psutil
 import pytest
 from conftest import imported_job
 
-from bexplore.engine.failures import classify_exception
-from bexplore.errors import EngineError, UserInputError
+from bexplore.errors import UserInputError
 from bexplore.events import probe_record
 from bexplore.job import CompileSettings, Job, Mode
 from bexplore.probe import Compilation, Outcome, Probe
@@ -315,25 +314,6 @@ def test_a_worker_that_keeps_what_a_refused_step_took_is_ended(run_on):
     assert [o.worker for o in outcomes] == [0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("error", "is_clean"),
-    [
-        (RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (RuntimeError("could not create a primitive"), False),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (RuntimeError("CUDA error: out of memory"), False),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), False),
-        (RuntimeError("std::bad_alloc"), False),
-        (MemoryError(), False),
-    ],
-)
-def test_only_an_allocators_own_refusal_leaves_a_process_that_may_go_on(error, is_clean):
-    failure = classify_exception(error)
-
-    assert failure.outcome is Outcome.OUT_OF_MEMORY
-    assert failure.is_clean is is_clean
-
-
 def test_a_peak_over_the_budget_is_out_of_memory_even_if_the_host_had_the_memory(run_on):
     observation = run_on(imported_job("greedy"), budget_bytes=150 * MIB)(probe(3))
 
@@ -443,8 +423,8 @@ def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_device_that_is_not_there_is_an_error_of_the_engine(run_on):
-    with pytest.raises(EngineError, match="device 'cuda:77' cannot be used"):
+def test_a_device_that_is_not_there_is_the_users_input(run_on):
+    with pytest.raises(UserInputError, match=r"device 'cuda:77' cannot be used: torch .*sees"):
         run_on(imported_job(device="cuda:77")).facts()
 
 

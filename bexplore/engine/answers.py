@@ -10,7 +10,7 @@ from bexplore.probe import Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
 # What an answer says of the worker, and not of the size.
-OF_THE_WORKER = ("kind", "shared_mode", "is_intact", "has_room")
+OF_THE_WORKER = ("kind", "shared_mode", "is_intact", "is_sticky", "has_room")
 
 
 def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:

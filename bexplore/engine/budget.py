@@ -11,6 +11,7 @@ import psutil
 
 from bexplore.config import ExploreSettings
 from bexplore.engine.machine import available_memory_bytes
+from bexplore.errors import UserInputError
 from bexplore.units import format_bytes
 
 # Share of the host's available memory that a job on the CPU may take; the rest is for page cache and other programs.
@@ -63,20 +64,29 @@ def resolve_budget(
         gradient_bytes: One copy of the gradients; None if unknown.
         host_available_bytes: What the host had to give before the job's own worker took of it; None for what it has
             now.
+
+    Raises:
+        UserInputError: torch keeps no account of the device's memory, and the configuration gives no budget in bytes.
     """
+    device, free = str(facts.get("device", "cpu")), facts.get("free_memory_bytes")
+    on_host = device.partition(":")[0] == "cpu" and free is None
+    if not on_host and free is None and not isinstance(settings.memory_budget, int):
+        raise UserInputError(
+            f"the memory of device '{device}' is not known: torch keeps no account of it here",
+            hint="give the size: explore.memory_budget: 16GiB",
+        )
     total = facts.get("total_memory_bytes") or psutil.virtual_memory().total
-    free = facts.get("free_memory_bytes")
     warnings: tuple[str, ...] = ()
     available = available_memory_bytes() if host_available_bytes is None else host_available_bytes
     given = settings.memory_budget_bytes(total)
     if given is not None:
         whole, why = given, "as the configuration says"
-        limit = available if free is None else free
-        if given > limit:
+        limit = available if on_host else free
+        if limit is not None and given > limit:
             warnings = (
                 f"the memory budget of {format_bytes(given)} is more than the {format_bytes(limit)} that are free",
             )
-    elif free is None:
+    elif free is None:  # on the host
         whole = max(0, int(available * HOST_SHARE) - HOST_OVERHEAD_BYTES)
         overhead = format_bytes(HOST_OVERHEAD_BYTES)
         why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available, less {overhead} for torch"
@@ -86,7 +96,7 @@ def resolve_budget(
         why = f"{format_bytes(free)} free on the device, less a margin of {format_bytes(margin)}"
         if total - free > 2 * margin:
             warnings = (f"{format_bytes(total - free)} of the device's memory are used by others already",)
-    reserve = _reserve(settings, num_replicas=num_replicas, gradient_bytes=gradient_bytes, on_host=free is None)
+    reserve = _reserve(settings, num_replicas=num_replicas, gradient_bytes=gradient_bytes, on_host=on_host)
     if reserve:
         why += f"; {format_bytes(reserve)} kept free for gradient buckets and collectives of {num_replicas} replicas"
     return MemoryBudget(budget_bytes=max(0, whole - reserve), reserve_bytes=reserve, why=why, warnings=warnings)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from bexplore.errors import EngineError
 
 
 @contextmanager
-def device_lock(device: str, *, waiting: Callable[[], None]) -> Iterator[None]:
+def device_lock(name: str, *, waiting: Callable[[], None]) -> Iterator[None]:
     """Keep a second explorer of this host off the device while one measures.
 
     Args:
-        device: Name of the torch device.
+        name: Of the device: see `lock_name`.
         waiting: Called once if another explorer holds the lock.
     """
-    with _open_lock(_lock_path(device)) as handle:
+    with _open_lock(_lock_path(name)) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -30,10 +30,10 @@ def device_lock(device: str, *, waiting: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def try_device_lock(device: str) -> ExitStack | None:
+def try_device_lock(name: str) -> ExitStack | None:
     """The same lock, which closing what is returned gives back; None where another explorer holds it."""
     with ExitStack() as stack:
-        handle = stack.enter_context(_open_lock(_lock_path(device)))
+        handle = stack.enter_context(_open_lock(_lock_path(name)))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -41,9 +41,17 @@ def try_device_lock(device: str) -> ExitStack | None:
         return stack.pop_all()
 
 
-def _lock_path(device: str) -> Path:
+def lock_name(device: str, device_facts: Mapping[str, Any]) -> str:
+    """What all explorers of this host call a device.
+
+    Its UUID where it has one, of a MIG instance its own: torch's index depends on CUDA_VISIBLE_DEVICES.
+    """
+    return str(device_facts.get("uuid") or device)
+
+
+def _lock_path(name: str) -> Path:
     folder = Path(os.environ.get("BEXPLORE_LOCK_DIR", tempfile.gettempdir()))
-    return folder / f"bexplore-{os.getuid()}-{device.replace(':', '-')}.lock"
+    return folder / f"bexplore-{os.getuid()}-{name.replace(':', '-')}.lock"
 
 
 def _open_lock(path: Path) -> IO[str]:

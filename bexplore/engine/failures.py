@@ -9,23 +9,77 @@ from __future__ import annotations
 import re
 import signal
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bexplore.probe import Outcome
 
 # Message fragment -> reason. Matched against RuntimeError and MemoryError only, so that a user's own text about memory
-# in another exception cannot turn a bug into a size limit.
+# in another exception cannot turn a bug into a size limit. Sources: files of torch 2.13 where nothing else is named.
 OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
+    # c10/core/impl/alloc_cpu.cpp
     (r"DefaultCPUAllocator: (can't allocate memory|not enough memory)", "the CPU allocator was refused memory"),
+    # c10/cuda/CUDACachingAllocator.cpp; of HIP its translation
     (r"CUDA out of memory", "the CUDA allocator was refused memory"),
     (r"HIP out of memory", "the HIP allocator was refused memory"),
+    # c10/xpu/XPUCachingAllocator.cpp
     (r"XPU out of memory", "the XPU allocator was refused memory"),
+    # aten/src/ATen/mps/MPSAllocator.mm
     (r"MPS backend out of memory", "the MPS allocator was refused memory"),
-    (r"CUBLAS_STATUS_ALLOC_FAILED", "cuBLAS could not allocate its workspace"),
-    (r"CUDNN_STATUS_ALLOC_FAILED", "cuDNN could not allocate its workspace"),
+    # c10/cuda/CUDAException.cpp, with cudaGetErrorString of cudaErrorMemoryAllocation
     (r"CUDA error: out of memory", "the CUDA driver was refused memory"),
+    (r"HIP error: out of memory", "the HIP driver was refused memory"),
+    # c10/cuda/driver_api.h: expandable segments; Inductor's static launcher
+    (r"CUDA driver error: out of memory", "the CUDA driver was refused memory"),
+    # Triton: third_party/nvidia/backend/driver.c and third_party/amd/backend/driver.c, gpuAssert
+    (r"Triton Error \[(CUDA|HIP)\]: out of memory", "Triton could not load a kernel for lack of memory"),
+    # aten/src/ATen/cuda/CUDABlas.cpp, _cublasGetErrorEnum
+    (r"(CUBLAS|HIPBLAS)_STATUS_ALLOC_FAILED", "cuBLAS could not allocate its workspace"),
+    # aten/src/ATen/cuda/Exceptions.h, with cudnnGetErrorString; the longer names are those of cuDNN 9 (cudnn_graph.h)
+    (r"CUDNN_STATUS_ALLOC_FAILED", "cuDNN could not allocate its workspace"),
+    (r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED", "cuDNN could not allocate its workspace"),
+    # aten/src/ATen/cuda/Exceptions.h, with cusolverGetErrorMessage
+    (r"CUSOLVER_STATUS_ALLOC_FAILED", "cuSOLVER could not allocate its workspace"),
+    # NCCL: src/include/checks.h, CUDACHECK; from 2.19 with the error's number
+    (r"Cuda failure (\d+ )?'out of memory'", "NCCL could not allocate its buffers"),
+    # Unified Runtime: ur_api.h, which SYCL's exceptions name
+    (r"UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY", "the XPU driver was refused memory"),
     (r"std::bad_alloc|bad allocation", "a native allocation was refused memory"),
+    # oneDNN: src/common/memory.cpp and primitive.hpp
     (r"could not create a (memory|primitive)( object)?$", "oneDNN was refused memory"),
+)
+
+# As above, but each is also the text of other faults: believed only where the device's memory was nearly full.
+AMBIGUOUS_MESSAGES: tuple[tuple[str, str], ...] = (
+    # aten/src/ATen/cuda/CublasHandlePool.cpp: creating a handle takes memory of the device
+    (r"(CUBLAS|HIPBLAS)_STATUS_NOT_INITIALIZED", "cuBLAS could not start on a device whose memory is full"),
+    (r"CUDNN_STATUS_NOT_INITIALIZED", "cuDNN could not start on a device whose memory is full"),
+    (r"CUDNN_STATUS_INTERNAL_ERROR", "cuDNN failed on a device whose memory is full"),
+    # aten/src/ATen/native/cudnn/Conv_v8.cpp: a plan whose workspace is refused is passed over, until none is left
+    (r"(GET|FIND) was unable to find an engine", "cuDNN had no memory for the workspace of any algorithm"),
+    (r"CUSOLVER_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)", "cuSOLVER failed on a device whose memory is full"),
+    (r"UR_RESULT_ERROR_OUT_OF_RESOURCES", "the XPU driver had no resources on a device whose memory is full"),
+)
+
+# After these every further call to the device fails in the same process, whatever it asks for. Source: CUDA Runtime
+# API, section 6.3 "Error handling" of cudaError_t ("leaves the process in an inconsistent state"), texts by
+# cudaGetErrorString; HIP has the same. The statuses of libraries are what they make of such an error.
+STICKY_MESSAGES = (
+    r"an illegal memory access was encountered",  # 700
+    r"the launch timed out and was terminated",  # 702
+    r"device-side assert triggered",  # 710
+    r"hardware stack error",  # 714
+    r"an illegal instruction was encountered",  # 715
+    r"misaligned address",  # 716
+    r"operation not supported on global/shared address space",  # 717
+    r"invalid program counter",  # 718
+    r"unspecified launch failure",  # 719
+    r"uncorrectable ECC error encountered",  # 214
+    r"uncorrectable NVLink error",  # 220
+    r"Invalid access of peer GPU memory over nvlink",  # 226
+    r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
+    r"CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
+    r"UR_RESULT_ERROR_DEVICE_LOST",
 )
 
 # Exceptions that are defined here are the compiler's own.
@@ -51,6 +105,8 @@ class Failure:
         traceback_text: Whole traceback; empty where there is no Python exception.
         exception_type: Name of the exception's class; empty where there is none.
         is_clean: Whether an allocator refused memory and nothing else happened, so that its process may go on.
+        is_sticky: Whether the device may fail at whatever this process asks of it next.
+        is_in_compiler: Whether the compiler raised it, as far as the type tells; see `is_compiler_failure`.
     """
 
     outcome: Outcome
@@ -58,34 +114,38 @@ class Failure:
     traceback_text: str = ""
     exception_type: str = ""
     is_clean: bool = False
+    is_sticky: bool = False
+    is_in_compiler: bool = False
 
 
-def classify_exception(error: BaseException) -> Failure:
-    """Name the outcome of an exception that left the user's step."""
-    text = "".join(traceback.format_exception(error))
+def classify_exception(error: BaseException, *, device_is_full: Callable[[], bool] = lambda: False) -> Failure:
+    """Name the outcome of an exception that left the user's step.
+
+    Args:
+        error: The exception.
+        device_is_full: Called where the text alone does not tell whether memory was short.
+    """
     kind = type(error).__name__
-    memory_reason = _out_of_memory_reason(error)
+    is_in_compiler = is_compiler_failure(error)
+    memory_reason = _memory_reason(error, OUT_OF_MEMORY_MESSAGES)
+    if memory_reason is None:
+        memory_reason = _memory_reason(error, AMBIGUOUS_MESSAGES)
+        memory_reason = memory_reason if memory_reason and device_is_full() else None
     if memory_reason:
-        return Failure(
-            outcome=Outcome.OUT_OF_MEMORY,
-            reason=f"{memory_reason}: {first_line(error)}",
-            traceback_text=text,
-            exception_type=kind,
-            is_clean=_is_clean(error),
-        )
-    if is_compiler_failure(error):
-        return Failure(
-            outcome=Outcome.COMPILE_FAILED,
-            reason=f"{kind}: {first_line(error)}",
-            traceback_text=text,
-            exception_type=kind,
-        )
-    place = _last_place(error)
+        outcome, reason = Outcome.OUT_OF_MEMORY, f"{memory_reason}: {first_line(error)}"
+    elif is_in_compiler:
+        outcome, reason = Outcome.COMPILE_FAILED, f"{kind}: {first_line(error)}"
+    else:
+        place = _last_place(error)
+        outcome, reason = Outcome.CRASHED, f"{kind}: {first_line(error)}" + (f" ({place})" if place else "")
     return Failure(
-        outcome=Outcome.CRASHED,
-        reason=f"{kind}: {first_line(error)}" + (f" ({place})" if place else ""),
-        traceback_text=text,
+        outcome=outcome,
+        reason=reason,
+        traceback_text="".join(traceback.format_exception(error)),
         exception_type=kind,
+        is_clean=outcome is Outcome.OUT_OF_MEMORY and not is_in_compiler and _is_clean(error),
+        is_sticky=outcome is not Outcome.OUT_OF_MEMORY and _is_sticky(error),
+        is_in_compiler=is_in_compiler,
     )
 
 
@@ -141,21 +201,28 @@ def _chain(error: BaseException) -> list[BaseException]:
     return links
 
 
-def _out_of_memory_reason(error: BaseException) -> str | None:
+def _memory_reason(error: BaseException, messages: Sequence[tuple[str, str]]) -> str | None:
     for link in _chain(error):
         if type(link).__name__ in ("OutOfMemoryError", "MemoryError"):
             return "the allocator was refused memory"
         if isinstance(link, RuntimeError):
-            for pattern, reason in OUT_OF_MEMORY_MESSAGES:
+            for pattern, reason in messages:
                 if re.search(pattern, str(link), re.MULTILINE):
                     return reason
     return None
 
 
 def _is_clean(error: BaseException) -> bool:
-    if is_compiler_failure(error):
-        return False
     return any(re.search(clean, str(error), re.MULTILINE) for clean in CLEAN_REFUSALS)
+
+
+def _is_sticky(error: BaseException) -> bool:
+    """Whether a device reported a fault that it may not recover from; one that is not in the table counts too."""
+    return any(
+        type(link).__name__ == "AcceleratorError"
+        or (isinstance(link, RuntimeError) and any(re.search(pattern, str(link)) for pattern in STICKY_MESSAGES))
+        for link in _chain(error)
+    )
 
 
 def _last_place(error: BaseException) -> str:

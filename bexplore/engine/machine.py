@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +46,11 @@ def package_version(name: str) -> str:
         return "absent"
 
 
+def torch_is_for_cpu() -> bool:
+    """Whether the installed torch was built for no accelerator; a False says nothing."""
+    return package_version("torch").endswith("+cpu")
+
+
 def processor_name() -> str:
     """The processor's own name where the kernel tells it, else the architecture."""
     try:
@@ -69,28 +73,11 @@ def throttle_count() -> int:
     return counts
 
 
-def throttle_reasons() -> str:
-    """Why the NVIDIA driver holds the clocks down just now; empty if it does not, or does not tell."""
-    query = ",".join(f"clocks_event_reasons.{name}" for name in ("hw_slowdown", "sw_thermal_slowdown", "sw_power_cap"))
-    if not accelerator_name():
-        return ""
-    try:
-        told = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""  # no such tool or no such query: the times themselves still show it
-    names = ("hardware slowdown", "heat", "power limit")
-    states = [state.strip() for state in told.splitlines()[0].split(",")] if told.strip() else []
-    return ", ".join(name for name, state in zip(names, states, strict=False) if state == "Active")
-
-
 def accelerator_name() -> str:
-    """Names of the host's NVIDIA devices as the driver tells them, without torch; empty where it tells none."""
+    """Names of the host's NVIDIA devices as the driver tells them, without torch.
+
+    Empty proves nothing: containers, WSL2 and other makers' devices have no such files. A worker's torch knows.
+    """
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         for line in path.read_text().splitlines():
@@ -124,7 +111,7 @@ class Tenants:
         others_s = (_busy_s() - self._busy_s) - (self._tree_s() - self._own_s)
         return min(1.0, max(0.0, others_s / (elapsed_s * (psutil.cpu_count() or 1)))) if elapsed_s > 0 else 0.0
 
-    def warnings(self, *, on_accelerator: bool) -> list[str]:
+    def warnings(self) -> list[str]:
         """What a reader must know before believing times that were taken since `start`."""
         warnings = []
         share = self.others_share()
@@ -134,9 +121,6 @@ class Tenants:
             )
         if throttle_count() > self._throttles:
             warnings.append("the processors lowered their clocks because of heat meanwhile: the times are too long")
-        reasons = throttle_reasons() if on_accelerator else ""
-        if reasons:
-            warnings.append(f"the device's clocks are held down ({reasons}): the times are too long")
         return warnings
 
     def _tree_s(self) -> float:

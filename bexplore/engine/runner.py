@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.engine.answers import asks_the_same, charged, observed
-from bexplore.engine.device_lock import device_lock, try_device_lock
+from bexplore.engine.device_lock import device_lock, lock_name, try_device_lock
+from bexplore.engine.device_tenants import DeviceTenants
 from bexplore.engine.failures import Failure
 from bexplore.engine.machine import Tenants
 from bexplore.engine.process import Progress
@@ -21,6 +22,7 @@ from bexplore.engine.workers import Workers
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.units import format_bytes
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
 WORKER_OVERHEAD_BYTES = 4 * 2**30
@@ -41,6 +43,7 @@ class EngineRunner:
         environment: Variables of the worker beside this process's own.
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
         depth: Identical blocks of the model to keep, and how many there are; None for all of them.
+        device_facts: What a worker's torch said of the device; None for what `facts` will find.
 
     Attributes:
         largest_measured: The largest size that is known to run; 0 for none.
@@ -58,6 +61,7 @@ class EngineRunner:
         environment: Mapping[str, str] | None = None,
         keeps_artifacts: bool = False,
         depth: tuple[int, int] | None = None,
+        device_facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.job = job
         self.budget_bytes = budget_bytes
@@ -69,6 +73,9 @@ class EngineRunner:
         self._depth = depth
         self._environment = environment
         self._workers = Workers(run_dir, environment)
+        self._device_facts = device_facts or {}
+        self._free_memory_bytes: int | None = None  # of the device, before any worker of this runner
+        self._warnings: list[str] = []  # which the next observation tells
         self._shared_mode = SharedMode.NESTED
         self.largest_measured = 0
         self._ahead: Observation | None = None
@@ -94,7 +101,7 @@ class EngineRunner:
 
         Nothing is begun while another explorer holds the device.
         """
-        lock = try_device_lock(self.job.device)
+        lock = try_device_lock(lock_name(self.job.device, self._device_facts))
         if lock is None:
             return
         request = {"kind": "prepare"} | self._probe_request(probe)
@@ -120,7 +127,8 @@ class EngineRunner:
         """What the worker's torch says about the device; starts the worker.
 
         Raises:
-            EngineError: The worker cannot be started, or the device is not there.
+            UserInputError: torch does not know the device, or sees none of that name.
+            EngineError: The worker cannot be started, or the device cannot be used.
         """
         answer = self._ask({"kind": "facts", "device": self.job.device}, limit_s=FIRST_LIMITS_S["import"])
         if isinstance(answer, Failure) or "outcome" in answer:
@@ -130,6 +138,7 @@ class EngineRunner:
                 f"device '{self.job.device}' cannot be used: {reason}",
                 hint="bexplore doctor shows what torch finds here",
             )
+        self._device_facts, self._free_memory_bytes = answer, answer["free_memory_bytes"]
         return answer
 
     def same_training(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
@@ -207,6 +216,7 @@ class EngineRunner:
             limits=self.limits.unlearned(),
             environment=self._environment,
             depth=(kept_blocks, num_blocks),
+            device_facts=self._device_facts,
         )
 
     def rest(self) -> None:
@@ -276,7 +286,8 @@ class EngineRunner:
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun[1]
-        return device_lock(self.job.device, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"}))
+        name = lock_name(self.job.device, self._device_facts)
+        return device_lock(name, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"}))
 
     def __enter__(self) -> EngineRunner:
         return self
@@ -285,10 +296,13 @@ class EngineRunner:
         self.close()
 
     def _in_some_mode(self, probe: Probe, kind: str) -> Observation:
+        first_mode = self._shared_mode
         while True:
             observation = self._run(probe, kind)
             next_mode = self._next_shared_mode(observation)
             if next_mode is None:
+                if _lacked_memory_in_compiler(observation):  # in every mode: it is the size, and not the program
+                    self._shared_mode = first_mode
                 return observation
             self._shared_mode = next_mode
 
@@ -299,12 +313,17 @@ class EngineRunner:
             is_new = self._workers.current is None
             worker = self._workers.ensure()
             spawn_s = time.monotonic() - began if is_new else 0.0
-            tenants = Tenants(worker.process.pid)
+            tenants, device_tenants = Tenants(worker.process.pid), DeviceTenants(self._device_facts)
             tenants.start()
+            device_tenants.start()
             request = {"kind": kind} | self._probe_request(probe)
-            answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
+            try:
+                answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
+            finally:
+                device_tenants.stop()
             others_share = tenants.others_share()
-            tenant_warnings = tenants.warnings(on_accelerator=self.job.device.split(":")[0] == "cuda")
+            tenant_warnings = [*tenants.warnings(), *device_tenants.warnings()]
+            answer = self._blamed(answer, request)
         worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
         if not isinstance(answer, Failure):
             worker.has_room = answer.get("has_room", worker.has_room)
@@ -317,7 +336,8 @@ class EngineRunner:
             spawn_s=spawn_s,
             tenant_warnings=tenant_warnings,
         )
-        observation = dataclasses.replace(observation, others_share=others_share)
+        events = {"clock_events": sorted(device_tenants.clock_events)} if device_tenants.clock_events else {}
+        observation = dataclasses.replace(observation, others_share=others_share, details=observation.details | events)
         self.limits.learn(observation)
         if observation.is_measured:
             self.largest_measured = max(self.largest_measured, observation.micro_batch_size)
@@ -351,9 +371,31 @@ class EngineRunner:
         return tensors + WORKER_OVERHEAD_BYTES
 
     def _next_shared_mode(self, observation: Observation) -> SharedMode | None:
-        failed = observation.outcome is Outcome.COMPILE_FAILED
+        """The kind of shared program to try where this one does not compile; None where it does, and after the last.
+
+        What the compiler lacks memory for (choosing kernels with tensors of its own) is no matter of the size yet.
+        """
+        failed = observation.outcome is Outcome.COMPILE_FAILED or _lacked_memory_in_compiler(observation)
         is_shared = observation.probe.compilation is Compilation.SHARED
         return self._shared_mode.next if failed and is_shared else None
+
+    def _blamed(self, answer: dict[str, Any] | Failure, request: dict[str, Any]) -> dict[str, Any] | Failure:
+        """The answer to a probe that broke its device, once a new process has run the same size without the compiler.
+
+        The user's program is to blame only where it fails there too; otherwise what the compiler made of it is.
+        """
+        is_compiled = request["probe"]["compilation"] is not Compilation.EAGER and self.job.compile.enabled
+        if isinstance(answer, Failure) or not answer.get("is_sticky") or not is_compiled:
+            return answer
+        own = self._ask(request | {"kind": "eager_check"}, limit_s=STEP_LIMIT_S)
+        self._workers.end_current()
+        if isinstance(own, Failure):
+            own = {"outcome": own.outcome, "reason": own.reason, "traceback_text": own.traceback_text}
+        if own["outcome"] == Outcome.CRASHED:
+            return answer | {name: own[name] for name in ("outcome", "reason", "traceback_text")}
+        found = "runs" if own["outcome"] == "measured" else f"ends otherwise: {own['outcome']}"
+        reason = f"{answer['reason']} (without torch.compile, in a new process, the same step {found})"
+        return answer | {"outcome": Outcome.COMPILE_FAILED, "reason": reason}
 
     def _probe_request(self, probe: Probe) -> dict[str, Any]:
         return {
@@ -363,6 +405,7 @@ class EngineRunner:
             "budget_bytes": self.budget_bytes,
             "depth": self._depth,
             "pass_budget_s": self._pass_budget_s,
+            "free_memory_bytes": self._free_memory_bytes,
             "artifacts_dir": str(self.artifacts_dir(probe.micro_batch_size)) if self._is_kept(probe) else None,
         }
 
@@ -377,7 +420,7 @@ class EngineRunner:
 
         answer = worker.process.ask(
             request,
-            on_progress=self._on_progress,
+            on_progress=self._heard,
             time_limit_s=stage_limit_s,
             resident_limit_bytes=self._resident_limit_bytes,
             total_limit_s=limit_s,
@@ -387,7 +430,20 @@ class EngineRunner:
         elif "refused" in answer:
             self._workers.end_current()
             raise UserInputError(answer["refused"], hint=answer["hint"])
+        elif answer.get("is_sticky"):
+            self._workers.end_current()
         return answer
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        """Pass on what a worker reports; memory of the device that did not come back is not waited for again."""
+        if "free_memory_bytes" in message:
+            free_bytes, before_bytes = int(message["free_memory_bytes"]), self._free_memory_bytes or 0
+            self._free_memory_bytes = free_bytes
+            self._warnings.append(
+                f"{format_bytes(free_bytes)} of the device's memory are free, {format_bytes(before_bytes)} were when "
+                "this job began: sizes near the budget may fail for it"
+            )
+        self._on_progress(message)
 
     def _observe(
         self,
@@ -412,4 +468,9 @@ class EngineRunner:
                 outcome=answer.outcome, reason=answer.reason, traceback_text=answer.traceback_text, **common
             )
         self._shared_mode = SharedMode(answer.get("shared_mode", self._shared_mode))
-        return observed(answer, spawn_s=spawn_s, warnings=tenant_warnings, **common)
+        warnings, self._warnings = [*self._warnings, *tenant_warnings], []
+        return observed(answer, spawn_s=spawn_s, warnings=warnings, **common)
+
+
+def _lacked_memory_in_compiler(observation: Observation) -> bool:
+    return observation.outcome is Outcome.OUT_OF_MEMORY and bool(observation.details.get("is_in_compiler"))

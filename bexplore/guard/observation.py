@@ -182,6 +182,7 @@ def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
         run_dir=looking.run_dir,
         budget_bytes=budget.budget_bytes,
         environment=looking.environment,
+        device_facts=observed.device_facts,
     )
 
 

@@ -145,3 +145,50 @@ def hangs_at_three(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     if micro_batch_size == 3:
         misbehave("hang")
     return samples(micro_batch_size)
+
+
+ILLEGAL_ACCESS = "CUDA error: an illegal memory access was encountered"
+poisoned = False
+
+
+def fails_until(num_calls: int) -> bool:
+    """Whether this is one of so many first calls in all processes together."""
+    calls = Path(os.environ["CALLS"])
+    with calls.open("ab") as file:
+        file.write(b".")
+    return calls.stat().st_size <= num_calls
+
+
+@register_backend
+def breaks_the_device(graph: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):
+    """A compiler whose first programs make an illegal access, after which nothing works in their process."""
+
+    def run(*inputs: torch.Tensor):
+        global poisoned
+        poisoned = True
+        raise torch.AcceleratorError(ILLEGAL_ACCESS)
+
+    return run if fails_until(int(os.environ["TIMES"])) else graph.forward
+
+
+class OnADevice(Perceptron):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            if poisoned:
+                raise RuntimeError("nothing works any more on this device")
+            if "BROKEN" in os.environ:
+                raise torch.AcceleratorError(ILLEGAL_ACCESS)
+        return super().forward(x)
+
+
+def on_a_device() -> nn.Module:
+    """Fails as a device does that an earlier kernel of the process has broken; in every process if BROKEN is set."""
+    return OnADevice()
+
+
+@register_backend
+def lacks_memory(graph: torch.fx.GraphModule, example_inputs: list[torch.Tensor]):
+    """A compiler that tries kernels on tensors that are too big, for its first programs."""
+    if fails_until(int(os.environ["TIMES"])):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 797.00 GiB.")
+    return graph.forward

@@ -58,17 +58,19 @@ class _Server:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._session: Any = None
+        self._device: Any = None  # of the job, once one was named
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request; a failure of the job is an answer too."""
         from bexplore.engine.failures import classify_exception  # after `die_with_parent`: this import takes a while
 
         try:
+            self._take_device(request)
             return getattr(self, f"_{request['kind']}")(request)
         except BexploreError as error:
             return {"refused": error.message, "hint": error.hint}
         except Exception as error:  # the border of the user's code: everything it raises becomes the probe's outcome
-            failure = classify_exception(error)
+            failure = classify_exception(error, device_is_full=self._device_is_full)
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
         shared_mode = {"shared_mode": self._session.shared_mode} if self._session is not None else {}
         failure = self._diagnose(failure, request)
@@ -79,12 +81,33 @@ class _Server:
             | room
             | {
                 "is_intact": is_intact,
+                "is_sticky": failure.is_sticky,
                 "outcome": failure.outcome,
                 "reason": failure.reason,
                 "traceback_text": failure.traceback_text,
-                "details": {"exception_type": failure.exception_type},
+                "details": {"exception_type": failure.exception_type}
+                | ({"is_in_compiler": True} if failure.is_in_compiler else {}),
             }
         )
+
+    def _take_device(self, request: dict[str, Any]) -> None:
+        """Make the job's device the current one before anything else asks torch for a device.
+
+        Not a device that is only stood in for: its trace has to be the first to import torch.
+        """
+        if "job" not in request or request.get("gpu") is not None:
+            return
+        import torch
+
+        from bexplore.engine.worker.device import make_current
+
+        self._device = torch.device(request["job"]["device"])
+        make_current(self._device)
+
+    def _device_is_full(self) -> bool:
+        from bexplore.engine.worker.device import is_nearly_full
+
+        return self._device is not None and is_nearly_full(self._device)
 
     def _has_recovered(self) -> bool:
         """Whether the session is as good as before a step that was refused memory; there is none if it was building."""
@@ -129,6 +152,7 @@ class _Server:
         if self._session is not None:
             return 0.0
         started = time.perf_counter()
+        self._await_memory(request["free_memory_bytes"])
         make_limits_loud()
         self._session = Session(
             Job.from_dict(request["job"]),
@@ -140,6 +164,14 @@ class _Server:
             artifacts_dir=Path(request["artifacts_dir"]) if request["artifacts_dir"] else None,
         )
         return time.perf_counter() - started
+
+    def _await_memory(self, expected_bytes: int | None) -> None:
+        """Begin only when the device's memory is free again that the worker before this one held."""
+        from bexplore.engine.worker.device import await_memory
+
+        free_bytes = await_memory(self._device, expected_bytes)
+        if free_bytes is not None:
+            self._report(free_memory_bytes=free_bytes)
 
     def _trace(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses
@@ -221,29 +253,53 @@ class _Server:
         """Tell a bug of the user's from one of the compiler's by running the same size without the compiler.
 
         Dynamo reports errors of the user's own code (a shape error met with fake tensors, say) under its own types, and
-        compiled code that is wrong fails with the types of the user's code.
+        compiled code that is wrong fails with the types of the user's code. After a sticky failure any pass would fail
+        here, so that the explorer asks a new process for it.
         """
         import dataclasses
 
         from bexplore.engine.failures import classify_exception
-        from bexplore.job import Job
         from bexplore.probe import Compilation, Outcome
-        from bexplore.workloads import build
 
         runs_a_step = request["kind"] in ("prepare", "probe")
         is_compiled = runs_a_step and request["probe"]["compilation"] != Compilation.EAGER
-        if not is_compiled or failure.outcome not in (Outcome.COMPILE_FAILED, Outcome.CRASHED):
+        if not is_compiled or failure.is_sticky or failure.outcome not in (Outcome.COMPILE_FAILED, Outcome.CRASHED):
             return failure
         self._session = None
-        self._report(stage="eager check")
         try:
-            workload = build(Job.from_dict(request["job"]))
-            workload.forward_backward(workload.make_batch(request["probe"]["micro_batch_size"]))
+            self._eager_check(request)
         except Exception as error:  # the user's own code again
             own = classify_exception(error)
             return own if own.outcome is Outcome.CRASHED else failure
         reason = f"{failure.reason} (the same step runs without torch.compile)"
         return dataclasses.replace(failure, outcome=Outcome.COMPILE_FAILED, reason=reason)
+
+    def _eager_check(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a pass of a probe's size without the compiler, and wait for its end: errors of a device come late."""
+        from bexplore.engine.worker.steps import synchronize
+        from bexplore.job import Job
+        from bexplore.workloads import build
+
+        self._report(stage="eager check")
+        workload = build(Job.from_dict(request["job"]))
+        workload.forward_backward(workload.make_batch(request["probe"]["micro_batch_size"]))
+        synchronize(self._device)
+        return {"outcome": "measured"}
+
+    def _compile_check(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compile one small program for a device with the default backend, and run it."""
+        import torch
+
+        from bexplore.engine.worker.device import make_current
+        from bexplore.engine.worker.steps import synchronize
+
+        self._report(stage="compile")
+        device = torch.device(request["device"])
+        make_current(device)
+        numbers = torch.arange(1024.0, device=device)
+        largest = float(torch.compile(lambda x: (x * 2.0 + 1.0).amax())(numbers))
+        synchronize(device)
+        return {"outcome": "measured", "is_right": largest == 2047.0}
 
     def _report(self, **message: Any) -> None:
         send(self._connection, {"kind": "progress"} | message)

@@ -132,6 +132,7 @@ def warm_device(device: torch.device) -> None:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that it was given."""
-    module: Any = getattr(torch, device.type, None)
-    if device.type != "cpu" and hasattr(module, "synchronize"):
-        module.synchronize()
+    if device.type == "mps":
+        torch.mps.synchronize()  # there is one, and the function takes none
+    elif device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
