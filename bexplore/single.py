@@ -10,7 +10,7 @@ from bexplore import events, journal
 from bexplore.config import Config
 from bexplore.devices import device_by_name
 from bexplore.engine import EngineRunner
-from bexplore.engine.budget import resolve_budget
+from bexplore.engine.budget import judged_by, memory_of_absent_device, resolve_budget
 from bexplore.engine.machine import accelerator_name
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import EngineError
@@ -73,8 +73,7 @@ def trace_once(
     device = device_by_name(device_name) if device_name else None
     named = "cuda:0" if device else config.job.device if accelerator_name() and config.job.device != "auto" else "cpu"
     job = config.on_device(named).job
-    memory_bytes = device.total_memory_bytes if device else None
-    facts = {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
+    facts = memory_of_absent_device(device.total_memory_bytes) if device else {}
     log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     gpu = GpuProperties.of_device(device) if device else None
     traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
@@ -82,5 +81,10 @@ def trace_once(
         raise EngineError(f"this job cannot be traced: {traced}", hint="bexplore explore works without a trace")
     gradient_bytes = 4 * traced.num_parameters
     budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
-    facts_of_trace = events.trace_facts(traced, budget_bytes=budget.budget_bytes, micro_batch_sizes=micro_batch_sizes)
+    facts_of_trace = events.trace_facts(
+        traced,
+        budget_bytes=budget.budget_bytes,
+        judged_by=judged_by(job.device),
+        micro_batch_sizes=micro_batch_sizes,
+    )
     return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
