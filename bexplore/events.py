@@ -211,6 +211,7 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "elapsed_s": observation.elapsed_s,
         "peak_memory_bytes": observation.peak_memory_bytes,
         "held_memory_bytes": observation.held_memory_bytes,
+        "num_alloc_retries": observation.num_alloc_retries,
         "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
         "memory_budget_bytes": observation.memory_budget_bytes,
         "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
