@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from test_report import make_run, probe
 
 from bexplore import events
 from bexplore.config import ExploreSettings
@@ -13,6 +14,8 @@ from bexplore.engine.budget import CUDA_CONTEXT_BYTES, judged_by, memory_of_abse
 from bexplore.engine.worker.allocator import PeakMemory, measure_peak
 from bexplore.posterior.reserved import EXPECTED_RATIO
 from bexplore.probe import Observation, Outcome, Probe
+from bexplore.report.facts import judged_account, read_facts
+from bexplore.report.page import sizes_table
 from bexplore.sinks.trace_table import trace_table
 from bexplore.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
@@ -113,3 +116,15 @@ def test_a_trace_counts_with_what_the_allocator_will_reserve():
     assert [line[-1] for line in lines if line and line[0] in ("60", "62", "63")] == ["yes", "no", "no"]
     assert "reserve 1.036 times the peak" in trace_table(reserved | budget)
     assert "reserve" not in trace_table(tensors | budget)
+
+
+def test_a_report_shows_both_accounts_and_judges_by_the_devices_own(tmp_path):
+    run = make_run(tmp_path)
+    for size in (1, 2):
+        run.journal.append(probe(10 + size, size, 30.0, held_memory_bytes=3 * GIB))
+    facts = read_facts(run)
+    table = sizes_table(facts)
+    assert "3.00 GiB" in [row[table.headings.index("held memory")] for row in table.rows]
+    assert judged_account("cuda", facts.observations) is MemoryAccount.RESERVED
+    assert judged_account("cpu", facts.observations) is MemoryAccount.RESIDENT
+    assert judged_account("cuda", ()) is MemoryAccount.TENSORS

@@ -170,14 +170,14 @@ def _band(
             peak_bytes=model.peak_memory_bytes if model else None,
             relative_sd=model.relative_sd if model else MemoryPrior().relative_sd,
             budget_bytes=budget,
-            judged_by=_judged_by(device, observations),
+            judged_by=judged_account(device, observations),
         ),
         seed=int(settings.get("seed", 0)),
         user_compilation=Compilation(settings.get("user_compilation", Compilation.EXACT)),
     )
 
 
-def _judged_by(device: str, observations: Sequence[Observation]) -> MemoryAccount:
+def judged_account(device: str, observations: Sequence[Observation]) -> MemoryAccount:
     """The account that was judged, on whichever host the run is read."""
     if all(item.held_memory_bytes is None for item in observations):
         return MemoryAccount.TENSORS
