@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from bexplore import events
 from bexplore.config import ExploreSettings
 from bexplore.engine.budget import CUDA_CONTEXT_BYTES, judged_by, memory_of_absent_device, resolve_budget
 from bexplore.engine.worker.allocator import PeakMemory, measure_peak
+from bexplore.engine.worker.memory_step import MemoryStep
 from bexplore.posterior.reserved import EXPECTED_RATIO
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.report.facts import judged_account, read_facts
@@ -50,6 +52,15 @@ def test_on_an_accelerator_a_step_has_a_peak_of_tensors_and_one_of_reserved_memo
     gpu = AbsentGpu(monkeypatch)
     found = measure_peak(gpu.step, torch.device("cuda", 0), alive=())
     assert found == PeakMemory(allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, num_alloc_retries=2)
+
+
+def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_process(monkeypatch):
+    gpu = AbsentGpu(monkeypatch)
+    monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
+    steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
+    limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
+    step = MemoryStep(None, steps, torch.device("cuda", 0), limit, is_training=True)
+    assert step.run(None, 8, expected_pass_s=0.0).held_bytes == 4 * GIB
 
 
 def test_on_the_cpu_tensors_are_all_that_the_allocator_counts():
