@@ -18,8 +18,10 @@ from bexplore.batching import GlobalBatchSize
 from bexplore.engine.eager import EagerComparison
 from bexplore.explorer import ProbeFinished, ProbeStarted, Result
 from bexplore.journal import Run
+from bexplore.posterior.reserved import EXPECTED_RATIO
 from bexplore.probe import Observation
 from bexplore.recommendation import Recommendation
+from bexplore.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 
 
@@ -158,16 +160,22 @@ def event_record(event: JobEvent) -> dict[str, Any] | None:
 
 
 def trace_facts(
-    cost_model: CostModel, *, budget_bytes: int, micro_batch_sizes: Sequence[int] | None = None
+    cost_model: CostModel,
+    *,
+    budget_bytes: int,
+    judged_by: MemoryAccount = MemoryAccount.TENSORS,
+    micro_batch_sizes: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """What the `trace` event says of a traced step.
 
     Args:
         cost_model: The trace.
         budget_bytes: The memory budget in force.
+        judged_by: The account that must fit it.
         micro_batch_sizes: Sizes to tell the peak of; None for powers of two up to the first that does not fit.
     """
-    fits = cost_model.max_micro_batch_size(budget_bytes)
+    ratio = EXPECTED_RATIO if judged_by is MemoryAccount.RESERVED else 1.0
+    fits = cost_model.max_micro_batch_size(budget_bytes / ratio)
     if micro_batch_sizes is None:
         micro_batch_sizes = [2**exponent for exponent in range(fits.bit_length() + 1)]
     return {
@@ -178,6 +186,7 @@ def trace_facts(
         "flops_per_sample": cost_model.flops_per_sample,
         "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
         "max_micro_batch_size": fits or None,
+        "reserved_over_peak": ratio,
         "trace_s": cost_model.trace_s,
         "remembered_from": cost_model.remembered_from,
         "fingerprint": cost_model.fingerprint,
@@ -202,6 +211,7 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "elapsed_s": observation.elapsed_s,
         "peak_memory_bytes": observation.peak_memory_bytes,
         "held_memory_bytes": observation.held_memory_bytes,
+        "num_alloc_retries": observation.num_alloc_retries,
         "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
         "memory_budget_bytes": observation.memory_budget_bytes,
         "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
@@ -256,6 +266,7 @@ def _trace_record(event: Traced) -> dict[str, Any]:
         "flops_per_sample": None,
         "peak_memory_bytes": None,
         "max_micro_batch_size": None,
+        "reserved_over_peak": None,
         "trace_s": None,
         "remembered_from": None,
         "fingerprint": None,

@@ -16,7 +16,7 @@ from bexplore import dialects, events, explorer, journal, logs
 from bexplore.conclusion import Conclusion, global_batch_sizes
 from bexplore.config import Config
 from bexplore.engine import EngineRunner
-from bexplore.engine.budget import MemoryBudget, holds_more, resolve_budget
+from bexplore.engine.budget import MemoryBudget, judged_by, resolve_budget
 from bexplore.engine.machine import available_memory_bytes, num_usable_processors
 from bexplore.engine.reduced import ReducedDepthRunner
 from bexplore.engine.stage_limits import StageLimits
@@ -268,7 +268,8 @@ class _Exploration:
     def _traced(self, cost_model: CostModel | None, reason: str, budget: MemoryBudget) -> Traced:
         record = None
         if cost_model is not None:
-            record = events.trace_facts(cost_model, budget_bytes=budget.budget_bytes)
+            account = judged_by(self.config.job.device)
+            record = events.trace_facts(cost_model, budget_bytes=budget.budget_bytes, judged_by=account)
         return Traced(
             record=record,
             reason=reason,
@@ -290,7 +291,7 @@ class _Exploration:
                     peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
                     relative_sd=cost_model.relative_sd if cost_model else 0.12,
                     budget_bytes=budget.budget_bytes,
-                    holds_more=holds_more(self.config.job.device),
+                    judged_by=judged_by(self.config.job.device),
                 ),
                 storage=self.config.explore.storage or run.directory / "study.log",
                 study_name=run.meta().get("study", self.identity.study_name()),

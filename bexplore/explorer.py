@@ -61,8 +61,8 @@ class Result:
         outcomes: How many probes ended how, by outcome.
         exact_over_shared: Throughput of exact over shared compilation at the sizes that ran both; None where none did.
         whole_over_reduced: Throughput at the whole depth over what the reduced depths said; None as above.
-        peak_memory_bytes: Peak at the recommended size; None if unknown.
-        held_memory_bytes: What the process held at that peak; None where its allocator's account is the peak itself.
+        peak_memory_bytes: Peak of the live tensors at the recommended size; None if unknown.
+        held_memory_bytes: What was held for them there; None where there is no account of it.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: What the smallest size within the tolerance saves; None if unknown.
         warnings: What a reader must know before believing the numbers.

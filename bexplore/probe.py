@@ -115,10 +115,11 @@ class Observation:
         elapsed_s: Seconds that the whole probe cost, start and compile included.
         started_at_s: Unix time of its start.
         worker: Ordinal of the worker process within the exploration; None where there was none.
-        peak_memory_bytes: What the allocator held at its peak (reserved memory on CUDA); None if unknown.
-        peak_allocated_bytes: The same for live tensors only; None if unknown.
-        held_memory_bytes: What the process held for the job at its peak, the free pieces of its heap too, where its
-            allocator keeps no account of them (CPU); None elsewhere and where the kernel does not tell.
+        peak_memory_bytes: Of live tensors at their peak, which a trace predicts; None if unknown.
+        held_memory_bytes: What was held for them at its peak, free pieces included: memory that the caching allocator
+            reserved (CUDA), resident memory of the process (CPU); None where there is no account of it.
+        num_alloc_retries: Times the caching allocator was at the limit, released its cache and tried again. From one on
+            `held_memory_bytes` is the limit, and not what the size would take without one.
         memory_budget_bytes: The budget in force; None for no limit.
         ran_eagerly: Whether no compiled graph took part, whatever the question was.
         num_graphs: Graphs that this probe compiled; 0 where an earlier one had; None if not compiled.
@@ -148,8 +149,8 @@ class Observation:
     started_at_s: float = 0.0
     worker: int | None = None
     peak_memory_bytes: int | None = None
-    peak_allocated_bytes: int | None = None
     held_memory_bytes: int | None = None
+    num_alloc_retries: int = 0
     memory_budget_bytes: int | None = None
     ran_eagerly: bool = False
     num_graphs: int | None = None
@@ -176,7 +177,7 @@ class Observation:
 
     @property
     def needed_memory_bytes(self) -> int | None:
-        """What must fit the budget: the peak of the tensors, or what the process held where that is more."""
+        """What must fit the budget: the peak of the tensors, or what was held for them where that is more."""
         return needed_bytes(self.peak_memory_bytes, self.held_memory_bytes)
 
     @property

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bexplore.probe import Observation, Outcome, Probe, Purpose
-from bexplore.space import MemoryPrior, Space, default_candidates
+from bexplore.space import MemoryAccount, MemoryPrior, Space, default_candidates
 from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
 
 Array = NDArray[np.float64]
 
 BUDGET_BYTES = 64 * 2**30
+SEGMENT_BYTES = 20 * 2**20  # of the simulated caching allocator
 WANDERING_TIMES_S = (1.0, 10.0, 100.0)  # over which a shared machine changes its speed, each as much as the others
 PASS_BUDGET_S = 4.0  # of a probe's own size, as the engine has it
 TRACE_ERROR_SD = 0.08  # of the simulated trace's two terms, as a fraction
@@ -49,9 +50,12 @@ class World:
         family: What it is like.
         space: The candidates.
         log_throughput: ln(samples/s) at each candidate, without noise.
-        peak_bytes: True peak at each candidate.
+        peak_bytes: True peak of the tensors at each candidate.
         budget_bytes: What the device has.
         memory: What a trace would say, with its error; None where nothing is limited.
+        reserved_bytes: What a caching allocator reserves at each candidate where nothing limits it; None for no such
+            allocator, so that the tensors alone must fit.
+        lowest_limit_bytes: The same where it must release its cache again and again; None as above.
         run_sd: Noise between two runs of one size, ln.
         pass_sd: Noise between two passes of a run, ln.
         drift_per_probe: Change of ln(samples/s) from probe to probe.
@@ -69,6 +73,8 @@ class World:
     memory: MemoryPrior | None
     run_sd: float
     pass_sd: float
+    reserved_bytes: Array | None = None
+    lowest_limit_bytes: Array | None = None
     drift_per_probe: float = 0.0
     outlier_share: float = 0.0
     wander_sd: float = 0.0
@@ -78,7 +84,8 @@ class World:
     @property
     def fits(self) -> NDArray[np.bool_]:
         """(num candidates,): which run."""
-        return self.peak_bytes <= self.budget_bytes
+        needed = self.peak_bytes if self.lowest_limit_bytes is None else self.lowest_limit_bytes
+        return needed <= self.budget_bytes
 
     @property
     def throughputs(self) -> Mapping[int, float]:
@@ -123,6 +130,7 @@ class SimulatedRunner:
         elif fits:
             times = self._times(index, probe)
             timed_s = float(times.sum())
+        held, num_retries = self._reserved(index) if fits else (None, 0)
         self.num_probes += 1
         elapsed = start_s + compile_s + timed_s
         self.cost_s += elapsed
@@ -138,8 +146,18 @@ class SimulatedRunner:
             peak_memory_bytes=round(world.peak_bytes[index] * (1 + 0.003 * self._rng.standard_normal()))
             if fits
             else None,
+            held_memory_bytes=held,
+            num_alloc_retries=num_retries,
             memory_budget_bytes=round(world.budget_bytes) if world.memory is not None else None,
         )
+
+    def _reserved(self, index: int) -> tuple[int | None, int]:
+        """What the allocator reserved, and how often it was at the limit."""
+        world = self.world
+        if world.reserved_bytes is None:
+            return None, 0
+        wanted = float(world.reserved_bytes[index])
+        return round(min(wanted, world.budget_bytes)), int(wanted > world.budget_bytes)
 
     def _times(self, index: int, probe: Probe) -> Array:
         world = self.world
@@ -227,6 +245,25 @@ def draw_world(family: Family, seed: int) -> World:
     if family is Family.OUTLIERS:
         return dataclasses.replace(world, outlier_share=0.08)
     return world
+
+
+def with_caching_allocator(world: World, seed: int) -> World:
+    """The same world, on a device whose allocator reserves whole segments and keeps what was freed.
+
+    A share of its own for the job, another for each size, and segments that are not full; releasing its cache gives
+    some of it back. Their ranges: benchmarks/results/allocator_ratio.md.
+    """
+    rng = np.random.default_rng([seed, 79])
+    count = len(world.space.sizes)
+    unused_share = rng.uniform(0.005, 0.08) + rng.uniform(0.0, 0.02, count)
+    unused_bytes = unused_share * world.peak_bytes + SEGMENT_BYTES * rng.integers(1, 8, count)
+    kept = rng.uniform(0.3, 1.0)
+    return dataclasses.replace(
+        world,
+        reserved_bytes=world.peak_bytes + unused_bytes,
+        lowest_limit_bytes=np.maximum.accumulate(world.peak_bytes + kept * unused_bytes),
+        memory=world.memory and dataclasses.replace(world.memory, judged_by=MemoryAccount.RESERVED),
+    )
 
 
 def _draw_space(rng: np.random.Generator) -> Space:

@@ -11,7 +11,7 @@ from bexplore import events, journal
 from bexplore.config import Config
 from bexplore.devices import Device, device_by_name
 from bexplore.engine import EngineRunner
-from bexplore.engine.budget import resolve_budget
+from bexplore.engine.budget import judged_by, memory_of_absent_device, resolve_budget
 from bexplore.engine.machine import torch_is_for_cpu
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import EngineError, UserInputError
@@ -75,13 +75,18 @@ def trace_once(
     log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     facts = _facts_here(config, log_dir) if device is None else _facts_of(device)
     job = config.on_device(str(facts["device"])).job
-    gpu = GpuProperties.of_device(device) if device else None
+    gpu = GpuProperties.of_facts(facts) if device is None else GpuProperties.of_device(device)
     traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
     if isinstance(traced, str):
         raise EngineError(f"this job cannot be traced: {traced}", hint="bexplore explore works without a trace")
     gradient_bytes = 4 * traced.num_parameters
     budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
-    facts_of_trace = events.trace_facts(traced, budget_bytes=budget.budget_bytes, micro_batch_sizes=micro_batch_sizes)
+    facts_of_trace = events.trace_facts(
+        traced,
+        budget_bytes=budget.budget_bytes,
+        judged_by=judged_by(job.device),
+        micro_batch_sizes=micro_batch_sizes,
+    )
     return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
 
 
@@ -99,5 +104,4 @@ def _facts_here(config: Config, log_dir: Path) -> dict[str, Any]:
 
 def _facts_of(device: Device) -> dict[str, Any]:
     """What torch would say of an empty device of the table."""
-    memory_bytes = device.total_memory_bytes
-    return {"device": "cuda:0", "total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes}
+    return {"device": "cuda:0"} | memory_of_absent_device(device.total_memory_bytes)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from bexplore.batching import divisors, even_candidates
@@ -17,22 +18,31 @@ MAX_FAILURES_PER_SIZE = 2  # a size that crashed, hung or failed to compile this
 RULES = ("all", "powers_of_two", "divisors", "even")
 
 
+class MemoryAccount(StrEnum):
+    """The account of a step's memory that is compared with the budget: what a trace predicts, or more than that."""
+
+    TENSORS = "tensors"  # live tensors, which a trace predicts
+    RESIDENT = "resident"  # what the process holds of the host's memory: its heap keeps pieces free between tensors
+    RESERVED = "reserved"  # what the caching allocator of an accelerator has reserved: whole segments
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPrior:
     """What is believed about peak memory before anything was run.
 
     Attributes:
-        peak_bytes: Expected peak bytes as a function of the micro-batch size; None where nothing was traced.
-        relative_sd: Standard deviation of the true peak around `peak_bytes`, as a fraction.
+        peak_bytes: Expected peak bytes of the live tensors as a function of the micro-batch size; None where nothing
+            was traced.
+        relative_sd: Standard deviation of the tensors' true peak around `peak_bytes`, as a fraction.
         budget_bytes: The memory budget in force; None for no limit.
-        holds_more: Whether the process holds more than its tensors and is judged by it, so that `peak_bytes` is too
-            little by an amount that only probes tell: on a CPU, whose allocator leaves pieces free between tensors.
+        judged_by: The account that must fit the budget. Where it is not the tensors' own, `peak_bytes` is too little by
+            an amount that probes correct.
     """
 
     peak_bytes: Callable[[int], float] | None = None
     relative_sd: float = 0.12
     budget_bytes: float | None = None
-    holds_more: bool = False
+    judged_by: MemoryAccount = MemoryAccount.TENSORS
 
 
 class SizedOutcome(Protocol):

@@ -21,7 +21,7 @@ from bexplore.posterior import fit
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
-from bexplore.space import MemoryPrior, Space, default_candidates
+from bexplore.space import MemoryAccount, MemoryPrior, Space, default_candidates
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings()
@@ -112,7 +112,10 @@ class HoldingRunner(CurveRunner):
 
 def test_a_process_that_holds_more_than_its_tensors_costs_no_probe_that_does_not_fit():
     memory = MemoryPrior(
-        peak_bytes=HoldingRunner.tensors, relative_sd=0.012, budget_bytes=HoldingRunner.BUDGET, holds_more=True
+        peak_bytes=HoldingRunner.tensors,
+        relative_sd=0.012,
+        budget_bytes=HoldingRunner.BUDGET,
+        judged_by=MemoryAccount.RESIDENT,
     )
 
     soon_flat = HoldingRunner(lambda size: 1000.0 * size / (size + 3.0))

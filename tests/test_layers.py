@@ -38,6 +38,7 @@ ORDER = [
     "sampler",
     "explorer",
     "replay",
+    "caching_allocator",
     "simulator",
     "journal",
     "workloads",

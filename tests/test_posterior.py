@@ -15,7 +15,7 @@ from bexplore.posterior import Posterior, fit
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import recommend
-from bexplore.space import MemoryPrior, Space, default_candidates
+from bexplore.space import MemoryAccount, MemoryPrior, Space, default_candidates
 
 
 def believed(sizes, evidence, **options) -> Posterior:
@@ -113,7 +113,7 @@ def test_where_the_process_holds_more_than_its_tensors_the_trace_is_believed_les
             memory_budget_bytes=4 * GIB,
         )
 
-    memory = MemoryPrior(peak_bytes=tensors, relative_sd=0.012, budget_bytes=4 * GIB, holds_more=True)
+    memory = MemoryPrior(peak_bytes=tensors, relative_sd=0.012, budget_bytes=4 * GIB, judged_by=MemoryAccount.RESIDENT)
     by_the_trace = 85  # of 90 samples whose tensors fit
     first = believed(range(1, 101), [ran(1, 1.3)], memory=memory)
     assert fits_at(first, by_the_trace) < 0.1
@@ -228,3 +228,69 @@ def test_a_size_is_near_the_best_in_the_draws_in_which_its_shortfall_is_within_t
         is_tie = np.abs(shortfall - tolerance) < 1e-5  # of single precision
         assert (is_tie | (near == (shortfall <= tolerance))).all()
     assert belief.shortfall(3000).max() == 1.0
+
+
+RESERVED = MemoryPrior(
+    peak_bytes=lambda size: (0.5 + 0.05 * size) * GIB,
+    relative_sd=0.02,
+    budget_bytes=8 * GIB,
+    judged_by=MemoryAccount.RESERVED,
+)
+
+
+def on_cuda(size: int, *, reserved_over_allocated: float, allocated_over_traced: float = 1.0, **fields) -> Evidence:
+    """Ran, under a caching allocator."""
+    allocated = allocated_over_traced * RESERVED.peak_bytes(size)
+    facts = {
+        "peak_memory_bytes": round(allocated),
+        "held_memory_bytes": round(reserved_over_allocated * allocated),
+        "memory_budget_bytes": round(RESERVED.budget_bytes),
+    }
+    return measured(size, 30.0, **facts | fields)
+
+
+def test_where_reserved_memory_is_judged_the_tensors_alone_do_not_fill_the_budget():
+    ran = [on_cuda(1, reserved_over_allocated=1.2)]
+    by_the_trace = 148  # of 150 samples whose tensors fit
+    assert fits_at(believed(range(1, 201), ran, memory=RESERVED), by_the_trace) < 0.2
+    tensors = dataclasses.replace(RESERVED, judged_by=MemoryAccount.TENSORS)
+    assert fits_at(believed(range(1, 201), [measured(1, 30.0)], memory=tensors), by_the_trace) > 0.35
+
+
+def test_measured_ratios_of_reserved_to_allocated_memory_correct_the_prior():
+    frugal, greedy = (
+        believed(range(1, 201), [on_cuda(size, reserved_over_allocated=ratio) for size in (1, 40, 80)], memory=RESERVED)
+        for ratio in (1.01, 1.10)
+    )
+    assert fits_at(frugal, 138) > 0.8  # 148 samples would fill the budget
+    assert fits_at(greedy, 124) > 0.8  # 135 samples would fill the budget
+    assert fits_at(greedy, 143) < 0.1
+
+
+def test_a_small_size_says_little_of_the_ratio_at_large_ones():
+    small, large = (
+        believed(range(1, 201), [on_cuda(size, reserved_over_allocated=1.25)], memory=RESERVED) for size in (1, 80)
+    )
+    assert fits_at(small, 130) > 0.6
+    assert fits_at(large, 130) < 0.1
+
+
+def test_allocated_memory_corrects_the_trace_where_nothing_tells_the_ratio():
+    as_traced, smaller = (
+        [
+            on_cuda(size, reserved_over_allocated=1.0, allocated_over_traced=share, held_memory_bytes=None)
+            for size in (1, 40, 80)
+        ]
+        for share in (1.0, 0.9)
+    )
+    assert fits_at(believed(range(1, 201), as_traced, memory=RESERVED), 150) < 0.2
+    assert fits_at(believed(range(1, 201), smaller, memory=RESERVED), 150) > 0.8  # 162 samples would fill the budget
+
+
+def test_an_allocator_at_its_limit_says_nothing_of_the_ratio():
+    quiet = [on_cuda(size, reserved_over_allocated=1.08) for size in (40, 80, 100)]
+    at_the_limit = on_cuda(118, reserved_over_allocated=8.0 / 6.4, num_alloc_retries=3)
+    again = on_cuda(118, reserved_over_allocated=8.0 / 6.4)  # its peak is that of the first time
+    before = believed(range(1, 201), quiet, memory=RESERVED)
+    after = believed(range(1, 201), [*quiet, at_the_limit, again], memory=RESERVED)
+    assert fits_at(after, 130) == pytest.approx(fits_at(before, 130), abs=0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,8 @@ from bexplore.errors import NothingFitsError
 from bexplore.explorer import Result, explore
 from bexplore.probe import Compilation, Outcome, Probe
 from bexplore.recommendation import SearchSettings
-from bexplore.simulator import Family, SimulatedRunner, draw_world
+from bexplore.simulator import Family, SimulatedRunner, World, draw_world, with_caching_allocator
+from bexplore.space import MemoryAccount
 
 SETTINGS = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 NUM_WORLDS = 40
@@ -67,3 +70,36 @@ def test_the_search_finds_a_size_within_the_tolerance_in_most_worlds(family: Fam
         right += world.regret(result.recommendation.micro_batch_size) <= 0.02
     assert right / count >= least
     assert probes / count <= 8.0
+
+
+def test_a_caching_allocator_reserves_more_than_lives_up_to_the_budget_and_retries_there():
+    world = with_caching_allocator(next(w for w in worlds(Family.SMOOTH, 50) if not w.fits.all()), seed=0)
+    assert (world.peak_bytes < world.lowest_limit_bytes).all()
+    assert (world.lowest_limit_bytes[world.fits] <= world.budget_bytes).all()
+    runner = SimulatedRunner(world, seed=0)
+    for number, size in enumerate(world.throughputs):
+        found = runner(Probe(number=number, micro_batch_size=size))
+        wanted = world.reserved_bytes[world.space.sizes.index(size)]
+        assert found.held_memory_bytes == round(min(wanted, world.budget_bytes))
+        assert found.num_alloc_retries == int(wanted > world.budget_bytes)
+
+
+def test_a_search_that_judges_reserved_memory_probes_few_sizes_that_do_not_fit():
+    cached = [with_caching_allocator(world, seed) for seed, world in enumerate(worlds(Family.ROUGH, 14))]
+    refused = num_refused(cached, MemoryAccount.RESERVED)
+    assert refused <= 1
+    assert refused < num_refused(cached, MemoryAccount.TENSORS)
+
+
+def worlds(family: Family, count: int) -> list[World]:
+    return [draw_world(family, seed) for seed in range(count)]
+
+
+def num_refused(cached: list[World], account: MemoryAccount) -> int:
+    """Probes out of memory where the search judges by an account, right or wrong."""
+    refused = 0
+    for world in cached:
+        memory = dataclasses.replace(world.memory, judged_by=account)
+        *_, result = explore(SimulatedRunner(world, seed=1), space=world.space, settings=SETTINGS, memory=memory)
+        refused += result.outcomes.get("out_of_memory", 0)
+    return refused

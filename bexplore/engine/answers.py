@@ -31,6 +31,8 @@ def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[st
     facts["turn_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
     facts["start_time_s"] = facts.get("start_time_s", 0.0) + spawn_s
     facts["warnings"] = (*facts.get("warnings", ()), *warnings)
+    # What was held is no reason to refuse: reserved memory has its limit in the allocator, and a process on a CPU is
+    # allowed a little more than its tensors (`engine.worker.limits`).
     peak, budget = facts.get("peak_memory_bytes"), common["memory_budget_bytes"]
     if outcome is Outcome.MEASURED and peak and budget is not None and peak > budget:
         outcome = Outcome.OUT_OF_MEMORY

@@ -12,6 +12,7 @@ import psutil
 from bexplore.config import ExploreSettings
 from bexplore.engine.machine import available_memory_bytes
 from bexplore.errors import UserInputError
+from bexplore.space import MemoryAccount
 from bexplore.units import format_bytes
 
 # Share of the host's available memory that a job on the CPU may take; the rest is for page cache and other programs.
@@ -23,11 +24,22 @@ DEVICE_MARGIN_SHARE = 0.03
 DEVICE_MARGIN_BYTES = 512 * 2**20
 # What collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
 COLLECTIVES_BYTES = 2**30
+# What a process of CUDA takes of the device before its first tensor: context, kernels of the libraries. Source: reports
+# of 0.4 to 0.6 GiB; to be measured.
+CUDA_CONTEXT_BYTES = int(0.6 * 2**30)
 
 
-def holds_more(device: str) -> bool:
-    """Whether a job is held to what its process holds, and not to what its allocator says: see `engine.limits`."""
-    return device.split(":")[0] == "cpu" and sys.platform == "linux"
+def judged_by(device: str) -> MemoryAccount:
+    """Return the account of memory that the limit of a device is about: see `engine.worker.limits` and `device`."""
+    kind = device.split(":")[0]
+    if kind == "cuda":
+        return MemoryAccount.RESERVED
+    return MemoryAccount.RESIDENT if kind == "cpu" and sys.platform == "linux" else MemoryAccount.TENSORS
+
+
+def memory_of_absent_device(memory_bytes: int) -> dict[str, int]:
+    """Return what torch would say of the memory of an idle device that is known by name alone."""
+    return {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes - CUDA_CONTEXT_BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,6 @@ def whole_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) -
         started_at_s=low.started_at_s,
         worker=high.worker,
         peak_memory_bytes=peak,
-        peak_allocated_bytes=_extrapolated(depths, low.peak_allocated_bytes, high.peak_allocated_bytes),
         memory_budget_bytes=budget,
         ran_eagerly=low.ran_eagerly or high.ran_eagerly,
         num_graphs=_sum(low.num_graphs, high.num_graphs),

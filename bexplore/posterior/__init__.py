@@ -15,8 +15,9 @@ from bexplore.posterior.boundary import MemoryFacts, Peak, draw_boundaries
 from bexplore.posterior.curves import NUM_DRAWS, Draws, draw_curves
 from bexplore.posterior.evidence import Evidence
 from bexplore.posterior.prior import ShapePrior
+from bexplore.posterior.reserved import ReservedPeak
 from bexplore.probe import Compilation
-from bexplore.space import MemoryPrior, Space
+from bexplore.space import MemoryAccount, MemoryPrior, Space
 
 Array = NDArray[np.float64]
 
@@ -127,14 +128,16 @@ def fit(
         raise ValueError("a posterior needs at least one measurement")
     limit = space.smallest_out_of_memory(evidence)
     largest_ok = max((item.micro_batch_size for item in measured if item.micro_batch_size < limit), default=0)
+    is_reserved = memory is not None and memory.judged_by is MemoryAccount.RESERVED
     facts = MemoryFacts(
-        peaks=_peaks(measured),
+        peaks=_tensor_peaks(measured) if is_reserved else _needed_peaks(measured),
+        reserved=_reserved_peaks(measured) if is_reserved else (),
         budget_bytes=next((item.memory_budget_bytes for item in reversed(measured) if item.memory_budget_bytes), None),
         largest_measured=largest_ok,
         smallest_out_of_memory=limit,
     )
     largest = space.sizes[-1]
-    uniforms = np.random.default_rng([seed, 1]).random((4, NUM_DRAWS))
+    uniforms = np.random.default_rng([seed, 1]).random((6, NUM_DRAWS))
     boundaries = draw_boundaries(facts, memory, base=space.base, largest=largest, uniforms=uniforms)
     sizes = _domain(space, sorted({item.micro_batch_size for item in evidence}), boundaries, largest_ok, limit)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
@@ -154,7 +157,28 @@ def fit(
     )
 
 
-def _peaks(measured: Sequence[Evidence]) -> list[Peak]:
+def _tensor_peaks(measured: Sequence[Evidence]) -> list[Peak]:
+    return [
+        Peak(size=item.micro_batch_size, num_bytes=float(item.peak_memory_bytes))
+        for item in measured
+        if item.peak_memory_bytes
+    ]
+
+
+def _reserved_peaks(measured: Sequence[Evidence]) -> list[ReservedPeak]:
+    """Of each size once; a size that made the allocator retry shows the limit and not itself."""
+    at_the_limit = {item.micro_batch_size for item in measured if item.num_alloc_retries}
+    by_size = {
+        item.micro_batch_size: ReservedPeak(
+            allocated_bytes=float(item.peak_memory_bytes), reserved_bytes=float(item.held_memory_bytes)
+        )
+        for item in measured
+        if item.peak_memory_bytes and item.held_memory_bytes and item.micro_batch_size not in at_the_limit
+    }
+    return list(by_size.values())
+
+
+def _needed_peaks(measured: Sequence[Evidence]) -> list[Peak]:
     return [
         Peak(size=item.micro_batch_size, num_bytes=float(needed), is_held=needed == item.held_memory_bytes)
         for item in measured

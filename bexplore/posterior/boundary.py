@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.space import MemoryPrior
+from bexplore.posterior.reserved import ReservedPeak, draw_ratios
+from bexplore.space import MemoryAccount, MemoryPrior
 
 Array = NDArray[np.float64]
 
@@ -27,11 +28,11 @@ UNSEEN_SLOPE_SD = 1.5  # of ln(growth per sample) before two sizes were measured
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What one probe needed.
+    """What one probe took, by the account that the curve of memory is about.
 
     Attributes:
         size: Samples of one pass.
-        num_bytes: What must fit the budget.
+        num_bytes: The peak.
         is_held: Whether it is what the process held, which is noisy, and not what its tensors took.
     """
 
@@ -53,6 +54,8 @@ class MemoryFacts:
 
     Attributes:
         peaks: Of each measured probe that knows its peak.
+        reserved: Of each measured probe whose caching allocator was not at its limit; empty where another account is
+            judged.
         budget_bytes: The budget in force; None for no limit or an unknown one.
         largest_measured: The largest size that ran; 0 if none.
         smallest_out_of_memory: The smallest size that did not fit; infinity if none.
@@ -62,6 +65,7 @@ class MemoryFacts:
     budget_bytes: float | None
     largest_measured: float
     smallest_out_of_memory: float
+    reserved: Sequence[ReservedPeak] = ()
 
 
 def draw_boundaries(
@@ -74,7 +78,7 @@ def draw_boundaries(
         prior: What the trace said; None for nothing.
         base: Smallest candidate.
         largest: Largest candidate; a boundary beyond it means that everything fits.
-        uniforms: (4, S) fixed draws from U(0, 1).
+        uniforms: (6, S) fixed draws from U(0, 1).
 
     Returns:
         (S,), samples; each at or above the largest measured size and below the smallest out-of-memory size.
@@ -92,7 +96,11 @@ def draw_boundaries(
 def _from_memory_model(
     facts: MemoryFacts, prior: MemoryPrior | None, budget: float, *, base: int, largest: int, uniforms: Array
 ) -> Array:
-    """Peak = u f(base) + v (f(b) - f(base)), f traced or linear; u and v updated by the measured peaks."""
+    """What is judged = r (u f(base) + v (f(b) - f(base))), f traced or linear.
+
+    Measured peaks update u and v. The ratio r is 1, but where a caching allocator's reserved memory is judged: there
+    the peaks are those of the tensors, and r has a prior and measurements of its own.
+    """
     grid = np.unique(np.round(np.geomspace(base, 4.0 * largest, 96)))
     if prior is not None and prior.peak_bytes is not None:
         traced = prior.peak_bytes
@@ -121,6 +129,8 @@ def _from_memory_model(
     normal = _normal(uniforms[:2])
     draws = mean[:, None] + np.linalg.cholesky(covariance) @ normal
     capacity = budget / scale * (1.0 + BUDGET_SLACK * np.log1p(-uniforms[2]))
+    if prior is not None and prior.judged_by is MemoryAccount.RESERVED:
+        capacity = capacity / draw_ratios(facts.reserved, _normal(uniforms[4:6])[0])
     growth = np.maximum(draws[1], 1e-6)
     target = scale * (1.0 + (capacity - draws[0]) / growth)
     rising = shape + np.arange(len(shape)) * 1e-9 * scale
@@ -130,7 +140,7 @@ def _from_memory_model(
 
 def _multiples(prior: MemoryPrior) -> tuple[Array, Array]:
     """(2,) expectation and (2,) standard deviation of u and v, as multiples of what was traced."""
-    if prior.holds_more:
+    if prior.judged_by is MemoryAccount.RESIDENT:
         return np.array([1.0, HELD_GROWTH]), np.array([HELD_BASE_SD, math.hypot(prior.relative_sd, HELD_GROWTH_SD)])
     return np.ones(2), np.full(2, prior.relative_sd)
 

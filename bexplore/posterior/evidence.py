@@ -59,8 +59,9 @@ class Evidence:
         purpose: Why it was made.
         compilation: Which program was run.
         worker: Ordinal of the worker process; None where unknown.
-        peak_memory_bytes: Peak; None where unknown.
-        held_memory_bytes: What the process held at its peak; None where the peak is all that is known.
+        peak_memory_bytes: Peak of the live tensors; None where unknown.
+        held_memory_bytes: What was held for them at its peak; None where the tensors are all that is known.
+        num_alloc_retries: As in `Observation`.
         memory_budget_bytes: Budget in force; None where unknown.
         start_time_s: Seconds to start a worker, where one was started.
         compile_time_s: Seconds to compile, where something was compiled.
@@ -82,6 +83,7 @@ class Evidence:
     worker: int | None = None
     peak_memory_bytes: int | None = None
     held_memory_bytes: int | None = None
+    num_alloc_retries: int = 0
     memory_budget_bytes: int | None = None
     start_time_s: float = 0.0
     compile_time_s: float = 0.0
@@ -134,6 +136,7 @@ class Evidence:
             worker=observation.worker,
             peak_memory_bytes=observation.peak_memory_bytes,
             held_memory_bytes=observation.held_memory_bytes,
+            num_alloc_retries=observation.num_alloc_retries,
             memory_budget_bytes=observation.memory_budget_bytes,
             start_time_s=observation.start_time_s,
             compile_time_s=observation.compile_time_s,

@@ -14,7 +14,7 @@ from bexplore.job import Job
 from bexplore.journal import Run, read_json
 from bexplore.posterior.band import Band, band_of
 from bexplore.probe import Compilation, Observation, Outcome
-from bexplore.space import MemoryPrior, candidate_sizes
+from bexplore.space import MemoryAccount, MemoryPrior, candidate_sizes
 from bexplore.trace.cost_model import CostModel
 
 # The curve is drawn up to this factor beyond the last size that was tried or fits: further out nothing is known.
@@ -144,12 +144,16 @@ def read_facts(run: Run) -> ReportFacts:
         device=published_device({"device": job.device} | dict(device_facts)),
         device_facts=device_facts,
         budget_bytes=budget,
-        band=_band(meta, observations, model, budget),
+        band=_band(meta, observations, model, budget, str(device_facts.get("device", job.device))),
     )
 
 
 def _band(
-    meta: Mapping[str, Any], observations: Sequence[Observation], model: CostModel | None, budget: int | None
+    meta: Mapping[str, Any],
+    observations: Sequence[Observation],
+    model: CostModel | None,
+    budget: int | None,
+    device: str,
 ) -> Band | None:
     """The belief after the last probe."""
     if not observations:
@@ -166,11 +170,18 @@ def _band(
             peak_bytes=model.peak_memory_bytes if model else None,
             relative_sd=model.relative_sd if model else MemoryPrior().relative_sd,
             budget_bytes=budget,
-            holds_more=any(item.held_memory_bytes is not None for item in observations),
+            judged_by=judged_account(device, observations),
         ),
         seed=int(settings.get("seed", 0)),
         user_compilation=Compilation(settings.get("user_compilation", Compilation.EXACT)),
     )
+
+
+def judged_account(device: str, observations: Sequence[Observation]) -> MemoryAccount:
+    """The account that was judged, on whichever host the run is read."""
+    if all(item.held_memory_bytes is None for item in observations):
+        return MemoryAccount.TENSORS
+    return MemoryAccount.RESERVED if device.split(":")[0] == "cuda" else MemoryAccount.RESIDENT
 
 
 def _last_size(

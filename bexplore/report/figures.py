@@ -142,7 +142,8 @@ def _peak(item: Observation) -> Dot:
     predicted = item.probe.predicted_peak_memory_bytes
     expected = f", predicted {format_bytes(predicted)}" if predicted is not None else ""
     head = f"probe {item.probe.number}, size {item.micro_batch_size}"
-    text = f"{head}: peak {format_bytes(item.peak_memory_bytes)}{expected}"
+    held = f", held {format_bytes(item.held_memory_bytes)}" if item.held_memory_bytes is not None else ""
+    text = f"{head}: peak {format_bytes(item.peak_memory_bytes)}{expected}{held}"
     return Dot(x=item.micro_batch_size, y=float(item.peak_memory_bytes or 0), text=text)
 
 

@@ -124,6 +124,7 @@ def sizes_table(facts: ReportFacts) -> Table:
         ("MFU", [_or_unknown(item.mfu, "{:.1%}") for item in sizes]),
         ("HFU", [_or_unknown(item.hfu, "{:.1%}") for item in sizes]),
         ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
+        ("held memory", [_bytes(item.observation.held_memory_bytes) for item in sizes]),
         ("program", [item.observation.probe.compilation.value for item in sizes]),
     ]
     kept = [(name, cells) for name, cells in columns if any(cell != UNKNOWN for cell in cells)]

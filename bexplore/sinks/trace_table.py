@@ -20,10 +20,13 @@ def trace_table(record: Mapping[str, Any]) -> str:
         f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits",
     ]
     for size, peak in record["peak_memory_bytes"].items():
-        fits = "yes" if peak <= record["memory_budget_bytes"] else "no"
+        fits = "yes" if peak * record["reserved_over_peak"] <= record["memory_budget_bytes"] else "no"
         lines.append(f"  {size:>16}  {format_bytes(peak):>12}  {fits}")
     largest = record["max_micro_batch_size"]
     lines += ["", f"Largest size that fits: {largest}" if largest else "Not even the smallest size fits."]
+    if record["reserved_over_peak"] > 1.0:
+        ratio = record["reserved_over_peak"]
+        lines.append(f"note: the device's allocator is expected to reserve {ratio:.3f} times the peak, which must fit")
     lines += [f"note: {note}" for note in record["notes"]]
     return "\n".join(lines)
 

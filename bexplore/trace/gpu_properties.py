@@ -33,6 +33,21 @@ class GpuProperties:
     total_memory_bytes: int
 
     @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> GpuProperties | None:
+        """Give the properties of a device that a worker's torch has looked at; None where it is no known CUDA device."""
+        if not str(facts.get("device")).startswith("cuda") or not facts.get("num_multiprocessors"):
+            return None
+        major, minor = (int(part) for part in str(facts["capability"]).split("."))
+        if (major, minor) not in MULTIPROCESSORS:
+            return None
+        return cls(
+            name=facts["device_name"],
+            capability=(major, minor),
+            num_multiprocessors=facts["num_multiprocessors"],
+            total_memory_bytes=facts["total_memory_bytes"],
+        )
+
+    @classmethod
     def of_device(cls, device: Device) -> GpuProperties | None:
         """Give the properties of a device of the table; None where it is no CUDA device, or its table is not whole."""
         if device.capability is None or device.num_multiprocessors is None:

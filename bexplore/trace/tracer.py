@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import time
 import traceback
 from pathlib import Path
@@ -20,6 +21,7 @@ from bexplore.trace.depth import KEPT_BLOCKS, Repeat, find_repeats, is_steady, l
 from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import Observe, version_note
+from bexplore.trace.library_workspaces import blas_workspace_bytes
 from bexplore.trace.passes import TracedPass, choose_prime, is_compiled, modules_of, trace_pass, unique
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
@@ -34,7 +36,6 @@ _SD_OF_ANOTHER_BACKEND = 0.10  # not measured: kernels, and so fusion, differ
 _SD_OF_CPU_PROGRAM = 0.4
 # Of a program for a CUDA device: what its libraries take for themselves is in no plan. Not measured on a device yet.
 _SD_ON_CUDA = 0.05
-_MIB = 1 << 20
 _OWN_FILES = str(Path(__file__).parents[1] / "trace")
 _LIBRARIES = (str(Path(torch.__file__).parent), _OWN_FILES)
 
@@ -151,7 +152,7 @@ def _resident(
         Buffer(label="batch", size=traced.batch_size),
     ]
     if torch.device(workload.job.device).type == "cuda":
-        resident.append(Buffer(label="cuBLAS workspaces", size=Polynomial(_cublas_workspace_bytes())))
+        resident.append(Buffer(label="cuBLAS workspaces", size=Polynomial(_blas_workspaces_bytes())))
     if workload.job.mode is Mode.EVAL:
         return resident, []
     state_bytes, events = trace_update(workload, trained, fake_mode, prime)
@@ -160,10 +161,16 @@ def _resident(
     return resident, events
 
 
-def _cublas_workspace_bytes() -> int:
-    """Workspaces of the forward and of the backward thread. Source: torch's `CUDABlas` defaults."""
-    each = 32 * _MIB if torch.cuda.get_device_capability() >= (9, 0) else 8 * _MIB + 128 * 1024
-    return 2 * each
+def _blas_workspaces_bytes() -> int:
+    """Workspaces of the forward and of the backward thread."""
+    properties = torch.cuda.get_device_properties()
+    major, minor, *_ = torch.__version__.split(".")
+    return 2 * blas_workspace_bytes(
+        capability=(properties.major, properties.minor),
+        environment=os.environ,
+        torch_version=(int(major), int(minor)),
+        gcn_architecture=properties.gcnArchName if torch.version.hip else None,
+    )
 
 
 def _peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Phase, tuple[Peak, ...]]:

@@ -1,7 +1,8 @@
 """Peak memory of a step, as the allocator saw it.
 
 On the CPU there is no running peak to read, and resident memory is off by a third in either direction on the same job,
-so the profiler's memory events are summed over one untimed step. On CUDA the allocator keeps its own peak.
+so the profiler's memory events are summed over one untimed step. On CUDA the allocator keeps its own peaks: of the live
+tensors, which a trace predicts, and of the segments that it reserved for them, which the limit is about.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ class PeakMemory:
     """Peak of one step.
 
     Attributes:
-        held_bytes: What the allocator held; on CUDA reserved memory, fragmentation included.
-        allocated_bytes: Live tensors only.
+        allocated_bytes: Of live tensors.
+        reserved_bytes: Of the segments that hold them; None where the allocator has none (CPU).
         num_alloc_retries: Times the caching allocator had to free its cache and try again; 0 on the CPU.
     """
 
-    held_bytes: int
     allocated_bytes: int
+    reserved_bytes: int | None = None
     num_alloc_retries: int = 0
 
 
@@ -42,7 +43,7 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
     """
     if device.type == "cpu":
         peak = storage_bytes(alive) + _profiled_peak(step)
-        return PeakMemory(held_bytes=peak, allocated_bytes=peak)
+        return PeakMemory(allocated_bytes=peak)
     memory: Any = getattr(torch, device.type, None)
     if not hasattr(memory, "max_memory_allocated"):
         step()
@@ -55,8 +56,8 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
     memory.synchronize(device)
     stats = memory.memory_stats(device)
     return PeakMemory(
-        held_bytes=int(memory.max_memory_reserved(device)),
         allocated_bytes=int(memory.max_memory_allocated(device)),
+        reserved_bytes=int(memory.max_memory_reserved(device)),
         num_alloc_retries=int(stats.get("num_alloc_retries", 0) - retries),
     )
 

@@ -33,7 +33,8 @@ class StepMemory:
 
     Attributes:
         peak: Of its tensors; None where the device keeps no account.
-        held_bytes: Most bytes that the process held for the job meanwhile; None where the kernel does not tell.
+        held_bytes: Most bytes that were held for the job meanwhile: reserved by the caching allocator, else held by the
+            process; None where the kernel does not tell.
         passes: Those of the step that were timed.
     """
 
@@ -105,7 +106,8 @@ class MemoryStep:
         )
         self._steps.attach(gradients)
         self._trained = with_dense_gradients(gradients)
-        memory = StepMemory(peak=peak, held_bytes=held[-1], passes=tuple(passes))
+        reserved = peak.reserved_bytes if peak else None
+        memory = StepMemory(peak=peak, held_bytes=held[-1] if reserved is None else reserved, passes=tuple(passes))
         # Retries of the allocator are those of this step, and of no later one.
         no_retries = peak and dataclasses.replace(peak, num_alloc_retries=0)
         self._known[micro_batch_size] = dataclasses.replace(memory, peak=no_retries)

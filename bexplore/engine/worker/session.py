@@ -166,9 +166,9 @@ class Session:
             "turn_times_s": timed.turn_times_s,
             "update_times_s": update_times_s,
             "compile_time_s": _compile_time_s(account, first_pass_s, timed.pass_times_s),
-            "peak_memory_bytes": peak.held_bytes if peak else None,
-            "peak_allocated_bytes": peak.allocated_bytes if peak else None,
+            "peak_memory_bytes": peak.allocated_bytes if peak else None,
             "held_memory_bytes": memory.held_bytes,
+            "num_alloc_retries": retries,
             "num_graphs": account.num_graphs + late.num_graphs if compiled else None,
             "num_graph_breaks": len(account.graph_break_reasons) if compiled else None,
             "graph_break_reasons": account.graph_break_reasons,
@@ -180,7 +180,6 @@ class Session:
             "details": {
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
                 "compiler_s": account.compile_time_s + late.compile_time_s,
-                "num_alloc_retries": retries,
                 **timed.details,
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
             },
@@ -265,7 +264,7 @@ class Session:
         return {
             "compiled_pass_times_s": compiled_s,
             "eager_pass_times_s": eager_s,
-            "eager_peak_memory_bytes": peak.held_bytes if peak else None,
+            "eager_peak_memory_bytes": peak.allocated_bytes if peak else None,
         }
 
     @contextmanager

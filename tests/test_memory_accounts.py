@@ -1,0 +1,141 @@
+"""Tensors and what is held for them: two accounts, from the device's own to the last words."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_report import make_run, probe
+
+from bexplore import events
+from bexplore.config import ExploreSettings
+from bexplore.engine.budget import CUDA_CONTEXT_BYTES, judged_by, memory_of_absent_device, resolve_budget
+from bexplore.engine.worker.allocator import PeakMemory, measure_peak
+from bexplore.engine.worker.memory_step import MemoryStep
+from bexplore.posterior.reserved import EXPECTED_RATIO
+from bexplore.probe import Observation, Outcome, Probe
+from bexplore.report.facts import judged_account, read_facts
+from bexplore.report.page import sizes_table
+from bexplore.sinks.trace_table import trace_table
+from bexplore.space import MemoryAccount
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Peak, Phase
+
+GIB = 2**30
+
+
+class AbsentGpu:
+    """Statistics of an allocator that retried once before the step, and twice in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peaks = (9 * GIB, 10 * GIB)
+        self.num_alloc_retries = 1
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": self.num_alloc_retries})
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peaks[0])
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.peaks[1])
+
+    def _reset(self, device: torch.device) -> None:
+        self.peaks = (0, 0)
+
+    def step(self) -> None:
+        self.peaks = (3 * GIB, 4 * GIB)
+        self.num_alloc_retries += 2
+
+
+def test_on_an_accelerator_a_step_has_a_peak_of_tensors_and_one_of_reserved_memory(monkeypatch):
+    gpu = AbsentGpu(monkeypatch)
+    found = measure_peak(gpu.step, torch.device("cuda", 0), alive=())
+    assert found == PeakMemory(allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, num_alloc_retries=2)
+
+
+def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_process(monkeypatch):
+    gpu = AbsentGpu(monkeypatch)
+    monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
+    steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
+    limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
+    step = MemoryStep(None, steps, torch.device("cuda", 0), limit, is_training=True)
+    assert step.run(None, 8, expected_pass_s=0.0).held_bytes == 4 * GIB
+
+
+def test_on_the_cpu_tensors_are_all_that_the_allocator_counts():
+    found = measure_peak(lambda: torch.empty(2**20), torch.device("cpu"), alive=())
+    assert found == PeakMemory(allocated_bytes=4 * 2**20)
+
+
+def test_each_device_has_the_account_that_its_limit_is_about():
+    assert judged_by("cuda:1") is MemoryAccount.RESERVED
+    assert judged_by("cpu") in (MemoryAccount.RESIDENT, MemoryAccount.TENSORS)  # the latter where there is no /proc
+    assert judged_by("mps") is MemoryAccount.TENSORS
+
+
+def test_what_must_fit_is_the_reserved_memory_and_the_prediction_stands_beside_the_tensors():
+    observation = Observation(
+        probe=Probe(number=0, micro_batch_size=8, predicted_peak_memory_bytes=3 * GIB),
+        outcome=Outcome.MEASURED,
+        peak_memory_bytes=3 * GIB,
+        held_memory_bytes=4 * GIB,
+        num_alloc_retries=2,
+    )
+    assert observation.needed_memory_bytes == 4 * GIB
+    record = events.probe_record(observation)
+    assert record["peak_memory_bytes"] == record["predicted_peak_memory_bytes"] == 3 * GIB
+    assert (record["held_memory_bytes"], record["num_alloc_retries"]) == (4 * GIB, 2)
+    assert Observation.from_dict(json.loads(json.dumps(observation.as_dict()))) == observation
+
+
+def test_the_budget_of_a_device_by_name_leaves_room_for_the_context():
+    facts = memory_of_absent_device(80 * GIB)
+    budget = resolve_budget(ExploreSettings(), facts, num_replicas=1, gradient_bytes=None)
+    margin = round(0.03 * 80 * GIB)
+    assert budget.budget_bytes == pytest.approx(80 * GIB - CUDA_CONTEXT_BYTES - margin, abs=2)
+    assert budget.warnings == ()
+
+
+def cost_model() -> CostModel:
+    """A step of 1 GiB and 1 GiB a sample."""
+    return CostModel(
+        fingerprint="0" * 16,
+        num_parameters=1,
+        model_flops=Polynomial(0, 1),
+        hardware_flops=Polynomial(0, 1),
+        bytes_moved=Polynomial(0, 1),
+        resident=(),
+        peaks={Phase.FORWARD: (Peak(size=Polynomial(GIB, GIB), buffers=()),)},
+        relative_sd=0.02,
+        trace_s=1.0,
+        device="cuda",
+        compiler="torch 2.13.0",
+    )
+
+
+def test_a_trace_counts_with_what_the_allocator_will_reserve():
+    budget = {"memory_budget_bytes": 64 * GIB, "why_budget": "of the test"}
+    tensors, reserved = (
+        events.trace_facts(cost_model(), budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(60, 62, 63))
+        for account in (MemoryAccount.TENSORS, MemoryAccount.RESERVED)
+    )
+    assert tensors["max_micro_batch_size"] == 63
+    assert reserved["max_micro_batch_size"] == int(64 / EXPECTED_RATIO) - 1 == 60
+    assert tensors["peak_memory_bytes"] == reserved["peak_memory_bytes"]
+    lines = [line.split() for line in trace_table(reserved | budget).splitlines()]
+    assert [line[-1] for line in lines if line and line[0] in ("60", "62", "63")] == ["yes", "no", "no"]
+    assert "reserve 1.036 times the peak" in trace_table(reserved | budget)
+    assert "reserve" not in trace_table(tensors | budget)
+
+
+def test_a_report_shows_both_accounts_and_judges_by_the_devices_own(tmp_path):
+    run = make_run(tmp_path)
+    for size in (1, 2):
+        run.journal.append(probe(10 + size, size, 30.0, held_memory_bytes=3 * GIB))
+    facts = read_facts(run)
+    table = sizes_table(facts)
+    assert "3.00 GiB" in [row[table.headings.index("held memory")] for row in table.rows]
+    assert judged_account("cuda", facts.observations) is MemoryAccount.RESERVED
+    assert judged_account("cpu", facts.observations) is MemoryAccount.RESIDENT
+    assert judged_account("cuda", ()) is MemoryAccount.TENSORS
