@@ -35,6 +35,7 @@ LOW_WAVE_EFFICIENCY = 0.8
 TILE = (128, 256)  # rows and columns of the matrix tiles that cuBLAS prefers
 PLAYBOOK = "google-research/tuning_playbook"
 SHAPES = "NVIDIA matrix multiplication guide"
+TF32_CAPABILITY = 8.0  # of the first NVIDIA devices with TF32; Inductor warns from here on too (`_warn_tf32_disabled`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,8 @@ class Advice:
     """One finding.
 
     Attributes:
-        kind: `input`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`, `saturated` or `shape`.
+        kind: `input`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`, `saturated`, `precision`
+            or `shape`.
         finding: What was seen, with the numbers.
         action: What to try; empty where nothing needs to be done.
         source: Where the rule comes from.
@@ -90,6 +92,7 @@ def advise(
     found += _update(job, observations, micro_batch_size, accumulation_steps)
     found += _graph_breaks(observations)
     if on_accelerator:
+        found += _float32_matrices(job, facts)
         found += shape_hints(job, micro_batch_size, num_multiprocessors=facts.get("num_multiprocessors"))
     return tuple(found)
 
@@ -223,7 +226,8 @@ def _launch_bound(pass_s: Mapping[int, float], best: int, utilization: float | N
             f"launch overhead is the limit: a pass of size {best} takes {format_seconds(pass_s[best])}, one of size "
             f"{half} {format_seconds(pass_s[half])}{idle}"
         ),
-        action="try explore.compile: {mode: reduce-overhead} (CUDA graphs), or larger sizes",
+        action="try larger sizes, or explore.compile: {mode: reduce-overhead} (CUDA graphs; to accumulate with them, "
+        "allocate .grad once and clear with zero_grad(set_to_none=False))",
         evidence={"pass_time_s": pass_s[best], "half_micro_batch_size": half, "half_pass_time_s": pass_s[half]}
         | ({} if utilization is None else {"mfu": utilization}),
     )
@@ -303,6 +307,25 @@ def _graph_breaks(observations: Sequence[Observation]) -> list[Advice]:
             action="each break costs launches and fusions; explore.compile: {fullgraph: true} makes it an error",
             source="torch.compile's documentation",
             evidence={"num_graph_breaks": count},
+        )
+    ]
+
+
+def _float32_matrices(job: Job, facts: Mapping[str, Any]) -> list[Advice]:
+    """Whether float32 matrices run without the tensor cores that the device has for them, and nobody decided so."""
+    is_cuda = str(facts.get("device", job.device)).partition(":")[0] == "cuda"
+    capability = float(facts.get("capability") or 0.0) if is_cuda else 0.0
+    is_decided = job.precision is not Precision.FLOAT32 or job.torch.float32_matmul_precision is not None
+    if capability < TF32_CAPABILITY or is_decided:
+        return []
+    return [
+        Advice(
+            kind="precision",
+            finding=f"float32 matrices do not use the TF32 tensor cores of this device (capability {capability:g})",
+            action="if 10 bits of mantissa are enough, call torch.set_float32_matmul_precision('high') in the training "
+            "and set explore.torch: {float32_matmul_precision: high}",
+            source="PyTorch's notes on CUDA semantics, TensorFloat-32",
+            evidence={"capability": capability},
         )
     ]
 

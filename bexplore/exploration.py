@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +28,9 @@ from bexplore.identity import Identity, describe, search_settings
 from bexplore.job import Mode, Precision
 from bexplore.probe import Compilation, Observation, Probe
 from bexplore.recommendation import SearchSettings
-from bexplore.space import MemoryPrior, Space, candidate_sizes
+from bexplore.space import MemoryPrior, Space, candidate_sizes, geometric_middle
 from bexplore.trace.cost_model import CostModel
+from bexplore.trace.gpu_properties import GpuProperties
 
 # Largest size that is a candidate where nothing bounds it: no `max`, no trace, no batch to divide.
 DEFAULT_MAXIMUM = 4096
@@ -37,6 +39,8 @@ BEYOND_TRACE = 1.25
 # Rough seconds of a cold compilation, for the plan's estimate only; measured on the built-in 4-layer model, two cores.
 COMPILE_GUESS_S = 15.0
 PROBE_GUESS_S = 6.0
+# A size surely fits where the trace's peak, raised by so many standard deviations of its error, is within the budget.
+SURE_SDS = 3.0
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -191,25 +195,26 @@ class _Exploration:
     def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
         """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces.
 
-        The trace begins at once only on the CPU: elsewhere it makes a context of its own, whose memory would be missing
-        from what is free.
+        The trace begins at once only on the CPU: elsewhere it is told which device it is for, and where it needs that
+        device itself, its context would be missing from what is free.
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
-            early = pool.submit(self._trace, run) if self.config.job.device == "cpu" else None
+            early = pool.submit(self._trace, run, None) if self.config.job.device == "cpu" else None
             facts = self._on_device(runner)
-            tracing = early or pool.submit(self._trace, run)
+            tracing = early or pool.submit(self._trace, run, GpuProperties.of_facts(facts))
             self._begin(runner, facts)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
         return cost_model, "" if cost_model else str(traced), facts
 
-    def _trace(self, run: journal.Run) -> CostModel | str:
-        return recall_or_trace(self.config.job, run.directory, self.on_progress, fresh=self.out.fresh)
+    def _trace(self, run: journal.Run, gpu: GpuProperties | None) -> CostModel | str:
+        return recall_or_trace(self.config.job, run.directory, self.on_progress, gpu=gpu, fresh=self.out.fresh)
 
     def _begin(self, runner: EngineRunner, facts: Mapping[str, Any]) -> None:
         """Begin to compile while the trace goes on, where a processor is free and the trace decides nothing of it."""
         needs_gradients = self.config.num_replicas > 1 and self.config.explore.replica_reserve_bytes is None
-        if self.known or needs_gradients or num_usable_processors() < 2 or not self._compiles_ahead:
+        trace_decides = needs_gradients or self._is_tuned_at_first_launch
+        if self.known or trace_decides or num_usable_processors() < 2 or not self._compiles_ahead:
             return
         budget = self._budget(facts, None)
         runner.budget_bytes = budget.budget_bytes
@@ -220,7 +225,7 @@ class _Exploration:
         if not self._compiles_ahead:
             return
         try:
-            runner.prepare(self._first_probe(cost_model, budget))
+            runner.prepare(self._probe_to_prepare(cost_model, budget))
         except KeyboardInterrupt:  # as in a probe: the exploration ends with what is known
             self.is_interrupted = True
 
@@ -231,6 +236,26 @@ class _Exploration:
     def _first_probe(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
         smallest = self._candidates(cost_model, budget)[0]
         return Probe(number=0, micro_batch_size=smallest, time_limit_s=search_settings(self.config).probe_time_limit_s)
+
+    def _probe_to_prepare(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
+        """The first probe; or one of a middle size, where the kernels of all sizes are tuned at their first launch."""
+        first = self._first_probe(cost_model, budget)
+        if cost_model is None or not self._is_tuned_at_first_launch:
+            return first
+        sure_bytes = budget.budget_bytes / (1 + SURE_SDS * cost_model.relative_sd)
+        sizes = self._candidates(cost_model, budget)
+        middle = geometric_middle(sizes, largest=cost_model.max_micro_batch_size(sure_bytes))
+        return dataclasses.replace(first, micro_batch_size=middle)
+
+    @property
+    def _is_tuned_at_first_launch(self) -> bool:
+        """Whether the shared program keeps the kernel configurations that are the fastest at the size it ran first.
+
+        Source: `CachingAutotuner.run` in torch/_inductor/runtime/triton_heuristics.py. Not where each size has a worker
+        of its own.
+        """
+        job = self.config.job
+        return job.device.partition(":")[0] not in ("auto", "cpu") and not job.compile.uses_cuda_graphs(job.device)
 
     def _should_stop(self) -> str | None:
         return "interrupted" if self.is_interrupted else self.out.should_stop()

@@ -11,6 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+# Modes of torch.compile that record CUDA graphs. Source: `list_mode_options` in torch/_inductor/__init__.py, torch 2.11
+# to 2.13.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
 
 class Mode(StrEnum):
     """Training runs forward, backward and update; evaluation runs forward only."""
@@ -48,6 +52,32 @@ class CompileSettings:
     dynamic: bool | None = False
     options: Mapping[str, Any] | None = None
 
+    def uses_cuda_graphs(self, device: str) -> bool:
+        """Return whether the compiled program is recorded into CUDA graphs on a torch device.
+
+        Source: `list_mode_options` in torch/_inductor/__init__.py, and the backend `cudagraphs` of torch/_dynamo.
+        """
+        if not self.enabled or device.partition(":")[0] != "cuda":
+            return False
+        if self.backend != "inductor":
+            return self.backend == "cudagraphs"
+        options = self.options or {}
+        return self.mode in CUDA_GRAPH_MODES or bool(options.get("triton.cudagraphs"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchSettings:
+    """Process-wide settings of torch that change which kernels run.
+
+    Attributes:
+        float32_matmul_precision: As in `torch.set_float32_matmul_precision`: `highest`, `high` or `medium`; None leaves
+            torch's default (`highest`), or what the user's own code sets when it is imported.
+        cudnn_benchmark: As `torch.backends.cudnn.benchmark`; None leaves torch's default (False), likewise.
+    """
+
+    float32_matmul_precision: str | None = None
+    cudnn_benchmark: bool | None = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -66,6 +96,7 @@ class Job:
         num_replicas: Data-parallel replicas.
         sequence_length: Tokens a sample; None where samples are not sequences.
         compile: How the user's training compiles.
+        torch: Process-wide settings of torch that the user's training makes.
         seed: Of the initial weights and of the synthetic samples.
         import_root: Folder put first on the import path of a worker (that of the configuration); None for none.
     """
@@ -82,6 +113,7 @@ class Job:
     num_replicas: int = 1
     sequence_length: int | None = None
     compile: CompileSettings = field(default_factory=CompileSettings)
+    torch: TorchSettings = field(default_factory=TorchSettings)
     seed: int = 0
     import_root: str | None = None
 
@@ -96,6 +128,7 @@ class Job:
         fields["mode"] = Mode(fields["mode"])
         fields["precision"] = Precision(fields["precision"])
         fields["compile"] = CompileSettings(**fields["compile"])
+        fields["torch"] = TorchSettings(**fields["torch"])
         return cls(**fields)
 
     def fingerprint(self, **environment: str) -> str:

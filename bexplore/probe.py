@@ -106,7 +106,8 @@ class Observation:
         probe: The question.
         outcome: How it ended.
         reason: Why, for people; empty for a measurement without remarks.
-        pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded.
+        pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded; on an accelerator
+            each is the mean of passes that ran back to back: of how many, `details` has as `num_back_to_back`.
         update_times_s: Seconds of each timed optimizer update; empty in evaluation.
         turn_times_s: By size, its own among them, seconds of a pass in each round of turns (the median where a turn has
             several passes); empty where the size was timed alone.

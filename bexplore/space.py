@@ -176,6 +176,17 @@ def candidate_sizes(
     return kept
 
 
+def geometric_middle(sizes: Sequence[int], *, largest: int) -> int:
+    """Return the largest size that is not above the geometric mean of the smallest and the largest that counts.
+
+    Args:
+        sizes: Ascending; at least one.
+        largest: Sizes beyond do not count; the smallest always does.
+    """
+    within = [size for size in sizes if size <= largest] or [sizes[0]]
+    return max(size for size in within if size * size <= within[0] * within[-1])
+
+
 def _restricted(rule: str, replica_batch_size: int | None) -> Iterable[int]:
     if replica_batch_size is None:
         raise UserInputError(f"the candidate rule {rule!r} needs a batch_size", hint="set batch_size, or use 'all'")

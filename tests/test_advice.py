@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.advice import advise, shape_hints
 from bexplore.devices import DEVICES
-from bexplore.job import Job, Precision
+from bexplore.job import Job, Precision, TorchSettings
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
@@ -179,3 +179,32 @@ def test_a_wave_that_is_hardly_filled_is_a_hint():
     assert "filled to 55%" in shape_hints(job, 9, num_multiprocessors=132)[0].finding
     assert shape_hints(job, 8, num_multiprocessors=132) == []
     assert kinds({1: 0.1, 2: 0.11}, facts=CPU) == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "chosen", "is_said"),
+    [
+        ("9.0", Precision.FLOAT32, None, True),
+        ("8.0", Precision.FLOAT32, None, True),
+        ("7.5", Precision.FLOAT32, None, False),
+        ("9.0", Precision.AUTOCAST_BFLOAT16, None, False),
+        ("9.0", Precision.FLOAT32, "high", False),
+        ("9.0", Precision.FLOAT32, "highest", False),
+    ],
+)
+def test_float32_matrices_without_tf32_are_said_where_the_device_has_it_and_nobody_chose(
+    capability, precision, chosen, is_said
+):
+    torch_settings = TorchSettings(float32_matmul_precision=chosen)
+    job = Job(workload="imported", precision=precision, device="cuda", torch=torch_settings)
+    facts = GPU | {"capability": capability}
+    found = advise(job, sweep({1: 0.1, 2: 0.11}), micro_batch_size=2, device_facts=facts)
+    assert any(item.kind == "precision" for item in found) is is_said
+
+
+def test_the_capability_of_a_processor_says_nothing_of_tf32():
+    job = Job(workload="imported")
+    facts = CPU | {"capability": "AVX512"}
+    assert all(
+        item.kind != "precision" for item in advise(job, sweep({1: 0.1}), micro_batch_size=1, device_facts=facts)
+    )

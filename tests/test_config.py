@@ -11,7 +11,7 @@ from bexplore.config import Config, ExploreSettings, Request, RequestKind, json_
 from bexplore.document import Document, Problems
 from bexplore.document.reader import YamlReader
 from bexplore.errors import UserInputError
-from bexplore.job import Job, Mode, Precision
+from bexplore.job import Job, Mode, Precision, TorchSettings
 from bexplore.settings import EFFORTS, read_settings
 
 GIB = 2**30
@@ -107,6 +107,21 @@ def test_candidates_are_a_rule_or_a_sorted_list():
 @pytest.mark.parametrize("written", ["primes", "[]", "[0]", "[1, two]", "[true]", "7"])
 def test_candidates_that_are_neither_are_refused(written):
     assert "must be one of all, powers_of_two, divisors, even, or a list" in refusal(f"  candidates: {written}")
+
+
+def test_settings_of_torch_have_its_own_names_and_values():
+    section = settings("  torch: {float32_matmul_precision: high, cudnn_benchmark: true}").torch
+    assert (section.float32_matmul_precision, section.cudnn_benchmark) == ("high", True)
+    assert settings().torch.model_dump() == {"float32_matmul_precision": None, "cudnn_benchmark": None}
+    assert "must be highest, high or medium" in refusal("  torch: {float32_matmul_precision: tf32}")
+    assert 'did you mean "cudnn_benchmark"?' in refusal("  torch: {cudnn_benchmarks: true}")
+
+
+def test_settings_of_torch_make_another_program():
+    plain = Job(workload="decoder")
+    fast = dataclasses.replace(plain, torch=TorchSettings(float32_matmul_precision="high"))
+    assert fast.fingerprint() != plain.fingerprint()
+    assert Job.from_dict(fast.as_dict()) == fast
 
 
 def test_compile_is_a_truth_value_for_short():

@@ -7,8 +7,13 @@ import torch
 import torch.nn.functional as F
 from conftest import imported_job
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.graph import GraphLowering
 
+from bexplore.engine.shared import SharedMode
 from bexplore.engine.worker import convolution as ours
+from bexplore.engine.worker.compilation import mode_with_convolutions as ours_mode
 from bexplore.job import Precision
 from bexplore.probe import Outcome, Probe
 
@@ -103,3 +108,45 @@ def test_one_program_with_convolutions_serves_one_sample_a_few_and_many(run_on, 
 def test_what_the_operator_would_change_is_left_to_the_compiler(modules):
     assert ours.has_convolutions(modules)
     assert not ours.can_be_opaque(modules)
+
+
+@pytest.mark.parametrize(
+    ("device_type", "can_be_hidden", "mode"),
+    [
+        ("cpu", True, SharedMode.UNBACKED),
+        ("cpu", False, SharedMode.DYNAMIC),
+        ("cuda", True, SharedMode.DYNAMIC),
+        ("cuda", False, SharedMode.DYNAMIC),
+    ],
+)
+def test_on_cuda_the_compiler_sees_every_convolution(device_type, can_be_hidden, mode):
+    assert ours_mode(SharedMode.UNBACKED, device_type, can_be_hidden=can_be_hidden) is mode
+
+
+def layouts_chosen(dynamic: bool) -> list[bool]:
+    """Whether channels come last in each graph of a training step of a wide convolution."""
+    chosen = []
+
+    def compiler(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]):
+        chosen.append(GraphLowering.decide_layout_opt(graph, is_inference=False))
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    layer = nn.Conv2d(80, 96, 3)
+    images = torch.randn(4, 80, 8, 8)
+    if dynamic:
+        torch._dynamo.mark_dynamic(images, 0)
+    torch.compile(layer, backend=aot_autograd(fw_compiler=compiler))(images).sum().backward()
+    return chosen
+
+
+def test_the_shared_program_has_the_layout_of_convolutions_that_the_exact_one_has(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(GraphLowering, "decide_layout_opt", GraphLowering.decide_layout_opt)  # put back after the test
+    exact = layouts_chosen(dynamic=False)
+    assert layouts_chosen(dynamic=True)[0] is False
+
+    ours.choose_layout_as_for_a_number()
+
+    assert exact[0] is True
+    assert layouts_chosen(dynamic=True) == exact

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bexplore.errors import UserInputError
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Outcome, Purpose
-from bexplore.space import Space, candidate_sizes, default_candidates
+from bexplore.space import Space, candidate_sizes, default_candidates, geometric_middle
 
 
 def ended(size: int, outcome: Outcome, purpose: Purpose = Purpose.SEARCH) -> Evidence:
@@ -94,3 +94,11 @@ def test_a_failure_that_is_not_about_memory_drops_its_own_size_after_two_and_no_
 
 def test_a_verification_that_fails_drops_its_size_at_once():
     assert Space.of([1, 2, 4]).open_sizes([ended(4, Outcome.CRASHED, Purpose.VERIFY)]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest", "middle"),
+    [((1, 2, 4, 8, 16, 32, 64), 64, 8), (range(1, 101), 100, 10), ((4, 8), 0, 4), ((4, 300), 1000, 4)],
+)
+def test_the_geometric_middle_is_one_of_the_sizes_that_count(sizes, largest, middle):
+    assert geometric_middle(tuple(sizes), largest=largest) == middle

@@ -370,7 +370,10 @@ class ScriptedSteps:
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds, self.ran = seconds, list[int]()
 
-    def timed_pass(self, batch: int) -> float:
+    def num_back_to_back(self, pass_s: float) -> int:
+        return 1
+
+    def timed_pass(self, batch: int, num_passes: int = 1) -> float:
         self.ran.append(batch)
         return self.seconds[batch]
 

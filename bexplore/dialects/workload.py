@@ -8,7 +8,7 @@ from typing import Any
 from bexplore.dialects.values import is_integer
 from bexplore.document import Problems
 from bexplore.document.reader import quoted
-from bexplore.job import CompileSettings, Job, Precision
+from bexplore.job import CompileSettings, Job, Precision, TorchSettings
 from bexplore.settings import ExploreSettings, TransformersOptions, WorkloadOptions
 
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
@@ -22,7 +22,7 @@ def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: M
         common: Fields of `Job` that do not depend on the kind of workload.
         decoder: Its `model`, `data` and `sequence_length`.
     """
-    fields = dict(common) | dict(decoder) | {"workload": "decoder", "compile": _compile(settings)}
+    fields = dict(common) | dict(decoder) | {"workload": "decoder"} | _process(settings)
     if settings.activation_checkpointing:
         fields["model"] = fields["model"] | {"activation_checkpointing": True}
     return Job(**fields)
@@ -32,7 +32,7 @@ def workload_job(
     settings: ExploreSettings, workload: WorkloadOptions, common: Mapping[str, Any], problems: Problems
 ) -> Job:
     """The job of the workload section; its optimizer, where it has one, comes before that of the file."""
-    fields = dict(common) | {"compile": _compile(settings)} | _optimizer(workload)
+    fields = dict(common) | _process(settings) | _optimizer(workload)
     if workload.transformers is not None:
         fields |= _transformers(workload.transformers, workload.sequence_length)
         if settings.activation_checkpointing:
@@ -61,8 +61,10 @@ def _imported(workload: WorkloadOptions) -> dict[str, Any]:
     return {name: getattr(workload, name) for name in names if getattr(workload, name)}
 
 
-def _compile(settings: ExploreSettings) -> CompileSettings:
-    return CompileSettings(**settings.compile.model_dump() | {"enabled": settings.compile.enabled is not False})
+def _process(settings: ExploreSettings) -> dict[str, Any]:
+    """How the training's process compiles, and what it sets in torch."""
+    compiling = settings.compile.model_dump() | {"enabled": settings.compile.enabled is not False}
+    return {"compile": CompileSettings(**compiling), "torch": TorchSettings(**settings.torch.model_dump())}
 
 
 def _optimizer(workload: WorkloadOptions) -> dict[str, Any]:

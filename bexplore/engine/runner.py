@@ -349,7 +349,13 @@ class EngineRunner:
         """Part from a worker that must not run this probe; what it has compiled is kept where memory allows it."""
         worker = self._workers.current
         mode = self._shared_mode
-        if worker is not None and must_replace(worker, probe, shared_mode=mode, largest_measured=self.largest_measured):
+        if worker is not None and must_replace(
+            worker,
+            probe,
+            shared_mode=mode,
+            largest_measured=self.largest_measured,
+            uses_cuda_graphs=self.job.compile.uses_cuda_graphs(self.job.device),
+        ):
             if is_worth_keeping(worker, probe, shared_mode=mode, on_cpu=self._on_cpu):
                 self._workers.set_aside(needed_bytes=self._need(probe))
             self._workers.end_current()

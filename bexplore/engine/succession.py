@@ -11,7 +11,9 @@ from bexplore.engine.workers import Worker
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 
 
-def must_replace(worker: Worker, probe: Probe, *, shared_mode: SharedMode, largest_measured: int) -> bool:
+def must_replace(
+    worker: Worker, probe: Probe, *, shared_mode: SharedMode, largest_measured: int, uses_cuda_graphs: bool
+) -> bool:
     """Whether a worker must not run a probe: it is good for more of the same program only.
 
     Args:
@@ -19,11 +21,13 @@ def must_replace(worker: Worker, probe: Probe, *, shared_mode: SharedMode, large
         probe: What is asked.
         shared_mode: The kind of shared program that the search uses.
         largest_measured: The largest size that is known to run, samples; 0 for none.
+        uses_cuda_graphs: Whether the job's passes are recorded into CUDA graphs: those of an earlier size stay, and
+            hold memory that the allocator cannot give back.
     """
     if worker.compilation is None:
         return False
     own_program_per_size = probe.compilation is Compilation.EXACT or (
-        probe.compilation is Compilation.SHARED and shared_mode is SharedMode.STATIC
+        probe.compilation is Compilation.SHARED and (shared_mode is SharedMode.STATIC or uses_cuda_graphs)
     )
     return (
         probe.fresh_worker

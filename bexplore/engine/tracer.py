@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def _trace(
     why_not = reason_against() if gpu is not None else ""
     stands_in = gpu is not None and not why_not
     environment = {"CUDA_VISIBLE_DEVICES": ""} if stands_in else None
+    if stands_in:
+        job = dataclasses.replace(job, device="cuda:0")  # the only one that there is then
     worker = WorkerProcess(run_dir / "workers" / "trace.log", environment=environment)
     request = {"kind": "trace", "job": job.as_dict(), "why_not": why_not}
     try:

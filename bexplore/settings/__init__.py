@@ -75,6 +75,19 @@ class CompileOptions(_Section):
         return self
 
 
+class TorchOptions(_Section):
+    """Process-wide settings of torch that the training makes; each bears the name of torch's own."""
+
+    float32_matmul_precision: Literal["highest", "high", "medium"] | None = Field(
+        None,
+        description="As torch.set_float32_matmul_precision: highest, high (TF32 on CUDA) or medium; null: torch's "
+        "default, highest.",
+    )
+    cudnn_benchmark: bool | None = Field(
+        None, description="As torch.backends.cudnn.benchmark; null: torch's default, false."
+    )
+
+
 def _short_for_enabled(value: Any) -> Any:
     return {"enabled": value} if isinstance(value, bool) or value == "both" else value
 
@@ -195,6 +208,10 @@ class ExploreSettings(_Section):
         default_factory=lambda: CompileOptions.model_validate({}),
         description="How the training is compiled; true, false or both for short.",
     )
+    torch: TorchOptions = Field(
+        default_factory=lambda: TorchOptions.model_validate({}),
+        description="Process-wide settings of torch that the training makes; part of the job's fingerprint.",
+    )
     depth: Literal["auto", "whole", "reduced"] = Field(
         "auto",
         description="Search deep models of identical blocks at two reduced depths and extrapolate: auto (where it is "
@@ -290,6 +307,7 @@ def _known_keys(path: Path) -> Sequence[str]:
     sections: dict[Path, type[BaseModel]] = {
         (): ExploreSettings,
         ("compile",): CompileOptions,
+        ("torch",): TorchOptions,
         ("workload",): WorkloadOptions,
         ("workload", "transformers"): TransformersOptions,
         ("workload", "optimizer"): OptimizerOptions,

@@ -34,7 +34,7 @@ class GpuProperties:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> GpuProperties | None:
-        """Give the properties of a device that a worker's torch has looked at; None where it is no known CUDA device."""
+        """Give the properties of a device that a worker has looked at; None where it is no known CUDA device."""
         if not str(facts.get("device")).startswith("cuda") or not facts.get("num_multiprocessors"):
             return None
         major, minor = (int(part) for part in str(facts["capability"]).split("."))

@@ -14,6 +14,10 @@ from bexplore.workloads.placement import place
 from bexplore.workloads.settings import require
 from bexplore.workloads.workload import Batch, Workload
 
+# A fresh scaler starts at 2^16, overflows, and skips updates until it has come down; none of that costs anything but
+# the first updates, which are those that are measured. It grows after 2000 updates, which no probe takes.
+_INITIAL_SCALE = 2.0**8
+
 _AUTOCAST_DTYPES = {
     Precision.AUTOCAST_BFLOAT16: torch.bfloat16,
     Precision.AUTOCAST_FLOAT16: torch.float16,
@@ -82,7 +86,7 @@ class _Halves:
         self._autocast_dtype = _AUTOCAST_DTYPES.get(job.precision)
         self._max_gradient_norm = job.max_gradient_norm
         scales = job.precision is Precision.AUTOCAST_FLOAT16 and optimizer is not None
-        self._scaler = torch.amp.GradScaler(self._device_type) if scales else None
+        self._scaler = torch.amp.GradScaler(self._device_type, init_scale=_INITIAL_SCALE) if scales else None
 
     def forward_backward(self, batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
         """Add `loss_scale` times the gradients to `.grad`; forward only in evaluation. Returns the detached loss."""

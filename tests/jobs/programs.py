@@ -269,3 +269,66 @@ def uncompiled() -> nn.Module:
 @torch.compiler.disable
 def uncompiled_loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, targets)
+
+
+class _InGraphMemory(torch.autograd.Function):
+    """A product whose backward pass leaves the gradient of the weight where every replay of a CUDA graph leaves it."""
+
+    @staticmethod
+    def forward(ctx, x, weight, layer):
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        layer = ctx.layer
+        own = layer.weight.grad
+        if own is not None and own.data_ptr() == layer.memory.data_ptr():
+            raise RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run")
+        torch.mm(gradient.T, x, out=layer.memory)
+        return None, layer.memory.detach(), None
+
+
+class Graphed(nn.Module):
+    """Behaves as a program of one layer that is recorded into CUDA graphs; `unused` never gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, WIDTH))
+        self.unused = nn.Parameter(torch.randn(4))
+        self.memory = torch.empty(4, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _InGraphMemory.apply(x, self.weight, self)
+
+
+def graphed() -> nn.Module:
+    return Graphed()
+
+
+class ScaledStep:
+    """A step with a gradient scaler, whose first gradients overflow."""
+
+    def __init__(self) -> None:
+        self.modules = [nn.Linear(WIDTH, 1)]
+        self.optimizers = torch.optim.AdamW(self.modules[0].parameters())
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+
+    def make_batch(self, micro_batch_size: int) -> torch.Tensor:
+        return torch.full((micro_batch_size, WIDTH), 1e34)
+
+    def forward_backward(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.modules[0](batch).mean()
+        self.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        self.scaler.step(self.optimizers)
+        self.scaler.update()
+        self.optimizers.zero_grad()
+
+
+def scaled_step() -> ScaledStep:
+    return ScaledStep()

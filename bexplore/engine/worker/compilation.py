@@ -16,7 +16,12 @@ from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
 from bexplore.engine.shared import SharedMode
-from bexplore.engine.worker.convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
+from bexplore.engine.worker.convolution import (
+    can_be_opaque,
+    choose_layout_as_for_a_number,
+    has_convolutions,
+    make_convolutions_opaque,
+)
 from bexplore.engine.worker.regions import nest
 from bexplore.job import CompileSettings
 from bexplore.probe import Compilation
@@ -34,18 +39,31 @@ def make_limits_loud() -> None:
 
 
 def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequence[type[torch.nn.Module]]) -> SharedMode:
-    """The wanted kind of shared program, or the next one that this workload allows.
-
-    Inductor's convolutions fail at run time with an unbacked number of samples (seen with torch 2.13 on the CPU: the
-    strides that it expects are not those that it gets), so that they start with a backed one where they cannot be
-    hidden from it.
-    """
+    """The wanted kind of shared program, or the next one that this workload allows."""
     if wanted is SharedMode.NESTED and not block_classes:
         wanted = SharedMode.UNBACKED
     modules = _all_modules(workload)
-    if wanted.serves_every_size and has_convolutions(modules) and not can_be_opaque(modules):
-        wanted = SharedMode.DYNAMIC
+    if wanted.serves_every_size and has_convolutions(modules):
+        device_type = torch.device(workload.job.device).type
+        return mode_with_convolutions(wanted, device_type, can_be_hidden=can_be_opaque(modules))
     return wanted
+
+
+def mode_with_convolutions(wanted: SharedMode, device_type: str, *, can_be_hidden: bool) -> SharedMode:
+    """Return the kind of shared program of a workload with convolutions.
+
+    Inductor's convolutions fail at run time with an unbacked number of samples (seen with torch 2.13 on the CPU: the
+    strides that it expects are not those that it gets), so that they start with a backed one where they cannot be
+    hidden from it. On CUDA they are never hidden: Inductor may give them the layout channels-last there
+    (`decide_layout_opt` in torch/_inductor/graph.py), hidden ones keep the one that they get, and the shared program
+    would have another speed and other memory than the exact one. See `choose_layout_as_for_a_number`.
+
+    Args:
+        wanted: A kind that serves every size.
+        device_type: Of the job, such as `cuda`.
+        can_be_hidden: Whether every convolution can be an opaque operator to the compiler.
+    """
+    return wanted if can_be_hidden and device_type != "cuda" else SharedMode.DYNAMIC
 
 
 def compile_workload(
@@ -72,6 +90,8 @@ def compile_workload(
         inductor_config.joint_graph_constant_folding = False
         if has_convolutions(_all_modules(workload)):
             make_convolutions_opaque()
+    if compilation is Compilation.SHARED and shared_mode is SharedMode.DYNAMIC:
+        choose_layout_as_for_a_number()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
         nest(block_classes)
     arguments: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph}

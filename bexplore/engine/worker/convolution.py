@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor import graph as inductor_graph
+from torch._inductor.graph import GraphLowering
 
 _DIMENSIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 
@@ -33,6 +36,21 @@ def can_be_opaque(modules: Sequence[nn.Module]) -> bool:
     convolutions = [module for module in modules if isinstance(module, nn.modules.conv._ConvNd)]
     normalized = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     return not normalized and all(_is_plain(module) for module in convolutions)
+
+
+def choose_layout_as_for_a_number() -> None:
+    """Let Inductor choose the layout of convolutions with a symbolic number of samples as with a number.
+
+    Off the CPU it leaves them contiguous where a size is symbolic, and may have channels last where it is a number.
+    Source: `GraphLowering.decide_layout_opt` (torch 2.11 to 2.13). For this whole process.
+    """
+    decide = GraphLowering.decide_layout_opt
+
+    def decide_as_for_a_number(gm: torch.fx.GraphModule, *, is_inference: bool) -> bool:
+        with mock.patch.object(inductor_graph, "has_free_symbols", return_value=False):
+            return bool(decide(gm, is_inference=is_inference))
+
+    GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)  # type: ignore[method-assign]
 
 
 def _is_plain(module: nn.modules.conv._ConvNd) -> bool:

@@ -16,7 +16,7 @@ from bexplore.engine.worker.allocator import PeakMemory, measure_peak
 from bexplore.engine.worker.limits import DataLimit
 from bexplore.engine.worker.steps import Gradient, Steps, attach_zeros, with_dense_gradients
 from bexplore.engine.worker.timing import RanPass, run_pass
-from bexplore.workloads import Batch, Workload
+from bexplore.workloads import Batch
 
 # From here on the timed pass of this step counts too: the profiler's share of it is below 1 %, and nothing is left to
 # warm up. Measured at 15 new sizes of a BERT: the first pass takes 0.0 +- 1.6 % longer than others. Seconds.
@@ -52,17 +52,14 @@ class MemoryStep:
     """Reads the peak of a step of a workload, once a size.
 
     Args:
-        workload: A job, built.
-        steps: Runs and times its passes.
+        steps: Runs and times the passes of a job.
         device: Where it lives.
         limit: Tells what the process holds.
         is_training: Whether a step has an update.
     """
 
-    def __init__(
-        self, workload: Workload, steps: Steps, device: torch.device, limit: DataLimit, *, is_training: bool
-    ) -> None:
-        self._workload, self._steps, self._device, self._limit = workload, steps, device, limit
+    def __init__(self, steps: Steps, device: torch.device, limit: DataLimit, *, is_training: bool) -> None:
+        self._steps, self._device, self._limit = steps, device, limit
         self._is_training = is_training
         self._known: dict[int, StepMemory] = {}  # of sizes that this process has measured
         self._trained: list[torch.nn.Parameter] | None = None  # have a gradient between passes; None if not known
@@ -121,7 +118,7 @@ class MemoryStep:
         Zeros for these parameters are as good as the first pass, where they are given.
         """
         if zeros_for is None:
-            self._workload.forward_backward(batch)
+            self._steps.forward_backward(batch)
         else:
             attach_zeros(zeros_for)
         passes = []
@@ -129,7 +126,7 @@ class MemoryStep:
             passes.append(run_pass(self._steps, batch))
             gradients = self._steps.gradients()
             if self._is_training:
-                self._workload.update()
+                self._steps.update()
         return passes, gradients
 
 

@@ -45,23 +45,29 @@ class Passes:
     undisturbed_s: list[float] = field(default_factory=list)
     all_s: list[float] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
+    _all_total_s: float = 0.0
+    _undisturbed_total_s: float = 0.0
 
-    def add(self, seconds: float, *, waited_s: float) -> None:
-        """Take in a pass and the longest time that one of its threads waited for a processor."""
+    def add(self, seconds: float, *, waited_s: float, num_passes: int = 1) -> None:
+        """Take in a pass, or the mean of several, and the longest time that one of its threads waited."""
         self.all_s.append(seconds)
         self.waited_s.append(waited_s)
+        self._all_total_s += num_passes * seconds
         if waited_s <= DISTURBED_SHARE * seconds:
             self.undisturbed_s.append(seconds)
+            self._undisturbed_total_s += num_passes * seconds
 
     @property
     def are_enough(self) -> bool:
         """Whether further passes would tell nothing that the decision needs, or cost more than they may."""
         se = enough_se(self.tolerance)
-        if self._is_clearly_worse or enough(self.undisturbed_s, self.max_passes, self.budget_s, se=se):
+        if self._is_clearly_worse or enough(
+            self.undisturbed_s, self.max_passes, self.budget_s, se=se, total_s=self._undisturbed_total_s
+        ):
             return True
         is_disturbed = len(self.undisturbed_s) < len(self.all_s)
         most, longest_s = round(DISTURBED_FACTOR * self.max_passes), DISTURBED_FACTOR * self.budget_s
-        return is_disturbed and enough(self.all_s, most, longest_s, se=0.0)
+        return is_disturbed and enough(self.all_s, most, longest_s, se=0.0, total_s=self._all_total_s)
 
     @property
     def counted_s(self) -> list[float]:
@@ -85,11 +91,13 @@ class Passes:
         return not self._is_clearly_worse and len(self.undisturbed_s) < _fewest(self.undisturbed_s or self.all_s)
 
 
-def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float) -> bool:
-    """Whether passes suffice: the fewest are there, and the bound, the budget or the standard error is reached."""
+def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float, total_s: float) -> bool:
+    """Whether passes suffice: the fewest are there, and the bound, the budget or the standard error is reached.
+
+    A mean of several passes counts as one pass, but for `total_s`, the seconds that all of them took.
+    """
     if not times_s:
         return False
-    total_s = sum(times_s)
     if len(times_s) < _fewest(times_s) or (total_s < MIN_TIMED_S and len(times_s) < MAX_PASSES):
         return False
     return len(times_s) >= max_passes or total_s > budget_s or log_median_se(times_s) < se

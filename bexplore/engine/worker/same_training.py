@@ -29,7 +29,6 @@ _AUTOCAST_TOLERANCE = 0.03
 _BFLOAT16_TOLERANCE = 0.1  # gradients are accumulated in 8 bits
 _NOISE_FACTOR = 3.0  # times the difference that the same pass over the same samples in reverse order makes
 _LARGEST_NOISE = 0.3  # relative; beyond it the passes are random, and a comparison would say nothing
-_SMALLER_LOSS_SCALE = 2.0**-8  # keeps a fresh gradient scaler (2^16) from overflowing before it has adapted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +127,6 @@ class _Comparison:
         self._workload = workload
         parameters = [parameter for module in workload.compiled_modules for parameter in module.parameters()]
         self._parameters = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
-        scales = workload.job.precision is Precision.AUTOCAST_FLOAT16
-        self._loss_scale = _SMALLER_LOSS_SCALE if scales else 1.0
 
     def difference(self, parts: Sequence[_Part], reference: Sequence[_Part]) -> float:
         """Worst relative difference of the gradients of two splits; NaN where one is not finite or absent.
@@ -156,7 +153,7 @@ class _Comparison:
     def _add(self, part: _Part, factor: float) -> None:
         """Add factor times the gradients of a part; by scaling what is there, since a step may take no loss scale."""
         self._scale(1 / factor)
-        self._workload.forward_backward(part.batch, self._loss_scale)
+        self._workload.forward_backward(part.batch)
         self._scale(factor)
 
     def _scale(self, factor: float) -> None:

@@ -45,6 +45,12 @@ from bexplore.probe import Compilation, Probe, Purpose
 from bexplore.workloads import Batch, Workload, build
 
 MAX_UPDATES = 3
+# Source: `format_dealloc_msg` in torch/_inductor/cudagraph_trees.py; pytorch issues 169545 and 96693.
+WARNING_OF_CUDA_GRAPHS = (
+    "with CUDA graphs a pass that finds no gradient leaves one in the graph's own memory, and the next pass overwrites "
+    "it: to accumulate, set p.grad = torch.zeros_like(p) for each trained parameter after a first step, and clear with "
+    "zero_grad(set_to_none=False); it was measured so"
+)
 
 # A step that was refused memory has left nothing behind, when the process holds no more than this beyond what it held
 # before: pages of small objects, which the C library does not give back. Bytes.
@@ -85,6 +91,7 @@ class Session:
         self.report = report
         self.device = torch.device(job.device)
         self.is_training = job.mode is Mode.TRAIN
+        self.uses_cuda_graphs = compilation is not Compilation.EAGER and job.compile.uses_cuda_graphs(job.device)
         self.has_states = False
         self.is_compiled = False
         self.num_session_graphs = 0
@@ -104,8 +111,8 @@ class Session:
         block_classes = repeated_classes(self.workload)
         if depth is not None:
             shorten(self.workload, *depth)
-        self.steps = Steps(self.workload, self.device)
-        self._memory_step = MemoryStep(self.workload, self.steps, self.device, self.limit, is_training=self.is_training)
+        self.steps = Steps(self.workload, self.device, uses_cuda_graphs=self.uses_cuda_graphs)
+        self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
         self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
         compile_workload(self.workload, job.compile, compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
@@ -155,7 +162,7 @@ class Session:
                 raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
             self._usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
             self.report(stage="updates")
-            update_times_s = self._time_updates()
+            update_times_s = self.steps.timed_updates(MAX_UPDATES, batch) if self.is_training else []
         peak = memory.peak
         retries = num_alloc_retries(self.device) - retries + (peak.num_alloc_retries if peak else 0)
         late = self.watch.take()
@@ -174,7 +181,7 @@ class Session:
             "graph_break_reasons": account.graph_break_reasons,
             "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
             "loss": timed.loss,
-            "warnings": _warnings(late, retries),
+            "warnings": _warnings(late, retries) + self._warnings_of_cuda_graphs(probe),
             "waited_share": timed.waited_share,
             "ran_eagerly": not compiled or self.num_session_graphs == 0,
             "details": {
@@ -186,8 +193,12 @@ class Session:
         }
 
     def recovered(self) -> bool:
-        """Let go of a step that was refused memory; whether this process is as it was before it."""
-        if not self.is_compiled or (self.is_training and not self.has_states):
+        """Let go of a step that was refused memory; whether this process is as it was before it.
+
+        Never with CUDA graphs: their memory pools outlive `empty_cache`, and a refusal while one is recorded leaves the
+        graph half-made.
+        """
+        if self.uses_cuda_graphs or not self.is_compiled or (self.is_training and not self.has_states):
             return False
         self._timed_batch = None
         self.steps.clear_gradients()
@@ -212,8 +223,8 @@ class Session:
             turn: Two workers that are compared run the same turn on the same processors; None to leave that open.
 
         Returns:
-            `pass_times_s`; `cpu_time_s`, processor seconds of this process for all of them; `loss`; `num_compiled`,
-            which is not 0 where the compiler ran after all.
+            `pass_times_s`, means of those that ran back to back; `cpu_time_s`, processor seconds of this process for
+            as many passes as there are times; `loss`; `num_compiled`, which is not 0 where the compiler ran after all.
 
         Raises:
             Exception: Whatever the user's step raised.
@@ -225,8 +236,10 @@ class Session:
             self._placement.take_turn(turn, torch.get_num_threads())
         self.watch.take()
         began_cpu_s = time.process_time()
-        times_s = [self.steps.timed_pass(batch) for _ in range(num_passes)]
-        cpu_time_s = time.process_time() - began_cpu_s
+        together = self.steps.num_back_to_back(self._usual_pass_s.get(micro_batch_size, 0.0))
+        counts = [min(together, num_passes - done) for done in range(0, num_passes, together)]
+        times_s = [self.steps.timed_pass(batch, count) for count in counts]
+        cpu_time_s = (time.process_time() - began_cpu_s) * len(times_s) / num_passes
         loss = self.steps.loss()
         num_compiled = self.watch.take().num_graphs
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
@@ -255,10 +268,11 @@ class Session:
                     peak = self._memory_step.peak_of_one(batch)
                 if not needs_no_warm_up(self.device, self._usual_pass_s.get(micro_batch_size, 0.0)):
                     self.steps.timed_pass(batch)
+            together = self.steps.num_back_to_back(self._usual_pass_s.get(micro_batch_size, 0.0))
             for _ in range(num_pairs):
-                compiled_s.append(self.steps.timed_pass(batch))
+                compiled_s.append(self.steps.timed_pass(batch, together))
                 with torch.compiler.set_stance("force_eager"):
-                    eager_s.append(self.steps.timed_pass(batch))
+                    eager_s.append(self.steps.timed_pass(batch, together))
                 if not is_thorough and eager_s[-1] >= compiled_s[-1]:
                     break
         return {
@@ -311,8 +325,10 @@ class Session:
         else:
             self.report(stage="compile")
         seconds = self.steps.timed_pass(batch)
+        if self.uses_cuda_graphs:
+            self.steps.keep_gradients()
         if self.is_training and not self.has_states:
-            self.workload.update()
+            self.steps.first_update(batch)
             self.has_states = True
         self.steps.clear_gradients()
         self.is_compiled = True
@@ -331,6 +347,9 @@ class Session:
         """
         batches: dict[int, Batch] = {}
         self._why_alone = ""
+        if self.uses_cuda_graphs and probe.in_turn_with:
+            self._why_alone = "the CUDA graphs of another size would hold memory beside this one's"
+            return batches
         try:
             for size in probe.in_turn_with:
                 batches[size] = self._make_batch(size)
@@ -364,21 +383,22 @@ class Session:
             others.clear()
             self.steps.clear_gradients()
             release_cached_memory(self.device)
-        timed = time_alone(self.steps, batch, probe, budget_s=budget_s, known=known, report=self.report)
+        timed = time_alone(
+            self.steps,
+            batch,
+            probe,
+            budget_s=budget_s,
+            known=known,
+            usual_pass_s=memory.passes[-1].seconds,
+            report=self.report,
+        )
         if not self._why_alone:
             return timed
         return dataclasses.replace(timed, details={**timed.details, "not_in_turns": self._why_alone})
 
-    def _time_updates(self) -> list[float]:
-        """Time the update alone; the gradients it clears are put back, so that no further pass is needed."""
-        if not self.is_training:
-            return []
-        gradients = self.steps.gradients()
-        times_s = []
-        for _ in range(MAX_UPDATES):
-            self.steps.attach(gradients)
-            times_s.append(self.steps.timed(self.workload.update))
-        return times_s
+    def _warnings_of_cuda_graphs(self, probe: Probe) -> list[str]:
+        is_concerned = self.uses_cuda_graphs and self.is_training and probe.purpose is Purpose.VERIFY
+        return [WARNING_OF_CUDA_GRAPHS] if is_concerned else []
 
 
 def _headline(error: Exception) -> str:

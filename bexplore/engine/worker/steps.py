@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,14 @@ from bexplore.engine.worker.allocator import storage_bytes
 from bexplore.workloads import Batch, Workload
 
 WARM_DEVICE_S = 0.3
+# On an accelerator passes are timed back to back, for so long at least: the host then queues a pass while the device
+# still computes the one before, as in training. A pass alone begins on an idle device, and the Python code ahead of its
+# first kernel (guards, milliseconds) counts; over 50 ms that is a few per cent of it at most. Seconds, passes.
+BACK_TO_BACK_S = 0.05
+MAX_BACK_TO_BACK = 200
+# Updates that a gradient scaler may skip before the first that counts: `torch.amp.GradScaler` starts at a scale of 2^16
+# and halves it with each overflow, so that after 24 it is 2^-8.
+MAX_SKIPPED_UPDATES = 24
 
 # A parameter, and what it has as a gradient.
 Gradient = tuple[torch.nn.Parameter, torch.Tensor | None]
@@ -25,41 +34,116 @@ class Steps:
     Args:
         workload: A job, built.
         device: Where it lives.
+        uses_cuda_graphs: Whether its passes are recorded into CUDA graphs.
 
     Attributes:
-        waited_s: For how long one of the threads of the call that was timed last waited for a processor.
+        waited_s: For how long one of the threads of the call that was timed last waited for a processor; of passes back
+            to back, the mean.
     """
 
-    def __init__(self, workload: Workload, device: torch.device) -> None:
-        self._workload, self._device = workload, device
+    def __init__(self, workload: Workload, device: torch.device, *, uses_cuda_graphs: bool = False) -> None:
+        self._workload, self._device, self._uses_cuda_graphs = workload, device, uses_cuda_graphs
         self._last_loss = torch.tensor(float("nan"))
+        self._kept: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        self._num_optimizer_steps = 0
+        for optimizer in workload.optimizers:
+            optimizer.register_step_post_hook(self._count_optimizer_step)
         self.waited_s = 0.0
 
-    def timed_pass(self, batch: Batch) -> float:
-        """Seconds of one forward and backward pass, which adds to the gradients that there are."""
-        return self.timed(lambda: self._workload.forward_backward(batch))
+    def forward_backward(self, batch: Batch) -> None:
+        """Run one forward and backward pass, which adds to the gradients that there are."""
+        if self._uses_cuda_graphs:
+            # Each pass is an iteration of its own, also after one that failed between forward and backward: without
+            # the mark, CUDA graph trees wait for that backward for ever (`can_start_new_generation`).
+            torch.compiler.cudagraph_mark_step_begin()
+        self._last_loss = self._workload.forward_backward(batch)
 
-    def timed(self, run: Callable[[], Any]) -> float:
+    def update(self) -> None:
+        """Update the parameters; kept gradients are zeros afterwards, the others are gone."""
+        self._workload.update()
+        self._attach_kept()
+
+    def first_update(self, batch: Batch) -> None:
+        """Update until an optimizer steps: a gradient scaler skips its first updates, whose gradients overflow.
+
+        Args:
+            batch: Of the pass that gave the gradients, which is run again after an update that was skipped.
+        """
+        self.update()
+        for _ in range(MAX_SKIPPED_UPDATES if self._workload.optimizers else 0):
+            if self._num_optimizer_steps:
+                return
+            self.forward_backward(batch)
+            self.update()
+
+    def _count_optimizer_step(self, *_arguments: Any) -> None:
+        self._num_optimizer_steps += 1
+
+    def num_back_to_back(self, pass_s: float) -> int:
+        """Return how many passes to time together, of which one takes about so many seconds; 0 for not known."""
+        if self._device.type == "cpu" or pass_s <= 0:
+            return 1
+        return min(max(1, math.ceil(BACK_TO_BACK_S / pass_s)), MAX_BACK_TO_BACK)
+
+    def timed_pass(self, batch: Batch, num_passes: int = 1) -> float:
+        """Return the mean seconds of passes back to back."""
+
+        def passes() -> None:
+            for _ in range(num_passes):
+                self.forward_backward(batch)
+
+        seconds = self._timed(passes) / num_passes
+        self.waited_s /= num_passes
+        return seconds
+
+    def timed_updates(self, num_updates: int, batch: Batch) -> list[float]:
+        """Return the seconds of updates, each with the gradients that there are now.
+
+        On CUDA they follow a pass, and nothing is waited for in between, as in training: the host queues the update
+        while the device still computes the pass. Each has its own pair of events, since what brings the gradients back
+        is host work that the queue hides; many updates between one pair would move the weights as many times.
+        """
+        gradients = self.gradients()
+        if self._device.type == "cuda":
+            return self._updates_behind_a_pass(num_updates, batch, gradients)
+        times_s = []
+        for _ in range(num_updates):
+            self.attach(gradients)
+            times_s.append(self._timed(self.update))
+        return times_s
+
+    def _updates_behind_a_pass(self, num_updates: int, batch: Batch, gradients: Sequence[Gradient]) -> list[float]:
+        self.forward_backward(batch)
+        events = []
+        for _ in range(num_updates):
+            self.attach(gradients)
+            events.append(self._between_events(self.update))
+        synchronize(self._device)
+        return [start.elapsed_time(end) / 1e3 for start, end in events]
+
+    def _between_events(self, run: Callable[[], None]) -> tuple[Any, Any]:
+        """Call between two events on the stream of the job's device, which need not be the current device."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        stream = torch.cuda.current_stream(self._device)
+        start.record(stream)
+        run()
+        end.record(stream)
+        return start, end
+
+    def _timed(self, run: Callable[[], None]) -> float:
         """Seconds of one call: device events on CUDA, wall clock elsewhere; notes how long its threads waited."""
         self.waited_s = 0.0
+        synchronize(self._device)
         if self._device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize(self._device)
-            start.record()
-            result = run()
-            end.record()
-            torch.cuda.synchronize(self._device)
-            seconds = start.elapsed_time(end) / 1e3
-        else:
+            start, end = self._between_events(run)
             synchronize(self._device)
-            waited_s = run_queue.waited_s()
-            begin = time.perf_counter()
-            result = run()
-            synchronize(self._device)
-            seconds = time.perf_counter() - begin
-            self.waited_s = run_queue.longest_wait_s(waited_s, run_queue.waited_s())
-        if isinstance(result, torch.Tensor):
-            self._last_loss = result
+            return float(start.elapsed_time(end) / 1e3)
+        waited_s = run_queue.waited_s()
+        begin = time.perf_counter()
+        run()
+        synchronize(self._device)
+        seconds = time.perf_counter() - begin
+        self.waited_s = run_queue.longest_wait_s(waited_s, run_queue.waited_s())
         return seconds
 
     def loss(self) -> float:
@@ -88,6 +172,25 @@ class Steps:
         """As before the first pass of a step."""
         for parameter in self._parameters():
             parameter.grad = None
+        self._attach_kept()
+
+    def keep_gradients(self) -> None:
+        """From the next update on, keep the gradients that there are now in memory of their own.
+
+        A pass that finds no gradient leaves its own, which lies in the memory of a CUDA graph: the next replay writes
+        over it before it adds to it. Source: `format_dealloc_msg` in torch/_inductor/cudagraph_trees.py, whose remedy
+        is "preallocating zeroed .grad tensors". The gradients of a first pass tell which parameters are trained.
+        """
+        self._kept = [
+            (parameter, torch.zeros_like(parameter))
+            for parameter, gradient in self.gradients()
+            if gradient is not None and gradient.layout is torch.strided
+        ]
+
+    def _attach_kept(self) -> None:
+        if self._kept:
+            torch._foreach_zero_([gradient for _, gradient in self._kept])
+            self.attach(self._kept)
 
     def alive(self, batch: Batch = ()) -> list[Any]:
         """Pytrees of the tensors that live between steps, and a batch."""

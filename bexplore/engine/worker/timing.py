@@ -19,17 +19,19 @@ Report = Callable[..., None]
 
 
 class RanPass(NamedTuple):
-    """A pass of a probe's size.
+    """A pass of a probe's size, or the mean of several that ran back to back.
 
     Attributes:
         seconds: How long it took.
         waited_s: For how long one of its threads waited for a processor.
         loss: Of its samples.
+        num_passes: How many it is the mean of.
     """
 
     seconds: float
     waited_s: float
     loss: float
+    num_passes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Timed:
     """What was timed of a probe's size.
 
     Attributes:
-        pass_times_s: Seconds of the passes that count, in order.
+        pass_times_s: Seconds of the passes that count, in order; each may be the mean of several.
         turn_times_s: As `Observation` has it.
         waited_share: As `Observation` has it.
         loss: Of the last pass of the probe's size.
@@ -58,6 +60,7 @@ def time_alone(
     *,
     budget_s: float,
     known: Sequence[RanPass] = (),
+    usual_pass_s: float = 0.0,
     report: Report,
 ) -> Timed:
     """Time passes of one size until they suffice.
@@ -68,6 +71,7 @@ def time_alone(
         probe: What is asked.
         budget_s: Seconds of passes after which it is enough.
         known: Passes that ran just before and count too.
+        usual_pass_s: About how long a pass takes; 0 for not known.
         report: Told the seconds of each pass.
     """
     worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
@@ -75,10 +79,12 @@ def time_alone(
     ran = list(known)
     for one in known:
         passes.add(one.seconds, waited_s=one.waited_s)
+    last_s = usual_pass_s
     while not passes.are_enough:
-        ran.append(run_pass(steps, batch))
-        passes.add(ran[-1].seconds, waited_s=ran[-1].waited_s)
-        report(pass_time_s=ran[-1].seconds)
+        ran.append(run_pass(steps, batch, last_s))
+        last_s = ran[-1].seconds
+        passes.add(last_s, waited_s=ran[-1].waited_s, num_passes=ran[-1].num_passes)
+        report(pass_time_s=last_s)
     counted_s = passes.counted_s
     return Timed(
         pass_times_s=counted_s,
@@ -87,6 +93,7 @@ def time_alone(
         details={
             "num_disturbed_passes": len(passes.all_s) - len(passes.undisturbed_s),
             "all_pass_times_s": passes.all_s if len(passes.all_s) > len(counted_s) else [],
+            **_back_to_back(ran),
         },
     )
 
@@ -115,20 +122,23 @@ def time_in_turns(
     """
     own = probe.micro_batch_size
     is_look = probe.purpose is Purpose.SEARCH
+    num_times = {size: _num_times_of_turn(steps, usual_pass_s[size]) for size in batches}
+    last_s = {size: usual_pass_s[size] for size in batches}
     rounds = Rounds(
         size=own,
         max_rounds=probe.max_passes,
         budget_s=budget_s * (1 if is_look else BUDGETS_OF_CONTENDERS),
         is_look=is_look,
         tolerance=probe.tolerance,
-        num_passes={size: num_passes_of_turn(usual_pass_s[size]) for size in batches},
+        num_passes={size: num_times[size] * steps.num_back_to_back(usual_pass_s[size]) for size in batches},
     )
     ran: list[RanPass] = []
 
     def turn(size: int) -> float:
         is_own = size == own
         passes = list(known) if is_own and not ran else []
-        passes = passes or [run_pass(steps, batches[size]) for _ in range(rounds.num_passes[size])]
+        passes = passes or [run_pass(steps, batches[size], last_s[size]) for _ in range(num_times[size])]
+        last_s[size] = passes[-1].seconds
         if is_own:
             ran.extend(passes)
         report(**{"pass_time_s": passes[-1].seconds} if is_own else {})
@@ -140,10 +150,23 @@ def time_in_turns(
         turn_times_s=rounds.turn_times_s,
         waited_share=float(np.median([one.waited_s / one.seconds for one in ran])),
         loss=ran[-1].loss,
+        details=_back_to_back(ran),
     )
 
 
-def run_pass(steps: Steps, batch: Batch) -> RanPass:
-    """Run a pass, timed."""
-    seconds = steps.timed_pass(batch)
-    return RanPass(seconds, steps.waited_s, steps.loss())
+def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
+    """Run a pass, timed; or as many back to back as the seconds of the last one ask for."""
+    num_passes = steps.num_back_to_back(last_s)
+    seconds = steps.timed_pass(batch, num_passes)
+    return RanPass(seconds, steps.waited_s, steps.loss(), num_passes)
+
+
+def _num_times_of_turn(steps: Steps, pass_s: float) -> int:
+    """How often a size is timed in its turn, each time for one pass or several back to back."""
+    return num_passes_of_turn(steps.num_back_to_back(pass_s) * pass_s)
+
+
+def _back_to_back(ran: Sequence[RanPass]) -> dict[str, list[int]]:
+    """How many passes each recorded time is the mean of; nothing where each is of one."""
+    num_passes = [one.num_passes for one in ran]
+    return {"num_back_to_back": num_passes} if max(num_passes) > 1 else {}
