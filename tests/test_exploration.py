@@ -46,7 +46,7 @@ def config(tmp_path: Path, device: str, compile_mode: str = "default") -> Config
 @pytest.mark.parametrize(
     ("device", "compile_mode", "cost_model", "size"),
     [
-        ("cuda:0", "default", ONE_GIB_A_SAMPLE, 8),  # between 1 and the 60 that fit by three standard deviations
+        ("cuda:0", "default", ONE_GIB_A_SAMPLE, 7),  # between 1 and the 60 that fit by three standard deviations
         ("cuda:0", "default", dataclasses.replace(ONE_GIB_A_SAMPLE, relative_sd=1.0), 4),
         ("cuda:0", "default", None, 1),
         ("cuda:0", "reduce-overhead", ONE_GIB_A_SAMPLE, 1),  # each size has a worker of its own

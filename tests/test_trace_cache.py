@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.engine.machine import accelerator_name
+from bexplore.devices import device_by_name
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel, cache
 from bexplore.trace.cache import Sources, imported_sources, recall, remember
+from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Peak, Phase
 
+H100 = GpuProperties.of_device(device_by_name("h100"))
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
 PROGRAM = """
     import torch
@@ -76,24 +78,24 @@ def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_change
 
 def test_a_fresh_trace_looks_at_no_entry_and_one_that_is_damaged_is_replaced(tmp_path):
     job = write_program(tmp_path, width=16)
-    remember(job, cost_model(), UNCHANGED, devices=accelerator_name())
+    remember(job, cost_model(), UNCHANGED, gpu=None)
     assert looked_at(job, tmp_path, fresh=True).remembered_from is None
     for entry in entries():
         entry.write_text(entry.read_text()[:100])
     traced = looked_at(job, tmp_path)
     assert traced.remembered_from is None
     assert f"{traced.fingerprint}-" in " ".join(path.name for path in entries())
-    assert recall(job, devices=accelerator_name()) is not None
+    assert recall(job, gpu=None) is not None
 
 
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"format": 1, "sources": 3}', '{"format": 1, "sources": {"files": 3, "packages": 4}}']
 )
 def test_an_entry_that_is_none_is_no_trace(content):
-    remember(Job(workload="decoder"), cost_model(), UNCHANGED, devices="")
+    remember(Job(workload="decoder"), cost_model(), UNCHANGED, gpu=None)
     [entry] = entries()
     entry.write_text(content)
-    assert recall(Job(workload="decoder"), devices="") is None
+    assert recall(Job(workload="decoder"), gpu=None) is None
 
 
 @pytest.mark.parametrize(
@@ -107,18 +109,18 @@ def test_an_entry_that_is_none_is_no_trace(content):
     ids=["another version", "package gone", "file gone", "file changed"],
 )
 def test_a_trace_whose_sources_are_not_what_they_were_is_not_remembered(sources):
-    remember(Job(workload="decoder"), cost_model(), sources, devices="")
-    assert recall(Job(workload="decoder"), devices="") is None
+    remember(Job(workload="decoder"), cost_model(), sources, gpu=None)
+    assert recall(Job(workload="decoder"), gpu=None) is None
 
 
 def test_a_trace_is_remembered_for_its_own_job_devices_and_compiler_settings_alone(monkeypatch):
     job = Job(workload="decoder")
-    remember(job, cost_model(), UNCHANGED, devices="")
-    assert recall(job, devices="") is not None
-    assert recall(Job(workload="decoder", sequence_length=128), devices="") is None
-    assert recall(job, devices="NVIDIA H100") is None
+    remember(job, cost_model(), UNCHANGED, gpu=None)
+    assert recall(job, gpu=None) is not None
+    assert recall(Job(workload="decoder", sequence_length=128), gpu=None) is None
+    assert recall(job, gpu=H100) is None
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
-    assert recall(job, devices="") is None
+    assert recall(job, gpu=None) is None
 
 
 def test_what_was_changed_during_the_trace_says_nothing_about_it():
@@ -129,15 +131,15 @@ def test_only_the_entries_that_were_used_last_are_kept(monkeypatch):
     monkeypatch.setattr(cache, "MAX_ENTRIES", 2)
     job_of = [dataclasses.replace(Job(workload="decoder"), seed=seed) for seed in range(3)]
     for used_at_s, job in enumerate(job_of[:2]):
-        remember(job, cost_model(), UNCHANGED, devices="")
+        remember(job, cost_model(), UNCHANGED, gpu=None)
         os.utime(max(entries(), key=lambda path: path.stat().st_mtime), (used_at_s, used_at_s))
-    assert recall(job_of[0], devices="") is not None  # used again, later than the other
-    remember(job_of[2], cost_model(), UNCHANGED, devices="")
-    assert [recall(job, devices="") is not None for job in job_of] == [True, False, True]
+    assert recall(job_of[0], gpu=None) is not None  # used again, later than the other
+    remember(job_of[2], cost_model(), UNCHANGED, gpu=None)
+    assert [recall(job, gpu=None) is not None for job in job_of] == [True, False, True]
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_time(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "file"))
-    remember(Job(workload="decoder"), cost_model(), UNCHANGED, devices="")
-    assert recall(Job(workload="decoder"), devices="") is None
+    remember(Job(workload="decoder"), cost_model(), UNCHANGED, gpu=None)
+    assert recall(Job(workload="decoder"), gpu=None) is None
