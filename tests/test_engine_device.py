@@ -21,8 +21,8 @@ from bexplore.engine.device_lock import device_lock, lock_name, try_device_lock
 from bexplore.engine.device_tenants import DeviceTenants
 from bexplore.engine.worker import __main__ as worker
 from bexplore.engine.worker import device as worker_device
-from bexplore.engine.worker import session, steps
-from bexplore.engine.worker.device import await_memory, device_facts, is_nearly_full, resolve_device
+from bexplore.engine.worker import steps
+from bexplore.engine.worker.device import await_memory, bound_memory, device_facts, is_nearly_full, resolve_device
 from bexplore.errors import UserInputError
 from bexplore.probe import Probe
 from bexplore.settings import ExploreSettings
@@ -80,8 +80,18 @@ def test_the_budget_of_the_device_that_auto_means_can_be_enforced(cuda, monkeypa
     monkeypatch.setattr(
         torch._C, "_cuda_setMemoryFraction", lambda share, index: enforced.append((share, index)), raising=False
     )
-    session._bound_device_memory(torch.device(device_facts("auto")["device"]), 20 * GIB)
+    bound_memory(torch.device(device_facts("auto")["device"]), 20 * GIB)
     assert enforced == [(0.25, 1)]
+
+
+def test_a_trace_on_a_device_that_is_here_leaves_its_memory_to_others(cuda, monkeypatch):
+    bounds = []
+    monkeypatch.setattr(worker_device, "bound_memory", lambda device, limit_bytes: bounds.append((device, limit_bytes)))
+    monkeypatch.setattr("bexplore.trace.tracer.trace_job", lambda job, why_cpu: cost_model())
+    request = {"kind": "trace", "job": imported_job(device="cuda:1").as_dict(), "gpu": None, "why_not": "torch 2.11"}
+    server = worker._Server(SimpleNamespace(send_bytes=lambda data: None))
+    assert server.answer(request)["outcome"] == "measured"
+    assert bounds == [(torch.device("cuda:1"), 256 * 2**20)]
 
 
 def test_a_device_that_is_not_there_is_the_users_input_with_what_torch_sees(cuda):

@@ -56,13 +56,12 @@ def _trace(
     why_not = reason_against() if gpu is not None else ""
     stands_in = gpu is not None and not why_not
     environment = {"CUDA_VISIBLE_DEVICES": ""} if stands_in else None
-    if stands_in:
-        job = dataclasses.replace(job, device="cuda:0")  # the only one that there is then
+    traced_job = dataclasses.replace(job, device="cuda:0") if stands_in else job  # the only device that there is then
+    properties = gpu.as_dict() if gpu is not None and stands_in else None
     worker = WorkerProcess(run_dir / "workers" / "trace.log", environment=environment)
-    request = {"kind": "trace", "job": job.as_dict(), "why_not": why_not}
     try:
         answer = worker.ask(
-            request | {"gpu": gpu.as_dict() if gpu is not None and stands_in else None},
+            {"kind": "trace", "job": traced_job.as_dict(), "gpu": properties, "why_not": why_not},
             on_progress=on_progress,
             time_limit_s=lambda stage: TRACE_LIMIT_S,
             resident_limit_bytes=TRACE_RESIDENT_BYTES,
@@ -76,6 +75,7 @@ def _trace(
     if answer["outcome"] != "measured":
         return str(answer["reason"])
     cost_model = CostModel.from_dict(answer["cost_model"])
-    if keeps and not why_not and answer["sources"] is not None:
+    is_own_program = cost_model.device == job.device.partition(":")[0]
+    if keeps and is_own_program and answer["sources"] is not None:
         cache.remember(job, cost_model, cache.Sources(**answer["sources"]), gpu=gpu)
     return cost_model

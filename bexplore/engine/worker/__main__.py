@@ -20,6 +20,8 @@ from bexplore.engine.channel import receive, send
 from bexplore.engine.worker.limits import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
 from bexplore.errors import BexploreError
 
+TRACE_DEVICE_BYTES = 256 * 2**20  # of a device that is here, where a trace needs it
+
 
 def main(file_descriptor: int, modules: Sequence[str] = ()) -> None:
     """Serve requests from the explorer until it closes the connection.
@@ -177,23 +179,40 @@ class _Server:
         import dataclasses
 
         from bexplore.job import Job
-        from bexplore.trace.absent_gpu import stand_in
         from bexplore.trace.cache import imported_sources
-        from bexplore.trace.gpu_properties import GpuProperties
 
         self._report(stage="trace")
         began_s = time.time()
-        if request["gpu"] is not None:
-            stand_in(GpuProperties.from_dict(request["gpu"]))  # before anything imports torch
+        why_not = request["why_not"] if request["gpu"] is None else self._stand_in(request["gpu"])
+        self._bound_trace()
         from bexplore.trace import trace_job
 
-        cost_model = trace_job(Job.from_dict(request["job"]), why_cpu=request["why_not"])
+        cost_model = trace_job(Job.from_dict(request["job"]), why_cpu=why_not)
         sources = imported_sources(began_s)
         return {
             "outcome": "measured",
             "cost_model": cost_model.as_dict(),
             "sources": dataclasses.asdict(sources) if sources else None,
         }
+
+    def _stand_in(self, properties: dict[str, Any]) -> str:
+        """Make this process see a GPU that is not there, before anything imports torch; the reason where it cannot."""
+        from bexplore.trace.absent_gpu import stand_in
+        from bexplore.trace.errors import TraceError
+        from bexplore.trace.gpu_properties import GpuProperties
+
+        try:
+            stand_in(GpuProperties.from_dict(properties))
+        except TraceError as error:
+            return error.message
+        return ""
+
+    def _bound_trace(self) -> None:
+        """Leave the memory of a device that is really there to others: a trace computes nothing on it."""
+        if self._device is not None:
+            from bexplore.engine.worker.device import bound_memory
+
+            bound_memory(self._device, TRACE_DEVICE_BYTES)
 
     def _program_facts(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.worker.device import device_facts

@@ -104,6 +104,13 @@ def memory_info(device: torch.device) -> tuple[int, int] | None:
         return None
 
 
+def bound_memory(device: torch.device, limit_bytes: int | None) -> None:
+    """Let this process's allocator take no more of a CUDA device than a limit; None for no limit."""
+    if device.type == "cuda" and limit_bytes is not None and torch.cuda.is_available():
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+
+
 def is_nearly_full(device: torch.device) -> bool:
     """Whether the device, or what this process's allocator may take of it, has next to no memory left."""
     try:

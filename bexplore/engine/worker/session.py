@@ -32,6 +32,7 @@ from bexplore.engine.worker.compilation import (
     feasible_mode,
     mark_batch_dimension,
 )
+from bexplore.engine.worker.device import bound_memory
 from bexplore.engine.worker.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
 from bexplore.engine.worker.placement import Placement
@@ -104,7 +105,7 @@ class Session:
         self.watch = CompilerWatch()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
         self.limit = DataLimit(budget_bytes if self.device.type == "cpu" else None)
-        _bound_device_memory(self.device, budget_bytes)
+        bound_memory(self.device, budget_bytes)
         report(stage="build")
         with self.limit.around_building():
             self.workload: Workload = build(job)
@@ -429,9 +430,3 @@ def _warnings(late: CompilerAccount, num_alloc_retries: int) -> list[str]:
             "throughput near the memory limit suffers from it"
         )
     return warnings
-
-
-def _bound_device_memory(device: torch.device, budget_bytes: int | None) -> None:
-    if device.type == "cuda" and budget_bytes is not None:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
