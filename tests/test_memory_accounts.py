@@ -59,7 +59,7 @@ def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_pro
     monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
     steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
     limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
-    step = MemoryStep(None, steps, torch.device("cuda", 0), limit, is_training=True)
+    step = MemoryStep(steps, torch.device("cuda", 0), limit, is_training=True)
     assert step.run(None, 8, expected_pass_s=0.0).held_bytes == 4 * GIB
 
 

@@ -68,17 +68,15 @@ def _replaying():
     return LifetimeTracker(PRIME), FakeTensorMode()
 
 
-def test_a_program_is_planned_without_measuring_or_recording_anything(monkeypatch):
+def test_a_program_is_planned_without_measuring_or_recording_anything():
     measuring = ("shape_padding", "max_autotune", "max_autotune_gemm", "coordinate_descent_tuning", "graph_partition")
-    for name in measuring:
-        monkeypatch.setattr(inductor_config, name, True)
-    monkeypatch.setattr(inductor_config.triton, "cudagraphs", True)
     seen = []
 
     def observe(graph, prime):
         seen.extend([*(getattr(inductor_config, name) for name in measuring), inductor_config.triton.cudagraphs])
 
-    trace_job(imported_job(backend="inductor"), observe=observe)
+    with inductor_config.patch(dict.fromkeys((*measuring, "triton.cudagraphs"), True)):
+        trace_job(imported_job(backend="inductor"), observe=observe)
     assert seen
     assert not any(seen)
 
