@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,9 @@ import torch._inductor.config
 from conftest import imported_job
 from torch._inductor.fx_passes import pad_mm
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import FixedLayout
+from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from torch.utils._pytree import tree_leaves
 
 from benchmarks import shared_kernels
 from benchmarks.kernel_counts import count_kernels
@@ -21,7 +25,7 @@ from bexplore.engine.shared import SharedMode, mode_after, shared_modes
 from bexplore.engine.worker.compilation import compile_workload, feasible_mode, mark_batch_dimension
 from bexplore.engine.worker.session import Session
 from bexplore.exploration import size_to_tune
-from bexplore.job import CompileSettings, Job
+from bexplore.job import Job
 from bexplore.probe import Compilation
 from bexplore.workloads import build
 
@@ -60,7 +64,7 @@ def test_the_mode_after_one_that_does_not_compile_is_the_next_of_the_device():
     [("cpu", NESTED, UNBACKED), ("cpu", DYNAMIC, DYNAMIC), ("cuda:0", DYNAMIC, DYNAMIC), ("cuda:0", UNBACKED, STATIC)],
 )
 def test_convolutions_are_hidden_from_the_compiler_on_a_cpu_only(device, wanted, expected):
-    workload = types.SimpleNamespace(job=Job(device=device), compiled_modules=[torch.nn.Conv2d(1, 1, 3)])
+    workload = types.SimpleNamespace(job=imported_job(device=device), compiled_modules=[torch.nn.Conv2d(1, 1, 3)])
 
     assert feasible_mode(workload, wanted, ()) is expected
 
@@ -74,7 +78,7 @@ def test_an_accelerator_is_told_the_first_size_of_a_process_and_a_cpu_none():
     session.device = torch.device("cuda")
     on_cuda = [session._make_batch(size) for size in (4, 8)]
 
-    assert [[tensor._dynamo_hint_overrides for tensor in batch] for batch in (on_cpu, *on_cuda)] == [
+    assert [[tensor._dynamo_hint_overrides for tensor in tree_leaves(batch)] for batch in (on_cpu, *on_cuda)] == [
         [{}, {}],
         [{0: 4}, {0: 4}],
         [{0: 4}, {0: 4}],
@@ -85,36 +89,58 @@ class PlannedError(Exception):
     """The compiler has got as far as the test looks."""
 
 
-def largest_padded_gib(hint: int | None) -> float:
-    """GiB of operands and result of the largest product that padding would be timed on, for 2 samples of a tiny GPT."""
+def measured_gib(hint: int | None) -> tuple[float, float]:
+    """GiB that the compiler would take to choose kernels for 2 samples of a tiny GPT.
+
+    Returns:
+        Of operands and result of the largest product that it would time with padding; of the largest tensor that it
+        would fill to time templates with.
+    """
     model = {"vocab_size": 50257, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_position_embeddings": 1024}
     job = Job(workload="decoder", model=model, data={"sequence_length": 1024}, sequence_length=1024)
     workload = build(job)
     compile_workload(workload, job.compile, Compilation.SHARED, UNBACKED, ())
     batch = workload.make_batch(2)
     mark_batch_dimension(batch, workload.batch_dimensions, UNBACKED, hint=hint)
-    found_gib = []
+    padded_bytes, example_bytes = [], []
 
-    def record(match, first, second, op, input=None):
+    def refuse_to_pad(match, first, second, op, input=None):
         rows, inner, columns = *pad_mm.hint_symbols(first.shape), pad_mm.hint_symbols(second.shape)[1]
-        found_gib.append(first.dtype.itemsize * (rows * inner + inner * columns + rows * columns) / 2**30)
+        padded_bytes.append(first.dtype.itemsize * (rows * inner + inner * columns + rows * columns))
         return False
+
+    def example(size, stride, device, dtype, *_):
+        example_bytes.append(dtype.itemsize * math.prod(size))
+        return torch.empty(0, dtype=dtype)
+
+    def fill_examples(graph):
+        for buffer in graph.buffers:
+            if isinstance(buffer.get_output_spec(), FixedLayout):
+                AlgorithmSelectorCache.benchmark_example_value(buffer)
+        raise PlannedError
 
     torch._dynamo.reset()
     with (
-        mock.patch.object(pad_mm, "check_device", lambda *_: True),  # of a CUDA device
-        mock.patch.object(pad_mm, "_should_pad", record),
-        mock.patch.object(GraphLowering, "compile_to_module", side_effect=PlannedError),
+        # As on a CUDA device.
+        mock.patch.object(pad_mm, "check_device", lambda *_: True),
+        mock.patch.object(pad_mm, "has_triton", lambda: True),
+        mock.patch.object(pad_mm, "_should_pad", refuse_to_pad),
+        mock.patch.object(AlgorithmSelectorCache, "generate_example_value", example),
+        mock.patch.object(GraphLowering, "compile_to_module", fill_examples),
         torch._inductor.config.patch(force_disable_caches=True),
         pytest.raises(Exception, match="PlannedError"),
     ):
         workload.forward_backward(batch)
-    return max(found_gib)
+    return max(padded_bytes) / 2**30, max(example_bytes) / 2**30
 
 
-def test_padding_of_an_odd_vocabulary_is_timed_at_the_hinted_size_and_not_at_thousands_of_samples():
-    assert largest_padded_gib(hint=2) < 1
-    assert largest_padded_gib(hint=None) > 700
+def test_kernels_are_chosen_at_the_hinted_size_and_not_at_thousands_of_samples():
+    padded_gib, example_gib = measured_gib(hint=2)
+    padded_without_gib, example_without_gib = measured_gib(hint=None)
+
+    # An odd vocabulary asks for padding; `mode: max-autotune` asks for templates.
+    assert max(padded_gib, example_gib) < 1
+    assert min(padded_without_gib, example_without_gib) > 700
 
 
 def totals(name: str, way: str) -> dict[str, int]:
