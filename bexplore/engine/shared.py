@@ -29,9 +29,11 @@ class SharedMode(StrEnum):
 
 
 # The order in which modes are tried. On a CPU one compilation for all sizes is worth most: its kernels are loops whose
-# code depends on no size. On CUDA only a backed number has the kernels of the exact program
-# (benchmarks/results/shared_kernels.md); with an unbacked one reductions over rows are never fused with those over
-# columns, and attention never takes cuDNN's kernel.
+# code depends on no size. On CUDA only a backed number has the kernels of the exact program, at the price of about four
+# compilations (benchmarks/results/shared_kernels.md). With an unbacked one, hint or not, indices have 64 bits,
+# reductions over rows are not fused with those over columns (`MixOrderReduction.can_fuse` in
+# torch/_inductor/scheduler.py) and attention does not take cuDNN's kernel, which has a largest batch
+# (`check_cudnn_tensor_shapes` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
 _ON_CPU = (SharedMode.NESTED, SharedMode.UNBACKED, SharedMode.DYNAMIC, SharedMode.STATIC)
 _ON_CUDA = (SharedMode.DYNAMIC, SharedMode.UNBACKED, SharedMode.STATIC)
 _BACKED = (SharedMode.DYNAMIC, SharedMode.STATIC)
