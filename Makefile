@@ -11,7 +11,7 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-gpu-trace check guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view bench-warm-start clean dist
+.PHONY: help setup explore test test-gpu-trace check guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-faults  probes that die, explorers that are killed, inputs that are wrong"
 	@echo "make bench-view    what the live view and the report cost"
 	@echo "make bench-warm-start  the first step of a training, cold and from kept artifacts"
+	@echo "make bench-kernels  kernels of the shared program against the exact one, for a CUDA device that is not there"
 	@echo "make bench-all     all of these but bench-gpu, ARGS=--quick for short ones"
 	@echo "make dist          build the wheel"
 	@echo "make clean         remove $(VENV) and everything that was built"
@@ -97,6 +98,9 @@ bench-faults: $(STAMP)
 
 bench-warm-start: $(STAMP)
 	$(BIN)/python -m benchmarks.warm_start $(ARGS)
+
+bench-kernels: $(GPU_TRACE_STAMP)
+	$(BIN)/python -m benchmarks.shared_kernels $(ARGS)
 
 # One thread for numpy, as the explorer has it.
 bench-view: $(STAMP)

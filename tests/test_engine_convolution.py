@@ -11,9 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.graph import GraphLowering
 
-from bexplore.engine.shared import SharedMode
 from bexplore.engine.worker import convolution as ours
-from bexplore.engine.worker.compilation import mode_with_convolutions as ours_mode
 from bexplore.job import Precision
 from bexplore.probe import Outcome, Probe
 
@@ -108,19 +106,6 @@ def test_one_program_with_convolutions_serves_one_sample_a_few_and_many(run_on, 
 def test_what_the_operator_would_change_is_left_to_the_compiler(modules):
     assert ours.has_convolutions(modules)
     assert not ours.can_be_opaque(modules)
-
-
-@pytest.mark.parametrize(
-    ("device_type", "can_be_hidden", "mode"),
-    [
-        ("cpu", True, SharedMode.UNBACKED),
-        ("cpu", False, SharedMode.DYNAMIC),
-        ("cuda", True, SharedMode.DYNAMIC),
-        ("cuda", False, SharedMode.DYNAMIC),
-    ],
-)
-def test_on_cuda_the_compiler_sees_every_convolution(device_type, can_be_hidden, mode):
-    assert ours_mode(SharedMode.UNBACKED, device_type, can_be_hidden=can_be_hidden) is mode
 
 
 def layouts_chosen(dynamic: bool) -> list[bool]:

@@ -13,9 +13,9 @@ from bexplore.engine.answers import asks_the_same, charged, observed
 from bexplore.engine.device_lock import device_lock, lock_name, try_device_lock
 from bexplore.engine.device_tenants import DeviceTenants
 from bexplore.engine.failures import Failure
-from bexplore.engine.machine import Tenants
+from bexplore.engine.machine import Tenants, package_version
 from bexplore.engine.process import Progress
-from bexplore.engine.shared import SharedMode
+from bexplore.engine.shared import SharedMode, mode_after, shared_modes
 from bexplore.engine.stage_limits import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
 from bexplore.engine.succession import is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.workers import Workers
@@ -76,7 +76,7 @@ class EngineRunner:
         self._device_facts = device_facts or {}
         self._free_memory_bytes: int | None = None  # of the device, before any worker of this runner
         self._warnings: list[str] = []  # which the next observation tells
-        self._shared_mode = SharedMode.NESTED
+        self._known_mode: SharedMode | None = None  # which a worker has tried
         self.largest_measured = 0
         self._ahead: Observation | None = None
         self._begun: tuple[dict[str, Any], ExitStack] | None = None
@@ -295,6 +295,15 @@ class EngineRunner:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
+    @property
+    def _modes(self) -> tuple[SharedMode, ...]:
+        return shared_modes(self.job.device.split(":")[0], package_version("torch"))
+
+    @property
+    def _shared_mode(self) -> SharedMode:
+        """The kind of shared program to ask for: the best of the device until a worker has tried it."""
+        return self._known_mode or self._modes[0]
+
     def _in_some_mode(self, probe: Probe, kind: str) -> Observation:
         first_mode = self._shared_mode
         while True:
@@ -302,9 +311,9 @@ class EngineRunner:
             next_mode = self._next_shared_mode(observation)
             if next_mode is None:
                 if _lacked_memory_in_compiler(observation):  # in every mode: it is the size, and not the program
-                    self._shared_mode = first_mode
+                    self._known_mode = first_mode
                 return observation
-            self._shared_mode = next_mode
+            self._known_mode = next_mode
 
     def _run(self, probe: Probe, kind: str) -> Observation:
         self._choose_worker(probe)
@@ -383,7 +392,7 @@ class EngineRunner:
         """
         failed = observation.outcome is Outcome.COMPILE_FAILED or _lacked_memory_in_compiler(observation)
         is_shared = observation.probe.compilation is Compilation.SHARED
-        return self._shared_mode.next if failed and is_shared else None
+        return mode_after(self._shared_mode, self._modes) if failed and is_shared else None
 
     def _blamed(self, answer: dict[str, Any] | Failure, request: dict[str, Any]) -> dict[str, Any] | Failure:
         """The answer to a probe that broke its device, once a new process has run the same size without the compiler.
@@ -473,7 +482,7 @@ class EngineRunner:
             return Observation(
                 outcome=answer.outcome, reason=answer.reason, traceback_text=answer.traceback_text, **common
             )
-        self._shared_mode = SharedMode(answer.get("shared_mode", self._shared_mode))
+        self._known_mode = SharedMode(answer.get("shared_mode", self._shared_mode))
         warnings, self._warnings = [*self._warnings, *tenant_warnings], []
         return observed(answer, spawn_s=spawn_s, warnings=warnings, **common)
 

@@ -1,8 +1,13 @@
-"""Kinds of the program that all probes of the search share, best first; known to both sides of the process border."""
+"""Kinds of the program that all probes of the search share, and their order; for both sides of the process border."""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+
+# From this torch on, Inductor splits reductions by the hint of an unbacked size. Source: torch/_inductor/ir.py,
+# `num_splits`, 2.11 `symbolic_hint` (which ignores the hint) against 2.12 `all_unbacked_explicitly_hinted`.
+_SPLITS_BY_HINT = (2, 12)
 
 
 class SharedMode(StrEnum):
@@ -22,9 +27,39 @@ class SharedMode(StrEnum):
         """Whether one compilation is enough."""
         return self in (SharedMode.NESTED, SharedMode.UNBACKED)
 
-    @property
-    def next(self) -> SharedMode | None:
-        """What to try where this one does not compile; None after the last."""
-        modes = list(SharedMode)
-        later = modes[modes.index(self) + 1 :]
-        return later[0] if later else None
+
+# The order in which modes are tried. On a CPU one compilation for all sizes is worth most: its kernels are loops whose
+# code depends on no size. On CUDA only a backed number has the kernels of the exact program, at the price of about four
+# compilations (benchmarks/results/shared_kernels.md). With an unbacked one, hint or not, indices have 64 bits,
+# reductions over rows are not fused with those over columns (`MixOrderReduction.can_fuse` in
+# torch/_inductor/scheduler.py) and attention does not take cuDNN's kernel, which has a largest batch
+# (`check_cudnn_tensor_shapes` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+_ON_CPU = (SharedMode.NESTED, SharedMode.UNBACKED, SharedMode.DYNAMIC, SharedMode.STATIC)
+_ON_CUDA = (SharedMode.DYNAMIC, SharedMode.UNBACKED, SharedMode.STATIC)
+_BACKED = (SharedMode.DYNAMIC, SharedMode.STATIC)
+
+
+def shared_modes(device_type: str, torch_version: str, *, has_convolutions: bool = False) -> tuple[SharedMode, ...]:
+    """Give the modes to try on a device, best first.
+
+    Args:
+        device_type: Such as `cpu` or `cuda`.
+        torch_version: Such as `2.13.0+cpu`.
+        has_convolutions: Whether the compiler is to see convolutions, whose kernels it cannot choose for an unbacked
+            number of samples.
+    """
+    if has_convolutions:
+        return _BACKED
+    if device_type == "cpu":
+        return _ON_CPU
+    return _ON_CUDA if _major_minor(torch_version) >= _SPLITS_BY_HINT else _BACKED
+
+
+def mode_after(mode: SharedMode, modes: tuple[SharedMode, ...]) -> SharedMode | None:
+    """Give what to try where a mode does not compile; None after the last."""
+    later = modes[modes.index(mode) + 1 :]
+    return later[0] if later else None
+
+
+def _major_minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

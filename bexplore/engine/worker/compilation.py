@@ -15,7 +15,7 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine.shared import SharedMode
+from bexplore.engine.shared import SharedMode, shared_modes
 from bexplore.engine.worker.convolution import (
     can_be_opaque,
     choose_layout_as_for_a_number,
@@ -39,18 +39,7 @@ def make_limits_loud() -> None:
 
 
 def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequence[type[torch.nn.Module]]) -> SharedMode:
-    """The wanted kind of shared program, or the next one that this workload allows."""
-    if wanted is SharedMode.NESTED and not block_classes:
-        wanted = SharedMode.UNBACKED
-    modules = _all_modules(workload)
-    if wanted.serves_every_size and has_convolutions(modules):
-        device_type = torch.device(workload.job.device).type
-        return mode_with_convolutions(wanted, device_type, can_be_hidden=can_be_opaque(modules))
-    return wanted
-
-
-def mode_with_convolutions(wanted: SharedMode, device_type: str, *, can_be_hidden: bool) -> SharedMode:
-    """Return the kind of shared program of a workload with convolutions.
+    """Give the wanted kind of shared program, or the next one that this workload allows.
 
     Inductor's convolutions fail at run time with an unbacked number of samples (seen with torch 2.13 on the CPU: the
     strides that it expects are not those that it gets), so that they start with a backed one where they cannot be
@@ -59,11 +48,20 @@ def mode_with_convolutions(wanted: SharedMode, device_type: str, *, can_be_hidde
     would have another speed and other memory than the exact one. See `choose_layout_as_for_a_number`.
 
     Args:
-        wanted: A kind that serves every size.
-        device_type: Of the job, such as `cuda`.
-        can_be_hidden: Whether every convolution can be an opaque operator to the compiler.
+        workload: What is to be compiled.
+        wanted: One of the modes of its device.
+        block_classes: Of the blocks that a nested program compiles once; empty where there are none.
     """
-    return wanted if can_be_hidden and device_type != "cuda" else SharedMode.DYNAMIC
+    device_type = torch.device(workload.job.device).type
+    modules = _all_modules(workload)
+    is_hidden = device_type == "cpu" and can_be_opaque(modules)
+    order = shared_modes(device_type, torch.__version__)
+    allowed = set(
+        shared_modes(device_type, torch.__version__, has_convolutions=has_convolutions(modules) and not is_hidden)
+    )
+    if not block_classes:
+        allowed.discard(SharedMode.NESTED)
+    return next(mode for mode in order[order.index(wanted) :] if mode in allowed)
 
 
 def compile_workload(
@@ -105,7 +103,9 @@ def compile_workload(
         module.compile(**arguments)
 
 
-def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode: SharedMode) -> None:
+def mark_batch_dimension(
+    batch: Batch, dimensions: list[int | None] | None, mode: SharedMode, *, hint: int | None = None
+) -> None:
     """Declare the sample dimension of every tensor of a batch symbolic, and nothing else.
 
     Args:
@@ -113,6 +113,8 @@ def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode
         dimensions: Sample dimension of each tensor leaf, None for a tensor without one; None where the structure of
             the batch is not known (a list of samples, say), so that nothing can be marked.
         mode: Kind of the shared program.
+        hint: The number of samples that the compiler is to choose kernels for where it must not rely on any; None for
+            its own default, which is thousands. It is not guarded: another one compiles nothing anew.
     """
     if mode is SharedMode.STATIC or dimensions is None:
         return
@@ -124,7 +126,7 @@ def mark_batch_dimension(batch: Batch, dimensions: list[int | None] | None, mode
         if mode is SharedMode.DYNAMIC:
             decorators.mark_dynamic(tensor, dimension)
         else:
-            decorators.mark_unbacked(tensor, dimension, shape_id="samples")
+            decorators.mark_unbacked(tensor, dimension, shape_id="samples", hint_override=hint)
 
 
 def _all_modules(workload: Workload) -> list[torch.nn.Module]:

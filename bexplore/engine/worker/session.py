@@ -100,6 +100,7 @@ class Session:
         self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
         self._usual_pass_s: dict[int, float] = {}
+        self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
         self._why_alone = ""  # the last probe that should have taken turns
         self._placement = Placement()
         self.watch = CompilerWatch()
@@ -306,7 +307,8 @@ class Session:
         self.report(stage="batch")
         batch = tree_map(_with_standard_strides, self.workload.make_batch(micro_batch_size))
         if self.compilation is Compilation.SHARED and self.job.compile.enabled:
-            mark_batch_dimension(batch, self.workload.batch_dimensions, self.shared_mode)
+            self._hint = self._hint or (None if self.device.type == "cpu" else micro_batch_size)
+            mark_batch_dimension(batch, self.workload.batch_dimensions, self.shared_mode, hint=self._hint)
         return batch
 
     def _memory(self, batch: Batch, probe: Probe) -> StepMemory:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn.functional import pad
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -75,7 +76,7 @@ def choose_backend(
 def _is_regular(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether every fused kernel could take the shapes and strides."""
     tensors = (query, key, value)
-    if any(tensor.dim() != 4 for tensor in tensors) or len({tensor.size(0) for tensor in tensors}) > 1:
+    if any(tensor.dim() != 4 or tensor.size(0) != query.size(0) for tensor in tensors):
         return False
     if any(tensor.size(2) == 0 for tensor in tensors):
         return False
@@ -92,7 +93,8 @@ def _suits_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     return (
         max(head_sizes) <= _LARGEST_HEAD_OF_CUDNN
         and all(size % 8 == 0 for size in head_sizes)
-        and max(query.size(0), query.size(1)) <= _LARGEST_CUDNN_DIMENSION
+        # Of a size without bounds torch takes the answer to be no.
+        and all(guard_or_false(query.size(place) <= _LARGEST_CUDNN_DIMENSION) for place in (0, 1))
         and (16 * dropout).is_integer()
         and key.size(2) != 1
         and (not dropout or query.size(2) != 1)
