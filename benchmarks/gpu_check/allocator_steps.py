@@ -1,6 +1,6 @@
 """Section 7: what the caching allocator is asked for in two steps of a small GPT, for a replay without a GPU.
 
-The file: `{"device", "torch", "recordings": [{"micro_batch_size", "max_allocated_bytes", "max_reserved_bytes",
+The file: `{"device", "torch", "recordings": [{"micro_batch_size", "max_memory_allocated", "max_memory_reserved",
 "events": [["alloc", address, bytes], ...]}]}`. It begins before the first tensor, so that a replay needs no state.
 Addresses count from the lowest segment's. Actions are torch's own: `alloc`, `free_requested`, `free_completed`,
 `segment_alloc`, `segment_free`, ...
@@ -52,15 +52,15 @@ def main(job_json: str, size: str) -> None:
     job = Job.from_dict(json.loads(job_json))
     if job.device == "cpu":
         _two_steps(job, int(size))
-        found: dict[str, Any] = {"device": "cpu", "max_allocated_bytes": 0, "max_reserved_bytes": 0, "events": []}
+        found: dict[str, Any] = {"device": "cpu", "max_memory_allocated": 0, "max_memory_reserved": 0, "events": []}
     else:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
         _two_steps(job, int(size))
         torch.cuda.synchronize()
         found = {
             "device": torch.cuda.get_device_name(job.device),
-            "max_allocated_bytes": torch.cuda.max_memory_allocated(job.device),
-            "max_reserved_bytes": torch.cuda.max_memory_reserved(job.device),
+            "max_memory_allocated": torch.cuda.max_memory_allocated(job.device),
+            "max_memory_reserved": torch.cuda.max_memory_reserved(job.device),
             "events": compact(torch.cuda.memory._snapshot()["device_traces"][0]),
         }
     print(json.dumps(found | {"torch": torch.__version__, "micro_batch_size": int(size)}), flush=True)
