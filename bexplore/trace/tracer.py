@@ -35,7 +35,7 @@ _SD_OF_ANOTHER_BACKEND = 0.10  # not measured: kernels, and so fusion, differ
 # Of the CPU's program for a CUDA device: its slope is 87 % too high for BERT with dropout, 17 % too low for a LLaMA.
 _SD_OF_CPU_PROGRAM = 0.4
 # Of a program for a CUDA device, whose libraries take memory that is in no plan. Not measured on a device yet: growth
-# with the size is 0.79 to 0.98 of what whole processes were published to take. Source: benchmarks/results/trace_cuda.md.
+# with the size is 0.79 to 0.98 of what whole processes were said to take. Source: benchmarks/results/trace_cuda.md.
 _SD_ON_CUDA = 0.1
 _OWN_FILES = str(Path(__file__).parents[1] / "trace")
 _LIBRARIES = (str(Path(torch.__file__).parent), _OWN_FILES)
