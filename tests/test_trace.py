@@ -46,7 +46,7 @@ def measured_peak(job: Job, micro_batch_size: int) -> int:
     batch = workload.make_batch(micro_batch_size)
     if job.compile.enabled:
         for module in workload.compiled_modules:
-            module.compile(dynamic=False)
+            module.compile(backend=job.compile.backend, dynamic=False)
 
     def step() -> None:
         for _ in range(2):
@@ -259,9 +259,18 @@ def test_blocks_that_were_left_out_come_back():
     assert list(stack.blocks) == before
 
 
+def test_a_backend_that_only_partitions_is_traced_as_it_runs():
+    job = dataclasses.replace(decoder_job(), compile=CompileSettings(backend="aot_eager"))
+    model = trace_job(job)
+    assert model.peak_memory_bytes(64) == pytest.approx(measured_peak(job, 64), rel=0.01)
+    assert model.notes == ()
+    labels = [label for label, _ in model.largest_buffers(64)]
+    assert not any("eval_with_key" in label for label in labels)
+
+
 def test_another_backend_is_predicted_with_less_certainty():
     job = own_job("Breaking")
-    other = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager"))
+    other = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager_decomp_partition"))
     model = trace_job(other)
-    assert any("aot_eager" in note for note in model.notes)
+    assert any("aot_eager_decomp_partition" in note for note in model.notes)
     assert model.relative_sd > trace_job(job).relative_sd
