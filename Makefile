@@ -7,7 +7,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 
-.PHONY: help setup explore test check guard bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view bench-warm-start clean dist
+.PHONY: help setup explore test check guard bench bench-gpu bench-all bench-search bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-gpu     the same on a CUDA device"
 	@echo "make bench-search  the search, replayed and simulated"
 	@echo "make bench-trace   the trace against the allocator"
+	@echo "make bench-trace-cuda  the trace for a CUDA device that is not there; needs pip install 'bexplore[gpu-trace]'"
 	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
 	@echo "make bench-faults  probes that die, explorers that are killed, inputs that are wrong"
 	@echo "make bench-view    what the live view and the report cost"
@@ -66,6 +67,9 @@ bench-search: $(BENCH_STAMP)
 
 bench-trace: $(STAMP)
 	$(BIN)/python -m benchmarks.trace $(ARGS)
+
+bench-trace-cuda: $(STAMP)
+	$(BIN)/python -m benchmarks.trace_cuda $(ARGS)
 
 bench-guard: $(STAMP)
 	$(BIN)/python -m benchmarks.guard $(ARGS)

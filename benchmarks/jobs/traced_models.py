@@ -352,3 +352,16 @@ def resnet_50_channels_last() -> nn.Module:
 def large_images_channels_last(micro_batch_size: int) -> dict[str, torch.Tensor]:
     pixels = torch.randn(micro_batch_size, 3, 224, 224).contiguous(memory_format=torch.channels_last)
     return {"pixel_values": pixels, "labels": torch.randint(1000, (micro_batch_size,))}
+
+
+def t5_small_eager_attention() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(decoder_start_token_id=0, use_cache=False)
+    config._attn_implementation = "eager"
+    return T5ForConditionalGeneration(config)
+
+
+def long_texts(micro_batch_size: int) -> dict[str, torch.Tensor]:
+    shape = (micro_batch_size, 1024)
+    return {"input_ids": torch.randint(VOCABULARY, shape), "labels": torch.randint(VOCABULARY, shape)}
