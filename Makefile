@@ -11,7 +11,7 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-gpu-trace check guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search bench-trace bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
+.PHONY: help setup explore test test-gpu-trace check guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-gpu     make bench on a CUDA device, with GPU_PYTHON_BIN; ARGS=--cpu to exercise it"
 	@echo "make bench-search  the search, replayed and simulated"
 	@echo "make bench-trace   the trace against the allocator"
+	@echo "make bench-trace-cuda  the trace for a CUDA device that is not there"
 	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
 	@echo "make bench-faults  probes that die, explorers that are killed, inputs that are wrong"
 	@echo "make bench-view    what the live view and the report cost"
@@ -89,6 +90,9 @@ bench-search: $(BENCH_STAMP)
 
 bench-trace: $(STAMP)
 	$(BIN)/python -m benchmarks.trace $(ARGS)
+
+bench-trace-cuda: $(GPU_TRACE_STAMP)
+	$(BIN)/python -m benchmarks.trace_cuda $(ARGS)
 
 bench-guard: $(STAMP)
 	$(BIN)/python -m benchmarks.guard $(ARGS)

@@ -14,6 +14,7 @@ from benchmarks.trace_flops import flops_as_run, flops_of_the_model
 from bexplore.engine.worker.allocator import measure_peak
 from bexplore.job import CompileSettings, Job, Mode, Precision
 from bexplore.trace import CostModel, TraceError, trace_job
+from bexplore.trace.building import build_fake
 from bexplore.trace.depth import find_repeats, shortened
 from bexplore.workloads import build
 
@@ -46,7 +47,7 @@ def measured_peak(job: Job, micro_batch_size: int) -> int:
     batch = workload.make_batch(micro_batch_size)
     if job.compile.enabled:
         for module in workload.compiled_modules:
-            module.compile(dynamic=False)
+            module.compile(backend=job.compile.backend, dynamic=False)
 
     def step() -> None:
         for _ in range(2):
@@ -95,6 +96,15 @@ def test_a_model_whose_own_code_converts_it_or_reads_values_while_it_is_built_is
     job = dataclasses.replace(own_job(model, compiled=False), max_gradient_norm=1.0)
     assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
     assert trace_job(job).num_parameters == sum(one.numel() for one in build(job).loss_module.parameters())
+
+
+def test_a_model_whose_code_reads_values_while_it_is_built_is_built_for_another_device_than_the_cpu():
+    job = dataclasses.replace(own_job("ReadingWhileBuilt", compiled=False), device="meta")  # a device without values
+    workload, fake_mode = build_fake(job)
+    with fake_mode:
+        tensors = [*workload.loss_module.parameters(), *torch.utils._pytree.tree_leaves(workload.make_batch(2))]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert all(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
 def test_a_conversion_by_the_users_own_code_takes_no_memory_and_keeps_weights_tied():
@@ -259,9 +269,18 @@ def test_blocks_that_were_left_out_come_back():
     assert list(stack.blocks) == before
 
 
+def test_a_backend_that_only_partitions_is_traced_as_it_runs():
+    job = dataclasses.replace(decoder_job(), compile=CompileSettings(backend="aot_eager"))
+    model = trace_job(job)
+    assert model.peak_memory_bytes(64) == pytest.approx(measured_peak(job, 64), rel=0.01)
+    assert model.notes == ()
+    labels = [label for label, _ in model.largest_buffers(64)]
+    assert not any("eval_with_key" in label for label in labels)
+
+
 def test_another_backend_is_predicted_with_less_certainty():
     job = own_job("Breaking")
-    other = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager"))
+    other = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager_decomp_partition"))
     model = trace_job(other)
-    assert any("aot_eager" in note for note in model.notes)
+    assert any("aot_eager_decomp_partition" in note for note in model.notes)
     assert model.relative_sd > trace_job(job).relative_sd

@@ -245,3 +245,123 @@ def clip() -> nn.Module:
 def texts_and_images(micro_batch_size: int) -> dict[str, object]:
     ids = torch.randint(3, VOCABULARY, (micro_batch_size, 32))
     return {"input_ids": ids, "pixel_values": torch.randn(micro_batch_size, 3, 64, 64), "return_loss": True}
+
+
+class _Residual(nn.Module):
+    """The block of a diffusion model's U-Net: group norm, SiLU and a convolution, twice."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList((nn.GroupNorm(8, inner), nn.GroupNorm(8, outer)))
+        self.convolutions = nn.ModuleList(
+            (nn.Conv2d(inner, outer, 3, padding=1), nn.Conv2d(outer, outer, 3, padding=1))
+        )
+        self.skip = nn.Conv2d(inner, outer, 1) if inner != outer else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            hidden = convolution(F.silu(norm(hidden)))
+        return self.skip(x) + hidden
+
+
+class _PixelAttention(nn.Module):
+    """Self-attention among the pixels, after a group norm."""
+
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.GroupNorm(8, width)
+        self.project, self.output = nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pixels = self.project(self.norm(x)).flatten(2).unflatten(1, (3 * self.heads, -1)).mT
+        query, key, value = pixels.chunk(3, 1)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return x + self.output(mixed.mT.flatten(1, 2).view_as(x))
+
+
+class _GroupNormUNet(nn.Module):
+    """Three levels down and up again, each of two residual blocks; attention at the bottom."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        widths = (width, 2 * width, 4 * width)
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList()
+        inner = width
+        for outer in widths:
+            self.down.append(nn.Sequential(_Residual(inner, outer), _Residual(outer, outer)))
+            inner = outer
+        self.bottom = nn.Sequential(_Residual(inner, inner), _PixelAttention(inner), _Residual(inner, inner))
+        self.up = nn.ModuleList()
+        for outer in reversed(widths):
+            self.up.append(nn.Sequential(_Residual(inner + outer, outer), _Residual(outer, outer)))
+            inner = outer
+        self.head = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, 1, 3, padding=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        skips = []
+        for level in self.down:
+            hidden = level(hidden)
+            skips.append(hidden)
+            hidden = F.avg_pool2d(hidden, 2)
+        hidden = self.bottom(hidden)
+        for level in self.up:
+            hidden = F.interpolate(hidden, scale_factor=2.0)
+            hidden = level(torch.cat([hidden, skips.pop()], 1))
+        return self.head(hidden)
+
+
+def group_norm_unet() -> nn.Module:
+    return _GroupNormUNet()
+
+
+def whisper_tiny_classifier() -> nn.Module:
+    from transformers import WhisperConfig, WhisperForAudioClassification
+
+    return WhisperForAudioClassification(
+        WhisperConfig(
+            d_model=384,
+            encoder_layers=4,
+            decoder_layers=4,
+            encoder_attention_heads=6,
+            decoder_attention_heads=6,
+            encoder_ffn_dim=1536,
+            decoder_ffn_dim=1536,
+            problem_type="single_label_classification",
+        )
+    )
+
+
+def long_speech(micro_batch_size: int) -> dict[str, torch.Tensor]:
+    return {
+        "input_features": torch.randn(micro_batch_size, 80, 3000),
+        "labels": torch.randint(2, (micro_batch_size,)),
+    }
+
+
+def resnet_50_channels_last() -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(num_labels=1000, problem_type="single_label_classification")
+    return ResNetForImageClassification(config).to(memory_format=torch.channels_last)
+
+
+def large_images_channels_last(micro_batch_size: int) -> dict[str, torch.Tensor]:
+    pixels = torch.randn(micro_batch_size, 3, 224, 224).contiguous(memory_format=torch.channels_last)
+    return {"pixel_values": pixels, "labels": torch.randint(1000, (micro_batch_size,))}
+
+
+def t5_small_eager_attention() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(decoder_start_token_id=0, use_cache=False)
+    config._attn_implementation = "eager"
+    return T5ForConditionalGeneration(config)
+
+
+def long_texts(micro_batch_size: int) -> dict[str, torch.Tensor]:
+    shape = (micro_batch_size, 1024)
+    return {"input_ids": torch.randint(VOCABULARY, shape), "labels": torch.randint(VOCABULARY, shape)}

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.utils._pytree import tree_map_only
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bexplore.errors import BexploreError
 from bexplore.job import Job
@@ -25,8 +26,9 @@ class FakeTensors(FakeTensorMode):
 def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
     """Build a job without device memory.
 
-    Code that a fake tensor cannot answer (`tolist` of drop rates, NumPy) runs on the CPU with real tensors instead;
-    they take the memory of the weights until they are replaced.
+    Code that a fake tensor cannot answer (`tolist` of drop rates, NumPy) runs on the CPU with real tensors instead. In
+    a job of the CPU all are real, and take the memory of the weights until they are replaced; in one of another device
+    those that lie on the CPU, as the weights of a user's own model do until they are moved.
 
     Raises:
         UserInputError: The job is wrong.
@@ -41,9 +43,29 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
     except BexploreError:
         raise
     except Exception:  # what a fake tensor cannot answer fails in the user's code in any way; a real bug fails again
-        if torch.device(job.device).type != "cpu":  # its memory is for the probes
-            raise
-    return _from_real(build(job))
+        is_on_host = torch.device(job.device).type == "cpu"  # any other memory is for the probes
+    return _from_real(build(job)) if is_on_host else _build_with_real_host(job)
+
+
+def _build_with_real_host(job: Job) -> tuple[Workload, FakeTensors]:
+    fake_mode = FakeTensors(allow_non_fake_inputs=True)
+    with fake_mode, _RealOnHost():
+        workload = build(job)
+        workload.make_batch(1)
+    return workload, fake_mode
+
+
+class _RealOnHost(TorchDispatchMode):
+    """Computes for real, above a mode of fake tensors, what is made on the CPU and what follows from it there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        goes_to = torch.device(kwargs.get("device") or "cpu")
+        if goes_to.type == "cpu" and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _from_real(workload: Workload) -> tuple[Workload, FakeTensors]:

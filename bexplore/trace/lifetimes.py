@@ -26,7 +26,7 @@ from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
 from bexplore.trace.workspaces import workspace_sizes
 
-_TORCH_ROOT = f"{Path(torch.__file__).parent}{os.sep}"
+_OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs
 _HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
 _SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
 
@@ -213,6 +213,6 @@ class LifetimeMode(TorchDispatchMode):
 def _user_line() -> str:
     """The innermost frame outside of torch and of this package, as `file.py:12`."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_ROOT):
+    while frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "torch"

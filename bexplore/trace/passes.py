@@ -31,6 +31,10 @@ from bexplore.workloads import Workload
 # no other dimension of the program is a multiple by chance.
 PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
 
+# Backends that plan no memory. The second decides on its own what is kept for the backward pass, the first as autograd.
+_PARTITIONED = "aot_eager"
+_WITHOUT_PLAN = ("eager", _PARTITIONED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPass:
@@ -103,9 +107,8 @@ def _trace_pass(
         parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
         for tensor in (*parameters, *(buffer for module in modules_of(workload) for buffer in module.buffers())):
             tracker.adopt(tensor, Place("weights"))
-        if is_compiled(workload.job):
-            for module in workload.compiled_modules:
-                module.compile(options=_planning_options(workload.job))
+        for module in workload.compiled_modules:
+            _compile(module, workload.job)
         workload.forward_backward(batch)
         graphs.clear()
         with tracker.record():
@@ -124,8 +127,15 @@ def _trace_pass(
 
 
 def is_compiled(job: Job) -> bool:
-    """Whether a compiler plans the job's memory; the backend `eager` only captures graphs."""
-    return job.compile.enabled and job.compile.backend != "eager"
+    """Whether a compiler plans the job's memory; the graphs of some backends run operator by operator."""
+    return job.compile.enabled and job.compile.backend not in _WITHOUT_PLAN
+
+
+def _compile(module: nn.Module, job: Job) -> None:
+    if is_compiled(job):
+        module.compile(options=_planning_options(job))
+    elif job.compile.enabled and job.compile.backend == _PARTITIONED:
+        module.compile(backend=_PARTITIONED, dynamic=False)
 
 
 def _planning_options(job: Job) -> dict[str, Any] | None:

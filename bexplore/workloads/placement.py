@@ -20,12 +20,13 @@ def creation_device(device: torch.device) -> Iterator[None]:
     """Where the user's own modules are made: as their code says, or with fake tensors at once on the device.
 
     Real modules are moved afterwards, as their own training script would do: code written for the CPU (NumPy, `item`)
-    may run while they are made.
+    may run while they are made. So are those of a fake mode that takes real tensors of the CPU for such code.
     """
-    if not is_fake():
+    fake_mode = torch._guards.detect_fake_mode()
+    if fake_mode is None:
         yield
         return
-    with device, _converting_in_place():
+    with contextlib.nullcontext() if fake_mode.allow_non_fake_inputs else device, _converting_in_place():
         yield
 
 
