@@ -19,10 +19,10 @@ def imported_job(
     *,
     batch: str = "samples",
     loss: str = "cross_entropy",
-    backend: str = "aot_eager",
+    backend: str = "aot_eager_decomp_partition",
     **fields,
 ) -> Job:
-    """A job of `tests/jobs/programs.py`; `aot_eager` traces and partitions as Inductor does but builds nothing."""
+    """A job of `tests/jobs/programs.py`; its backend decomposes and partitions as Inductor does but builds nothing."""
     paths = {"model": f"programs:{model}", "batch": f"programs:{batch}", "loss": f"programs:{loss}"}
     compile_settings = fields.pop("compile", CompileSettings(backend=backend))
     return Job(workload="imported", model=paths, import_root=str(JOBS), compile=compile_settings, **fields)

@@ -27,8 +27,8 @@ MODEL = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "max_position_embe
 REDUCED = Probe(number=0, micro_batch_size=4, max_passes=3, compilation=Compilation.REDUCED)
 
 
-def deep_job(num_layers: int = 8, *, backend: str = "aot_eager") -> Job:
-    """`aot_eager` traces and partitions as Inductor does but builds nothing."""
+def deep_job(num_layers: int = 8, *, backend: str = "aot_eager_decomp_partition") -> Job:
+    """`aot_eager_decomp_partition` decomposes and partitions as Inductor does but builds nothing."""
     model, settings = MODEL | {"num_layers": num_layers}, CompileSettings(backend=backend)
     return Job(workload="decoder", model=model, data={"sequence_length": 16}, sequence_length=16, compile=settings)
 
@@ -233,7 +233,7 @@ def test_an_exploration_at_reduced_depth_says_so_and_how_well_it_predicted(tmp_p
         | {key: value for key, value in MODEL.items()},
         "optimizer": {"optimizer_type": "AdamW", "learning_rate": 0.001},
         "explore": {"device": "cpu", "memory_budget": "1GiB", "depth": "reduced", "max_probes": 4}
-        | {"compile": {"backend": "aot_eager"}},
+        | {"compile": {"backend": "aot_eager_decomp_partition"}},
     }
     path = tmp_path / "deep.yaml"
     path.write_text(json.dumps(config))
