@@ -19,7 +19,8 @@ class Item:
     Attributes:
         label: What it is, without what changes by itself (line numbers, addresses); labels are compared.
         count: How many of it there are.
-        where: `file.py:12` of the first; for people, and never compared; empty where unknown.
+        where: `file.py:12` of the first, of breaks and fixed sizes `a.py:12, b.py:7` of all; for people, and never
+            compared; empty where unknown.
     """
 
     label: str
@@ -37,7 +38,10 @@ class ProgramFacts:
         flops: Operations of a pass, recomputation included.
         num_graphs: Graphs that the compiler makes of a pass at one size.
         num_graph_breaks: Places that break a graph.
-        graph_breaks: Them, by reason.
+        graph_breaks: Graph breaks, by reason.
+        num_eager_operators: Calls of operators in a forward pass that lie in no graph, so that no fact of the graphs
+            includes them.
+        eager_operators: Operators that lie in no graph, by name.
         num_saved_activations: Tensors that grow with b and that the forward pass leaves to the backward pass.
         saved_activation_bytes: Bytes of them.
         saved_activations: Them, by operator, type and shape.
@@ -60,6 +64,8 @@ class ProgramFacts:
     num_graphs: int | None = None
     num_graph_breaks: int | None = None
     graph_breaks: tuple[Item, ...] = ()
+    num_eager_operators: int | None = None
+    eager_operators: tuple[Item, ...] = ()
     num_saved_activations: int | None = None
     saved_activation_bytes: Coefficients | None = None
     saved_activations: tuple[Item, ...] = ()
@@ -132,13 +138,23 @@ class ProgramFacts:
 
 
 ITEM_FIELDS = frozenset(
-    {"graph_breaks", "saved_activations", "largest_buffers", "operators", "kernels", "fixed_sizes", "recompiles"}
+    {
+        "graph_breaks",
+        "eager_operators",
+        "saved_activations",
+        "largest_buffers",
+        "operators",
+        "kernels",
+        "fixed_sizes",
+        "recompiles",
+    }
 )
 COUNT_FIELDS = frozenset(
     {
         "num_parameters",
         "num_graphs",
         "num_graph_breaks",
+        "num_eager_operators",
         "num_saved_activations",
         "num_kernels",
         "num_fixed_sizes",

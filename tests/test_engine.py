@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import time
 from pathlib import Path
 
@@ -184,7 +185,16 @@ def test_graph_breaks_are_counted_with_their_reasons(run_on):
 
     assert observation.outcome is Outcome.MEASURED
     assert observation.num_graph_breaks == 1
-    assert "graph_break" in observation.graph_break_reasons[0]
+    assert re.fullmatch(
+        r"Call to `torch._dynamo.graph_break\(\)` at programs.py:\d+", observation.graph_break_reasons[0]
+    )
+
+
+def test_a_function_that_is_left_to_python_is_a_graph_break_too(run_on):
+    observation = run_on(imported_job("reads_in_loop"))(probe(4))
+
+    assert observation.num_graph_breaks == 1
+    assert re.search(r"item\(\).* at programs.py:\d+", observation.graph_break_reasons[0])
 
 
 def test_the_peak_holds_weights_two_gradients_optimizer_states_and_activations(run_on):

@@ -31,6 +31,7 @@ def facts(**changes) -> ProgramFacts:
         "flops": (0, 5000, 0),
         "num_graphs": 1,
         "num_graph_breaks": 0,
+        "num_eager_operators": 0,
         "num_fixed_sizes": 0,
         "num_saved_activations": 2,
         "saved_activation_bytes": (8, 512, 0),
@@ -131,6 +132,44 @@ def test_a_new_graph_break_is_named_with_file_and_line():
     assert found.where == "model.py:12"
 
 
+def test_another_break_of_a_known_reason_is_named_with_its_own_line():
+    known = facts(num_graph_breaks=1, graph_breaks=(Item(label="Call to print", where="model.py:12"),))
+    more = Item(label="Call to print", count=2, where="model.py:12, model.py:40")
+
+    (found,) = [
+        one
+        for one in compare_facts(known, facts(num_graph_breaks=2, graph_breaks=(more,)), tiers=BOTH).findings
+        if one.name == "num_graph_breaks"
+    ]
+
+    assert (found.details, found.where) == (("new: Call to print at model.py:40",), "model.py:40")
+
+
+@pytest.mark.parametrize(("num_before", "num_after"), [(0, 7), (7, 0)])
+def test_graphs_of_another_part_of_the_program_are_not_compared(num_before, num_after):
+    whole = {"num_kernels": 2, "num_saved_activations": 2, "largest_buffer_bytes": (0, 256, 0)}
+    part = {"num_kernels": 1, "num_saved_activations": 1, "largest_buffer_bytes": (0, 128, 0)}
+    before, after = (facts(num_eager_operators=n, **(part if n else whole)) for n in (num_before, num_after))
+
+    comparison = compare_facts(before, after, tiers=BOTH)
+
+    status = Status.WORSE if num_after else Status.BETTER
+    assert {one.name: one.status for one in comparison.findings if one.status is not Status.SAME} == {
+        "num_eager_operators": status
+    }
+    told = {one.title: one.reason for one in comparison.not_compared}
+    assert {"kernels after fusion", "saved activations", "largest buffer", "graphs"} <= set(told)
+    assert f"{num_before} operators lay outside of graphs, and {num_after} do now" in told["kernels after fusion"]
+
+
+def test_the_table_gives_each_reason_once():
+    missing = tuple(NotCompared(title=title, reason="another part") for title in ("graphs", "kernels"))
+
+    text = guard_table(dataclasses.replace(report_of(Status.WORSE), not_compared=missing))
+
+    assert "not compared: graphs, kernels: another part" in text
+
+
 def test_a_lost_fusion_is_named_with_the_kernels_it_fell_into():
     split = facts(num_kernels=3, kernels=(Item(label="add"), Item(label="mul", where="model.py:7"), Item(label="mm")))
 
@@ -162,7 +201,7 @@ def test_a_program_that_cannot_be_traced_any_more_is_one_regression_and_says_whe
 
     (found,) = comparison.findings
     assert (found.status, found.where) == (Status.WORSE, "model.py:9")
-    assert "parameters" in comparison.not_compared[0].title
+    assert comparison.not_compared[0] == NotCompared(title="parameters", reason="cannot be found any more")
 
 
 def test_a_tier_that_cannot_be_compared_is_listed_with_its_reason():
@@ -354,13 +393,37 @@ def test_junit_fails_what_is_worse_skips_what_was_not_compared_and_is_never_gree
     assert empty.get("failures") == "1"
 
 
-def test_junit_excuses_what_moved_with_the_toolchain(tmp_path):
+@pytest.mark.parametrize(
+    "report",
+    [
+        report_of(Status.SAME, Status.UNSURE),
+        report_of(Status.SAME, Status.BETTER, Status.CHANGED),
+        report_of(Status.WORSE, toolchain_changes=("torch 2.11 -> 2.13",)),
+    ],
+    ids=lambda report: report.verdict,
+)
+def test_junit_skips_what_is_neither_a_pass_nor_a_regression(tmp_path, report):
     path = tmp_path / "guard.xml"
-    write_junit(report_of(Status.WORSE, toolchain_changes=("torch 2.11 -> 2.13",)), path)
+    write_junit(report, path)
+
+    suite = ElementTree.parse(path).getroot()
+    skipped = [case.get("name") for case in suite if case.find("skipped") is not None]
+
+    assert suite.get("failures") == "0"
+    assert skipped == ["verdict"] + ["fact"] * len([one for one in report.findings if one.status is not Status.SAME])
+
+
+def test_beside_a_slower_pass_what_moved_with_the_toolchain_stays_excused(tmp_path):
+    path = tmp_path / "guard.xml"
+    slower = report_of(Status.WORSE, tier=Tier.SAME_JOB).findings
+    excused = dataclasses.replace(report_of(Status.WORSE).findings[0], title="excused")
+    report = dataclasses.replace(report_of(toolchain_changes=("torch 2.11 -> 2.13",)), findings=(*slower, excused))
+
+    write_junit(report, path)
 
     failed = [case.get("name") for case in ElementTree.parse(path).getroot() if case.find("failure") is not None]
-
-    assert failed == ["verdict"]
+    assert failed == ["verdict", "fact"]
+    assert [line.split()[0] for line in github_annotations(report, tmp_path)] == ["::error", "::notice"]
 
 
 def test_an_annotation_names_the_users_file_and_line_where_it_exists(tmp_path):

@@ -69,6 +69,24 @@ def test_a_planted_change_is_found_and_named(unchanged, planted):
     assert any(planted.says in line for line in found[planted.fact].details), found[planted.fact].details
 
 
+def test_values_read_in_a_loop_are_graph_breaks_with_their_line_and_nothing_else_looks_better():
+    before = program_facts(imported_job("perceptron", backend="inductor"))
+    after = program_facts(imported_job("reads_in_loop", backend="inductor"))
+
+    tiers = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
+    comparison = compare_facts(before, after, tiers=tiers)
+    found = {one.name: one for one in comparison.findings}
+
+    assert after.problems == ()
+    assert (before.num_graph_breaks, before.num_eager_operators) == (0, 0)
+    assert (found["num_graph_breaks"].before, found["num_graph_breaks"].after) == ("0", "1")
+    assert found["num_graph_breaks"].where.startswith("programs.py:")
+    assert found["num_eager_operators"].status is Status.WORSE
+    assert any(line.startswith("new: addmm (2 times) at programs.py:") for line in found["num_eager_operators"].details)
+    assert {one.status for name, one in found.items() if name != "phases"} <= {Status.SAME, Status.WORSE}
+    assert "kernels after fusion" in [one.title for one in comparison.not_compared]
+
+
 def test_a_program_that_fixes_its_batch_names_the_line_that_does():
     fixed = planted_facts("recompile").fixed_sizes
 

@@ -125,6 +125,7 @@ def _written(baseline: Baseline, path: Path | None) -> str:
         + (f"times of size {size}." if baseline.times else "no times."),
         "Commit it; a later run compares with it.",
     ]
+    lines += [f"graph break: {one.label} at {one.where}" for one in facts.graph_breaks]
     lines += [f"warning: {line}" for line in facts.problems]
     if size is None:
         lines.append("note: no recommended size is known: explore first, or give --micro-batch-size, to guard times")

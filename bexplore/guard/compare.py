@@ -38,6 +38,7 @@ class Rule:
         unit: What it counts.
         items: The field whose items say what changed; empty where none does.
         more_is_worse: Whether growth is the bad direction.
+        is_of_graphs: Whether the graphs alone tell it, so that what runs outside of them is not in it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Rule:
     unit: Unit = Unit.COUNT
     items: str = ""
     more_is_worse: bool = True
+    is_of_graphs: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -56,16 +58,35 @@ class Rule:
 RULES = (
     Rule(name="num_parameters", title="parameters", tier=Tier.ANY_MACHINE),
     Rule(name="flops", title="flops of a pass", tier=Tier.ANY_MACHINE, unit=Unit.FLOPS, items="operators"),
-    Rule(name="num_graphs", title="graphs", tier=Tier.ANY_MACHINE, items="graph_breaks"),
     Rule(name="num_graph_breaks", title="graph breaks", tier=Tier.ANY_MACHINE, items="graph_breaks"),
-    Rule(name="num_fixed_sizes", title="fixed batch sizes", tier=Tier.ANY_MACHINE, items="fixed_sizes"),
-    Rule(name="num_saved_activations", title="saved activations", tier=Tier.ANY_MACHINE, items="saved_activations"),
+    Rule(
+        name="num_eager_operators",
+        title="operators outside of graphs",
+        tier=Tier.ANY_MACHINE,
+        items="eager_operators",
+    ),
+    Rule(name="num_graphs", title="graphs", tier=Tier.ANY_MACHINE, items="graph_breaks", is_of_graphs=True),
+    Rule(
+        name="num_fixed_sizes",
+        title="fixed batch sizes",
+        tier=Tier.ANY_MACHINE,
+        items="fixed_sizes",
+        is_of_graphs=True,
+    ),
+    Rule(
+        name="num_saved_activations",
+        title="saved activations",
+        tier=Tier.ANY_MACHINE,
+        items="saved_activations",
+        is_of_graphs=True,
+    ),
     Rule(
         name="saved_activation_bytes",
         title="bytes of saved activations",
         tier=Tier.ANY_MACHINE,
         unit=Unit.BYTES,
         items="saved_activations",
+        is_of_graphs=True,
     ),
     Rule(
         name="largest_buffer_bytes",
@@ -73,14 +94,27 @@ RULES = (
         tier=Tier.ANY_MACHINE,
         unit=Unit.BYTES,
         items="largest_buffers",
+        is_of_graphs=True,
     ),
-    Rule(name="num_kernels", title="kernels after fusion", tier=Tier.SAME_TOOLCHAIN, items="kernels"),
-    Rule(name="num_recompiles", title="recompilations across sizes", tier=Tier.SAME_TOOLCHAIN, items="recompiles"),
+    Rule(
+        name="num_kernels",
+        title="kernels after fusion",
+        tier=Tier.SAME_TOOLCHAIN,
+        items="kernels",
+        is_of_graphs=True,
+    ),
+    Rule(
+        name="num_recompiles",
+        title="recompilations across sizes",
+        tier=Tier.SAME_TOOLCHAIN,
+        items="recompiles",
+        is_of_graphs=True,
+    ),
 )
 # Lists that may change while every number of theirs stays: another program, which the baseline does not describe.
 INVENTORIES = (
-    Rule(name="operators", title="operators", tier=Tier.ANY_MACHINE),
-    Rule(name="kernels", title="fusions", tier=Tier.SAME_TOOLCHAIN),
+    Rule(name="operators", title="operators", tier=Tier.ANY_MACHINE, is_of_graphs=True),
+    Rule(name="kernels", title="fusions", tier=Tier.SAME_TOOLCHAIN, is_of_graphs=True),
 )
 PEAK = Rule(
     name="phases", title="planned peak memory", tier=Tier.SAME_TOOLCHAIN, unit=Unit.BYTES, items="largest_buffers"
@@ -123,6 +157,7 @@ def compare_facts(
     missing: list[NotCompared] = []
     vanished: list[Rule] = []
     sizes = sorted({*COMPARED_SIZES, *([micro_batch_size] if micro_batch_size else [])})
+    other_part = _why_another_part(before, after)
     for rule, old, new, text, values in _facts(before, after, sizes, memory_budget_bytes):
         if rule.tier not in tiers:
             continue
@@ -133,16 +168,28 @@ def compare_facts(
                 missing.append(NotCompared(title=rule.title, reason="the baseline does not have it"))
         elif new is None:
             vanished.append(rule)
+        elif rule.is_of_graphs and other_part:
+            missing.append(NotCompared(title=rule.title, reason=other_part))
         else:
             findings.append(_compared(rule, values(old), values(new), text(old), text(new), before, after))
     if vanished:
         findings.append(_vanished(vanished[0].tier, after))
-        titles = ", ".join(rule.title for rule in vanished)
-        missing.append(NotCompared(title=titles, reason="cannot be found any more"))
-    findings += [
-        found for rule in INVENTORIES if tiers.get(rule.tier) == "" for found in _inventory(rule, before, after)
-    ]
+        missing += [NotCompared(title=rule.title, reason="cannot be found any more") for rule in vanished]
+    if not other_part:
+        findings += [
+            found for rule in INVENTORIES if tiers.get(rule.tier) == "" for found in _inventory(rule, before, after)
+        ]
     return Comparison(findings=_without_echoes(findings), not_compared=tuple(missing))
+
+
+def _why_another_part(before: ProgramFacts, after: ProgramFacts) -> str:
+    """Why facts of the graphs cannot be compared: they are of another part of the program; empty where of the same."""
+    old, new = before.num_eager_operators, after.num_eager_operators
+    if old == new:
+        return ""
+    if old is None or new is None:
+        return "it is unknown how much of the program lies outside of graphs"
+    return f"{old} operators lay outside of graphs, and {new} do now: the graphs are of another part of the program"
 
 
 def _facts(before: ProgramFacts, after: ProgramFacts, sizes: Sequence[int], budget_bytes: int | None) -> Any:
@@ -269,7 +316,7 @@ def _inventory(rule: Rule, before: ProgramFacts, after: ProgramFacts) -> list[Fi
 def _item_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple[tuple[str, ...], str]:
     """What is new and what is gone, in lines; and the place of the first new thing."""
     before, after = _counts(old), _counts(new)
-    places = {item.label: item.where for item in (*old, *new)}
+    places = _places(old, new)
     gained = [label for label in after if after[label] > before.get(label, 0)]
     lost = [label for label in before if before[label] > after.get(label, 0)]
     is_fusion = rule.name in ("num_kernels", "kernels")
@@ -285,7 +332,18 @@ def _item_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple
         kept = [*lines[: MAX_DETAILS // 2], *lines[len(gained) :][: MAX_DETAILS // 2]]
         kept = list(dict.fromkeys(kept))
         lines = [*kept, f"and {len(lines) - len(kept)} more changes"]
-    return tuple(lines), next((places[label] for label in gained if places[label]), "")
+    first = next((places[label] for label in gained if places[label]), "")
+    return tuple(lines), first.partition(",")[0]
+
+
+def _places(old: Sequence[Item], new: Sequence[Item]) -> dict[str, str]:
+    """By label, where it is; of something that is in several places those that are new, as far as lines tell."""
+    places = {item.label: item.where for item in old}
+    for item in new:
+        known = places.get(item.label, "").split(", ")
+        added = [place for place in item.where.split(", ") if place not in known]
+        places[item.label] = ", ".join(added) or item.where
+    return places
 
 
 def _line(word: str, label: str, count: int, places: Mapping[str, str]) -> str:

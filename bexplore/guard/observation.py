@@ -26,7 +26,7 @@ from bexplore.guard.timing import Block
 from bexplore.probe import Compilation, Observation, Probe, Purpose
 
 # Changes whenever the same program gives other facts than before.
-FACTS_VERSION = "1"
+FACTS_VERSION = "2"
 DEVICE_KEYS = ("device", "device_name", "capability")  # decide planned memory, kernels and fusions
 HOST_KEYS = ("processor", "num_processors", "num_threads", "host")  # decide times, along with the device
 PASSES_OF_A_PROBE = 5

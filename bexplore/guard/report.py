@@ -115,11 +115,9 @@ class Report:
         """The most serious thing that is true; another toolchain excuses its own exact facts, and never a time."""
         if not self.findings:
             return Verdict.NOTHING_MEASURED
-        excused = bool(self.toolchain_changes)
-        blamed = [one for one in self.findings if not excused or one.tier is Tier.SAME_JOB]
-        if any(one.status is Status.WORSE for one in blamed):
+        if any(self.is_regression(one) for one in self.findings):
             return Verdict.REGRESSION
-        if excused:
+        if self.toolchain_changes:
             return Verdict.TOOLCHAIN_CHANGED
         if any(one.status is Status.UNSURE for one in self.findings):
             return Verdict.INCONCLUSIVE
@@ -131,6 +129,10 @@ class Report:
     def exit_code(self) -> ExitCode:
         """What the process says to the shell."""
         return EXIT_CODES[self.verdict]
+
+    def is_regression(self, one: Finding) -> bool:
+        """Whether a finding is the program's own fault: worse, and not by another toolchain."""
+        return one.status is Status.WORSE and (one.tier is Tier.SAME_JOB or not self.toolchain_changes)
 
     def those(self, *statuses: Status) -> list[Finding]:
         """The findings of some statuses, in order."""

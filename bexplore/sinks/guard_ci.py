@@ -6,32 +6,33 @@ import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from bexplore.errors import EngineError
+from bexplore.errors import EngineError, ExitCode
 from bexplore.guard import Finding, Report, Status, Verdict
 from bexplore.sinks.guard_table import MEANINGS, guard_markdown
 
-_FAILING = (Status.WORSE, Status.UNSURE, Status.BETTER, Status.CHANGED)
-_LEVELS = {Status.WORSE: "error", Status.UNSURE: "warning", Status.BETTER: "warning", Status.CHANGED: "warning"}
+_NOT_THE_SAME = (Status.WORSE, Status.UNSURE, Status.BETTER, Status.CHANGED)
 
 
 def write_junit(report: Report, path: Path) -> None:
-    """Write one test case a fact: worse fails, what could not be compared is skipped with its reason.
+    """Write one test case a fact, and one for the verdict, which alone fails where nothing was measured.
 
-    A verdict that is no pass fails a case of its own, so that a run which measured nothing never looks green.
+    What the exit code calls a regression fails. What is neither a pass nor a regression is skipped with its reason:
+    unsure, better, changed, worse by another toolchain, not compared.
 
     Raises:
         EngineError: The file cannot be written.
     """
     suite = ElementTree.Element("testsuite", name=f"bexplore guard {report.config}", time=f"{report.elapsed_s:.3f}")
     verdict = _case(suite, "verdict")
-    if report.verdict is not Verdict.UNCHANGED:
+    if report.exit_code is not ExitCode.DONE:
         text = "\n".join([*report.toolchain_changes, *report.job_changes, *report.advice])
-        _child(verdict, "failure", f"{report.verdict}: {MEANINGS[report.verdict]}", text)
-    excused = report.verdict is Verdict.TOOLCHAIN_CHANGED
+        tag = "failure" if report.exit_code is ExitCode.REGRESSION else "skipped"
+        _child(verdict, tag, f"{report.verdict}: {MEANINGS[report.verdict]}", text)
     for one in report.findings:
         case = _case(suite, one.title)
-        if one.status in _FAILING and not excused:
-            _child(case, "failure", _sentence(one), "\n".join(one.details))
+        if one.status is not Status.SAME:
+            tag = "failure" if report.is_regression(one) else "skipped"
+            _child(case, tag, _sentence(one), "\n".join(one.details))
     for missing in report.not_compared:
         _child(_case(suite, missing.title), "skipped", missing.reason, "")
     suite.set("tests", str(len(suite)))
@@ -52,10 +53,9 @@ def github_annotations(report: Report, config_folder: Path) -> list[str]:
         report: What was found.
         config_folder: Folder of the configuration, relative to the repository, beside which the user's code lies.
     """
-    excused = report.verdict is Verdict.TOOLCHAIN_CHANGED
     lines = []
-    for one in report.those(*_FAILING):
-        level = "notice" if excused else _LEVELS[one.status]
+    for one in report.those(*_NOT_THE_SAME):
+        level = "error" if report.is_regression(one) else "notice" if report.toolchain_changes else "warning"
         place = _place(one.where, config_folder, report.config)
         message = "\n".join([_sentence(one), *one.details])
         lines.append(f"::{level} {place},title=bexplore guard::{_escaped(message)}")

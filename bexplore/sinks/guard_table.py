@@ -34,7 +34,7 @@ def guard_table(report: Report, *, verbose: bool = False) -> str:
     shown = report.findings if verbose else [one for one in report.findings if one.status is not Status.SAME]
     lines = [*_rows(shown), *(f"  job       {line}" for line in report.job_changes)]
     lines += [f"  toolchain {line}" for line in report.toolchain_changes]
-    lines += [f"  not compared: {one.title}: {one.reason}" for one in report.not_compared]
+    lines += [f"  {line}" for line in _not_compared(report)]
     lines += [f"  hint: {line}" for line in report.advice]
     same = len(report.those(Status.SAME))
     head = f"{report.config} against {report.reference}: {report.verdict.upper()}: {MEANINGS[report.verdict]}"
@@ -54,10 +54,17 @@ def guard_markdown(report: Report) -> str:
             f"| {'<br>'.join(map(_cell, one.details))} |"
             for one in changed
         ]
-    notes = [*report.job_changes, *report.toolchain_changes]
-    notes += [f"not compared: {one.title}: {one.reason}" for one in report.not_compared]
+    notes = [*report.job_changes, *report.toolchain_changes, *_not_compared(report)]
     lines += ["", *(f"- {_cell(note)}" for note in [*notes, *report.advice])] if [*notes, *report.advice] else []
     return "\n".join(lines) + "\n"
+
+
+def _not_compared(report: Report) -> list[str]:
+    """A line for each reason, with all that it keeps from being compared."""
+    titles: dict[str, list[str]] = {}
+    for one in report.not_compared:
+        titles.setdefault(one.reason, []).append(one.title)
+    return [f"not compared: {', '.join(same)}: {reason}" for reason, same in titles.items()]
 
 
 def _cell(text: str) -> str:

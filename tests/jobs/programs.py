@@ -215,6 +215,21 @@ def breaking() -> nn.Module:
     return Breaking()
 
 
+class ReadsInLoop(Perceptron):
+    """Reads a value of each of two layers in a loop, as a step that logs does; torch leaves the function to Python."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = 0.0
+        for layer in (self.first, self.second):
+            x = layer(torch.relu(x))
+            total += x.mean().item()
+        return x
+
+
+def reads_in_loop() -> nn.Module:
+    return ReadsInLoop()
+
+
 class Ends(Perceptron):
     """Ends its process in the forward pass, in a way chosen by the environment."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,6 +135,29 @@ def _all_modules(workload: Workload) -> list[torch.nn.Module]:
     return [part for module in workload.compiled_modules for part in module.modules()]
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Code in which a graph may break though the user's line is the one that counts.
+LIBRARY_FOLDER = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBreak:
+    """A place that ends a graph, or that leaves the function around it to Python.
+
+    Attributes:
+        reason: First line of the compiler's reason.
+        path: File of the innermost line outside of torch; empty where unknown.
+        line: Its number; 0 where unknown.
+    """
+
+    reason: str
+    path: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.reason} at {Path(self.path).name}:{self.line}" if self.path else self.reason
+
+
 @dataclass(slots=True)
 class CompilerAccount:
     """What the compiler did since the last `take`.
@@ -141,14 +166,14 @@ class CompilerAccount:
         num_graphs: Graphs that were compiled.
         num_recompiles: Those of them that replaced an earlier graph of the same code.
         compile_time_s: Seconds inside the compiler, backward graphs included.
-        graph_break_reasons: Distinct reasons, first line of each.
+        graph_breaks: Each place once.
         recompile_reasons: Why, first line of each.
     """
 
     num_graphs: int = 0
     num_recompiles: int = 0
     compile_time_s: float = 0.0
-    graph_break_reasons: tuple[str, ...] = ()
+    graph_breaks: tuple[GraphBreak, ...] = ()
     recompile_reasons: tuple[str, ...] = ()
 
 
@@ -156,7 +181,7 @@ class CompilerAccount:
 class CompilerWatch:
     """Reads torch's own records of its compilations; `take` gives what is new."""
 
-    _seen_breaks: dict[str, int] = field(default_factory=dict)
+    _num_seen_breaks: int = 0
 
     def take(self) -> CompilerAccount:
         """Return what was compiled since the last call, and forget it."""
@@ -170,15 +195,32 @@ class CompilerWatch:
             num_graphs=len(done),
             num_recompiles=len(again),
             compile_time_s=sum(_seconds(metric) for metric in metrics),
-            graph_break_reasons=self._new_breaks(),
+            graph_breaks=tuple(dict.fromkeys([*self._new_breaks(), *_skipped_frames(metrics)])),
             recompile_reasons=tuple(sorted(reasons)),
         )
 
-    def _new_breaks(self) -> tuple[str, ...]:
-        breaks = dict(dynamo_utils.counters["graph_break"])
-        new = [reason for reason, count in breaks.items() if count > self._seen_breaks.get(reason, 0)]
-        self._seen_breaks = breaks
-        return tuple(_first_line(reason) for reason in new)
+    def _new_breaks(self) -> list[GraphBreak]:
+        known = dynamo_utils.graph_break_reasons
+        first_new = self._num_seen_breaks if self._num_seen_breaks <= len(known) else 0  # a reset empties the list
+        self._num_seen_breaks = len(known)
+        return [_graph_break(one.reason, one.user_stack) for one in known[first_new:]]
+
+
+def _graph_break(reason: str, stack: Sequence[Any]) -> GraphBreak:
+    own = [frame for frame in stack if not frame.filename.startswith(LIBRARY_FOLDER)] or stack
+    path, line = (own[-1].filename, own[-1].lineno or 0) if own else ("", 0)
+    return GraphBreak(reason=_ADDRESS.sub("", _first_line(reason)), path=path, line=line)
+
+
+def _skipped_frames(metrics: Sequence[Any]) -> Iterator[GraphBreak]:
+    """Breaks that leave a whole function to Python, as one inside a loop does; torch lists them nowhere else."""
+    for metric in metrics:
+        if metric.fail_type and metric.fail_user_frame_filename:
+            yield GraphBreak(
+                reason=_ADDRESS.sub("", _first_line(metric.fail_reason)),
+                path=metric.fail_user_frame_filename,
+                line=metric.fail_user_frame_lineno or 0,
+            )
 
 
 @contextmanager

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -22,10 +24,11 @@ from torch._dynamo import decorators
 from torch._dynamo import utils as dynamo_utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bexplore
-from bexplore.engine.worker.compilation import CompilerWatch
+from bexplore.engine.worker.compilation import CompilerWatch, GraphBreak
 from bexplore.errors import BexploreError
 from bexplore.facts import Item, ProgramFacts, describe_polynomial
 from bexplore.job import Job
@@ -39,13 +42,16 @@ SIZES = (61, 8, 3, 16, 64)
 NUM_LARGEST_BUFFERS = 8
 _TYPICAL_SIZE = 64  # samples; orders buffers that grow differently
 _OWN_FOLDERS = tuple(str(Path(module.__file__).parent) for module in (torch, bexplore) if module.__file__)
+_NO_USERS_FILES = (*_OWN_FOLDERS, "<")  # of what Python itself starts: `<frozen runpy>`
 _STACK_LINE = re.compile(r'File "([^"]+)", line (\d+)')
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Dynamo's names of frames, and numbers that say only which of several compilations it was.
 _ORDINAL = re.compile(r"^\d+/\d+: ")
 _EXPECTED = re.compile(r"\. expected .*$")
 _CODE_IN_REASON = re.compile(r"\s+#\s.*$")
 _PLACE_IN_REASON = re.compile(r"([\w./-]+\.py:\d+) in ")
+_NUM_PLACES = 4  # of one kind of thing that are kept
+# What reads a value out of a tensor: `item()`, `float(x)`, `if x:`. A fake tensor has none.
+_VALUE_READ = torch.ops.aten._local_scalar_dense.default
 
 
 def program_facts(job: Job) -> ProgramFacts:
@@ -180,23 +186,21 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
     """Run Dynamo over several sizes: graphs and breaks of the first, recompilations of the others."""
     fake_mode = FakeTensorMode()
     torch._dynamo.reset()
-    dynamo_utils.counters.clear()
     dynamo_utils.clear_compilation_metrics()
-    watch = CompilerWatch()
+    watch, outside = CompilerWatch(), _OutsideGraphs(job)
     try:
         with fake_mode:
             workload = build(job)
         for module in workload.compiled_modules:
-            module.compile(backend="eager", fullgraph=job.compile.fullgraph)
-        _run_fake(workload, fake_mode, SIZES[0])
-        first = watch.take()
-        breaks = list(_graph_breaks(job))
+            outside.compile(module, fullgraph=job.compile.fullgraph)
+        _run_fake(workload, fake_mode, outside, SIZES[0])
+        first, eager_operators = watch.take(), outside.items()
         # At the second size: by then Dynamo knows of every input, also behind a graph break, that its size varies.
         with _fixed_sizes(job) as fixed:
-            _run_fake(workload, fake_mode, SIZES[1])
+            _run_fake(workload, fake_mode, outside, SIZES[1])
         recompiles = _recompiles()
         for size in SIZES[2:]:
-            _run_fake(workload, fake_mode, size)
+            _run_fake(workload, fake_mode, outside, size)
             recompiles += _recompiles()
     except BexploreError:
         raise
@@ -206,8 +210,10 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
         torch._dynamo.reset()
     return {
         "num_graphs": first.num_graphs,
-        "num_graph_breaks": len(breaks),
-        "graph_breaks": _merged(breaks),
+        "num_graph_breaks": len(first.graph_breaks),
+        "graph_breaks": _merged(_item_of_break(one, job) for one in first.graph_breaks),
+        "num_eager_operators": sum(item.count for item in eager_operators),
+        "eager_operators": eager_operators,
         "num_fixed_sizes": len(fixed),
         "fixed_sizes": _merged(fixed.values()),
         "num_recompiles": len(recompiles),
@@ -216,10 +222,67 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
     }
 
 
-def _run_fake(workload: Workload, fake_mode: FakeTensorMode, micro_batch_size: int) -> None:
+class _OutsideGraphs(TorchDispatchMode):
+    """Counts the operators of compiled modules that lie in no graph; gives numbers where they read values."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+        self._items: list[Item] = []
+        self._counts = False
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Let torch.compile work under this mode."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work under this mode."""
+        return True
+
+    def compile(self, module: torch.nn.Module, *, fullgraph: bool) -> None:
+        """Compile a module into graphs that run as they were captured; operators beside them are counted."""
+        module.compile(backend=lambda graph, _inputs: self._counting(graph, counts=False), fullgraph=fullgraph)
+        compiled: Any = module._compiled_call_impl
+        module._compiled_call_impl = self._counting(compiled, counts=True)
+
+    def _counting(self, call: Callable[..., Any], *, counts: bool) -> Callable[..., Any]:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            self._counts, before = counts, self._counts
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                self._counts = before
+
+        return run
+
+    def items(self) -> tuple[Item, ...]:
+        """The operators so far."""
+        return _merged(self._items)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note it where it is a compiled module's and in no graph."""
+        if self._counts and func.namespace != "prim":
+            self._items.append(Item(label=_short(func), where=_user_line(self._job)))
+        if func is _VALUE_READ:  # any number will do: which branch a real one takes is not known
+            return False if args[0].dtype is torch.bool else 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
+
+
+def _user_line(job: Job) -> str:
+    """The innermost frame outside of torch and of this package, as `_shown`; empty where there is none."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_NO_USERS_FILES):
+        frame = frame.f_back
+    return _shown(frame.f_code.co_filename, frame.f_lineno, job) if frame is not None else ""
+
+
+def _run_fake(workload: Workload, fake_mode: FakeTensorMode, outside: _OutsideGraphs, micro_batch_size: int) -> None:
     with fake_mode:
         batch = workload.make_batch(micro_batch_size)
         _prefer_symbolic(batch, workload)
+    with fake_mode, outside:
         workload.forward_backward(batch)
 
 
@@ -231,16 +294,8 @@ def _prefer_symbolic(batch: Batch, workload: Workload) -> None:
             decorators.maybe_mark_dynamic(leaf, dimension)
 
 
-def _graph_breaks(job: Job) -> Iterator[Item]:
-    """Each place that breaks a graph, once: Dynamo tells a nested one again for every frame around it."""
-    seen = set()
-    for told in dynamo_utils.graph_break_reasons:
-        frame = told.user_stack[-1] if told.user_stack else None
-        label = _ADDRESS.sub("", told.reason.strip().splitlines()[0])
-        key = (label, frame.filename if frame else "", frame.lineno if frame else 0)
-        if key not in seen:
-            seen.add(key)
-            yield Item(label=label, where=_shown(frame.filename, frame.lineno, job) if frame else "")
+def _item_of_break(one: GraphBreak, job: Job) -> Item:
+    return Item(label=one.reason, where=_shown(one.path, one.line, job) if one.path else "")
 
 
 @contextlib.contextmanager
@@ -276,13 +331,16 @@ def _recompile(reason: str) -> Item:
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
-    """One item for each label, with the sum of the counts and the first place."""
-    by_label: dict[str, Item] = {}
+    """One item for each label, with the sum of the counts and the first places."""
+    counts: Counter[str] = Counter()
+    places: dict[str, dict[str, None]] = {}
     for item in items:
-        known = by_label.get(item.label)
-        count = item.count + (known.count if known else 0)
-        by_label[item.label] = dataclasses.replace(known or item, count=count)
-    return tuple(by_label[label] for label in sorted(by_label))
+        counts[item.label] += item.count
+        places.setdefault(item.label, {}).setdefault(item.where)
+    return tuple(
+        Item(label=label, count=counts[label], where=", ".join(list(filter(None, places[label]))[:_NUM_PLACES]))
+        for label in sorted(counts)
+    )
 
 
 def _told(error: BaseException) -> str:
