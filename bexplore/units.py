@@ -47,6 +47,7 @@ _SECONDS_PER_UNIT = {
 }
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+_FEWEST_BYTES = 1024**2  # of a device's memory; below, a unit was forgotten
 _LONGEST_TEXT = 40  # characters; no sensible quantity is longer, and a message stays a line
 
 
@@ -72,6 +73,22 @@ def parse_bytes(value: str | int | float) -> int:
     num_bytes = round(float(match[1]) * _BYTES_PER_UNIT[match[2].lower()])
     if num_bytes <= 0:
         raise UserInputError(f"a size in memory must be above 0, not {_show(value)}", hint=hint)
+    return num_bytes
+
+
+def parse_device_memory(value: str | int | float) -> int:
+    """Read the memory of a device, or a part of it that can hold something: as `parse_bytes`, and at least 1 MiB.
+
+    Raises:
+        UserInputError: As `parse_bytes`; or so few bytes that the unit was forgotten.
+    """
+    num_bytes = parse_bytes(value)
+    if num_bytes < _FEWEST_BYTES:
+        number = str(value).strip().rstrip("bB").strip()
+        raise UserInputError(
+            f"{_show(value)} is {num_bytes} bytes, which hold nothing",
+            hint=f'did you mean "{number}{"GiB" if num_bytes < 1024 else "MiB"}"?',
+        )
     return num_bytes
 
 

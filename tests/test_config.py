@@ -148,7 +148,22 @@ def test_compile_is_a_truth_value_for_short():
         ("  max_probes: null", "explore.max_probes must be a whole number, not null"),
         ("  target_confidence: 100", "explore.target_confidence must be below 100"),
         ("  effort: quik", "explore.effort must be quick, normal or thorough, not \"quik\" | did you mean quick?"),
-        ("  precision: fp16", "explore.precision must be"),
+        ("  precision: fp16", 'explore.precision must be one of float32,'),
+        ("  precision: float16", "did you mean autocast_float16?"),
+        ("  precision: bf16", "did you mean bfloat16?"),
+        ("  target_confidence: 0.9", "target_confidence must be out of 100, not 0.9 out of 1 | did you mean 90?"),
+        ("  target_confidence: 95%", 'target_confidence must be a number, not "95%" | type 95'),
+        ("  tolerance: 2", "explore.tolerance must be below 1, not 2 | did you mean 0.02, 2 %?"),
+        ("  tolerance: 2%", "did you mean 0.02?"),
+        ("  memory_budget: 80", 'memory_budget: 80 has no unit | did you mean "80GiB", or 0.8'),
+        ("  memory_budget: '0.8'", "type 0.8 without quotes"),
+        ("  memory_budget: 4096", '4096 is 4096 bytes, which hold nothing | did you mean "4096MiB"?'),
+        ("  replica_reserve: 2", '2 is 2 bytes, which hold nothing | did you mean "2GiB"?'),
+        ("  replica_reserve: 0.1", "a reserve is a size, such as 2GiB, not a fraction"),
+        ("  time_budget: 0.5", 'too short for anything to end within it | did you mean "0.5h" or "0.5min"?'),
+        ("  probe_time_limit: 10ms", "ms are milliseconds"),
+        ("  stage_time_floor: 0.1", "explore.stage_time_floor: 0.1 s is too short"),
+        ("  candidates: power_of_two", "did you mean powers_of_two?"),
         ("  device: 3", "explore.device must be a text, not 3"),
         ("  time_budget: soon", '"soon" is not a duration'),
         ("  min: 9\n  max: 3", "min 9 is above max 3"),
@@ -166,6 +181,17 @@ def test_compile_is_a_truth_value_for_short():
 )  # fmt: skip
 def test_a_wrong_setting_is_told_with_rule_value_and_hint(text, expected):
     assert expected in refusal(text)
+
+
+def test_few_seconds_without_a_unit_are_taken_and_told():
+    reader = YamlReader("job.yaml")
+    values = reader.read("explore:\n  time_budget: 10\n  probe_time_limit: 90\n")
+    problems = Problems(document=Document(path=Path("job.yaml"), values=values, positions=reader.positions))
+
+    assert read_settings(values["explore"], problems).time_budget_s == 10
+    assert problems.warnings == [
+        "job.yaml:2: time_budget 10 without a unit is taken as seconds; write 10min for minutes"
+    ]
 
 
 def test_each_mistake_of_the_section_has_its_line():

@@ -50,11 +50,11 @@ def replay(
     """
     from bexplore.replay import ReplayOptions, replay_table
     from bexplore.sinks.replay_table import replay_line
-    from bexplore.units import parse_bytes
+    from bexplore.units import parse_device_memory
 
     if curve_id is not None and every_curve:
         raise UserInputError("--curve and --all exclude each other", hint="keep one of them")
-    hint_gib = None if memory_hint is None else parse_bytes(memory_hint) / 2**30
+    hint_gib = None if memory_hint is None else parse_device_memory(memory_hint) / 2**30
     settings = ReplayOptions(compile_time_s=compile_time, memory_hint_gib=hint_gib, **options)
     for event in replay_table(table, settings, curve_id=curve_id):
         if as_json:

@@ -16,8 +16,11 @@ from bexplore.settings.values import (
     Candidates,
     Duration,
     Enabled,
+    Fraction,
     ImportPath,
     Memory,
+    Percent,
+    PrecisionName,
     Samples,
     Seconds,
     Size,
@@ -25,6 +28,8 @@ from bexplore.settings.values import (
 )
 
 CODE_KEYS = ("model", "batch", "loss", "step", "loader")  # of `explore.workload`; each names code of the user
+
+_FEWEST_PLAIN_SECONDS = 60  # below, a number without a unit may have been meant as minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +169,10 @@ class ExploreSettings(_Section):
     passes_per_probe: Annotated[int, Field(ge=2, le=10_000)] = Field(
         EFFORTS["normal"].passes_per_probe, description="Timed passes of one probe at most."
     )
-    target_confidence: Annotated[float, Field(gt=0, lt=100)] = Field(
+    target_confidence: Annotated[Percent, Field(gt=0, lt=100)] = Field(
         EFFORTS["normal"].target_confidence, description="Stop at this confidence score, out of 100; below 100."
     )
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
+    tolerance: Annotated[Fraction, Field(ge=0, lt=1)] = Field(
         0.02,
         description="A size counts as best when its throughput is within this fraction of the best; sizes are timed no "
         "closer than that asks.",
@@ -198,7 +203,7 @@ class ExploreSettings(_Section):
     divisibility: Literal["strict", "even"] = Field(
         "strict", description="When a global batch size is valid: whole micro-batches only, or equal parts (even)."
     )
-    precision: Literal["float32", "bfloat16", "autocast_bfloat16", "autocast_float16"] | None = Field(
+    precision: PrecisionName | None = Field(
         None, description="Number formats; null: as the model's own section says, else float32."
     )
     activation_checkpointing: bool = Field(
@@ -294,6 +299,11 @@ def read_settings(
                 f"explore.workload.{key} imports code, {quoted(workload[key])}, and --no-code refuses that",
                 "leave out --no-code if you trust the file",
             )
+    for key in ("time_budget", "probe_time_limit"):
+        value = values.get(key)
+        if isinstance(value, int | float) and 1 < value < _FEWEST_PLAIN_SECONDS:
+            text = f"{key} {value:g} without a unit is taken as seconds; write {value:g}min for minutes"
+            problems.warn(("explore", key), text)
     try:
         return ExploreSettings.model_validate(values)
     except ValidationError as error:

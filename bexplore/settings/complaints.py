@@ -60,7 +60,9 @@ def translate(detail: Any, problems: Problems, known_keys: Callable[[Path], Sequ
     elif kind in _KIND_RULES:
         problems.error(path, f"{name} must be {_KIND_RULES[kind]}, not {quoted(value)}")
     elif kind == "value_error":
-        problems.error(path, f"{name}: {context['error']}")
+        text = str(context["error"])
+        joined = f"{name} {text}" if text.startswith("must ") else f"{name}: {text}"
+        problems.error(path, joined, getattr(context["error"], "hint", ""))
     else:
         problems.error(path, f"{name}: {detail['msg']}, not {quoted(value)}")
 
