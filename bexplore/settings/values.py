@@ -50,8 +50,8 @@ def _memory(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(r"(0?\.\d+|1(\.0*)?)", value):
         raise SettingError(f"{quoted(value)} is a text", f"type {value} without quotes for that fraction of the device")
     if _is_number(value) and 1 < value <= 100:
-        share = f"or {value / 100:g}, that fraction of the device"
-        raise SettingError(f"{value:g} has no unit", f'did you mean "{value:g}GiB", {share}?')
+        fraction = f"or {value / 100:g}, that fraction of the device"
+        raise SettingError(f"{value:g} has no unit", f'did you mean "{value:g}GiB", {fraction}?')
     return _told_as_value_error(parse_device_memory, value)
 
 
