@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,10 +26,58 @@ _BOUNDS = ("minimum", "maximum", "candidates", "memory_budget", "num_replicas")
 
 
 class BatchSizeRule(StrEnum):
-    """What becomes of a `batch_size` that is not valid with the size that was found."""
+    """Which answer is written where the user's `batch_size` is not valid with the recommended size."""
 
-    NEAREST = "nearest"  # it moves to the nearest that is
-    KEEP = "keep"  # it stays; the training will refuse it, or cut it unevenly
+    KEEP = "keep"  # the fastest size that keeps it
+    CHANGE = "change"  # the recommended size; `batch_size` moves to the nearest that is valid with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A `batch_size` that is not valid with the recommended size: one of the two has to give way.
+
+    Attributes:
+        path: The user's file.
+        message: What does not fit, and where that stands.
+        batch_size: The user's global batch size.
+        micro_batch_size: The recommended size.
+        nearest: The global batch size nearest to the user's that is valid with it.
+        keeps: `keeps_batch_size` of the result; None where it keeps another batch size, or there is none.
+    """
+
+    path: Path
+    message: str
+    batch_size: int
+    micro_batch_size: int
+    nearest: int
+    keeps: Mapping[str, Any] | None
+
+    def sentence(self, rule: BatchSizeRule) -> str:
+        """What a rule writes."""
+        if rule is BatchSizeRule.CHANGE:
+            return f"micro_batch_size {self.micro_batch_size}, batch_size {self.nearest}"
+        if self.keeps is None:
+            return f"nothing: no size that was run keeps batch_size {self.batch_size}"
+        speed = f"{self.keeps['over_recommended']:.2f}x the speed of {self.keeps['free_micro_batch_size']}"
+        return f"micro_batch_size {self.keeps['micro_batch_size']}, {speed}; batch_size stays {self.batch_size}"
+
+    def refused(self) -> UserInputError:
+        """The error where nobody chooses."""
+        keep, change = (f"bexplore apply {self.path} --{rule}-batch-size" for rule in BatchSizeRule)
+        return UserInputError(
+            self.message,
+            hint=f"{keep} (writes {self.sentence(BatchSizeRule.KEEP)}), or\n"
+            f"{change} (writes {self.sentence(BatchSizeRule.CHANGE)})",
+        )
+
+
+def refuse(choice: Choice) -> BatchSizeRule:
+    """Choose nothing.
+
+    Raises:
+        UserInputError: Always; the hint is what to type for the one and for the other.
+    """
+    raise choice.refused()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +89,8 @@ class Edit:
         before: Its bytes.
         after: Its bytes with the new values.
         run: The run that found them.
-        result: The last words of that run.
+        answer: What it says of the size: `micro_batch_size`, `relative_performance`, `confidence`.
+        base_micro_batch_size: The size that its performance is relative to.
         batch_size_change: The global batch size before and after; None if it stays.
     """
 
@@ -49,7 +98,8 @@ class Edit:
     before: bytes
     after: bytes
     run: Run
-    result: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    base_micro_batch_size: int
     batch_size_change: tuple[int, int] | None
 
     @property
@@ -60,13 +110,21 @@ class Edit:
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def plan_edit(config: Config, *, run: Run | None = None, batch_size: BatchSizeRule | None = None) -> Edit:
+def plan_edit(
+    config: Config,
+    *,
+    run: Run | None = None,
+    batch_size: BatchSizeRule | None = None,
+    choose: Callable[[Choice], BatchSizeRule] = refuse,
+) -> Edit:
     """What to write into the file of a configuration, from a run of the same job.
 
     Args:
         config: The file as it is now.
         run: The run; None for the newest finished one of this job.
-        batch_size: What becomes of a global batch size that is not valid with the size; None refuses it.
+        batch_size: Which answer to write where the global batch size is not valid with the recommended size; None asks
+            `choose`.
+        choose: Asked where the two do not fit together.
 
     Raises:
         UserInputError: There is no such run, it is not finished, the job has changed since, or the number cannot be
@@ -75,17 +133,18 @@ def plan_edit(config: Config, *, run: Run | None = None, batch_size: BatchSizeRu
     chosen = run or _newest_run(config)
     _refuse_another_job(config, chosen)
     result = chosen.result()
-    size = None if result is None else result.get("micro_batch_size")
-    if result is None or size is None:
+    if result is None or result.get("micro_batch_size") is None:
         raise UserInputError(
             f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.path}"
         )
+    answer, new_batch_size = _answer(config, result, batch_size, choose)
     before = _read(config.path)
     text = before.removeprefix(_BYTE_ORDER_MARK).decode()
     mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
     source = str(config.path)
-    changed = with_number(text, config.request.path, size, beside=config.batch_size_path, source=source)
-    new_batch_size = _batch_size(config, size, batch_size, keeps=result.get("keeps_batch_size"))
+    changed = with_number(
+        text, config.request.path, answer["micro_batch_size"], beside=config.batch_size_path, source=source
+    )
     if new_batch_size is not None:
         changed = with_number(changed, config.batch_size_path, new_batch_size, source=source)
     return Edit(
@@ -93,7 +152,8 @@ def plan_edit(config: Config, *, run: Run | None = None, batch_size: BatchSizeRu
         before=before,
         after=mark + changed.encode(),
         run=chosen,
-        result=result,
+        answer=answer,
+        base_micro_batch_size=result["base_micro_batch_size"],
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
     )
 
@@ -160,24 +220,45 @@ def _changes(config: Config, run: Run) -> tuple[str, ...]:
     return journal.differences(before, after)
 
 
-def _batch_size(config: Config, micro_batch_size: int, rule: BatchSizeRule | None, *, keeps: int | None) -> int | None:
-    """The global batch size to write; None leaves it. `keeps` is another size, with which it is valid."""
-    given = config.batch_size
-    if given is None or rule is BatchSizeRule.KEEP:
-        return None
-    if is_valid_global_batch_size(given, micro_batch_size, config.num_replicas, config.divisibility):
-        return None
-    sizes = valid_global_batch_sizes(micro_batch_size, config.num_replicas, given, config.divisibility)
-    near = min((size.global_batch_size for size in sizes), key=lambda size: abs(size - given))
-    if rule is None:
-        message = near_value_message(given, micro_batch_size, config.num_replicas, config.divisibility)
-        another = f"; micro_batch_size {keeps} ran as fast within the tolerance and goes with {given}"
-        is_choice = keeps and is_valid_global_batch_size(given, keeps, config.num_replicas, config.divisibility)
+def _answer(
+    config: Config,
+    result: Mapping[str, Any],
+    rule: BatchSizeRule | None,
+    choose: Callable[[Choice], BatchSizeRule],
+) -> tuple[Mapping[str, Any], int | None]:
+    """What to write, and the global batch size that goes with it; None leaves that as it is."""
+    choice = _choice(config, result)
+    if choice is None:
+        return result, None
+    rule = rule or choose(choice)
+    if rule is BatchSizeRule.CHANGE:
+        return result, choice.nearest
+    if choice.keeps is None:
         raise UserInputError(
-            f"{dotted_path(config.batch_size_path)}: {message}",
-            hint=f"--batch-size nearest writes {near}, --batch-size keep leaves {given}{another if is_choice else ''}",
+            f"no size that was run keeps batch_size {choice.batch_size}",
+            hint=f"bexplore explore {config.path}, which goes on from what is known",
         )
-    return near
+    return choice.keeps, None
+
+
+def _choice(config: Config, result: Mapping[str, Any]) -> Choice | None:
+    """What the user has to choose between; None where the recommended size keeps the global batch size."""
+    size, given = result["micro_batch_size"], config.batch_size
+    replicas, rule = config.num_replicas, config.divisibility
+    if given is None or is_valid_global_batch_size(given, size, replicas, rule):
+        return None
+    keeps = result.get("keeps_batch_size")
+    is_kept = keeps and is_valid_global_batch_size(given, keeps["micro_batch_size"], replicas, rule)
+    sizes = valid_global_batch_sizes(size, replicas, given, rule)
+    message = near_value_message(given, size, replicas, rule)
+    return Choice(
+        path=config.path,
+        message=f"{dotted_path(config.batch_size_path)}: {message}",
+        batch_size=given,
+        micro_batch_size=size,
+        nearest=min((size.global_batch_size for size in sizes), key=lambda size: abs(size - given)),
+        keeps=keeps if is_kept else None,
+    )
 
 
 def _read(path: Path) -> bytes:

@@ -7,7 +7,7 @@ Words: the *replica batch size* is what one replica works through in one optimiz
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -214,12 +214,11 @@ def near_value_message(
     return f"batch_size {global_batch_size} is not valid with {with_what}; nearest: {_either(below, above)}"
 
 
-def keeping_batch_size(
-    micro_batch_sizes: Iterable[int], global_batch_size: int, num_replicas: int, rule: Divisibility | str
-) -> int | None:
-    """The first of these micro-batch sizes with which the user's global batch size is valid; None where none is."""
-    fits = (m for m in micro_batch_sizes if is_valid_global_batch_size(global_batch_size, m, num_replicas, rule))
-    return next(fits, None)
+def sizes_that_keep(replica_batch_size: int, rule: Divisibility | str) -> tuple[int, ...]:
+    """All micro-batch sizes that cut a replica batch as the rule wants it, ascending."""
+    if _divisibility(rule) is Divisibility.STRICT:
+        return divisors(replica_batch_size)
+    return tuple(reversed(even_candidates(replica_batch_size)))
 
 
 def _nearest_even_split(replica_batch_size: int, micro_batch_size: int) -> int:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bexplore import events, explorer, journal
 from bexplore.advice import Advice, advise
-from bexplore.batching import GlobalBatchSize, keeping_batch_size, near_value_message, valid_global_batch_sizes
+from bexplore.batching import GlobalBatchSize, near_value_message, split, valid_global_batch_sizes
 from bexplore.config import Config
 from bexplore.devices import published_device
 from bexplore.engine import EngineRunner, eager
-from bexplore.events import Finished
+from bexplore.events import Finished, KeepsBatchSize, step_time_s
 from bexplore.job import Mode
 from bexplore.probe import Compilation, Observation
-from bexplore.recommendation import Recommendation
 from bexplore.trace.cost_model import CostModel
 
 
@@ -30,6 +29,48 @@ def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBat
         config.divisibility,
         sequence_length=config.job.sequence_length,
     )
+
+
+def batch_question(config: Config) -> dict[str, Any]:
+    """The fields of the `result` event that tell which batch size its second answer keeps, and how."""
+    return {
+        "batch_size": config.batch_size,
+        "replica_batch_size": config.replica_batch_size,
+        "divisibility": config.divisibility.value,
+        "keep_batch_size": config.explore.keep_batch_size,
+    }
+
+
+def keeps_batch_size(
+    config: Config, second: explorer.SecondAnswer | None, observations: Sequence[Observation]
+) -> KeepsBatchSize | None:
+    """The second answer with what the user's global batch size makes of it; None where there is none."""
+    if second is None or config.batch_size is None:
+        return None
+    best = second.recommendation
+    cut = split(config.batch_size, config.num_replicas, best.micro_batch_size, config.divisibility)
+    ran = verified_by(observations, best.micro_batch_size)
+    return KeepsBatchSize(
+        micro_batch_size=best.micro_batch_size,
+        accumulation_steps=cut.accumulation_steps,
+        samples_per_s=best.samples_per_s,
+        relative_performance=best.relative_performance,
+        confidence=best.confidence,
+        over_recommended=second.over_recommended,
+        free_micro_batch_size=second.free_micro_batch_size,
+        compilation=ran.probe.compilation.value if ran else None,
+        step_time_s=step_time_s(ran, cut.accumulation_steps),
+    )
+
+
+def verified_by(observations: Sequence[Observation], micro_batch_size: int) -> Observation | None:
+    """The observation that stands behind a size: the latest exact one, else the latest; None where there is none.
+
+    Where explorers on several hosts share a study, this run's journal may lack what another one measured.
+    """
+    own = [o for o in observations if o.is_measured and o.micro_batch_size == micro_batch_size]
+    exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
+    return next(reversed(exact or own), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +92,12 @@ class Conclusion:
     cost_model: CostModel | None
     device_facts: Mapping[str, Any]
     elapsed_s: Callable[[], float]
+    _eager_by_size: dict[int, eager.EagerComparison | None] = field(default_factory=dict, init=False)
+
+    def compare_eager(self, result: explorer.Result) -> None:
+        """Compare the search's answer with eager passes while the worker that ran it is still there."""
+        if result.recommendation is not None:
+            self._eager(verified_by(self.run.journal.read(), result.recommendation.micro_batch_size))
 
     def of(self, result: explorer.Result) -> Finished:
         """Compare what can still be compared, keep what is worth keeping, and write the result."""
@@ -61,12 +108,9 @@ class Conclusion:
             return Finished(
                 result=result, run=self.run, verified=None, base=None, num_probes=len(observations), failures=failures
             )
-        # Where explorers on several hosts share a study, this run's journal may lack what another one measured.
-        own = [o for o in observations if o.is_measured and o.micro_batch_size == best.micro_batch_size]
-        exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
         base = [o for o in observations if o.is_measured and o.micro_batch_size == result.base_micro_batch_size]
         interrupted = result.stop_reason == "interrupted"
-        verified = next(reversed(exact or own), None)
+        verified = verified_by(observations, best.micro_batch_size)
         compared = None if interrupted else self._eager(verified)
         loader = None if interrupted else self._loader(best.micro_batch_size)
         finished = Finished(
@@ -75,9 +119,9 @@ class Conclusion:
             verified=verified,
             base=base[-1] if base else None,
             global_batch_sizes=global_batch_sizes(self.config, best.micro_batch_size),
-            user_batch_size=self.config.batch_size,
+            batch_question=batch_question(self.config),
             user_batch_message=self._batch_message(best.micro_batch_size),
-            keeps_batch_size=self._keeps_batch_size(best),
+            keeps_batch_size=keeps_batch_size(self.config, result.second_answer, observations),
             same_training=None if interrupted else self._same_training(observations, best.micro_batch_size),
             num_probes=len(observations),
             elapsed_s=self.elapsed_s(),
@@ -92,9 +136,15 @@ class Conclusion:
         return finished
 
     def _eager(self, verified: Observation | None) -> eager.EagerComparison | None:
-        """Eager against compiled at the winner, where it is asked for or cheap."""
+        """Eager against compiled at the winner, where it is asked for or cheap; once."""
         if verified is None or verified.probe.compilation is not Compilation.EXACT:
             return None
+        size = verified.micro_batch_size
+        if size not in self._eager_by_size:
+            self._eager_by_size[size] = self._eager_passes(verified)
+        return self._eager_by_size[size]
+
+    def _eager_passes(self, verified: Observation) -> eager.EagerComparison | None:
         asked = self.config.explore.compile.enabled == "both"
         elapsed_s = self.elapsed_s()
         if not asked and not eager.look_is_cheap(pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s):
@@ -146,12 +196,6 @@ class Conclusion:
             device_facts=self.device_facts,
             loader=loader,
         )
-
-    def _keeps_batch_size(self, best: Recommendation) -> int | None:
-        if self.config.batch_size is None:
-            return None
-        sizes = (best.micro_batch_size, *best.within_tolerance)
-        return keeping_batch_size(sizes, self.config.batch_size, self.config.num_replicas, self.config.divisibility)
 
     def _batch_message(self, micro_batch_size: int) -> str:
         if self.config.batch_size is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,33 @@ class Recommended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepsBatchSize:
+    """The fastest size with which the user's own global batch size is valid.
+
+    Attributes:
+        micro_batch_size: Samples of one replica in one pass.
+        accumulation_steps: Passes of one replica in an optimizer step of that batch.
+        samples_per_s: Of the pass, as measured.
+        relative_performance: Its samples/s over those of the base.
+        confidence: P(it is within the tolerance of the fastest that keeps the batch size) in percent, 0 to 98.
+        over_recommended: Its samples/s over those of the size that is recommended whatever the batch size.
+        free_micro_batch_size: That size.
+        compilation: Program that it ran; None where another explorer of the study ran it.
+        step_time_s: Seconds of an optimizer step of that batch, without synchronisation; None as above.
+    """
+
+    micro_batch_size: int
+    accumulation_steps: int
+    samples_per_s: float
+    relative_performance: float
+    confidence: int
+    over_recommended: float
+    free_micro_batch_size: int
+    compilation: str | None
+    step_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The last words.
 
@@ -94,10 +121,12 @@ class Finished:
         verified: The observation that stands behind the recommended size: the latest exact one, else the latest.
         base: An observation of the base size; None where it was not measured.
         global_batch_sizes: Those that are valid with the recommended size, around the user's own.
-        user_batch_size: The user's own global batch size; None if none was given.
+        batch_question: The user's own global batch size, when it is valid, and whether it must be kept: `batch_size`
+            (None if none was given), `replica_batch_size` (None also if it has no whole share), `divisibility`,
+            `keep_batch_size`.
         user_batch_message: Whether it is valid with the recommended size, and what is near; empty if none was given.
-        keeps_batch_size: A size that was run within the tolerance and with which the user's own global batch size is
-            valid: the recommended one if it is, else the fastest; None where there is none.
+        keeps_batch_size: The fastest size with which the user's own global batch size is valid: the recommended one if
+            it is valid with it; None where no batch size was given, or nothing that ran is valid with it.
         same_training: What the comparison of gradients said; None where it could not be made.
         num_probes: Probes in all.
         elapsed_s: Seconds from the start of the exploration.
@@ -113,9 +142,9 @@ class Finished:
     verified: Observation | None
     base: Observation | None
     global_batch_sizes: tuple[GlobalBatchSize, ...] = ()
-    user_batch_size: int | None = None
+    batch_question: Mapping[str, Any] = field(default_factory=dict)
     user_batch_message: str = ""
-    keeps_batch_size: int | None = None
+    keeps_batch_size: KeepsBatchSize | None = None
     same_training: Mapping[str, Any] | None = None
     num_probes: int = 0
     elapsed_s: float = 0.0
@@ -301,9 +330,10 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "memory_headroom_bytes": result.memory_headroom_bytes,
         "outcomes": dict(result.outcomes),
         "failures": [dict(failure) for failure in event.failures],
-        "batch_size": event.user_batch_size,
+        "batch_size": None,
+        **event.batch_question,
         "batch_message": event.user_batch_message,
-        "keeps_batch_size": event.keeps_batch_size,
+        "keeps_batch_size": None if event.keeps_batch_size is None else dataclasses.asdict(event.keeps_batch_size),
         "same_training": None if event.same_training is None else dict(event.same_training),
         "loader": None if event.loader is None else dict(event.loader),
         "advice": [dataclasses.asdict(item) for item in event.advice],

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bexplore import dialects, events, explorer, journal, logs
-from bexplore.conclusion import Conclusion, global_batch_sizes
+from bexplore.batching import sizes_that_keep
+from bexplore.conclusion import Conclusion, batch_question, global_batch_sizes
 from bexplore.config import Config
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import MemoryBudget, judged_by, resolve_budget
@@ -28,12 +29,14 @@ from bexplore.identity import Identity, describe, search_settings
 from bexplore.job import Mode, Precision
 from bexplore.probe import Compilation, Observation, Probe
 from bexplore.recommendation import SearchSettings
-from bexplore.space import MemoryPrior, Space, candidate_sizes, geometric_middle
+from bexplore.space import MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
 
 # Largest size that is a candidate where nothing bounds it: no `max`, no trace, no batch to divide.
 DEFAULT_MAXIMUM = 4096
+# Rules that name no end; other candidates were written down by the user, or are cut from the user's own batch.
+OPEN_RULES = ("all", "powers_of_two")
 # Sizes up to this factor beyond what the trace says fits stay candidates: the trace may be wrong, the probes decide.
 BEYOND_TRACE = 1.25
 # Rough seconds of a cold compilation, for the plan's estimate only; measured on the built-in 4-layer model, two cores.
@@ -66,6 +69,21 @@ class Surroundings:
     should_stop: Callable[[], str | None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+def keeping_sizes(config: Config, candidates: Sequence[int]) -> explorer.KeepingSizes | None:
+    """The sizes that keep the user's global batch size; None where the file gives none, or it has no whole share.
+
+    Where every size is a candidate, it is any between the smallest and the largest: far up, neighbouring candidates are
+    8 and more apart, and the size that cuts a batch need not be one of them.
+    """
+    if config.replica_batch_size is None:
+        return None
+    sizes = sizes_that_keep(config.replica_batch_size, config.divisibility)
+    tried = set(candidates)
+    is_dense = config.candidates == "all"
+    kept = (size for size in sizes if size in tried or (is_dense and candidates[0] <= size <= candidates[-1]))
+    return explorer.KeepingSizes(sizes=tuple(kept), is_answer=config.explore.keep_batch_size)
 
 
 def explore(config: Config | str | Path, surroundings: Surroundings | None = None) -> Iterator[JobEvent]:
@@ -116,7 +134,7 @@ class _Exploration:
         """Plan, trace, explore, check, conclude."""
         run, changes = self._earlier_run()
         stored = run.result() if run else None
-        if run is not None and stored is not None:
+        if run is not None and stored is not None and self._answers(stored):
             yield Stored(record=stored, run=run)
             return
         if self.out.dry_run:
@@ -137,6 +155,10 @@ class _Exploration:
             raise
         finally:
             logs.detach_file()
+
+    def _answers(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a stored result is of today's batch size; another one asks for another second answer, no more."""
+        return all(stored.get(name) == value for name, value in batch_question(self.config).items())
 
     def _new_run(self, *, apart: bool = False) -> journal.Run:
         """A run of its own; one that stands apart shares its study with no earlier run."""
@@ -172,16 +194,6 @@ class _Exploration:
             self._refuse_the_impossible(cost_model, budget)
             if not self.known:
                 self._prepare(runner, cost_model, budget)
-            result = None
-            for event in self._search(runner, run, cost_model, budget):
-                if isinstance(event, explorer.Result):
-                    result = event
-                elif isinstance(event, explorer.Recommendation):
-                    sizes = global_batch_sizes(self.config, event.micro_batch_size)
-                    yield Recommended(recommendation=event, global_batch_sizes=sizes)
-                else:
-                    yield event
-            assert result is not None  # the loop ends with a result or an error
             end = Conclusion(
                 config=self.config,
                 runner=runner,
@@ -190,6 +202,18 @@ class _Exploration:
                 device_facts=facts,
                 elapsed_s=lambda: self.out.clock() - self.began_s,
             )
+            result = None
+            for event in self._search(runner, run, cost_model, budget):
+                if isinstance(event, explorer.Result):
+                    result = event
+                elif isinstance(event, explorer.SearchEnded):
+                    end.compare_eager(event.result)
+                elif isinstance(event, explorer.Recommendation):
+                    sizes = global_batch_sizes(self.config, event.micro_batch_size)
+                    yield Recommended(recommendation=event, global_batch_sizes=sizes)
+                else:
+                    yield event
+            assert result is not None  # the loop ends with a result or an error
             yield end.of(result)
 
     def _look(self, runner: EngineRunner, run: journal.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
@@ -306,12 +330,13 @@ class _Exploration:
     def _search(
         self, runner: EngineRunner, run: journal.Run, cost_model: CostModel | None, budget: MemoryBudget
     ) -> Iterator[explorer.Event]:
-        settings = self._settings(cost_model)
+        settings, candidates = self._settings(cost_model), self._candidates(cost_model, budget)
         with ReducedDepthRunner(runner, settings.depths) if settings.depths else nullcontext(runner) as probes:
             yield from explorer.explore(
                 probes,
-                space=Space.of(self._candidates(cost_model, budget)),
+                space=Space.of(candidates),
                 settings=settings,
+                keeping=keeping_sizes(self.config, candidates),
                 memory=MemoryPrior(
                     peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
                     relative_sd=cost_model.relative_sd if cost_model else 0.12,
@@ -352,7 +377,9 @@ class _Exploration:
             maximum = DEFAULT_MAXIMUM
             if cost_model is not None:
                 fits = cost_model.max_micro_batch_size(budget.budget_bytes) or 0
-                maximum = max(self.config.minimum, int(fits * BEYOND_TRACE) + 2)
+                maximum = int(fits * BEYOND_TRACE) + 2
+            if self.config.candidates in OPEN_RULES:
+                maximum = min(maximum, largest_wanted(self.config.job.sequence_length))
         return candidate_sizes(
             self.config.candidates,
             minimum=self.config.minimum,
@@ -365,6 +392,8 @@ class _Exploration:
         rule = self.config.candidates
         sizes = f"{len(rule)} given sizes" if not isinstance(rule, str) else f"sizes by the rule '{rule}'"
         upper = self.config.maximum if self.config.maximum is not None else "what fits"
+        if self.config.maximum is None and rule in OPEN_RULES:
+            upper = f"what fits, at most {largest_wanted(self.config.job.sequence_length)}"
         guess_s = 2 * COMPILE_GUESS_S + PROBE_GUESS_S * min(10, settings.max_probes)
         return Planned(
             title=describe(self.config),

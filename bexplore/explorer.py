@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.locks import locked, present
 from bexplore.noise import noise_warnings
 from bexplore.policy import Decision, StopReason
+from bexplore.policy.keeping import decide as decide_keeping
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
 from bexplore.recommendation import Recommendation, SearchSettings, nearest_to_the_users
@@ -50,6 +51,45 @@ class ProbeFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchEnded:
+    """The search has ended, and other probes follow: the worker that ran its answer is about to go.
+
+    Attributes:
+        result: As it would be without them.
+    """
+
+    result: Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepingSizes:
+    """What the user's global batch size allows, which the search does not look at.
+
+    Attributes:
+        sizes: The sizes that keep it; candidates of the search or not.
+        is_answer: Whether one of them is to be recommended.
+    """
+
+    sizes: tuple[int, ...]
+    is_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondAnswer:
+    """The fastest size that keeps the user's global batch size.
+
+    Attributes:
+        recommendation: It; its confidence and its tolerance are among the sizes that keep the batch size.
+        free_micro_batch_size: What the search recommends, whatever the batch size.
+        over_recommended: Samples/s of the one over those of the other, as the belief has them.
+    """
+
+    recommendation: Recommendation
+    free_micro_batch_size: int
+    over_recommended: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """How an exploration ended.
 
@@ -65,6 +105,7 @@ class Result:
         held_memory_bytes: What was held for them there; None where there is no account of it.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: What the smallest size within the tolerance saves; None if unknown.
+        second_answer: The fastest size that keeps the user's global batch size; None where none ran, or none was asked.
         warnings: What a reader must know before believing the numbers.
     """
 
@@ -79,10 +120,11 @@ class Result:
     held_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     memory_saved_bytes: int | None = None
+    second_answer: SecondAnswer | None = None
     warnings: tuple[str, ...] = ()
 
 
-Event = ProbeStarted | ProbeFinished | Recommendation | Result
+Event = ProbeStarted | ProbeFinished | Recommendation | SearchEnded | Result
 
 
 def explore(
@@ -91,6 +133,7 @@ def explore(
     space: Space,
     settings: SearchSettings | None = None,
     memory: MemoryPrior | None = None,
+    keeping: KeepingSizes | None = None,
     storage: str | Path | BaseStorage | None = None,
     study_name: str = "bexplore",
     lock_path: Path | None = None,
@@ -107,6 +150,7 @@ def explore(
         space: The candidates.
         settings: How long to search and for what.
         memory: What the trace says of memory.
+        keeping: For the second answer, which is sought once the search has ended; None for none.
         storage: A database URL, a file for Optuna's journal, an open storage, or None for memory.
         study_name: Of the study in the storage.
         lock_path: Held while the study is made to tell the history; None where no other process has the same history.
@@ -117,56 +161,160 @@ def explore(
         should_stop: Asked before each probe; its words, if any, are the stop reason.
 
     Yields:
-        `ProbeStarted`, `ProbeFinished` and, once something was measured, a `Recommendation` for each probe; a `Result`
-        at the end.
+        `ProbeStarted`, `ProbeFinished` and, once something was measured, a `Recommendation` for each probe of the
+        search; `SearchEnded`, `ProbeStarted` and `ProbeFinished` where the second answer needs probes, and a
+        `Recommendation` where it is to be the answer; a `Result` at the end.
 
     Raises:
-        NothingFitsError: Not even the smallest candidate fits.
+        NothingFitsError: Not even the smallest candidate fits, or no size that must keep the batch size.
         UserProgramError: The user's program fails in a way that would show at every size.
         EngineError: No probe could be measured, for different reasons.
     """
     settings = settings or SearchSettings()
     # What ran stays a candidate, even if less memory is free now than it was then.
-    space = Space.of([*space.sizes, *(observation.micro_batch_size for observation in history)])
+    tried = (item for item in history if item.probe.purpose is not Purpose.KEEP_BATCH_SIZE)
+    space = Space.of([*space.sizes, *(item.micro_batch_size for item in tried)])
     sampler = BexploreSampler(space, settings, memory=memory)
     with _opened(sampler, storage, study_name, lock_path, history) as study:
-        observations = list(history)
-        began = clock() - spent_s - sum(observation.elapsed_s for observation in history)
+        loop = _Loop(
+            runner=runner,
+            sampler=sampler,
+            study=study,
+            observations=list(history),
+            record=record,
+            should_stop=should_stop,
+            clock=clock,
+            began_s=clock() - spent_s - sum(observation.elapsed_s for observation in history),
+        )
+        result = yield from loop.search()
+        if keeping is not None and keeping.sizes and result.recommendation is not None:
+            result = yield from loop.keep_batch_size(result, result.recommendation, keeping)
+        yield result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loop:
+    """Asks, probes, records and tells; `explore` says what of."""
+
+    runner: Runner
+    sampler: BexploreSampler
+    study: optuna.Study
+    observations: list[Observation]
+    record: Callable[[Observation], None]
+    should_stop: Callable[[], str | None]
+    clock: Callable[[], float]
+    began_s: float
+
+    def search(self) -> Generator[Event, None, Result]:
+        """Probe until the sampler, the caller or an interruption ends it."""
         reason: str | None = None
         try:
             while reason is None:
                 with told_as_engine_error():
-                    decision = sampler.decide(study)
-                    reason = decision.stop_reason or should_stop()
+                    decision = self.sampler.decide(self.study)
+                    reason = decision.stop_reason or self.should_stop()
                     if reason is not None:
                         break
-                    trial = study.ask({studies.PARAMETER: sampler.distribution})
-                    decision = sampler.decision_of(study, trial.number)
+                    trial = self.sampler.ask(self.study)
+                    decision = self.sampler.decision_of(self.study, trial.number)
                     if decision.stop_reason is not None:  # another explorer has found enough meanwhile
-                        studies.abandon(study, trial)
+                        studies.abandon(self.study, trial)
                         continue
-                probe = _probe(trial.number, decision, settings, memory)
-                with _given_up_on_error(study, trial), studies.leased(study, trial, probe):
-                    yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
-                    observation = runner(probe)
-                record(observation)
-                observations.append(observation)
+                observation = yield from self._run(trial, decision)
                 with told_as_engine_error():
-                    studies.tell(study, trial, observation)
-                    best = sampler.decide(study).recommendation
+                    best = self.sampler.decide(self.study).recommendation
                     if best is not None:
-                        studies.publish(study, best)
+                        studies.publish(self.study, best)
                 yield ProbeFinished(observation=observation)
                 if best is not None:
-                    yield dataclasses.replace(best, elapsed_s=clock() - began)
+                    yield self._timed(best)
         except KeyboardInterrupt:
             reason = StopReason.INTERRUPTED
         with told_as_engine_error():
-            best, evidence = sampler.decide(study).recommendation, _all_evidence(study)
+            best, evidence = self.sampler.decide(self.study).recommendation, _all_evidence(self.study)
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
-            raise _failure(StopReason(reason), space, evidence, observations, memory)
-        best = best and dataclasses.replace(best, elapsed_s=clock() - began)
-        yield _result(reason, best, space, evidence, settings.tolerance)
+            raise _failure(StopReason(reason), self.sampler.space, evidence, self.observations, self.sampler.memory)
+        return self._result(reason, best and self._timed(best), evidence)
+
+    def keep_batch_size(
+        self, searched: Result, free: Recommendation, keeping: KeepingSizes
+    ) -> Generator[Event, None, Result]:
+        """Find the fastest size that keeps the user's batch size, with probes that are no evidence of the search."""
+        reason = searched.stop_reason
+        try:
+            evidence, decision = self._decide_keeping(free, keeping)
+            if decision.stop_reason is None and not keeping.is_answer and reason != StopReason.INTERRUPTED:
+                yield SearchEnded(result=searched)
+            while decision.stop_reason is None and reason != StopReason.INTERRUPTED:
+                stopped = self.should_stop()
+                if stopped is not None:
+                    reason = stopped
+                    break
+                with told_as_engine_error():
+                    trial = self.sampler.ask(self.study, decision.micro_batch_size)
+                observation = yield from self._run(trial, decision)
+                yield ProbeFinished(observation=observation)
+                evidence, decision = self._decide_keeping(free, keeping)
+        except KeyboardInterrupt:
+            reason = StopReason.INTERRUPTED
+            evidence, decision = self._decide_keeping(free, keeping)
+        second = _second_answer(decision, free)
+        if keeping.is_answer and second is None and decision.stop_reason is not None:
+            raise NothingFitsError(
+                f"no micro-batch size that keeps batch_size could be run; {free.micro_batch_size} can, which does not",
+                hint="leave explore.keep_batch_size out, or choose a batch_size with more divisors",
+            )
+        if not keeping.is_answer or second is None:
+            return self._result(reason, free, evidence, second)
+        if second.recommendation.micro_batch_size != free.micro_batch_size:
+            yield self._timed(second.recommendation)
+        return self._result(reason, self._timed(second.recommendation), evidence, second)
+
+    def _decide_keeping(self, free: Recommendation, keeping: KeepingSizes) -> tuple[list[Evidence], Decision]:
+        sampler = self.sampler
+        with told_as_engine_error():
+            evidence = _all_evidence(self.study)
+        return evidence, decide_keeping(
+            sampler.space, evidence, sampler.settings, keeping=keeping.sizes, free=free, memory=sampler.memory
+        )
+
+    def _run(self, trial: optuna.Trial, decision: Decision) -> Generator[ProbeStarted, None, Observation]:
+        """Run the probe of a trial: what comes of it is in the journal before it is in the study."""
+        probe = _probe(trial.number, decision, self.sampler.settings, self.sampler.memory)
+        with _given_up_on_error(self.study, trial), studies.leased(self.study, trial, probe):
+            yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
+            observation = self.runner(probe)
+        self.record(observation)
+        self.observations.append(observation)
+        with told_as_engine_error():
+            studies.tell(self.study, trial, observation)
+        return observation
+
+    def _timed(self, best: Recommendation) -> Recommendation:
+        return dataclasses.replace(best, elapsed_s=self.clock() - self.began_s)
+
+    def _result(
+        self,
+        reason: str,
+        best: Recommendation | None,
+        evidence: Sequence[Evidence],
+        second: SecondAnswer | None = None,
+    ) -> Result:
+        result = _result(reason, best, self.sampler.space, evidence, self.sampler.settings.tolerance)
+        return dataclasses.replace(result, second_answer=second)
+
+
+def _second_answer(decision: Decision, free: Recommendation) -> SecondAnswer | None:
+    best, posterior = decision.recommendation, decision.posterior
+    if best is None or posterior is None:
+        return None
+    own, other = (posterior.index(size) for size in (best.micro_batch_size, free.micro_batch_size))
+    gain = posterior.log_throughput[:, own] - posterior.log_throughput[:, other]
+    return SecondAnswer(
+        recommendation=best,
+        free_micro_batch_size=free.micro_batch_size,
+        over_recommended=float(np.exp(gain.mean())),
+    )
 
 
 @contextmanager

@@ -51,6 +51,12 @@ class Purpose(StrEnum):
     BASE = "base"
     CONTENDER = "contender"
     VERIFY = "verify"
+    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search has ended, and no evidence of it: see `policy.keeping`
+
+    @property
+    def is_verification(self) -> bool:
+        """Whether the probe runs what the training will run, in a process of its own."""
+        return self in (Purpose.VERIFY, Purpose.KEEP_BATCH_SIZE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,23 +98,30 @@ class Recommendation:
 
 
 def recommend(
-    posterior: Posterior, evidence: Sequence[Evidence], *, base: int, tolerance: float, elapsed_s: float = 0.0
+    posterior: Posterior,
+    evidence: Sequence[Evidence],
+    *,
+    base: int,
+    tolerance: float,
+    size: int | None = None,
 ) -> Recommendation | None:
     """Recommend the measured size that is most likely within the tolerance of the best that fits.
 
     A size that ran exactly as the user will compile it goes before one that did not, once any did. None where every
     size that was measured was dropped since.
+
+    Args:
+        posterior: The belief.
+        evidence: What it was formed from.
+        base: The smallest candidate.
+        tolerance: Two sizes within this share of each other are as good as each other.
+        size: The measured size to recommend, whatever the belief prefers; None for that.
     """
-    eligible = posterior.measured_exactly > 0 if posterior.measured_exactly.any() else posterior.measured > 0
-    eligible = eligible & posterior.open
-    if not eligible.any():
-        eligible = (posterior.measured > 0) & posterior.open
-    if not eligible.any():
+    mean = posterior.mean
+    best = _most_likely(posterior, tolerance) if size is None else posterior.index(size)
+    if best is None:
         return None
     near = posterior.near_best(tolerance).mean(axis=0)
-    mean = posterior.mean
-    merit = np.where(eligible, near + 1e-3 * mean, -np.inf)
-    best = int(np.argmax(merit))
     base_index = posterior.index(base)
     gain = posterior.log_throughput[:, best] - posterior.log_throughput[:, base_index]
     ran = (posterior.measured > 0) & posterior.open
@@ -130,12 +137,21 @@ def recommend(
         smallest_within_tolerance=min(within),
         base_micro_batch_size=base,
         num_probes=len(evidence),
-        elapsed_s=elapsed_s,
         within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size)])),
         shortfall_at_90=_at_most(
             posterior.shortfall(int(posterior.sizes[best])), num_sizes=seen, num_candidates=candidates
         ),
     )
+
+
+def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
+    """Position of the measured size that is most likely within the tolerance of the best; None where there is none."""
+    measured, exactly = ((counts > 0) & posterior.open for counts in (posterior.measured, posterior.measured_exactly))
+    eligible = exactly if exactly.any() else measured
+    if not eligible.any():
+        return None
+    near = posterior.near_best(tolerance).mean(axis=0)
+    return int(np.argmax(np.where(eligible, near + 1e-3 * posterior.mean, -np.inf)))
 
 
 def _at_most(shortfalls: Array, *, num_sizes: int, num_candidates: int) -> float | None:

@@ -215,10 +215,10 @@ class _Wandering:
         return float(self._state.sum())
 
 
-def draw_world(family: Family, seed: int) -> World:
-    """Draw one world; the same family and seed give the same world on every machine."""
+def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
+    """Draw one world, of these sizes or of some; the same arguments give the same world on every machine."""
     rng = np.random.default_rng([seed, *family.value.encode()])
-    space = _draw_space(rng)
+    space = space or _draw_space(rng)
     sizes = np.array(space.sizes, dtype=float)
     curve = _device_curve(sizes, rng, peaked=family is Family.PEAKS, flat=family is Family.PLATEAUS)
     if family is Family.ROUGH:

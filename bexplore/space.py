@@ -15,6 +15,11 @@ from bexplore.probe import Outcome, Purpose
 
 DENSE_LIMIT = 4096  # up to here every integer is a candidate; beyond, steps of at most 0.2 %
 MAX_FAILURES_PER_SIZE = 2  # a size that crashed, hung or failed to compile this often is not tried again
+# Larger sizes are no candidates unless they are asked for: one pass of one replica would by itself be a larger batch
+# than the largest that are published. Samples: You et al., "Large batch optimization for deep learning: training BERT
+# in 76 minutes", 2020 (65,536). Tokens: Llama team, "The Llama 3 herd of models", 2024, section 3.4.1 (16 million).
+MOST_SAMPLES = 65_536
+MOST_TOKENS = 2**24
 RULES = ("all", "powers_of_two", "divisors", "even")
 
 
@@ -99,7 +104,7 @@ class Space:
         seen = list(evidence)
         largest_ok = max((item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED), default=0)
         refused = [item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY]
-        standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose is Purpose.VERIFY)
+        standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose.is_verification)
         return min((item.micro_batch_size for item in standing), default=math.inf)
 
     def dropped(self, evidence: Iterable[SizedOutcome]) -> frozenset[int]:
@@ -109,7 +114,7 @@ class Space:
         failures: Counter[int] = Counter()
         for item in seen:
             if item.outcome in own_reasons:
-                failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if item.purpose is Purpose.VERIFY else 1
+                failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if item.purpose.is_verification else 1
         out_of_memory = Counter(item.micro_batch_size for item in seen if item.outcome is Outcome.OUT_OF_MEMORY)
         failed = {size for size, count in failures.items() if count >= MAX_FAILURES_PER_SIZE}
         return frozenset(failed | {size for size, count in out_of_memory.items() if count >= MAX_FAILURES_PER_SIZE})
@@ -139,6 +144,15 @@ def default_candidates(minimum: int, maximum: int) -> tuple[int, ...]:
         sizes.update(range(first, min(end, maximum) + 1, step))
         start, step = end, 8 * step
     return tuple(sorted(sizes))
+
+
+def largest_wanted(sequence_length: int | None) -> int:
+    """The largest size that is a candidate where the user gives no bound: no batch is larger than it by itself.
+
+    Args:
+        sequence_length: Tokens a sample; None where samples are not sequences.
+    """
+    return min(MOST_SAMPLES, max(1, MOST_TOKENS // (sequence_length or 1)))
 
 
 def candidate_sizes(

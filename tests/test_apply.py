@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -56,7 +58,7 @@ def job_file(folder: Path, text: str = SECTIONS) -> Path:
     return path
 
 
-def finished_run(path: Path, size: int | None = 6) -> Run:
+def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4) -> Run:
     """A run on disk as `explore` would leave it for the file as it is now."""
     config = dialects.load(path)
     meta = {
@@ -72,7 +74,9 @@ def finished_run(path: Path, size: int | None = 6) -> Run:
     }
     run = journal.create_run(journal.model_directory(config.mode, config.model_dir), meta=meta, now=NOW)
     result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
-    run.write_result(result | {"micro_batch_size": size})
+    second = {"micro_batch_size": keeps, "relative_performance": 1.4, "confidence": 92, "samples_per_s": 390.0}
+    second |= {"free_micro_batch_size": size, "over_recommended": 0.97}
+    run.write_result(result | {"micro_batch_size": size, "keeps_batch_size": second if keeps else None})
     return run
 
 
@@ -185,22 +189,49 @@ def test_a_batch_size_that_does_not_go_with_the_size_is_never_changed_unasked(tm
 
     with pytest.raises(UserInputError, match="batch_size 24 is not valid with micro_batch_size 5") as refused:
         plan_edit(dialects.load(path))
-    assert "--batch-size nearest writes 20" in refused.value.hint
-    assert "batch_size: 24   # global" in applied(path, BatchSizeRule.KEEP)
+    assert f"bexplore apply {path} --keep-batch-size (writes micro_batch_size 4, 0.97x" in refused.value.hint
+    assert f"bexplore apply {path} --change-batch-size (writes micro_batch_size 5, batch_size 20)" in refused.value.hint
+    assert applied(path, BatchSizeRule.KEEP) == SECTIONS.replace("size: explore ", "size: 4 ")
     path.write_text(SECTIONS)
-    assert "batch_size: 20   # global" in applied(path, BatchSizeRule.NEAREST)
+    changed = SECTIONS.replace("size: explore ", "size: 5 ").replace("batch_size: 24 ", "batch_size: 20 ")
+    assert applied(path, BatchSizeRule.CHANGE) == changed
 
 
-@pytest.mark.parametrize(("keeps", "is_told"), [(6, True), (7, False), (None, False)])
-def test_a_size_that_goes_with_the_batch_size_of_today_is_named_where_the_answer_does_not(tmp_path, keeps, is_told):
+@pytest.mark.parametrize("keeps", [5, None])
+def test_a_size_that_kept_another_batch_size_is_not_written(tmp_path, keeps):
     path = job_file(tmp_path)
-    run = finished_run(path, size=5)
-    run.write_result(run.result() | {"keeps_batch_size": keeps})
+    finished_run(path, size=7, keeps=keeps)
 
-    with pytest.raises(UserInputError) as refused:
-        plan_edit(dialects.load(path))
+    with pytest.raises(UserInputError, match="no size that was run keeps batch_size 24") as refused:
+        applied(path, BatchSizeRule.KEEP)
+    assert refused.value.hint.startswith(f"bexplore explore {path}")
+    assert path.read_text() == SECTIONS
 
-    assert ("ran as fast within the tolerance and goes with 24" in refused.value.hint) == is_told
+
+def test_where_the_answer_keeps_the_batch_size_there_is_nothing_to_choose(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path, size=6)
+
+    for rule in (None, *BatchSizeRule):
+        path.write_text(SECTIONS)
+        assert applied(path, rule) == SECTIONS.replace("size: explore ", "size: 6 ")
+
+
+def test_the_command_asks_which_of_the_two_gives_way_on_a_terminal_alone(tmp_path, monkeypatch):
+    path = job_file(tmp_path)
+    finished_run(path, size=5)
+
+    refused = CliRunner().invoke(apply, ["job.yaml", "--yes"])
+    assert refused.exception.exit_code == 2
+    assert refused.exception.hint.count("bexplore apply job.yaml --") == 2
+
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys.modules["bexplore.cli.apply"], "sys", terminal)
+    asked = CliRunner().invoke(apply, ["job.yaml"], input="keep\ny\n")
+    assert asked.exit_code == 0, asked.exception
+    assert "keep    micro_batch_size 4, 0.97x the speed of 5; batch_size stays 24" in asked.output
+    assert "change  micro_batch_size 5, batch_size 20" in asked.output
+    assert path.read_text() == SECTIONS.replace("size: explore ", "size: 4 ")
 
 
 def test_a_file_that_changes_while_the_user_is_asked_is_not_overwritten(tmp_path):
@@ -235,16 +266,16 @@ def test_the_command_shows_the_change_and_writes_only_after_yes(tmp_path):
     path = job_file(tmp_path)
     finished_run(path, size=5)
 
-    shown = CliRunner().invoke(apply, ["job.yaml", "--batch-size", "nearest"])
+    shown = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size"])
     assert "-    micro_batch_size: explore    # find the fastest" in shown.output
     assert "+    micro_batch_size: 5    # find the fastest" in shown.output
     assert "from 24 to 20. The learning rate" in shown.output
     assert "--yes" in shown.exception.hint
     assert path.read_text() == SECTIONS
 
-    done = CliRunner().invoke(apply, ["job.yaml", "--batch-size", "nearest", "--yes"])
+    done = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
     assert done.exit_code == 0, done.exception
-    again = CliRunner().invoke(apply, ["job.yaml", "--batch-size", "nearest", "--yes"])
+    again = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
     assert "says so already" in again.output
 
 

@@ -10,10 +10,10 @@ from bexplore.batching import (
     even_candidates,
     is_even_split,
     is_valid_global_batch_size,
-    keeping_batch_size,
     near_value_message,
     nearest,
     replica_batch_size_of,
+    sizes_that_keep,
     split,
     valid_global_batch_sizes,
 )
@@ -100,11 +100,12 @@ def test_the_message_on_the_users_batch_counts_steps_or_names_the_neighbours():
     assert near_value_message(10, 16, 4).endswith("nearest: 64")
 
 
-def test_the_first_size_that_goes_with_the_users_batch_keeps_it():
-    assert keeping_batch_size((23, 24, 16, 8), 256, 1, Divisibility.STRICT) == 16
-    assert keeping_batch_size((23, 24, 16, 8), 256, 32, Divisibility.STRICT) == 8
-    assert keeping_batch_size((23, 24), 256, 1, Divisibility.STRICT) is None
-    assert keeping_batch_size((23, 24), 256, 1, Divisibility.EVEN) == 24
+@given(replica_batch_size=small, replicas=st.integers(1, 3), rule=rules)
+def test_the_sizes_that_keep_a_batch_are_those_with_which_it_is_valid(replica_batch_size, replicas, rule):
+    batch_size = replica_batch_size * replicas
+    valid = [m for m in range(1, batch_size + 2) if is_valid_global_batch_size(batch_size, m, replicas, rule)]
+
+    assert list(sizes_that_keep(replica_batch_size, rule)) == valid
 
 
 @pytest.mark.parametrize("arguments", [(0, 1), (-1, 1), (1, 0), (True, 1), (1.0, 1), (1, 1, 0)])

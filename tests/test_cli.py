@@ -114,12 +114,31 @@ def test_the_final_answer_was_run_exactly_as_it_will_be_compiled(job, tmp_path):
     assert size in {e["micro_batch_size"] for e in exact if e["outcome"] == "measured"}
 
 
-def test_a_size_that_keeps_the_users_batch_size_is_told(job, tmp_path):
-    any_speed = ["--set", "explore.tolerance=0.99", "--set", "train_input.batch_size=14"]
-    done = bexplore("explore", job("{explore: {min: 1, max: 2}}"), "--json", *any_speed, cwd=tmp_path)
+def test_the_fastest_size_that_keeps_the_users_batch_size_is_told_and_was_run_as_it_will_be_compiled(job, tmp_path):
+    path = job("{explore: {min: 3, max: 5}}")
 
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["keeps_batch_size"] == 1, done.stderr
+    def explored(*options: str) -> tuple[list[dict], dict]:
+        any_speed = ["--set", "explore.tolerance=0.99", "--set", "explore.max_probes=2"]
+        done = bexplore("explore", path, "--json", *any_speed, *options, cwd=tmp_path)
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        assert done.returncode == 0, done.stderr
+        return [event for event in events if event["event"] == "probe"], events[-1]
+
+    probes, first = explored("--set", "train_input.batch_size=20")
+    kept = first["keeps_batch_size"]
+    assert (kept["accumulation_steps"] * kept["micro_batch_size"], kept["compilation"]) == (10, "exact")
+    assert kept["micro_batch_size"] in {probe["micro_batch_size"] for probe in probes}
+    assert first["num_probes"] == len(probes)
+
+    # The search stands where only the batch size is another; the answer that keeps it is sought again.
+    probes, other = explored("--set", "train_input.batch_size=18")
+    assert {probe["purpose"] for probe in probes} <= {"keep_batch_size"}
+    assert other["keeps_batch_size"]["micro_batch_size"] == 3
+    assert other["micro_batch_size"] == first["micro_batch_size"]
+
+    _, last = explored("--set", "train_input.batch_size=18", "--set", "explore.keep_batch_size=true")
+    assert (last["micro_batch_size"], last["run_dir"]) == (3, first["run_dir"])
+    assert last["eager"] is None or last["compilation"] == "exact"
 
 
 def test_a_finished_run_is_printed_again_and_not_run_again(job, tmp_path):

@@ -250,9 +250,11 @@ def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
 
 def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
     run = make_run(tmp_path)
-    run.write_result(run.result() | {"batch_size": 60, "keeps_batch_size": 4})
+    kept = {"micro_batch_size": 4, "accumulation_steps": 15, "samples_per_s": 200.0, "confidence": 92}
+    kept |= {"free_micro_batch_size": 8, "over_recommended": 0.97, "relative_performance": 1.5}
+    run.write_result(run.result() | {"batch_size": 60, "replica_batch_size": 60, "keeps_batch_size": kept})
 
-    assert "To keep batch_size 60, use size 4: it ran within 2% of the speed." in html(read_facts(run))
+    assert "To keep batch_size 60, use micro_batch_size 4 in 15 accumulation steps: 0.97x" in html(read_facts(run))
 
 
 def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path):

@@ -56,8 +56,8 @@ def result(**fields) -> dict:
     return record | fields
 
 
-def words(record: dict) -> str:
-    return last_words(record, yaml_key="train_input.micro_batch_size", tolerance=0.02)
+def words(record: dict, target: float | None = None) -> str:
+    return last_words(record, yaml_key="train_input.micro_batch_size", tolerance=0.02, target_confidence=target)
 
 
 def test_the_recommendation_line_is_the_reference_flows_to_the_byte():
@@ -133,13 +133,21 @@ def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
 
 
 def test_the_last_words_name_a_size_that_spares_the_user_a_new_global_batch_size():
-    text = words(result(batch_size=66, batch_message="batch_size 66 is not valid", keeps_batch_size=6))
+    kept = {"micro_batch_size": 6, "accumulation_steps": 11, "samples_per_s": 398.0, "confidence": 92}
+    kept |= {"free_micro_batch_size": 8, "over_recommended": 0.968, "relative_performance": 1.5}
+    own = {"batch_size": 66, "replica_batch_size": 66, "divisibility": "strict"}
+    told = "To keep batch_size 66, use micro_batch_size 6 in 11 accumulation steps: 0.97x the speed of size 8, 398 "
+    lines = words(result(keeps_batch_size=kept, **own)).splitlines()
 
-    assert (
-        "batch_size 66 is not valid\n  to keep batch_size 66, use micro_batch_size 6: it ran within 2% of this" in text
-    )
-    assert "to keep" not in words(result(keeps_batch_size=8))
-    assert "None" not in words(result(keeps_batch_size=None))
+    assert lines[1] == f"{told}samples/s; confidence 92 out of 100."
+    assert "explore.candidates: divisors" in words(result(keeps_batch_size=kept | {"confidence": 60}, **own), target=90)
+    itself = kept | {"micro_batch_size": 8, "over_recommended": 1.0}
+    assert "It keeps batch_size 66, in 11 accumulation steps." in words(result(keeps_batch_size=itself, **own))
+    none = words(result(keeps_batch_size=None, **own))
+    assert "No micro_batch_size that was run keeps batch_size 66; explore.candidates: divisors tries those" in none
+    uneven = words(result(keeps_batch_size=None, **own | {"replica_batch_size": None}))
+    assert "No micro_batch_size keeps batch_size 66: the replicas have no equal shares of it." in uneven
+    assert "keep" not in words(result(batch_size=None))
 
 
 def test_the_last_words_leave_out_what_is_not_known():

@@ -13,16 +13,23 @@ from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import UserInputError
 
 if TYPE_CHECKING:
-    from bexplore.apply import Edit
+    from bexplore.apply import BatchSizeRule, Choice, Edit
 
 
 @click.command(short_help="Write the size that was found into the job's file.")
 @CONFIG
 @click.option("--run", "run_path", type=click.Path(path_type=Path), help="The run; the newest of this job without it.")
 @click.option(
-    "--batch-size",
-    type=click.Choice(["nearest", "keep"]),
-    help="Where the global batch size is not valid with the size: write the nearest that is, or keep it.",
+    "--keep-batch-size",
+    "batch_size",
+    flag_value="keep",
+    help="Where batch_size is not valid with the recommended size: write the fastest size that keeps it.",
+)
+@click.option(
+    "--change-batch-size",
+    "batch_size",
+    flag_value="change",
+    help="There: write the recommended size, and the batch_size nearest to yours that is valid with it.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE instead of CONFIG.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
@@ -32,24 +39,32 @@ def apply(
 ) -> None:
     """Write the micro-batch size that was found into CONFIG; everything else in it stays as it is, to the byte.
 
-    The change is shown first. It is refused where the job has changed since it was explored.
+    The change is shown first. It is refused where the job has changed since it was explored. Where your batch_size is
+    not valid with the recommended size, you are asked which of the two to keep.
 
     \b
     Examples:
-      bexplore apply job.yaml                             show the change, ask, write
-      bexplore apply job.yaml --batch-size nearest --yes  also move batch_size to the nearest valid one
-      bexplore apply job.yaml -o tuned.yaml               leave job.yaml alone
+      bexplore apply job.yaml                            show the change, ask, write
+      bexplore apply job.yaml --keep-batch-size --yes    write the fastest size that keeps batch_size
+      bexplore apply job.yaml --change-batch-size --yes  move batch_size to what goes with the fastest size of all
+      bexplore apply job.yaml -o tuned.yaml              leave job.yaml alone
     """
     import dataclasses
 
-    from bexplore.apply import BatchSizeRule, plan_edit, write_edit
+    from bexplore.apply import BatchSizeRule, plan_edit, refuse, write_edit
     from bexplore.journal import open_run
 
     loaded = common.load(config)
     if common.model_dir is not None:
         loaded = dataclasses.replace(loaded, model_dir=common.model_dir)
     run = open_run(run_path) if run_path is not None else None
-    edit = plan_edit(loaded, run=run, batch_size=None if batch_size is None else BatchSizeRule(batch_size))
+    can_ask = sys.stdin.isatty() and not yes and not common.as_json
+    edit = plan_edit(
+        loaded,
+        run=run,
+        batch_size=None if batch_size is None else BatchSizeRule(batch_size),
+        choose=_choose if can_ask else refuse,
+    )
     is_change = edit.before != edit.after or output is not None
     if not common.as_json:
         _show(edit)
@@ -62,10 +77,10 @@ def apply(
 
 
 def _show(edit: Edit) -> None:
-    result = edit.result
+    answer = edit.answer
     click.echo(
-        f"micro_batch_size {result['micro_batch_size']}: {result['relative_performance']:.2f}x the speed of size "
-        f"{result['base_micro_batch_size']}, confidence {result['confidence']} out of 100 ({edit.run.directory})"
+        f"micro_batch_size {answer['micro_batch_size']}: {answer['relative_performance']:.2f}x the speed of size "
+        f"{edit.base_micro_batch_size}, confidence {answer['confidence']} out of 100 ({edit.run.directory})"
     )
     click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.path} says so already")
     if edit.batch_size_change is not None:
@@ -74,6 +89,17 @@ def _show(edit: Edit) -> None:
             f"The global batch size changes from {before} to {after}. The learning rate and its schedule belong to the "
             "global batch;\nthey are not touched."
         )
+
+
+def _choose(choice: Choice) -> BatchSizeRule:
+    """Ask the user which of the two sizes gives way."""
+    from bexplore.apply import BatchSizeRule
+
+    click.echo(f"{choice.message}.", err=True)
+    for rule in BatchSizeRule:
+        click.echo(f"  {rule.value:<8}{choice.sentence(rule)}", err=True)
+    names = click.Choice([rule.value for rule in BatchSizeRule])
+    return BatchSizeRule(click.prompt("Keep batch_size, or change it?", type=names, err=True))
 
 
 def _ask(target: Path) -> bool:
@@ -86,7 +112,7 @@ def _record(edit: Edit, written: Path | None) -> dict[str, object]:
     before, after = edit.batch_size_change or (None, None)
     return {
         "event": "apply",
-        "micro_batch_size": edit.result["micro_batch_size"],
+        "micro_batch_size": edit.answer["micro_batch_size"],
         "batch_size_before": before,
         "batch_size_after": after,
         "diff": edit.diff,

@@ -21,7 +21,7 @@ from bexplore.engine.succession import is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.workers import Workers
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.probe import Compilation, Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
@@ -228,7 +228,7 @@ class EngineRunner:
         return self._run_dir / "compiled" / f"micro_batch_size_{micro_batch_size}"
 
     def _is_kept(self, probe: Probe) -> bool:
-        is_final = probe.purpose is Purpose.VERIFY and probe.compilation is Compilation.EXACT
+        is_final = probe.purpose.is_verification and probe.compilation is Compilation.EXACT
         return self._keeps_artifacts and is_final and self.job.compile.backend == "inductor"
 
     def start(self) -> None:

@@ -89,11 +89,13 @@ def decide(
 
     Args:
         space: The candidates.
-        evidence: Every probe in order; those in flight have no outcome.
+        evidence: Every probe in order; those in flight have no outcome, those that sought a size which keeps the batch
+            size do not count.
         settings: What is wanted.
         memory: What the trace says of memory.
         num_unassigned: Askers that are about to choose and have not said what: that many best choices are left to them.
     """
+    evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
     if not any(item.is_measured for item in finished):

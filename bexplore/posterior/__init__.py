@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -80,6 +81,17 @@ class Posterior:
             self._near[tolerance] = self._near_best(tolerance)
         return self._near[tolerance]
 
+    def among(self, sizes: Iterable[int]) -> Posterior:
+        """The same belief with these sizes, all of the domain, as the only candidates."""
+        kept = np.isin(self.sizes, list(sizes))
+        return dataclasses.replace(
+            self,
+            feasible=self.feasible & kept,
+            open=self.open & kept,
+            represented=kept.astype(np.int64),
+            _near={},
+        )
+
     def shortfall(self, size: int) -> Array:
         """(S,), share of the speed of the best that fits which a size misses; 1 where it does not fit itself."""
         fits = self.feasible[:, self.index(size)]
@@ -110,6 +122,7 @@ def fit(
     memory: MemoryPrior | None = None,
     seed: int = 0,
     user_compilation: Compilation = Compilation.EXACT,
+    covered: Sequence[int] = (),
 ) -> Posterior:
     """Form the belief.
 
@@ -119,6 +132,7 @@ def fit(
         memory: What the trace says of memory.
         seed: Of all random numbers.
         user_compilation: The program that the user will run; other compilations are evidence with an extra variance.
+        covered: Candidates that the domain holds in any case.
 
     Raises:
         ValueError: Nothing was measured yet.
@@ -139,7 +153,8 @@ def fit(
     largest = space.sizes[-1]
     uniforms = np.random.default_rng([seed, 1]).random((6, NUM_DRAWS))
     boundaries = draw_boundaries(facts, memory, base=space.base, largest=largest, uniforms=uniforms)
-    sizes = _domain(space, sorted({item.micro_batch_size for item in evidence}), boundaries, largest_ok, limit)
+    certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
+    sizes = _domain(space, certain, boundaries, largest_ok, limit)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
     curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
     alive = ~np.isin(sizes, list(space.dropped(evidence)))
@@ -216,13 +231,15 @@ def _as_array(space: Space) -> NDArray[np.int64]:
     return np.array(space.sizes, dtype=np.int64)
 
 
-def _domain(space: Space, probed: Sequence[int], boundaries: Array, largest_ok: int, limit: float) -> NDArray[np.int64]:
+def _domain(
+    space: Space, certain: Sequence[int], boundaries: Array, largest_ok: int, limit: float
+) -> NDArray[np.int64]:
     """The sizes that the belief covers: all of a small space; of a large one those that can matter."""
     candidates = _as_array(space)
     if len(candidates) <= DENSE_DOMAIN:
         return candidates
     top = candidates[-1]
-    wanted = [float(size) for size in probed]
+    wanted = [float(size) for size in certain]
     wanted += list(range(space.base, space.base + 16))
     wanted += [2.0**power for power in range(int(math.log2(top)) + 1)]
     wanted += [3 * 2.0**power for power in range(int(math.log2(top)) + 1)]

@@ -16,7 +16,7 @@ from bexplore.report.facts import ReportFacts, SizeFacts
 from bexplore.report.figure import Figure
 from bexplore.report.figures import figures
 from bexplore.report.svg import SHAPES, draw
-from bexplore.sinks.last_words import loader_sentence, score_sentence, stop_words
+from bexplore.sinks.last_words import keeping_sentence, loader_sentence, score_sentence, stop_words
 from bexplore.units import format_bytes, format_seconds
 
 UNKNOWN = "–"
@@ -65,17 +65,15 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     """What to do with the answer, in order: a sentence, and what to type, empty where there is nothing to type."""
     result, size = facts.result, facts.micro_batch_size
     config = facts.meta.get("config", "CONFIG")
+    target = int(_settings(facts).get("target_confidence", 90))
     if size is None:
         return (("Let it go on:", f"bexplore explore {config}"),)
     steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {config}")]
     if result.get("batch_message"):
         steps.append((f"{result['batch_message']}.", ""))
-    keeps = result.get("keeps_batch_size")
-    if keeps is not None and keeps != size:
-        own = result["batch_size"]
-        steps.append(
-            (f"To keep batch_size {own}, use size {keeps}: it ran within {facts.tolerance:.0%} of the speed.", "")
-        )
+    keeping = keeping_sentence(result, target) if facts.is_finished else None
+    if keeping:
+        steps.append((keeping, ""))
     small = result.get("smallest_within_tolerance")
     if small is not None and small != size:
         saved = result.get("memory_saved_bytes")
@@ -83,7 +81,7 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
         steps.append((f"Short of memory? Size {small} is within {facts.tolerance:.0%} of it{saves}.", ""))
     if not facts.is_finished:
         steps.append(("The exploration is not finished; it goes on with", f"bexplore explore {config}"))
-    elif int(result.get("confidence") or 0) < int(_settings(facts).get("target_confidence", 90)):
+    elif int(result.get("confidence") or 0) < target:
         told = score_sentence(result, facts.tolerance)
         steps.append((f"The score is below its target{f' ({told})' if told else ''}: see below what raises it.", ""))
     return tuple(steps)

@@ -52,12 +52,21 @@ class BexploreSampler(BaseSampler):
         self.memory = memory
         self._now = now
         self._decisions: dict[int, Decision] = {}
+        self._given: int | None = None
         self._last: tuple[object, Decision] | None = None
 
     @property
     def distribution(self) -> IntDistribution:
         """Of the one parameter; the sampler returns only candidates."""
         return IntDistribution(self.space.base, self.space.sizes[-1])
+
+    def ask(self, study: optuna.Study, size: int | None = None) -> optuna.Trial:
+        """Begin a trial of a size; None leaves it to the sampler."""
+        self._given = size
+        try:
+            return study.ask({PARAMETER: self.distribution})
+        finally:
+            self._given = None
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The micro-batch size and nothing else."""
@@ -67,6 +76,8 @@ class BexploreSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The size to probe next; where nothing is worth a probe any more, the recommended one again."""
+        if self._given is not None:
+            return {PARAMETER: self._given}
         decision = self.decide(study, asking=trial.number)
         self._decisions[trial.number] = decision
         if decision.stop_reason is None:

@@ -21,7 +21,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Observation, Outcome, Probe
+from bexplore.probe import Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import Recommendation
 
 PARAMETER = "micro_batch_size"
@@ -54,7 +54,9 @@ def evidence_of(trial: FrozenTrial) -> Evidence:
         return Evidence(micro_batch_size=size, outcome=Outcome.MEASURED, log_throughput=math.log(value))
     if trial.state is TrialState.PRUNED:
         return Evidence(micro_batch_size=size, outcome=Outcome.OUT_OF_MEMORY)
-    return Evidence(micro_batch_size=size, outcome=Outcome.CRASHED if trial.state is TrialState.FAIL else None)
+    purpose = Purpose(trial.system_attrs.get(ATTRIBUTE, {}).get("purpose", Purpose.SEARCH))
+    outcome = Outcome.CRASHED if trial.state is TrialState.FAIL else None
+    return Evidence(micro_batch_size=size, outcome=outcome, purpose=purpose)
 
 
 def is_abandoned(trial: FrozenTrial, now: float) -> bool:

@@ -164,7 +164,9 @@ class ExploreSettings(_Section):
         "normal", description="How much to spend: sets max_probes, passes_per_probe and target_confidence."
     )
     max_probes: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        EFFORTS["normal"].max_probes, description="Probes at most (sizes compiled and run, repeats included)."
+        EFFORTS["normal"].max_probes,
+        description="Probes of the search at most (sizes compiled and run, repeats included); up to two more look for "
+        "a size that keeps batch_size.",
     )
     passes_per_probe: Annotated[int, Field(ge=2, le=10_000)] = Field(
         EFFORTS["normal"].passes_per_probe, description="Timed passes of one probe at most."
@@ -196,12 +198,21 @@ class ExploreSettings(_Section):
         "auto", description="Memory kept free for gradient buckets and collectives of several replicas: a size or auto."
     )
     min: Samples | None = Field(None, description="Smallest micro-batch size to try, samples; null: 1.")
-    max: Samples | None = Field(None, description="Largest micro-batch size to try, samples; null: what fits.")
+    max: Samples | None = Field(
+        None,
+        description="Largest micro-batch size to try, samples; null: what fits, at most 65536 samples and 16777216 "
+        "tokens, beyond which one pass is by itself more than any batch that is published.",
+    )
     candidates: Candidates = Field(
         "all", description="Which sizes: all, powers_of_two, divisors or even (of the replica batch), or a list."
     )
     divisibility: Literal["strict", "even"] = Field(
         "strict", description="When a global batch size is valid: whole micro-batches only, or equal parts (even)."
+    )
+    keep_batch_size: bool = Field(
+        False,
+        description="Recommend the fastest size with which batch_size is valid, instead of telling it beside the "
+        "fastest of all.",
     )
     precision: PrecisionName | None = Field(
         None, description="Number formats; null: as the model's own section says, else float32."

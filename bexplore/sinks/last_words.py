@@ -45,7 +45,7 @@ def last_words(
         rows = [_row("failed", text) for text in _failed(record)]
         stopped = stop_words(record["stop_reason"], target_confidence)
         return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {record['run_dir']}"])
-    lines = [_headline(record), ""]
+    lines = [_headline(record), *_lines(keeping_sentence(record, target_confidence)), ""]
     lines += [_row("why", _why(record, target_confidence)), *_rows("score", score_sentence(record, tolerance))]
     lines += [_row("memory", _memory(record))]
     lines += _rows("smaller", _smaller(record, tolerance))
@@ -57,7 +57,7 @@ def last_words(
     lines += _rows("input", loader_sentence(record.get("loader")))
     lines += [_row("limits", _limit(item)) for item in record.get("advice", ())[:MOST_ADVICE]]
     lines += [_row("warning", text) for text in record.get("warnings", ())]
-    lines += ["", "Valid global batch sizes:", *_batch_table(record), *_keeps_batch_size(record, tolerance), ""]
+    lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
     lines += [f"Results: {record['run_dir']}"]
     lines += [f"Report:  {report}"] if report else []
     lines += [f"Apply:   bexplore apply {config}"] if config else []
@@ -202,13 +202,41 @@ def _batch_table(record: Mapping[str, Any]) -> list[str]:
     return rows
 
 
-def _keeps_batch_size(record: Mapping[str, Any], tolerance: float) -> list[str]:
-    """Another size that spares the user a new global batch size, where there is one."""
-    size = record.get("keeps_batch_size")
-    if size is None or size == record["micro_batch_size"]:
-        return []
-    own = record["batch_size"]
-    return [f"  to keep batch_size {own}, use micro_batch_size {size}: it ran within {tolerance:.0%} of this speed"]
+def keeping_sentence(record: Mapping[str, Any], target_confidence: float | None) -> str | None:
+    """The second answer of a `result` record: which size keeps the user's batch size, and what that costs.
+
+    Args:
+        record: The `result` event.
+        target_confidence: That was asked for; None where it is not known.
+
+    Returns:
+        None where no batch size was given.
+    """
+    own, keeps = record.get("batch_size"), record.get("keeps_batch_size")
+    if own is None:
+        return None
+    rule = "even" if record.get("divisibility") == "even" else "divisors"
+    if keeps is None and record.get("replica_batch_size") is None:
+        return f"No micro_batch_size keeps batch_size {own}: the replicas have no equal shares of it."
+    if keeps is None:
+        return f"No micro_batch_size that was run keeps batch_size {own}; explore.candidates: {rule} tries those alone."
+    size, free, steps = keeps["micro_batch_size"], keeps["free_micro_batch_size"], keeps["accumulation_steps"]
+    in_steps = f"{steps} accumulation step{'' if steps == 1 else 's'}"
+    if size == free:
+        return f"It keeps batch_size {own}, in {in_steps}."
+    speed = f"{keeps['over_recommended']:.2f}x the speed of size {free}"
+    if size == record["micro_batch_size"]:
+        return f"It keeps batch_size {own}, in {in_steps}, at {speed}, which does not."
+    told = (
+        f"To keep batch_size {own}, use micro_batch_size {size} in {in_steps}: {speed}, "
+        f"{keeps['samples_per_s']:.4g} samples/s; confidence {keeps['confidence']} out of 100."
+    )
+    is_sure = target_confidence is None or keeps["confidence"] >= target_confidence
+    return told if is_sure else f"{told} explore.candidates: {rule} tries such sizes alone."
+
+
+def _lines(text: str | None) -> list[str]:
+    return [text] if text else []
 
 
 def _rows(label: str, text: str | None) -> list[str]:

@@ -143,7 +143,8 @@ def check_batch(
             return
         split = batching.split(global_batch_size, num_replicas, request.value, rule)
     except UserInputError as error:
-        if request.kind is RequestKind.EXPLORE and settings.candidates not in ("divisors", "even"):
+        needs_share = settings.keep_batch_size or settings.candidates in ("divisors", "even")
+        if request.kind is RequestKind.EXPLORE and not needs_share:
             problems.warn(path, f"{error.message}; it does not matter for the search, only for the training afterwards")
         else:
             problems.error(path if request.value is None else request.path, error.message, error.hint)
@@ -162,6 +163,10 @@ def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, se
         what = "auto needs" if request.position is not None else "an absent micro_batch_size means auto, which needs"
         problems.error(
             path, f"micro_batch_size: {what} batch_size, whose divisors it tries", "type batch_size: 64, say"
+        )
+    elif request.kind is RequestKind.EXPLORE and settings.keep_batch_size:
+        problems.error(
+            path, "explore.keep_batch_size needs batch_size, which is to be kept", "type batch_size: 64, say"
         )
     elif request.kind is RequestKind.EXPLORE and settings.candidates in ("divisors", "even"):
         problems.error(

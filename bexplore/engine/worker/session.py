@@ -42,7 +42,7 @@ from bexplore.engine.worker.steps import Steps, len_of, warm_device
 from bexplore.engine.worker.timing import Report, Timed, time_alone, time_in_turns
 from bexplore.engine.worker.toolchain import Toolchain
 from bexplore.job import Job, Mode
-from bexplore.probe import Compilation, Probe, Purpose
+from bexplore.probe import Compilation, Probe
 from bexplore.workloads import Batch, Workload, build
 
 MAX_UPDATES = 3
@@ -151,7 +151,7 @@ class Session:
         as_large_ran = probe.micro_batch_size <= max(self._usual_pass_s, default=0)
         with self._around_steps(is_known_to_fit=as_large_ran):
             batch = self._make_batch(probe.micro_batch_size)
-            is_known = probe.micro_batch_size in self._usual_pass_s and probe.purpose is not Purpose.VERIFY
+            is_known = probe.micro_batch_size in self._usual_pass_s and not probe.purpose.is_verification
             first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
             self._first_pass_s = 0.0
             memory = self._memory(batch, probe)
@@ -314,7 +314,7 @@ class Session:
     def _memory(self, batch: Batch, probe: Probe) -> StepMemory:
         self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
         size = probe.micro_batch_size
-        if probe.purpose is Purpose.VERIFY:
+        if probe.purpose.is_verification:
             return self._memory_step.verify(batch, size)
         return self._memory_step.run(batch, size, expected_pass_s=self._expected_pass_s(size))
 
@@ -400,7 +400,7 @@ class Session:
         return dataclasses.replace(timed, details={**timed.details, "not_in_turns": self._why_alone})
 
     def _warnings_of_cuda_graphs(self, probe: Probe) -> list[str]:
-        is_concerned = self.uses_cuda_graphs and self.is_training and probe.purpose is Purpose.VERIFY
+        is_concerned = self.uses_cuda_graphs and self.is_training and probe.purpose.is_verification
         return [WARNING_OF_CUDA_GRAPHS] if is_concerned else []
 
 
