@@ -6,15 +6,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
-from search_builders import CurveRunner, failed, saturating
+from optuna.storages import InMemoryStorage
+from search_builders import CurveRunner, failed, measured, saturating
 
 from benchmarks.keep_batch_size import Found, draw_job, explored, found, load
 from bexplore.errors import NothingFitsError
 from bexplore.exploration import keeping_sizes
 from bexplore.explorer import KeepingSizes, ProbeFinished, ProbeStarted, Result, SearchEnded, explore
 from bexplore.policy.keeping import MOST_PROBES
+from bexplore.posterior import fit
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings
+from bexplore.sampler import BexploreSampler, open_study
+from bexplore.sampler.study import evidence_of
 from bexplore.simulator import Family
 from bexplore.space import Space, candidate_sizes, default_candidates, largest_wanted
 
@@ -115,12 +119,16 @@ def test_a_recommendation_that_keeps_the_batch_size_is_the_second_answer_too_and
 
 
 def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
-    runner = CurveRunner(peaked)
-    space = Space.of([1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
-    *_, result = explore(runner, space=space, keeping=KeepingSizes(sizes=(1, 11, 33, 99, 297)))
+    space, storage = Space.of([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]), InMemoryStorage()
+    options = {"space": space, "keeping": KeepingSizes(sizes=(1, 11, 33, 99, 297)), "storage": storage}
+    *events, result = explore(CurveRunner(peaked), **options)
 
     assert result.second_answer.recommendation.micro_batch_size in (99, 297)
     assert result.recommendation.micro_batch_size in space.sizes
+
+    history = [event.observation for event in events if isinstance(event, ProbeFinished)]
+    (again,) = explore(CurveRunner(peaked), history=history, **options)
+    assert again.second_answer.recommendation.micro_batch_size in (99, 297)
 
 
 def test_where_the_best_of_them_does_not_run_another_does_and_nothing_unrun_is_told():
@@ -190,18 +198,28 @@ def test_what_stops_the_search_between_probes_stops_the_extra_ones_too():
     assert event.stop_reason == "enough"
 
 
-def test_another_explorer_of_the_study_does_not_see_an_extra_probe_in_flight(tmp_path):
-    asked = []
+def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for():
+    storage, seen = InMemoryStorage(), []
 
-    def other(probe: Probe) -> Observation:
-        if probe.purpose is Purpose.KEEP_BATCH_SIZE and not asked:
-            asked.append(probe)
-            *_, result = explore(CurveRunner(peaked), space=MANY, storage=tmp_path / "study.log")
-            assert result.recommendation.num_probes == probe.number
+    def runner(probe: Probe) -> Observation:
+        if probe.purpose is Purpose.KEEP_BATCH_SIZE:
+            study = open_study(BexploreSampler(MANY, SearchSettings()), storage=storage)
+            seen.append(evidence_of(study.get_trials()[probe.number]))
         return CurveRunner(peaked)(probe)
 
-    events_of((1, 7, 49), other, storage=tmp_path / "study.log")
-    assert asked
+    events_of((1, 7, 49), runner, storage=storage)
+    assert [(item.micro_batch_size, item.outcome, item.purpose) for item in seen] == [
+        (49, None, Purpose.KEEP_BATCH_SIZE)
+    ]
+
+
+def test_a_belief_among_some_sizes_forgets_what_was_near_the_best_of_all():
+    evidence = [measured(size, saturating(size)) for size in (1, 8, 64, 512)]
+    posterior = fit(MANY, evidence)
+    at = posterior.index(8)
+
+    assert posterior.near_best(0.02)[:, at].mean() < 0.1
+    assert posterior.among([1, 8]).near_best(0.02)[:, at].mean() > 0.9
 
 
 @pytest.mark.parametrize(
