@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,12 +150,12 @@ class Conclusion:
         elapsed_s = self.elapsed_s()
         if not asked and not eager.look_is_cheap(pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s):
             return None
-        size = verified.micro_batch_size
-        num_pairs = eager.PAIRS_ASKED if asked else eager.PAIRS_OF_A_LOOK
-        answer = self.runner.compare_eager(micro_batch_size=size, num_pairs=num_pairs, is_thorough=asked)
+        size, tolerance = verified.micro_batch_size, self.config.explore.tolerance
+        max_s = math.inf if asked else eager.SHARE_OF_A_LOOK * elapsed_s
+        answer = self.runner.compare_eager(micro_batch_size=size, tolerance=tolerance, asked=asked, max_s=max_s)
         if answer is None:
             return None
-        return eager.judge(answer, micro_batch_size=size, tolerance=self.config.explore.tolerance, asked=asked)
+        return eager.judge(answer, micro_batch_size=size, tolerance=tolerance, asked=asked)
 
     def _kept_artifacts(self, verified: Observation | None) -> Path | None:
         """What the compiler made for the winner; that of other sizes that were verified is of no use to anybody."""

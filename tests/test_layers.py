@@ -21,6 +21,7 @@ ORDER = [
     "devices",
     "depths",
     "batching",
+    "intervals",
     "turns",
     "probe",
     "job",

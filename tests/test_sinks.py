@@ -166,9 +166,13 @@ def test_the_last_words_leave_out_what_is_not_known():
 
 
 EAGER = {
+    "verdict": "faster",
     "over_compiled": 1.08,
-    "is_faster": True,
+    "low": 1.05,
+    "high": 1.11,
     "num_pairs": 5,
+    "compiled_timed_s": 0.6,
+    "eager_timed_s": 0.55,
     "samples_per_s": 10.0,
     "peak_memory_bytes": 2**20,
     "asked": False,
@@ -177,11 +181,22 @@ EAGER = {
 
 
 def test_the_last_words_speak_of_eager_where_it_is_faster_or_was_asked_for():
-    slower = EAGER | {"over_compiled": 0.8, "is_faster": False}
+    slower = EAGER | {"over_compiled": 0.8, "verdict": "slower"}
 
-    assert "runs at 1.08x the speed" in words(result(eager=EAGER))
+    assert "runs at 1.08x the speed (95% interval 1.05 to 1.11; 5 turns, 550 ms, of each" in words(result(eager=EAGER))
     assert "torch.compile" not in words(result(eager=slower))
     assert "keep torch.compile" in words(result(eager=slower | {"asked": True}))
+
+
+def test_an_interval_that_is_too_wide_is_no_verdict_on_eager():
+    wide = EAGER | {"verdict": "unsure", "low": 0.62, "high": 1.78}
+    same = EAGER | {"verdict": "same", "over_compiled": 1.0, "low": 0.99, "high": 1.01, "asked": True}
+
+    assert "torch.compile" not in words(result(eager=wide))
+    assert "0.62 to 1.78" in words(result(eager=wide | {"asked": True}))
+    assert "too uncertain to tell whether compiling pays" in words(result(eager=wide | {"asked": True}))
+    assert "keep torch.compile" not in words(result(eager=wide | {"asked": True}))
+    assert "within 2% that is as fast" in words(result(eager=same))
 
 
 def test_the_last_words_show_the_line_that_starts_a_training_warm_and_that_it_is_code():

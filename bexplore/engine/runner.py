@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -22,6 +23,7 @@ from bexplore.engine.workers import Workers
 from bexplore.errors import EngineError, UserInputError
 from bexplore.job import Job
 from bexplore.probe import Compilation, Observation, Outcome, Probe
+from bexplore.turns import BUDGETS_OF_CONTENDERS
 from bexplore.units import format_bytes
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
@@ -185,8 +187,16 @@ class EngineRunner:
             return {"problem": str(answer["reason"])}
         return {name: value for name, value in answer.items() if name not in ("kind", "outcome")} | {"problem": ""}
 
-    def compare_eager(self, *, micro_batch_size: int, num_pairs: int, is_thorough: bool) -> dict[str, Any] | None:
-        """Time compiled and eager passes in turn, in the worker that has just run the size as the user compiles it.
+    def compare_eager(
+        self, *, micro_batch_size: int, tolerance: float, asked: bool, max_s: float = math.inf
+    ) -> dict[str, Any] | None:
+        """Time compiled and eager passes in turns, in the worker that has just run the size as the user compiles it.
+
+        Args:
+            micro_batch_size: The size.
+            tolerance: A share of speed that counts as none.
+            asked: Whether the configuration asks for it.
+            max_s: Seconds of passes after which it ends; at most those of two contenders' turns are spent.
 
         Returns:
             The fields of `Session.compare_eager`, or `problem`; None where that worker is no longer there.
@@ -197,8 +207,9 @@ class EngineRunner:
         request = {
             "kind": "compare_eager",
             "micro_batch_size": micro_batch_size,
-            "num_pairs": num_pairs,
-            "is_thorough": is_thorough,
+            "budget_s": min(max_s, BUDGETS_OF_CONTENDERS * self._pass_budget_s),
+            "tolerance": tolerance,
+            "asked": asked,
         }
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
         if isinstance(answer, Failure):

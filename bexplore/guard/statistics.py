@@ -13,12 +13,10 @@ from enum import StrEnum
 
 import numpy as np
 
+from bexplore.intervals import LEVEL, NORMAL, student_quantile
+
 TIME_TOLERANCE = 0.03  # of a ratio; the threshold of the guard where the user gives no other
-LEVEL = 0.95
 NUM_RESAMPLES = 2000
-# Student's 97.5 % quantiles by degrees of freedom. Source: any table of the t distribution.
-_STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-_NORMAL = 1.960
 
 
 class Judgement(StrEnum):
@@ -124,8 +122,7 @@ def _resampled_medians(group: np.ndarray, rng: np.random.Generator) -> np.ndarra
 
 def _widening(num_workers: int) -> float:
     degrees = num_workers - 1
-    student = _STUDENT.get(degrees, _NORMAL * (1 + (1 + _NORMAL**2) / (4 * degrees)))
-    return student / _NORMAL * math.sqrt(num_workers / degrees)
+    return student_quantile(degrees) / NORMAL * math.sqrt(num_workers / degrees)
 
 
 def unpaired_ratio(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Ratio:

@@ -51,7 +51,7 @@ def last_words(
     lines += _rows("smaller", _smaller(record, tolerance))
     lines += _rows("compiled", _compiled(record))
     lines += _rows("depth", _depth(record))
-    lines += _rows("eager", _eager(record.get("eager")))
+    lines += _rows("eager", eager_sentence(record.get("eager"), tolerance))
     lines += [_row("failed", text) for text in _failed(record)]
     lines += _rows("training", (record.get("same_training") or {}).get("message"))
     lines += _rows("input", loader_sentence(record.get("loader")))
@@ -157,19 +157,32 @@ def _depth(record: Mapping[str, Any]) -> str | None:
     return f"searched with few of the identical blocks and extrapolated; run whole, it has {ratio:.2f}x that speed"
 
 
-def _eager(eager: Mapping[str, Any] | None) -> str | None:
+def eager_sentence(eager: Mapping[str, Any] | None, tolerance: float) -> str | None:
     """Whether torch.compile is worth it here; a look that nobody asked for speaks only if it is not."""
-    if not eager or not (eager["asked"] or eager["is_faster"]):
+    if not eager or not (eager["asked"] or eager["verdict"] == "faster"):
         return None
     if eager["problem"]:
         return f"without torch.compile this size does not run: {eager['problem']}"
     peak = eager["peak_memory_bytes"]
     memory = f", peak {format_bytes(peak)}" if peak is not None else ""
-    figures = f"{eager['over_compiled']:.2f}x the speed ({eager['num_pairs']} pairs of passes in turn{memory})"
-    if not eager["is_faster"]:
-        return f"without torch.compile this size runs at {figures}: keep torch.compile"
-    told = f"without torch.compile this size runs at {figures}: do not compile, or explore again with "
-    return told + ("explore.compile: false" if eager["asked"] else "explore.compile: both, which looks closer")
+    timed = format_seconds(min(eager["compiled_timed_s"], eager["eager_timed_s"]))
+    sure = (
+        f"95% interval {eager['low']:.2f} to {eager['high']:.2f}; {eager['num_pairs']} turns, {timed}, of each{memory}"
+    )
+    told = f"without torch.compile this size runs at {eager['over_compiled']:.2f}x the speed ({sure})"
+    return f"{told}: {_eager_advice(eager, tolerance)}"
+
+
+def _eager_advice(eager: Mapping[str, Any], tolerance: float) -> str:
+    if eager["verdict"] == "faster" and eager["asked"]:
+        return "do not compile, or explore again with explore.compile: false"
+    if eager["verdict"] == "faster":
+        return "do not compile, or explore again with explore.compile: both, which looks closer"
+    if eager["verdict"] == "slower":
+        return "keep torch.compile"
+    if eager["verdict"] == "same":
+        return f"within {100 * tolerance:g}% that is as fast, so that compiling gains nothing"
+    return "too uncertain to tell whether compiling pays"
 
 
 def _warm_start(artifacts_dir: str | None) -> list[str]:

@@ -32,6 +32,7 @@ STAGES = {
     "memory": "reading the peak memory",
     "passes": "timing passes",
     "updates": "timing updates",
+    "eager": "timing passes with and without the compiler",
     "eager check": "looking whose mistake it is, without the compiler",
     "gradients": "comparing the gradients of both splits",
     "batch": "making a batch",

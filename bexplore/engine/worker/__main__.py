@@ -234,8 +234,13 @@ class _Server:
         return {"outcome": "measured"} | times
 
     def _compare_eager(self, request: dict[str, Any]) -> dict[str, Any]:
-        size, pairs, is_thorough = request["micro_batch_size"], request["num_pairs"], request["is_thorough"]
-        return {"outcome": "measured"} | self._session.compare_eager(size, num_pairs=pairs, is_thorough=is_thorough)
+        compared = self._session.compare_eager(
+            request["micro_batch_size"],
+            budget_s=request["budget_s"],
+            tolerance=request["tolerance"],
+            asked=request["asked"],
+        )
+        return {"outcome": "measured"} | compared
 
     def _loaded_from(self, request: dict[str, Any]) -> dict[str, Any]:
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))

@@ -33,6 +33,7 @@ from bexplore.engine.worker.compilation import (
     mark_batch_dimension,
 )
 from bexplore.engine.worker.device import bound_memory
+from bexplore.engine.worker.eager_turns import eagerly, time_turns
 from bexplore.engine.worker.limits import COMPILER_BYTES, DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
 from bexplore.engine.worker.placement import Placement
@@ -246,40 +247,43 @@ class Session:
         num_compiled = self.watch.take().num_graphs
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
 
-    def compare_eager(self, micro_batch_size: int, *, num_pairs: int, is_thorough: bool) -> dict[str, Any]:
-        """Time compiled and eager passes of a size that has been measured before, in turn, so that drift meets both.
+    def compare_eager(self, micro_batch_size: int, *, budget_s: float, tolerance: float, asked: bool) -> dict[str, Any]:
+        """Time compiled and eager passes of a size that has been measured before, in turns, so that drift meets both.
 
         Args:
             micro_batch_size: The size.
-            num_pairs: Of passes.
-            is_thorough: Read the peak of an eager step too, and time all pairs even where eager is slower in the first.
+            budget_s: Seconds of passes after which it is enough.
+            tolerance: A share of speed that counts as none.
+            asked: Read the peak of an eager step too, and run the fewest pairs of turns whatever they take.
 
         Returns:
-            `compiled_pass_times_s`, `eager_pass_times_s`; `eager_peak_memory_bytes`, None unless asked for.
+            `compiled_turns`, `eager_turns`: pairs of a number of passes and their seconds; `eager_peak_memory_bytes`,
+            None unless asked for.
 
         Raises:
             Exception: Whatever the user's step raised.
         """
         self.report(stage="eager")
-        compiled_s, eager_s, peak = [], [], None
+        usual_s, peak = self._usual_pass_s.get(micro_batch_size, 0.0), None
         with self._around_steps():
             batch = self._make_batch(micro_batch_size)
-
-            with torch.compiler.set_stance("force_eager"):
-                if is_thorough:
+            self.report(stage="eager")
+            if asked:
+                with eagerly():
                     peak = self._memory_step.peak_of_one(batch)
-                if not needs_no_warm_up(self.device, self._usual_pass_s.get(micro_batch_size, 0.0)):
-                    self.steps.timed_pass(batch)
-            together = self.steps.num_back_to_back(self._usual_pass_s.get(micro_batch_size, 0.0))
-            for _ in range(num_pairs):
-                compiled_s.append(self.steps.timed_pass(batch, together))
-                with torch.compiler.set_stance("force_eager"):
-                    eager_s.append(self.steps.timed_pass(batch, together))
-                if not is_thorough and eager_s[-1] >= compiled_s[-1]:
-                    break
+            compiled, eager = time_turns(
+                self.steps,
+                batch,
+                usual_pass_s=usual_s,
+                is_warm=needs_no_warm_up(self.device, usual_s),
+                budget_s=budget_s,
+                tolerance=tolerance,
+                asked=asked,
+                report=lambda: self.report(stage="eager"),
+            )
         return {
-            "compiled_pass_times_s": compiled_s,
-            "eager_pass_times_s": eager_s,
+            "compiled_turns": compiled,
+            "eager_turns": eager,
             "eager_peak_memory_bytes": peak.allocated_bytes if peak else None,
         }
 
