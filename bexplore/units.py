@@ -1,4 +1,4 @@
-"""Bytes and seconds: how each is written by people, and how each is shown to them.
+"""Bytes, seconds, shares and counts: how each is written by people, and how each is shown to them.
 
 Inside the project a size in memory is an `int` of bytes and a duration a `float` of seconds; only this module knows
 the suffixes.
@@ -147,6 +147,18 @@ def format_seconds(seconds: float | None) -> str:
         return f"{minutes} min {rest_s} s" if rest_s else f"{minutes} min"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def counted(number: int | str, noun: str) -> str:
+    """A number of things: `1 probe`, `2 probes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def format_share(share: float) -> str:
+    """Show a share in whole percent, but neither as nothing nor as all of it what is not: `<1%`, `>99%`."""
+    if 0.0 < share < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= share < 1.0 else f"{share:.0%}"
 
 
 def _three_digits(number: float) -> str:

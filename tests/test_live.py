@@ -71,7 +71,8 @@ def test_the_view_tells_stage_times_best_memory_outcomes_and_time_left():
     assert re.search(r"passes 250 ms", text)
     assert "size 8: 4.00x base, 40 samples/s, confidence 71" in text
     assert "1.00 GiB of 4.00 GiB at size 8" in text
-    assert "2 measured, 1 out of memory, 45.0 s so far, at most about 1 min 7 s left" in text
+    assert "probes 2 measured, 1 out of memory\n" in text
+    assert "time 45.0 s so far, at most about 1 min 7 s left" in text
 
 
 def test_before_the_first_probe_the_time_of_the_whole_is_told_as_such():
@@ -82,7 +83,7 @@ def test_before_the_first_probe_the_time_of_the_whole_is_told_as_such():
     view.report({"stage": "compile"})
     clock.now += 5.0
     lines = [line.strip() for line in seen(view).splitlines()]
-    assert "probes 5.00 s so far of about 1 min" in lines
+    assert "time 5.00 s so far of about 1 min" in lines
     assert "now compiling, 5.00 s" in lines
 
 
@@ -101,6 +102,18 @@ def test_no_line_is_wider_than_the_terminal(width):
     text = seen(explored(Clock()), width=width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert ("◆" in text) is (width >= 48)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_usual_terminal_no_line_of_the_view_is_cut(width):
+    view = explored(Clock())
+    for number, outcome in enumerate(Outcome):
+        view(ProbeFinished(observation=observed(2, number=4 + number, outcome=outcome, elapsed_s=3725.0)))
+    view.report({"stage": "eager"})
+    for _ in range(9):
+        view.report({"pass_time_s": 0.1234})
+
+    assert "…" not in seen(view, width=width)
 
 
 def test_a_low_terminal_leaves_the_plot_out_and_ascii_is_enough():

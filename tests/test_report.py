@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from datetime import UTC, datetime
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from bexplore.journal import Run
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 from bexplore.report import html, markdown, read_facts
 from bexplore.report.figures import figures
+from bexplore.report.page import batch_sizes_table, comparisons_table, probes_table
 from bexplore.report.sink import ReportFile
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
@@ -266,6 +268,71 @@ def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path
     assert f"{told} within 3.5%)" in markdown(read_facts(run))
 
 
+def in_turns(number: int, size: int, turn_times_s: dict[int, tuple[float, ...]]) -> Observation:
+    return probe(number, size, 400.0, turn_times_s=turn_times_s)
+
+
+def test_sizes_that_took_turns_stand_beside_the_recommended_one_with_an_interval(tmp_path):
+    run = make_run(tmp_path)
+    run.journal.append(in_turns(4, 4, {4: (0.020, 0.021, 0.020), 8: (0.032, 0.033, 0.033)}))
+    run.journal.append(in_turns(5, 8, {8: (0.033,), 4: (0.021,), 2: (0.020,)}))
+
+    table = comparisons_table(read_facts(run))
+
+    assert table.headings == ("size", "speed over size 8's", "95% interval", "pairs")
+    assert [(row[0], row[-1]) for row in table.rows] == [("2", "1"), ("4", "4")]
+    assert table.rows[0][2] == "–"  # one pair has no interval
+    low, high = (float(end) for end in table.rows[1][2].split(" to "))
+    assert low < float(table.rows[1][1].removesuffix("x")) < high < 0.85  # 4 / 0.02 over 8 / 0.0325: 0.80
+    assert "Sizes that were timed in turns" in Page(html(read_facts(run))).text
+    assert "**Sizes that were timed in turns**" in markdown(read_facts(run))
+
+
+def test_the_size_that_most_took_turns_with_stands_in_for_one_that_took_none(tmp_path):
+    run = make_run(tmp_path)
+    run.journal.append(in_turns(4, 4, {4: (0.02, 0.02), 2: (0.02, 0.02)}))
+    run.journal.append(in_turns(5, 4, {4: (0.02, 0.02), 1: (0.01, 0.01)}))
+
+    assert comparisons_table(read_facts(run)).headings[1] == "speed over size 4's"
+
+
+def test_a_run_without_turns_has_no_table_of_them(page):
+    assert "timed in turns" not in page.text
+
+
+def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_path):
+    run = make_run(tmp_path)
+    eager = {"verdict": "unsure", "over_compiled": 1.05, "low": 0.62, "high": 1.78, "num_pairs": 5, "problem": ""}
+    eager |= {"compiled_timed_s": 0.5, "eager_timed_s": 0.6, "peak_memory_bytes": None, "asked": True}
+    run.write_result(run.result() | {"eager": eager})
+
+    for text in (html(read_facts(run)), markdown(read_facts(run))):
+        assert "Without torch.compile this size runs at 1.05x the speed (95% interval 0.62 to 1.78" in text
+
+
+def test_what_must_be_known_of_a_probe_stands_below_its_row_and_its_answer_is_marked(tmp_path):
+    table = probes_table(read_facts(make_run(tmp_path)))
+
+    assert table.remarks == ("", "", HOSTILE, "")
+    assert table.highlighted == 3  # the exact probe of size 8
+    assert {len(row) for row in table.rows} == {len(table.headings)}
+
+
+def test_the_mark_of_the_users_batch_size_is_the_first_thing_in_its_row(tmp_path):
+    table = batch_sizes_table(read_facts(make_run(tmp_path)))
+
+    assert table.rows[0][:2] == ("yours", "64")
+
+
+def test_a_full_budget_is_told_in_words(tmp_path):
+    run = make_run(tmp_path)
+    run.write_result(run.result() | {"memory_headroom_bytes": 0})
+
+    text = Page(html(read_facts(run))).text
+    assert "nothing of the budget stays free" in text
+    assert "0 B" not in text.split("All probes")[0].split("Samples per second over")[0]
+
+
 def test_markdown_is_short_and_marks_the_answer(tmp_path):
     text = markdown(read_facts(make_run(tmp_path)))
     assert "**Use `micro_batch_size: 8`**: 4.00x" in text
@@ -290,7 +357,35 @@ def test_observed_builder_of_one_probe_is_enough_for_a_report(tmp_path):
     run = make_run(tmp_path, finished=False)
     (run.directory / "journal.jsonl").unlink()
     run.journal.append(observed(4))
-    assert "1 measurements of 1 sizes" in Page(html(read_facts(run))).text
+    assert "1 measurement of 1 size" in Page(html(read_facts(run))).text
+
+
+def in_browser(path: Path, source: str) -> subprocess.CompletedProcess:
+    """Run a page's scripts; its document is in `stdout`."""
+    path.write_text(source)
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --enable-logging=stderr --window-size=1300,900"
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={path.parent / 'profile'}", "--dump-dom", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page cannot be laid out")
+def test_in_a_browser_no_table_is_cut_on_a_wide_a_middling_or_a_narrow_screen(tmp_path):
+    run = make_run(tmp_path)
+    run.journal.append(in_turns(4, 4, {4: (0.020, 0.021), 8: (0.032, 0.033)}))
+    page = escape(html(read_facts(run)), quote=True)
+    frames = "".join(f'<iframe width="{width}" height="800" srcdoc="{page}"></iframe>' for width in (1200, 800, 400))
+    check = """<script>
+    addEventListener("load", function () {
+      document.title = "cut:" + Array.from(document.querySelectorAll("iframe")).map(function (frame) {
+        var inside = frame.contentDocument, boxes = Array.from(inside.querySelectorAll(".scroll"));
+        boxes.push(inside.documentElement);
+        return boxes.length + "/" + boxes.filter(function (box) { return box.scrollWidth > box.clientWidth; }).length;
+      }).join(" ") + ";";
+    });
+    </script>"""
+    done = in_browser(tmp_path / "frames.html", f"<!doctype html><title>no</title>{frames}{check}")
+    assert "<title>cut:6/0 6/0 6/0;</title>" in done.stdout
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page's script cannot be run")
@@ -302,13 +397,6 @@ def test_in_a_browser_the_page_runs_without_an_error_and_hovering_shows_the_numb
     var tip = document.getElementById("tip");
     document.title = "seen:" + before + ":" + tip.hidden + ":" + (tip.textContent === mark.dataset.tip);
     </script></body>"""
-    path = tmp_path / "report.html"
-    path.write_text(source.replace("</body>", check))
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += (
-        f" --disable-component-update --disable-sync --enable-logging=stderr --user-data-dir={tmp_path / 'profile'}"
-    )
-    command = [CHROMIUM, *flags.split(), "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = in_browser(tmp_path / "report.html", source.replace("</body>", check))
     assert "<title>seen:true:false:true</title>" in done.stdout
     assert "CONSOLE" not in done.stderr

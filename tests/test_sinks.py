@@ -165,6 +165,21 @@ def test_the_last_words_leave_out_what_is_not_known():
     assert "unknown on this device" in text
 
 
+@pytest.mark.parametrize(
+    ("held_bytes", "headroom_bytes", "told"),
+    [
+        (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held by the process, nothing of the budget stays free"),
+        (2**18, 3 * 2**18, "peak 26.7 KiB, 768 KiB (75%) of the budget stay free"),
+        (2**18, 2**30, "peak 26.7 KiB, 1.00 GiB (>99%) of the budget stay free"),
+        (2**30, 2**18, "peak 26.7 KiB of tensors, 1.00 GiB held by the process, 256 KiB (<1%) of the budget stay free"),
+    ],
+)
+def test_what_is_left_of_a_budget_is_told_as_people_would(held_bytes, headroom_bytes, told):
+    memory = {"peak_memory_bytes": 27_341, "held_memory_bytes": held_bytes, "memory_headroom_bytes": headroom_bytes}
+
+    assert f"memory    {told}\n" in words(result(**memory))
+
+
 EAGER = {
     "verdict": "faster",
     "over_compiled": 1.08,

@@ -485,6 +485,14 @@ def test_what_is_extrapolated_from_reduced_depths_is_asked_alone():
     assert [question.in_turn_with for question in questions] == [()]
 
 
+def test_one_turn_is_told_as_one():
+    turns = {8: (4.0,), 4: (2.5,)}
+    asked = Probe(number=3, micro_batch_size=8, in_turn_with=(4,))
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
+
+    assert "in 1 turn each" in probe_sentence(explorer.ProbeFinished(observation=observation))
+
+
 def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did():
     turns = {8: (0.4, 0.44), 4: (0.25, 0.275)}
     asked = Probe(number=3, micro_batch_size=8, in_turn_with=(4,))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.errors import UserInputError
-from bexplore.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from bexplore.units import counted, format_bytes, format_seconds, format_share, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,12 @@ def test_a_shown_size_is_read_back_within_half_a_percent(num_bytes):
 @given(st.floats(min_value=1e-3, max_value=1e6))
 def test_a_shown_duration_is_read_back_nearly(seconds):
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=0.01, abs=1e-5)
+
+
+def test_one_thing_is_counted_without_an_s():
+    assert [counted(number, "turn") for number in (0, 1, 2)] == ["0 turns", "1 turn", "2 turns"]
+
+
+def test_a_share_is_shown_as_nothing_or_all_only_where_it_is():
+    shares = (0.0, 0.004, 0.25, 0.996, 1.0)
+    assert [format_share(share) for share in shares] == ["0%", "<1%", "25%", ">99%", "100%"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bexplore.devices import Device, published_device
+from bexplore.intervals import PairedRatio, paired_ratio
 from bexplore.job import Job
 from bexplore.journal import Run, read_json
 from bexplore.posterior.band import Band, band_of
@@ -38,6 +40,21 @@ class SizeFacts:
     flops_per_s: float | None
     mfu: float | None
     hfu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two sizes that took turns, in all probes that timed both.
+
+    Attributes:
+        micro_batch_size: The one.
+        reference: The other.
+        speed_over: Samples/s of the one over those of the other; a pair is a round of turns.
+    """
+
+    micro_batch_size: int
+    reference: int
+    speed_over: PairedRatio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +119,28 @@ class ReportFacts:
             if known is None or not (_is_exact(known) and not _is_exact(item)):
                 spokesmen[item.micro_batch_size] = item
         return [self._size(spokesmen[size]) for size in sorted(spokesmen)]
+
+    def comparisons(self) -> list[Comparison]:
+        """Each size beside the recommended one, where both took turns; ascending.
+
+        Where the recommended size took none, the one that stands in most probes' turns takes its place.
+        """
+        turns = [item.turn_times_s for item in self.measured if item.turn_times_s]
+        counts = Counter(size for times in turns for size in times)
+        if not counts:
+            return []
+        best = self.micro_batch_size
+        reference = best if best in counts else max(counts, key=lambda size: (counts[size], size))
+        compared = []
+        for size in sorted(set(counts) - {reference}):
+            shared = [times for times in turns if size in times and reference in times]
+            own_s, others_s = (
+                [seconds / one for times in shared for seconds in times[one]] for one in (size, reference)
+            )  # seconds of a sample
+            if own_s:
+                ratio = paired_ratio(others_s, own_s)
+                compared.append(Comparison(micro_batch_size=size, reference=reference, speed_over=ratio))
+        return compared
 
     def _size(self, item: Observation) -> SizeFacts:
         length, model, peak = self.job.sequence_length, self.cost_model, self.peak_flops_per_s

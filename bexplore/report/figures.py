@@ -8,7 +8,7 @@ from bexplore.posterior.band import Band as BeliefBand
 from bexplore.probe import Observation, Outcome
 from bexplore.report.facts import ReportFacts
 from bexplore.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
-from bexplore.units import format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_seconds
 
 # The curve is drawn where at least this share of the belief says that the size fits.
 SHOWN_IF_FITS = 0.02
@@ -43,7 +43,7 @@ def throughput(facts: ReportFacts) -> Figure | None:
     return Figure(
         key="throughput",
         title="Samples per second over micro-batch size",
-        description=f"{len(facts.measured)} measurements of {len(facts.sizes())} sizes.{answer}",
+        description=f"{counted(len(facts.measured), 'measurement')} of {counted(len(facts.sizes()), 'size')}.{answer}",
         x=axis,
         y=y,
         marks=tuple(marks),
@@ -76,7 +76,7 @@ def memory(facts: ReportFacts) -> Figure | None:
     return Figure(
         key="memory",
         title="Peak memory over micro-batch size",
-        description=f"{len(measured)} measured peaks, {len(refused)} out of memory.{far}",
+        description=f"{counted(len(measured), 'measured peak')}, {len(refused)} out of memory.{far}",
         x=axis,
         y=value_axis("peak memory", highest, format_bytes, binary=True),
         marks=tuple(marks),
@@ -90,7 +90,7 @@ def confidence(facts: ReportFacts) -> Figure | None:
     target = facts.meta.get("question", {}).get("settings", {}).get("target_confidence")
     last = facts.confidences[-1][0]
     dots = [
-        Dot(x=float(probes), y=float(score), text=f"after {probes} probes: confidence {score} out of 100")
+        Dot(x=float(probes), y=float(score), text=f"after {counted(probes, 'probe')}: confidence {score} out of 100")
         for probes, score in facts.confidences
     ]
     marks: list[Mark] = [
@@ -103,7 +103,7 @@ def confidence(facts: ReportFacts) -> Figure | None:
     return Figure(
         key="confidence",
         title="Confidence over probes",
-        description=f"The score went from {facts.confidences[0][1]} to {facts.confidences[-1][1]} in {last} probes.",
+        description=f"The score went from {dots[0].y:.0f} to {dots[-1].y:.0f} in {counted(last, 'probe')}.",
         x=Axis(label="probes", low=1.0, high=max(2.0, float(last)), ticks=ticks),
         y=Axis(label="confidence", low=0.0, high=100.0, ticks=(0, 20, 40, 60, 80, 100)),
         marks=tuple(marks),
@@ -127,15 +127,16 @@ def _speeds(facts: ReportFacts, *, shared: bool) -> list[Dot]:
             text = (
                 f"probe {item.probe.number}, size {item.micro_batch_size}: {item.samples_per_s:.4g} samples/s, "
                 f"pass {format_seconds(item.pass_time_s)}, {len(item.pass_times_s)} timed, "
-                f"{low:.4g} to {high:.4g} samples/s"
+                f"the middle half at {low:.4g} to {high:.4g} samples/s"
             )
             dots.append(Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text))
     return dots
 
 
 def _spread(item: Observation) -> tuple[float, float]:
-    """Samples per second of the slowest and of the fastest pass."""
-    return item.micro_batch_size / max(item.pass_times_s), item.micro_batch_size / min(item.pass_times_s)
+    """Samples per second between which the middle half of the passes lies; one disturbed pass sets no scale."""
+    fast_s, slow_s = np.quantile(item.pass_times_s, (0.25, 0.75))
+    return float(item.micro_batch_size / slow_s), float(item.micro_batch_size / fast_s)
 
 
 def _peak(item: Observation) -> Dot:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from bexplore.report.facts import ReportFacts
-from bexplore.report.page import Table, advice, batch_sizes_table, first_steps, outcomes, sizes_table
-from bexplore.units import format_bytes, format_seconds
+from bexplore.report.page import (
+    Table,
+    advice,
+    batch_sizes_table,
+    comparisons_table,
+    eager_line,
+    first_steps,
+    outcomes,
+    sizes_table,
+)
+from bexplore.units import counted, format_bytes, format_seconds
 
 
 def markdown(facts: ReportFacts) -> str:
@@ -20,12 +29,22 @@ def markdown(facts: ReportFacts) -> str:
             + ("" if speed is None else f", {speed:.4g} samples/s")
             + f"; confidence {result['confidence']} out of 100."
         )
-    lines += ["", f"{len(facts.observations)} probes ({outcomes(facts) or 'none'})" + _took(facts) + _memory(facts), ""]
+    lines += [
+        "",
+        f"{counted(len(facts.observations), 'probe')} ({outcomes(facts) or 'none'})" + _took(facts) + _memory(facts),
+        "",
+    ]
     lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in first_steps(facts)]
     found = advice(facts)
     lines += [""] if found else []
     lines += [f"- {item.finding}{f'; try: {item.action}' if item.action else ''}" for item in found]
-    for title, table in (("Speed of each size", sizes_table(facts)), ("Global batch sizes", batch_sizes_table(facts))):
+    lines += ["", f"{eager}."] if (eager := eager_line(facts)) else []
+    tables = (
+        ("Speed of each size", sizes_table(facts)),
+        ("Sizes that were timed in turns", comparisons_table(facts)),
+        ("Global batch sizes", batch_sizes_table(facts)),
+    )
+    for title, table in tables:
         if table.rows:
             lines += ["", f"**{title}**", "", *_table(table)]
     return "\n".join(lines) + "\n"

@@ -16,23 +16,41 @@ from bexplore.report.facts import ReportFacts, SizeFacts
 from bexplore.report.figure import Figure
 from bexplore.report.figures import figures
 from bexplore.report.svg import SHAPES, draw
-from bexplore.sinks.last_words import keeping_sentence, loader_sentence, score_sentence, stop_words
-from bexplore.units import format_bytes, format_seconds
+from bexplore.sinks.last_words import eager_sentence, keeping_sentence, loader_sentence, score_sentence, stop_words
+from bexplore.sinks.memory import headroom_words
+from bexplore.units import counted, format_bytes, format_seconds
 
 UNKNOWN = "–"
 NUM_BUFFERS = 10  # places that are listed by name; the rest is summed up
 SMALLEST_TERAFLOPS = 0.1  # below, operations are told in thousands of millions
+# Fewest columns, and the class of such tables in the page's style: their rows are cards below 1000 and 600 pixels, or
+# never.
+CARDS = ((7, "many"), (5, "some"), (0, "few"))
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; both are drawn, and the page's width decides which is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of text under headings; `highlighted` marks the row of the answer, `is_number` the columns set right."""
+    """Rows of text under headings.
+
+    Attributes:
+        headings: Of the columns; empty for a column that needs none.
+        rows: As many cells each.
+        highlighted: The row of the answer; None for none.
+        is_number: Whether a column is set right.
+        remarks: A sentence below each row, empty for none; empty where no row has one.
+    """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     highlighted: int | None = None
     is_number: tuple[bool, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> str:
+        """The class by which the page decides from which width on a row becomes a card, so that no column is cut."""
+        return next(name for fewest, name in CARDS if len(self.headings) >= fewest)
 
 
 def html(facts: ReportFacts) -> str:
@@ -41,6 +59,7 @@ def html(facts: ReportFacts) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
+    environment.globals["counted"] = counted
     template = environment.from_string((files("bexplore.report") / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         facts=facts,
@@ -49,9 +68,12 @@ def html(facts: ReportFacts) -> str:
         shapes=SHAPES,
         first_steps=first_steps(facts),
         advice=advice(facts),
+        eager=eager_line(facts),
+        headroom=_headroom(facts.result),
         loader=loader_sentence(facts.result.get("loader")),
         stop_reason=stop_words(facts.result.get("stop_reason", ""), _settings(facts).get("target_confidence")),
         sizes=sizes_table(facts),
+        comparisons=comparisons_table(facts),
         probes=probes_table(facts),
         batch_sizes=batch_sizes_table(facts),
         environment=environment_table(facts),
@@ -59,6 +81,12 @@ def html(facts: ReportFacts) -> str:
         outcomes=outcomes(facts),
         version=__version__,
     )
+
+
+def eager_line(facts: ReportFacts) -> str | None:
+    """Whether torch.compile is worth it at the recommended size; None where that was not measured."""
+    told = eager_sentence(facts.result.get("eager"), facts.tolerance)
+    return None if told is None else f"{told[0].upper()}{told[1:]}"
 
 
 def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
@@ -69,7 +97,8 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     if size is None:
         return (("Let it go on:", f"bexplore explore {config}"),)
     steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {config}")]
-    if result.get("batch_message"):
+    keeps = result.get("keeps_batch_size") or {}
+    if result.get("batch_message") and keeps.get("micro_batch_size") != size:
         steps.append((f"{result['batch_message']}.", ""))
     keeping = keeping_sentence(result, target) if facts.is_finished else None
     if keeping:
@@ -134,12 +163,34 @@ def sizes_table(facts: ReportFacts) -> Table:
     )
 
 
+def comparisons_table(facts: ReportFacts) -> Table:
+    """Sizes beside one that they took turns with; what a machine does to both is not in it."""
+    compared = facts.comparisons()
+    rows = tuple(
+        (
+            str(item.micro_batch_size),
+            f"{item.speed_over.value:.3f}x",
+            f"{item.speed_over.low:.3f} to {item.speed_over.high:.3f}" if item.speed_over.num_pairs > 1 else UNKNOWN,
+            str(item.speed_over.num_pairs),
+        )
+        for item in compared
+    )
+    beside = f"speed over size {compared[0].reference}'s" if compared else "speed"
+    return Table(headings=("size", beside, "95% interval", "pairs"), rows=rows, is_number=(True,) * 4)
+
+
 def probes_table(facts: ReportFacts) -> Table:
-    """Every probe with its outcome and reason."""
+    """Every probe with its outcome and reason; that of the recommended size is marked."""
     headings = ("probe", "size", "why", "program", "outcome", "samples/s", "pass", "passes", "compile", "peak", "took")
-    rows = tuple(_probe_row(item) for item in facts.observations)
-    numbers = (True, True, False, False, False, True, True, True, True, True, True, False)
-    return Table(headings=(*headings, "remarks"), rows=rows, is_number=numbers)
+    spokesmen = {item.observation.micro_batch_size: item.observation for item in facts.sizes()}
+    answer = spokesmen.get(facts.micro_batch_size) if facts.micro_batch_size is not None else None
+    return Table(
+        headings=headings,
+        rows=tuple(_probe_row(item) for item in facts.observations),
+        highlighted=next((index for index, item in enumerate(facts.observations) if item is answer), None),
+        is_number=(True, True, False, False, False, True, True, True, True, True, True),
+        remarks=tuple("; ".join(text for text in (item.reason, *item.warnings) if text) for item in facts.observations),
+    )
 
 
 def batch_sizes_table(facts: ReportFacts) -> Table:
@@ -149,16 +200,16 @@ def batch_sizes_table(facts: ReportFacts) -> Table:
     marked = next((i for i, size in enumerate(sizes) if size["global_batch_size"] == own), None)
     rows = tuple(
         (
+            "yours" if index == marked else "",
             f"{size['global_batch_size']:,}",
             str(size["accumulation_steps"]),
             _or_unknown(size.get("num_tokens"), "{:,}"),
             UNKNOWN if size.get("step_time_s") is None else format_seconds(size["step_time_s"]),
-            "yours" if index == marked else "",
         )
         for index, size in enumerate(sizes)
     )
-    headings = ("batch_size", "accumulation steps", "tokens a step", "step time", "")
-    kept = [index for index, name in enumerate(headings) if not name or any(row[index] != UNKNOWN for row in rows)]
+    headings = ("", "batch_size", "accumulation steps", "tokens a step", "step time")
+    kept = [index for index in range(len(headings)) if any(row[index] not in ("", UNKNOWN) for row in rows)]
     return Table(
         headings=tuple(headings[index] for index in kept),
         rows=tuple(tuple(row[index] for index in kept) for row in rows),
@@ -221,8 +272,15 @@ def _probe_row(item: Observation) -> tuple[str, ...]:
         format_seconds(item.compile_time_s) if item.compile_time_s else UNKNOWN,
         _bytes(item.peak_memory_bytes),
         format_seconds(item.elapsed_s),
-        "; ".join(text for text in (item.reason, *item.warnings) if text),
     )
+
+
+def _headroom(result: Mapping[str, Any]) -> str:
+    """What the recommended size leaves of the budget; empty where that is not known."""
+    headroom, peak = result.get("memory_headroom_bytes"), result.get("peak_memory_bytes")
+    if headroom is None or peak is None:
+        return ""
+    return headroom_words(headroom, max(peak, result.get("held_memory_bytes") or 0))
 
 
 def _settings(facts: ReportFacts) -> Mapping[str, Any]:
@@ -232,7 +290,8 @@ def _settings(facts: ReportFacts) -> Mapping[str, Any]:
 def _search(facts: ReportFacts) -> str:
     settings = _settings(facts)
     return (
-        f"at most {settings.get('max_probes', '?')} probes, score {settings.get('target_confidence', '?')} wanted, "
+        f"at most {counted(settings.get('max_probes', '?'), 'probe')}, "
+        f"score {settings.get('target_confidence', '?')} wanted, "
         f"sizes within {facts.tolerance:.0%} are a tie, seed {settings.get('seed', '?')}"
     )
 

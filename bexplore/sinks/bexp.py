@@ -16,7 +16,7 @@ from bexplore.probe import Observation
 from bexplore.recommendation import Recommendation
 from bexplore.sinks.append import AppendFile
 from bexplore.sinks.memory import memory_words
-from bexplore.units import format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_seconds
 
 # Code -> what it announces. 202 is the reference flow's; the others are ours and never change meaning.
 CODES = {
@@ -88,14 +88,15 @@ class RunLog:
 
 def _lines(event: JobEvent) -> list[tuple[int, str]]:
     if isinstance(event, Planned):
-        known = f", {event.num_known_probes} probes known" if event.num_known_probes else ""
+        known = f", {counted(event.num_known_probes, 'probe')} known" if event.num_known_probes else ""
         return [(200, f"{event.title}; {event.candidates}{known}")] + [(210, text) for text in event.warnings]
     if isinstance(event, Traced):
         return [(201, trace_sentence(event))] + [(210, text) for text in event.warnings]
     if isinstance(event, ProbeFinished):
         return [(203, probe_sentence(event))] + [(210, text) for text in event.observation.warnings]
     if isinstance(event, Finished):
-        return [(204, f"{event.result.stop_reason} after {event.num_probes} probes, {format_seconds(event.elapsed_s)}")]
+        took = format_seconds(event.elapsed_s)
+        return [(204, f"{event.result.stop_reason} after {counted(event.num_probes, 'probe')}, {took}")]
     if isinstance(event, Stored):
         return [(204, f"stored result of {event.run.directory}")]
     return []
@@ -140,4 +141,4 @@ def _turns_words(observation: Observation) -> str:
     levels, own = observation.levels, observation.micro_batch_size
     other = next(size for size in levels if size != own)
     over = math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other))
-    return f", {over:.2f}x the speed of size {other} in {observation.num_rounds} turns each"
+    return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'turn')} each"

@@ -13,7 +13,7 @@ from bexplore.events import Finished, JobEvent, Planned, Stored, Traced
 from bexplore.explorer import ProbeFinished
 from bexplore.sinks.bexp import probe_sentence, trace_sentence
 from bexplore.sinks.live import View
-from bexplore.units import format_seconds
+from bexplore.units import counted, format_seconds
 
 # A drawing takes about 2 ms of processor time; more often would be felt by the passes that are timed meanwhile.
 DRAWINGS_PER_S = 1.5
@@ -93,9 +93,9 @@ class Progress:
 
     def _plan(self, event: Planned) -> None:
         self._say(f"{event.title} on {event.device}")
-        known = f"; going on from {event.num_known_probes} probes" if event.num_known_probes else ""
+        known = f"; going on from {counted(event.num_known_probes, 'probe')}" if event.num_known_probes else ""
         about = f", about {format_seconds(event.expected_s)}" if event.expected_s else ""
-        self._say(f"{event.candidates}; at most {event.max_probes} probes{about}{known}")
+        self._say(f"{event.candidates}; at most {counted(event.max_probes, 'probe')}{about}{known}")
         if event.changes:
             self._say("not going on from the last run here, because it differs in:")
             for line in event.changes:

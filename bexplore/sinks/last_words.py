@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore.sinks.memory import memory_words
-from bexplore.units import format_bytes, format_seconds
+from bexplore.sinks.memory import headroom_words, memory_words
+from bexplore.units import counted, format_bytes, format_seconds
 
 STOP_REASONS = {
     "target_confidence": "the confidence that was asked for{target} is reached",
@@ -75,8 +75,8 @@ def loader_sentence(loader: Mapping[str, Any] | None) -> str | None:
     if not loader or loader["problem"]:
         return None
     workers = loader["num_workers"]
-    counted = "" if workers is None else f", {workers} worker{'' if workers == 1 else 's'}"
-    return f"your data loader gives {loader['samples_per_s']:.4g} samples/s (timed alone, no step beside it{counted})"
+    told = "" if workers is None else f", {counted(workers, 'worker')}"
+    return f"your data loader gives {loader['samples_per_s']:.4g} samples/s (timed alone, no step beside it{told})"
 
 
 def _headline(record: Mapping[str, Any]) -> str:
@@ -91,7 +91,7 @@ def _why(record: Mapping[str, Any], target_confidence: float | None) -> str:
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(record["outcomes"].items()))
     took = format_seconds(record["elapsed_s"])
     stopped = stop_words(record["stop_reason"], target_confidence)
-    return f"fastest of {record['num_probes']} probes ({outcomes}) in {took}; ended because {stopped}"
+    return f"fastest of {counted(record['num_probes'], 'probe')} ({outcomes}) in {took}; ended because {stopped}"
 
 
 def score_sentence(record: Mapping[str, Any], tolerance: float) -> str | None:
@@ -115,13 +115,9 @@ def stop_words(stop_reason: str, target_confidence: float | None) -> str:
 def _memory(record: Mapping[str, Any]) -> str:
     if record["peak_memory_bytes"] is None:
         return "peak unknown on this device"
-    peak, held = record["peak_memory_bytes"], record.get("held_memory_bytes")
-    text = memory_words(peak, held)
-    headroom = record["memory_headroom_bytes"]
-    if headroom is not None:
-        share = headroom / (headroom + max(peak, held or 0))
-        text += f", {format_bytes(headroom)} ({share:.0%}) of the budget stay free"
-    return text
+    peak, held, headroom = record["peak_memory_bytes"], record.get("held_memory_bytes"), record["memory_headroom_bytes"]
+    text = memory_words(peak, held, is_full=headroom == 0)
+    return text if headroom is None else f"{text}, {headroom_words(headroom, max(peak, held or 0))}"
 
 
 def _smaller(record: Mapping[str, Any], tolerance: float) -> str | None:
@@ -140,7 +136,9 @@ def _failed(record: Mapping[str, Any]) -> list[str]:
         f"{', '.join(map(str, item['micro_batch_sizes']))}: {item['outcome'].replace('_', ' ')}: {item['reason']}"
         for item in told[:MAX_FAILURES]
     ]
-    return lines + ([f"and {len(told) - MAX_FAILURES} more reasons in the run log"] if len(told) > MAX_FAILURES else [])
+    return lines + (
+        [f"and {counted(len(told) - MAX_FAILURES, 'more reason')} in the run log"] if len(told) > MAX_FAILURES else []
+    )
 
 
 def _compiled(record: Mapping[str, Any]) -> str | None:
@@ -234,7 +232,7 @@ def keeping_sentence(record: Mapping[str, Any], target_confidence: float | None)
     if keeps is None:
         return f"No micro_batch_size that was run keeps batch_size {own}; explore.candidates: {rule} tries those alone."
     size, free, steps = keeps["micro_batch_size"], keeps["free_micro_batch_size"], keeps["accumulation_steps"]
-    in_steps = f"{steps} accumulation step{'' if steps == 1 else 's'}"
+    in_steps = counted(steps, "accumulation step")
     if size == free:
         return f"It keeps batch_size {own}, in {in_steps}."
     speed = f"{keeps['over_recommended']:.2f}x the speed of size {free}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from bexplore.events import JobEvent, Planned, Recommended, Traced
@@ -17,7 +18,7 @@ from bexplore.explorer import ProbeFinished, ProbeStarted
 from bexplore.posterior.band import Band, band_of
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.recommendation import Recommendation
-from bexplore.sinks.plot import ASCII, UNICODE, plot
+from bexplore.sinks.plot import ASCII, LABEL, UNICODE, plot
 from bexplore.space import MemoryPrior
 from bexplore.units import format_bytes, format_seconds
 
@@ -105,11 +106,16 @@ class View:
             self._best_row(),
             self._memory_row(is_unicode),
             self._probes_row(),
+            self._time_row(),
             self._stage_row(),
             self._passes_row(),
         ]
-        parts += [self._row(*row) for row in rows if row is not None]
-        return Group(*parts)
+        table = Table.grid(padding=(0, 1), pad_edge=False)
+        table.add_column(justify="right", style="dim", no_wrap=True, min_width=LABEL)
+        table.add_column(overflow="fold")
+        for label, *text in (row for row in rows if row is not None):
+            table.add_row(label, Text(*text))
+        return Group(*parts, table)
 
     def _plot(self, columns: int, is_unicode: bool) -> Text:
         """The picture, drawn anew only when there is something new."""
@@ -121,12 +127,6 @@ class View:
                 self._band, self._observations, best=best, width=columns, height=PLOT_ROWS, glyphs=glyphs
             )
         return self._plots[key]
-
-    def _row(self, label: str, text: str, style: str = "") -> Text:
-        row = Text(no_wrap=True, overflow="ellipsis")
-        row.append(f"{label:>8} ", style="dim")
-        row.append(text, style=style or None)
-        return row
 
     def _best_row(self) -> tuple[str, str, str] | None:
         best = self._best
@@ -155,8 +155,10 @@ class View:
     def _probes_row(self) -> tuple[str, str] | None:
         counts = Counter(item.outcome for item in self._observations)
         words = [f"{counts[outcome]} {outcome.value.replace('_', ' ')}" for outcome in Outcome if counts[outcome]]
-        elapsed = f"{format_seconds(self._clock() - self._began_s)} so far"
-        return ("probes", ", ".join([*words, elapsed]) + self._left())
+        return ("probes", ", ".join(words)) if words else None
+
+    def _time_row(self) -> tuple[str, str]:
+        return ("time", f"{format_seconds(self._clock() - self._began_s)} so far{self._left()}")
 
     def _left(self) -> str:
         """An upper bound from the length of the probes so far: when the score is reached nobody knows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore.units import format_seconds
+from bexplore.units import counted, format_seconds
 
 
 def replay_line(record: Mapping[str, Any]) -> str:
@@ -16,5 +16,5 @@ def replay_line(record: Mapping[str, Any]) -> str:
     return (
         f"{record['curve_id']}: micro_batch_size {record['micro_batch_size']}, "
         f"{record['relative_performance']:.2f}x base, confidence {record['confidence']}, "
-        f"{record['num_probes']} probes, {format_seconds(record['cost_s'])} ({share:.0%} of exhaustive)"
+        f"{counted(record['num_probes'], 'probe')}, {format_seconds(record['cost_s'])} ({share:.0%} of exhaustive)"
     )
