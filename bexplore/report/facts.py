@@ -130,7 +130,8 @@ class ReportFacts:
         if not counts:
             return []
         best = self.micro_batch_size
-        reference = best if best in counts else max(counts, key=lambda size: (counts[size], size))
+        most = max(counts, key=lambda size: (counts[size], size))
+        reference = best if best is not None and best in counts else most
         compared = []
         for size in sorted(set(counts) - {reference}):
             shared = [times for times in turns if size in times and reference in times]
