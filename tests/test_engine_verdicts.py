@@ -92,6 +92,14 @@ def test_pairs_of_turns_follow_until_the_interval_is_narrow_or_the_time_is_spent
     assert eager.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
 
 
+def test_a_look_ends_as_soon_as_eager_is_seen_to_be_slower():
+    compiled_s, eager_s = [1.0, 1.2, 1.0, 1.2, 1.0], [2.0] * 5
+    options = {"tolerance": 0.02, "is_spent": False}
+
+    assert eager.are_enough(compiled_s, eager_s, asked=False, **options)
+    assert not eager.are_enough(compiled_s, eager_s, asked=True, **options)
+
+
 def test_a_look_that_nobody_asked_for_stays_cheap():
     assert eager.look_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
     assert not eager.look_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
