@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from bexplore.errors import UserInputError
 
+MAX_SAMPLES = 10**9  # of a batch or a micro-batch; beyond, the number is a slip
+
 
 class Divisibility(StrEnum):
     """When a global batch may be cut into micro-batches.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.advice import Advice
-from bexplore.batching import GlobalBatchSize
+from bexplore.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.engine.eager import EagerComparison
 from bexplore.explorer import ProbeFinished, ProbeStarted, Result
 from bexplore.journal import Run
@@ -193,6 +193,8 @@ def trace_facts(
     *,
     budget_bytes: int,
     judged_by: MemoryAccount = MemoryAccount.TENSORS,
+    minimum: int = 1,
+    maximum: int | None = None,
     micro_batch_sizes: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """What the `trace` event says of a traced step.
@@ -201,12 +203,17 @@ def trace_facts(
         cost_model: The trace.
         budget_bytes: The memory budget in force.
         judged_by: The account that must fit it.
-        micro_batch_sizes: Sizes to tell the peak of; None for powers of two up to the first that does not fit.
+        minimum: Smallest micro-batch size that may be tried.
+        maximum: Largest; None for no bound.
+        micro_batch_sizes: Sizes to tell the peak of; None for the bounds and the powers of two between them, up to the
+            first that does not fit.
     """
     ratio = EXPECTED_RATIO if judged_by is MemoryAccount.RESERVED else 1.0
-    fits = cost_model.max_micro_batch_size(budget_bytes / ratio)
+    largest = MAX_SAMPLES if maximum is None else maximum
+    fits = cost_model.max_micro_batch_size(budget_bytes / ratio, limit=largest)
     if micro_batch_sizes is None:
-        micro_batch_sizes = [2**exponent for exponent in range(fits.bit_length() + 1)]
+        powers = {2**exponent for exponent in range(fits.bit_length() + 1)} | {minimum, largest}
+        micro_batch_sizes = [size for size in sorted(powers) if minimum <= size <= min(2 * max(fits, minimum), largest)]
     return {
         "num_parameters": cost_model.num_parameters,
         "device": cost_model.device,
@@ -214,7 +221,8 @@ def trace_facts(
         "relative_sd": cost_model.relative_sd,
         "flops_per_sample": cost_model.flops_per_sample,
         "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
-        "max_micro_batch_size": fits or None,
+        "max_micro_batch_size": fits if fits >= minimum else None,
+        "bounds": [minimum, maximum],
         "reserved_over_peak": ratio,
         "trace_s": cost_model.trace_s,
         "remembered_from": cost_model.remembered_from,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bexplore import dialects, events, explorer, journal, logs
-from bexplore.batching import sizes_that_keep
+from bexplore.batching import MAX_SAMPLES, sizes_that_keep
 from bexplore.conclusion import Conclusion, batch_question, global_batch_sizes
 from bexplore.config import Config
 from bexplore.engine import EngineRunner
-from bexplore.engine.budget import MemoryBudget, judged_by, resolve_budget
+from bexplore.engine.budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.engine.machine import available_memory_bytes, num_usable_processors
 from bexplore.engine.reduced import ReducedDepthRunner
 from bexplore.engine.stage_limits import StageLimits
@@ -26,7 +26,6 @@ from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.events import JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.identity import Identity, describe, search_settings
-from bexplore.job import Mode, Precision
 from bexplore.probe import Compilation, Observation, Probe
 from bexplore.recommendation import SearchSettings
 from bexplore.space import MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
@@ -293,15 +292,12 @@ class _Exploration:
         return facts
 
     def _budget(self, facts: Mapping[str, Any], cost_model: CostModel | None) -> MemoryBudget:
-        gradient_bytes = None
-        if cost_model is not None and self.config.mode is Mode.TRAIN:
-            bytes_each = 2 if self.config.job.precision is Precision.BFLOAT16 else 4
-            gradient_bytes = bytes_each * cost_model.num_parameters
+        num_parameters = None if cost_model is None else cost_model.num_parameters
         return resolve_budget(
             self.config.explore,
             facts,
             num_replicas=self.config.num_replicas,
-            gradient_bytes=gradient_bytes,
+            gradient_bytes=gradient_bytes_of(self.config.job, num_parameters),
             host_available_bytes=self.host_available_bytes,
         )
 
@@ -318,7 +314,13 @@ class _Exploration:
         record = None
         if cost_model is not None:
             account = judged_by(self.config.job.device)
-            record = events.trace_facts(cost_model, budget_bytes=budget.budget_bytes, judged_by=account)
+            record = events.trace_facts(
+                cost_model,
+                budget_bytes=budget.budget_bytes,
+                judged_by=account,
+                minimum=self.config.minimum,
+                maximum=self.config.maximum,
+            )
         return Traced(
             record=record,
             reason=reason,
@@ -377,7 +379,7 @@ class _Exploration:
             maximum = DEFAULT_MAXIMUM
             if cost_model is not None:
                 fits = cost_model.max_micro_batch_size(budget.budget_bytes) or 0
-                maximum = int(fits * BEYOND_TRACE) + 2
+                maximum = min(int(fits * BEYOND_TRACE) + 2, MAX_SAMPLES)
             if self.config.candidates in OPEN_RULES:
                 maximum = min(maximum, largest_wanted(self.config.job.sequence_length))
         return candidate_sizes(

@@ -11,7 +11,7 @@ from bexplore import events, journal
 from bexplore.config import Config
 from bexplore.devices import Device, device_by_name
 from bexplore.engine import EngineRunner
-from bexplore.engine.budget import judged_by, memory_of_absent_device, resolve_budget
+from bexplore.engine.budget import gradient_bytes_of, judged_by, memory_of_absent_device, resolve_budget
 from bexplore.engine.machine import torch_is_for_cpu
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import EngineError, UserInputError
@@ -79,12 +79,14 @@ def trace_once(
     traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
     if isinstance(traced, str):
         raise EngineError(f"this job cannot be traced: {traced}", hint="bexplore explore works without a trace")
-    gradient_bytes = 4 * traced.num_parameters
+    gradient_bytes = gradient_bytes_of(job, traced.num_parameters)
     budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
     facts_of_trace = events.trace_facts(
         traced,
         budget_bytes=budget.budget_bytes,
         judged_by=judged_by(job.device),
+        minimum=config.minimum,
+        maximum=config.maximum,
         micro_batch_sizes=micro_batch_sizes,
     )
     return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -9,11 +10,20 @@ import pytest
 import torch
 from test_report import make_run, probe
 
-from bexplore import events
+from bexplore import dialects, events, single
+from bexplore.batching import MAX_SAMPLES
 from bexplore.config import ExploreSettings
-from bexplore.engine.budget import CUDA_CONTEXT_BYTES, judged_by, memory_of_absent_device, resolve_budget
+from bexplore.engine.budget import (
+    CUDA_CONTEXT_BYTES,
+    gradient_bytes_of,
+    judged_by,
+    memory_of_absent_device,
+    resolve_budget,
+)
 from bexplore.engine.worker.allocator import PeakMemory, measure_peak
 from bexplore.engine.worker.memory_step import MemoryStep
+from bexplore.exploration import Surroundings, _Exploration
+from bexplore.job import Job, Mode, Precision
 from bexplore.posterior.reserved import EXPECTED_RATIO
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.report.facts import judged_account, read_facts
@@ -25,6 +35,12 @@ from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Peak, Phase
 
 GIB = 2**30
+BFLOAT16_JOB = """\
+train_input: {batch_size: 24, micro_batch_size: explore}
+model: {name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}
+runconfig: {num_csx: 2}
+explore: {device: cpu, precision: bfloat16, memory_budget: 1GiB}
+"""
 
 
 class AbsentGpu:
@@ -127,6 +143,52 @@ def test_a_trace_counts_with_what_the_allocator_will_reserve():
     assert [line[-1] for line in lines if line and line[0] in ("60", "62", "63")] == ["yes", "no", "no"]
     assert "reserve 1.036 times the peak" in trace_table(reserved | budget)
     assert "reserve" not in trace_table(tensors | budget)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "budget", "told", "largest"),
+    [
+        ({}, 10, ["1", "2", "4", "8", "16"], 9),
+        ({"maximum": 6}, 10, ["1", "2", "4", "6"], 6),
+        ({"minimum": 3, "maximum": 6}, 10, ["3", "4", "6"], 6),
+        ({"minimum": 12}, 10, ["12", "16"], None),
+        ({"maximum": 6}, 10**12, ["1", "2", "4", "6"], 6),
+    ],
+)
+def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, largest):
+    facts = events.trace_facts(cost_model(), budget_bytes=budget * GIB, **bounds)
+    assert (list(facts["peak_memory_bytes"]), facts["max_micro_batch_size"]) == (told, largest)
+    table = trace_table(facts | {"memory_budget_bytes": budget * GIB, "why_budget": ""})
+    rows = {line.split()[0]: line.split()[-1] for line in table.splitlines() if line.endswith((" yes", " no"))}
+    assert rows == {size: "yes" if largest and int(size) <= largest else "no" for size in told}
+
+
+def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
+    facts = events.trace_facts(cost_model(), budget_bytes=10**9 * 4 * GIB)
+    assert facts["max_micro_batch_size"] == max(map(int, facts["peak_memory_bytes"])) == MAX_SAMPLES
+    assert "(the largest that may be tried)" in trace_table(facts | {"memory_budget_bytes": 1, "why_budget": ""})
+
+
+def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, monkeypatch):
+    path = tmp_path / "job.yaml"
+    path.write_text(BFLOAT16_JOB)
+    monkeypatch.setattr(single, "recall_or_trace", lambda *_, **__: cost_model())
+    config = dialects.load(path)
+    facts = {"device": "cpu", "total_memory_bytes": None, "free_memory_bytes": None}
+
+    traced = single.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+
+    explored = _Exploration(config, Surroundings(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
+    assert explored.reserve_bytes == 2 * cost_model().num_parameters
+    assert traced["memory_budget_bytes"] == explored.budget_bytes
+
+
+def test_gradients_are_as_wide_as_the_weights():
+    job = Job(workload="decoder")
+    of = {one: gradient_bytes_of(dataclasses.replace(job, precision=one), 10) for one in Precision}
+    assert of.pop(Precision.BFLOAT16) == 20
+    assert set(of.values()) == {40}
+    assert gradient_bytes_of(dataclasses.replace(job, mode=Mode.EVAL), 10) is None
 
 
 def test_a_report_shows_both_accounts_and_judges_by_the_devices_own(tmp_path):

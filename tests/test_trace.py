@@ -85,6 +85,12 @@ def test_the_peak_of_a_compiled_step_is_what_the_allocator_measures():
     assert predicted == pytest.approx(measured_peak(job, 24), rel=0.01)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_the_ctc_loss_is_traced_with_the_table_that_its_targets_allow(compiled):
+    job = own_job("Speech", batch="utterances", compiled=compiled)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.02)
+
+
 @pytest.mark.parametrize("model", ["Reading", "Copying"])
 def test_what_reads_a_number_or_copies_its_layers_is_traced_too(model):
     job = own_job(model, compiled=False)

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from bexplore.document import Problems
 from bexplore.document.reader import KeyPath, kind_of, quoted
 from bexplore.settings.complaints import close_match
-from bexplore.settings.values import MAX_SAMPLES
+from bexplore.batching import MAX_SAMPLES
 
 _NEAR_MISS = 0.85  # similarity from which a key is taken for a slip of another; below, real foreign keys are caught
 

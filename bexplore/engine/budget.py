@@ -12,6 +12,7 @@ import psutil
 from bexplore.config import ExploreSettings
 from bexplore.engine.machine import available_memory_bytes
 from bexplore.errors import UserInputError
+from bexplore.job import Job, Mode, Precision
 from bexplore.space import MemoryAccount
 from bexplore.units import format_bytes
 
@@ -35,6 +36,13 @@ def judged_by(device: str) -> MemoryAccount:
     if kind == "cuda":
         return MemoryAccount.RESERVED
     return MemoryAccount.RESIDENT if kind == "cpu" and sys.platform == "linux" else MemoryAccount.TENSORS
+
+
+def gradient_bytes_of(job: Job, num_parameters: int | None) -> int | None:
+    """Return the bytes of one copy of a job's gradients; None where its parameters are unknown or not trained."""
+    if num_parameters is None or job.mode is Mode.EVAL:
+        return None
+    return num_parameters * (2 if job.precision is Precision.BFLOAT16 else 4)  # autocast keeps weights in float32
 
 
 def memory_of_absent_device(memory_bytes: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from bexplore import journal
 from bexplore.config import Config
 from bexplore.engine import EngineRunner
-from bexplore.engine.budget import resolve_budget
+from bexplore.engine.budget import gradient_bytes_of, resolve_budget
 from bexplore.engine.machine import package_version, processor_name
 from bexplore.engine.program import facts_in_worker
 from bexplore.errors import EngineError
@@ -175,7 +175,7 @@ def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
         observed.config.explore,
         observed.device_facts,
         num_replicas=observed.config.num_replicas,
-        gradient_bytes=4 * (observed.snapshot.any_device.num_parameters or 0),
+        gradient_bytes=gradient_bytes_of(observed.config.job, observed.snapshot.any_device.num_parameters),
     )
     return EngineRunner(
         observed.config.job,

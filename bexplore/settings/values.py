@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from bexplore.batching import MAX_SAMPLES
 from bexplore.document.reader import quoted
 from bexplore.errors import BexploreError
 from bexplore.settings.complaints import close_match
@@ -20,7 +21,6 @@ _PRECISIONS = {  # how other tools call them
     **dict.fromkeys(("bf16", "bf16-true"), "bfloat16"),
     **dict.fromkeys(("fp32", "float", "32", "32-true"), "float32"),
 }
-MAX_SAMPLES = 10**9  # of a batch or a micro-batch; beyond, the number is a slip
 _SHORTEST_S = 1.0  # of a limit; a step is started, compiled and timed in no less
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 

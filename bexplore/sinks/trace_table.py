@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bexplore.batching import MAX_SAMPLES
 from bexplore.units import format_bytes, format_seconds
 
 
@@ -23,7 +24,8 @@ def trace_table(record: Mapping[str, Any]) -> str:
         fits = "yes" if peak * record["reserved_over_peak"] <= record["memory_budget_bytes"] else "no"
         lines.append(f"  {size:>16}  {format_bytes(peak):>12}  {fits}")
     largest = record["max_micro_batch_size"]
-    lines += ["", f"Largest size that fits: {largest}" if largest else "Not even the smallest size fits."]
+    bound = " (the largest that may be tried)" if largest in (record["bounds"][1], MAX_SAMPLES) else ""
+    lines += ["", f"Largest size that fits: {largest}{bound}" if largest else "Not even the smallest size fits."]
     if record["reserved_over_peak"] > 1.0:
         ratio = record["reserved_over_peak"]
         lines.append(f"note: the device's allocator is expected to reserve {ratio:.3f} times the peak, which must fit")

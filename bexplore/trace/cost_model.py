@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bexplore.batching import MAX_SAMPLES
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Peak, Phase
 
@@ -99,7 +100,7 @@ class CostModel:
         sizes = [(buffer.label, round(buffer.size(micro_batch_size))) for buffer in peak.buffers]
         return sorted((item for item in sizes if item[1] > 0), key=lambda item: -item[1])
 
-    def max_micro_batch_size(self, budget_bytes: float, limit: int = 1 << 24) -> int:
+    def max_micro_batch_size(self, budget_bytes: float, limit: int = MAX_SAMPLES) -> int:
         """The largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
         low, high = 0, limit
         while low < high:

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bexplore.trace.ctc_loss import ctc_outputs, is_ctc_loss
 from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
@@ -200,11 +201,18 @@ class LifetimeMode(TorchDispatchMode):
                 return self._scalar
             if args[0].is_floating_point():
                 return 1.0
-        result = func(*args, **(kwargs or {}))
+        own_table = None
+        if is_ctc_loss(func):
+            result, own_table = ctc_outputs(func, args)
+        else:
+            result = func(*args, **(kwargs or {}))
         place = Place(f"{_user_line()} {func.overloadpacket.__name__}")
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._tracker.allocate(leaf, place)
+        if own_table is not None:
+            self._tracker.allocate(own_table, place)
+            del own_table  # the operator frees it again: an event of its own
         self._tracker.count(func, args, kwargs or {}, result)
         self._tracker.take_workspace(func, args, result, place)
         return result

@@ -187,3 +187,16 @@ class Strided(nn.Module):
 
 def images(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(micro_batch_size, 3, 8, 8), torch.randint(10, (micro_batch_size,))
+
+
+class Speech(_Base):
+    """The CTC loss of padded targets, whose lengths are tensors."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        log_probs = self.second(F.gelu(self.first(x))).log_softmax(-1).transpose(0, 1)
+        lengths = torch.full((x.size(0),), LENGTH), torch.full((x.size(0),), targets.size(1))
+        return F.ctc_loss(log_probs, targets, *lengths)
+
+
+def utterances(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(micro_batch_size, LENGTH, WIDTH), torch.randint(1, 10, (micro_batch_size, 12))

@@ -15,7 +15,7 @@ from bexplore.errors import UserInputError
 from bexplore.job import Mode
 from bexplore.settings import ExploreSettings
 from bexplore.settings.complaints import close_match
-from bexplore.settings.values import MAX_SAMPLES
+from bexplore.batching import MAX_SAMPLES
 
 _NO_MICRO_BATCHING = ("none", "None", "disable")  # in YAML the first two are texts, and the documentation writes them
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"
