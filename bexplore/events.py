@@ -39,6 +39,8 @@ class Planned:
         max_probes: Probes at most.
         expected_s: Rough length of the whole; None if unknown.
         warnings: What a reader must know.
+        num_parameters: Elements of all parameters; None where the plan stands before the trace.
+        why_expected: Where `expected_s` comes from, or why it is unknown; empty where nobody has looked.
     """
 
     title: str
@@ -50,6 +52,8 @@ class Planned:
     max_probes: int
     expected_s: float | None
     warnings: tuple[str, ...] = ()
+    num_parameters: int | None = None
+    why_expected: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

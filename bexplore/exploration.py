@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from bexplore.engine.reduced import ReducedDepthRunner
 from bexplore.engine.stage_limits import StageLimits
 from bexplore.engine.tracer import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
+from bexplore.estimate import expected_duration
 from bexplore.events import JobEvent, Planned, Recommended, Stored, Traced
 from bexplore.identity import Identity, describe, search_settings
 from bexplore.probe import Compilation, Observation, Probe
@@ -38,9 +40,6 @@ DEFAULT_MAXIMUM = 4096
 OPEN_RULES = ("all", "powers_of_two")
 # Sizes up to this factor beyond what the trace says fits stay candidates: the trace may be wrong, the probes decide.
 BEYOND_TRACE = 1.25
-# Rough seconds of a cold compilation, for the plan's estimate only; measured on the built-in 4-layer model, two cores.
-COMPILE_GUESS_S = 15.0
-PROBE_GUESS_S = 6.0
 # A size surely fits where the trace's peak, raised by so many standard deviations of its error, is within the budget.
 SURE_SDS = 3.0
 
@@ -137,7 +136,7 @@ class _Exploration:
             yield Stored(record=stored, run=run)
             return
         if self.out.dry_run:
-            yield self._plan(None, changes)
+            yield self._planned_only(changes)
             return
         if run is None:
             with journal.exclusively(self.folder):
@@ -396,7 +395,6 @@ class _Exploration:
         upper = self.config.maximum if self.config.maximum is not None else "what fits"
         if self.config.maximum is None and rule in OPEN_RULES:
             upper = f"what fits, at most {largest_wanted(self.config.job.sequence_length)}"
-        guess_s = 2 * COMPILE_GUESS_S + PROBE_GUESS_S * min(10, settings.max_probes)
         return Planned(
             title=describe(self.config),
             run=run,
@@ -405,8 +403,29 @@ class _Exploration:
             device=self.config.job.device,
             candidates=f"{sizes} from {self.config.minimum} to {upper}",
             max_probes=settings.max_probes,
-            expected_s=min(guess_s, settings.time_budget_s or guess_s),
+            expected_s=None,
             warnings=self.config.warnings,
+        )
+
+    def _planned_only(self, changes: Sequence[str]) -> Planned:
+        """The plan of a dry run: the job is built and traced, so that its mistakes are told, and nothing is kept."""
+        gpu = None
+        with tempfile.TemporaryDirectory() as folder:
+            if self.config.job.device != "cpu":
+                with EngineRunner(self.config.job, run_dir=Path(folder), budget_bytes=None) as runner:
+                    gpu = GpuProperties.of_facts(self._on_device(runner))
+            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, gpu=gpu, fresh=self.out.fresh)
+        cost_model = traced if isinstance(traced, CostModel) else None
+        plan, settings = self._plan(None, changes), search_settings(self.config)
+        environment = self.identity.environment()
+        expected = expected_duration(self.folder, environment, cost_model, max_probes=settings.max_probes)
+        limits_s = [one for one in (expected.seconds, settings.time_budget_s) if one is not None]
+        return dataclasses.replace(
+            plan,
+            num_parameters=None if cost_model is None else cost_model.num_parameters,
+            expected_s=min(limits_s) if expected.seconds is not None else None,
+            why_expected=expected.why,
+            warnings=(*plan.warnings, *(() if cost_model else (f"the job cannot be traced: {traced}",))),
         )
 
     def _earlier_run(self) -> tuple[journal.Run | None, tuple[str, ...]]:

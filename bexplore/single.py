@@ -13,13 +13,21 @@ from bexplore.devices import Device, device_by_name
 from bexplore.engine import EngineRunner
 from bexplore.engine.budget import gradient_bytes_of, judged_by, memory_of_absent_device, resolve_budget
 from bexplore.engine.machine import torch_is_for_cpu
+from bexplore.engine.process import Progress
 from bexplore.engine.tracer import recall_or_trace
-from bexplore.errors import EngineError, UserInputError
-from bexplore.probe import Compilation, Observation, Probe, Purpose
+from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.trace.gpu_properties import GpuProperties
 
 
-def probe_once(config: Config, *, micro_batch_size: int, compilation: str, model_dir: str | None) -> Observation:
+def probe_once(
+    config: Config,
+    *,
+    micro_batch_size: int,
+    compilation: str,
+    model_dir: str | None,
+    on_progress: Progress = lambda message: None,
+) -> Observation:
     """Compile and run one size for real.
 
     Args:
@@ -27,12 +35,15 @@ def probe_once(config: Config, *, micro_batch_size: int, compilation: str, model
         micro_batch_size: The size.
         compilation: `exact`, `shared` or `eager`.
         model_dir: Folder of the worker's log; None for the configuration's own.
+        on_progress: Called with what the worker reports.
 
     Raises:
+        UserInputError: The job itself is wrong.
         EngineError: The device cannot be used.
     """
     folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "probes"
-    with EngineRunner(config.job, run_dir=folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}", budget_bytes=None) as runner:
+    run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    with EngineRunner(config.job, run_dir=run_dir, budget_bytes=None, on_progress=on_progress) as runner:
         facts = runner.facts()
         runner.job = config.on_device(facts["device"]).job
         budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=None)
@@ -56,6 +67,7 @@ def trace_once(
     device_name: str | None,
     model_dir: str | None,
     fresh: bool = False,
+    on_progress: Progress = lambda message: None,
 ) -> dict[str, Any]:
     """Trace the step; the `trace` event.
 
@@ -65,10 +77,12 @@ def trace_once(
         device_name: A device, here or not, whose program and memory it is about; None for this machine's.
         model_dir: Folder of the worker's log; None for the configuration's own.
         fresh: Trace even if an earlier run did and nothing has changed since.
+        on_progress: Called with what a worker reports.
 
     Raises:
         EngineError: The program cannot be traced.
-        UserInputError: The device is not in the table, or the memory of the job's device is not known here.
+        UserProgramError: It fails without being traced, too.
+        UserInputError: The job itself is wrong, or nothing tells the memory of its device.
     """
     folder = journal.model_directory(config.mode, model_dir or config.model_dir) / "traces"
     device = device_by_name(device_name) if device_name else None
@@ -78,7 +92,7 @@ def trace_once(
     gpu = GpuProperties.of_facts(facts) if device is None else GpuProperties.of_device(device)
     traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
     if isinstance(traced, str):
-        raise EngineError(f"this job cannot be traced: {traced}", hint="bexplore explore works without a trace")
+        raise _untraceable(config, traced, is_here=device is None, model_dir=model_dir, on_progress=on_progress)
     gradient_bytes = gradient_bytes_of(job, traced.num_parameters)
     budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
     facts_of_trace = events.trace_facts(
@@ -90,6 +104,25 @@ def trace_once(
         micro_batch_sizes=micro_batch_sizes,
     )
     return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+
+
+def _untraceable(
+    config: Config, reason: str, *, is_here: bool, model_dir: str | None, on_progress: Progress
+) -> BexploreError:
+    """Whose fault it is that a job cannot be traced: one pass without the compiler tells, where its device is here."""
+    message = f"this job cannot be traced: {reason}"
+    if not is_here:
+        return EngineError(message)
+    size = config.minimum
+    run = probe_once(config, micro_batch_size=size, compilation="eager", model_dir=model_dir, on_progress=on_progress)
+    if run.is_measured:
+        return EngineError(
+            message, hint=f"it runs at size {size}: bexplore explore {config.path} works without a trace"
+        )
+    if run.outcome is Outcome.CRASHED:
+        told = f"your program fails at micro_batch_size {size}: {run.reason}"
+        return UserProgramError(told, traceback_text=run.traceback_text)
+    return EngineError(f"{message}; at size {size} it ends as {run.outcome.value}: {run.reason}")
 
 
 def _facts_here(config: Config, log_dir: Path) -> dict[str, Any]:

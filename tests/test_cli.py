@@ -204,12 +204,23 @@ def test_an_interruption_before_the_first_probe_ends_with_a_result_that_recommen
     assert (last["event"], last["stop_reason"], last["micro_batch_size"]) == ("result", "interrupted", None)
 
 
-def test_a_dry_run_says_what_it_would_do_and_runs_nothing(job, tmp_path):
-    done = bexplore("explore", job(), "--dry-run", cwd=tmp_path)
+def test_a_dry_run_estimates_by_earlier_runs_of_this_machine_and_keeps_nothing(job, tmp_path):
+    path = job()
+    done = bexplore("explore", path, "--dry-run", cwd=tmp_path)
 
     assert done.returncode == 0
-    assert "from 1 to 4; at most 5 probes, about" in done.stderr
+    unknown = "time unknown (no finished run of this machine under local_compile_train); 1,188 parameters"
+    assert f"from 1 to 4; at most 5 probes, {unknown}" in done.stderr
     assert not (tmp_path / "local_compile_train").exists()
+
+    bexplore("explore", path, cwd=tmp_path)
+    again = bexplore("explore", path, "--dry-run", "--json", "--set", "explore.seed=7", cwd=tmp_path)
+
+    (plan,) = [json.loads(line) for line in again.stdout.splitlines()]
+    (result,) = (tmp_path / "local_compile_train").rglob("result.json")
+    elapsed_s = json.loads(result.read_text())["elapsed_s"]
+    assert plan["expected_s"] == pytest.approx(elapsed_s, rel=0.05)
+    assert plan["why_expected"].startswith("by local_compile_train/model_dir/run_")
 
 
 @pytest.mark.parametrize(("request_text", "value"), [("6", 6), ("none", None), ("null", None), ("disable", None)])

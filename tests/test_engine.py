@@ -12,6 +12,7 @@ import psutil
 import pytest
 from conftest import imported_job
 
+from bexplore.engine.device_lock import LockHolder, device_lock
 from bexplore.errors import UserInputError
 from bexplore.events import probe_record
 from bexplore.job import CompileSettings, Job, Mode
@@ -161,6 +162,17 @@ def test_nothing_is_begun_while_another_explorer_has_the_device_and_the_lock_is_
     second.begin(probe(4))
 
     assert second.worker_pid is not None
+
+
+def test_what_is_wrong_with_the_job_is_told_before_it_waits_for_another_exploration(run_on):
+    heard = []
+    job = imported_job("perceptrom")
+    holder = LockHolder(folder="runs/of_another")
+    with device_lock("cpu", holder=holder, waiting=print), pytest.raises(UserInputError, match="no 'perceptrom'"):
+        run_on(job, on_progress=heard.append)(probe(4))
+
+    assert [one["holder"] for one in heard if one.get("stage") == "lock"] == [str(holder)]
+    assert str(holder).startswith(f"process {os.getpid()} in runs/of_another, since 20")
 
 
 def test_the_process_that_waits_becomes_the_next_worker(run_on):

@@ -17,7 +17,7 @@ from test_report import cost_model
 from bexplore import dialects, exploration, single
 from bexplore.engine import nvidia_smi
 from bexplore.engine.budget import resolve_budget
-from bexplore.engine.device_lock import device_lock, lock_name, try_device_lock
+from bexplore.engine.device_lock import LockHolder, device_lock, lock_name, try_device_lock
 from bexplore.engine.device_tenants import DeviceTenants
 from bexplore.engine.worker import __main__ as worker
 from bexplore.engine.worker import device as worker_device
@@ -195,10 +195,11 @@ def test_a_device_without_an_account_of_its_memory_never_gets_the_hosts(budget):
 
 def test_a_device_has_one_lock_whatever_it_is_called_and_two_devices_have_two():
     other = FACTS | {"uuid": UUID.replace("1e6a", "2e6a")}
-    with device_lock(lock_name("cuda:0", FACTS), waiting=lambda: None):
-        assert try_device_lock(lock_name("cuda:1", FACTS)) is None
+    holder = LockHolder(folder="a")
+    with device_lock(lock_name("cuda:0", FACTS), holder=holder, waiting=print):
+        assert try_device_lock(lock_name("cuda:1", FACTS), holder=holder) is None
         for name in (lock_name("cuda:0", other), lock_name("cpu", {"uuid": None})):
-            lock = try_device_lock(name)
+            lock = try_device_lock(name, holder=holder)
             assert lock is not None
             lock.close()
 

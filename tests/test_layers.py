@@ -49,6 +49,7 @@ ORDER = [
     "advice",
     "events",
     "conclusion",
+    "estimate",
     "exploration",
     "single",
     "apply",

@@ -6,8 +6,10 @@ Every command imports what it needs when it runs, so that `bexplore --help` star
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -55,23 +57,31 @@ for command in (explore, apply, report, trace, probe, guard, replay, batch_sizes
     cli.add_command(command)
 
 
-def main() -> None:
-    """Run the command line; errors raised on purpose become a message, a hint and an exit code."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors raised on purpose become a message, a hint and an exit code.
+
+    With `--json` each is an event on stdout as well, the last one.
+
+    Args:
+        arguments: Behind the program's name; None for those of the process.
+    """
     blas.use_one_thread()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in given
     try:
-        sys.exit(cli(prog_name="bexplore", standalone_mode=False))
+        sys.exit(cli(given, prog_name="bexplore", standalone_mode=False))
     except UserProgramError as error:
         if error.traceback_text:
             click.echo(error.traceback_text.rstrip() + "\n", err=True)
-        _complain(error)
+        _complain(error, as_json=as_json)
     except BexploreError as error:
-        _complain(error)
+        _complain(error, as_json=as_json)
     except click.ClickException as error:
         error.show()
-        sys.exit(ExitCode.USER_INPUT)
+        _end(error.format_message(), "", ExitCode.USER_INPUT, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
-        sys.exit(ExitCode.INTERRUPTED)
+        _end("interrupted", "", ExitCode.INTERRUPTED, as_json=as_json)
     except BrokenPipeError:
         sys.stderr.close()  # the reader is gone; Python would complain about its own stdout at exit
         sys.exit(ExitCode.DONE)
@@ -80,17 +90,29 @@ def main() -> None:
             raise
         _silence(1)  # Python would write, and complain, once more at exit
         hint = "make room, then run the same command again: what is finished is not repeated"
-        _complain(EngineError(f"cannot write {error.filename or 'the output'}: {error.strerror}", hint=hint))
+        told = f"cannot write {error.filename or 'the output'}: {error.strerror}"
+        _complain(EngineError(told, hint=hint), as_json=False)
 
 
-def _complain(error: BexploreError) -> None:
+def _complain(error: BexploreError, *, as_json: bool) -> None:
     try:
         click.echo(f"error: {error.message}", err=True)
         if error.hint:
             click.echo(f"hint: {error.hint}", err=True)
     except OSError:
         _silence(2)  # stderr is a file on the full disk: the exit code is all that is left to tell
-    sys.exit(error.exit_code)
+    _end(error.message, error.hint, error.exit_code, as_json=as_json)
+
+
+def _end(message: str, hint: str, exit_code: ExitCode, *, as_json: bool) -> None:
+    """Leave with a code, after the event for programs."""
+    if as_json:
+        record = {"event": "error", "message": message, "hint": hint, "exit_code": int(exit_code)}
+        try:
+            click.echo(json.dumps(record))
+        except OSError:
+            _silence(1)  # nobody reads it, or its disk is full
+    sys.exit(exit_code)
 
 
 def _silence(descriptor: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
@@ -55,6 +55,11 @@ class Common:
         """
         if find_spec("torch") is None:
             raise UserInputError("torch is not installed here", hint="pip install torch; bexplore doctor tells more")
+
+    def tell_wait(self, message: Mapping[str, Any]) -> None:
+        """Say on stderr whom a worker waits for."""
+        if message.get("stage") == "lock" and self.verbosity >= 0:
+            click.echo(f"waiting for the device, which {message['holder']} uses", err=True)
 
     def with_override(self, override: str) -> Common:
         """The same options and one more override."""

@@ -35,7 +35,11 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
 
     common.require_torch()
     observation = probe_once(
-        common.load(config), micro_batch_size=micro_batch_size, compilation=compilation, model_dir=common.model_dir
+        common.load(config),
+        micro_batch_size=micro_batch_size,
+        compilation=compilation,
+        model_dir=common.model_dir,
+        on_progress=common.tell_wait,
     )
     click.echo(
         json.dumps(probe_record(observation))
@@ -95,6 +99,7 @@ def trace(
         device_name=device_name,
         model_dir=common.model_dir,
         fresh=fresh,
+        on_progress=common.tell_wait,
     )
     click.echo(json.dumps(record) if common.as_json else trace_table(record))
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+from bexplore.batching import MAX_SAMPLES
 from bexplore.document import Problems
 from bexplore.document.reader import KeyPath, kind_of, quoted
 from bexplore.settings.complaints import close_match
-from bexplore.batching import MAX_SAMPLES
 
 _NEAR_MISS = 0.85  # similarity from which a key is taken for a slip of another; below, real foreign keys are caught
 

@@ -6,11 +6,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError
 from bexplore.probe import Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
 # What an answer says of the worker, and not of the size.
 OF_THE_WORKER = ("kind", "shared_mode", "is_intact", "is_sticky", "has_room")
+
+
+def refusal(answer: Mapping[str, Any]) -> BexploreError:
+    """The error that a worker raised on purpose, as one of this process."""
+    message, hint = answer["refused"], answer["hint"]
+    if answer["traceback_text"]:
+        return UserProgramError(message, hint=hint, traceback_text=answer["traceback_text"])
+    kind = UserInputError if answer["exit_code"] == ExitCode.USER_INPUT else EngineError
+    return kind(message, hint=hint)
 
 
 def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:

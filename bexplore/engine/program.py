@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bexplore.engine.answers import refusal
 from bexplore.engine.failures import Failure
 from bexplore.engine.process import Progress, WorkerProcess
-from bexplore.errors import EngineError, UserInputError
+from bexplore.errors import EngineError
 from bexplore.facts import ProgramFacts
 from bexplore.job import Job
 
@@ -54,7 +55,7 @@ def facts_in_worker(
     if isinstance(answer, Failure):
         raise EngineError(f"the program's facts could not be taken: {answer.reason}", hint=f"see {log_path}")
     if "refused" in answer:
-        raise UserInputError(answer["refused"], hint=answer["hint"])
+        raise refusal(answer)
     if answer["outcome"] != "measured":
         return ProgramFacts(traced_device=job.device.partition(":")[0], problems=(str(answer["reason"]),)), {}
     return ProgramFacts.from_dict(answer["facts"]), answer["machine"]

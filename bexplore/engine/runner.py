@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.answers import asks_the_same, charged, observed
-from bexplore.engine.device_lock import device_lock, lock_name, try_device_lock
+from bexplore.engine.answers import asks_the_same, charged, observed, refusal
+from bexplore.engine.build_check import check_build
+from bexplore.engine.device_lock import LockHolder, device_lock, lock_name, try_device_lock
 from bexplore.engine.device_tenants import DeviceTenants
 from bexplore.engine.failures import Failure
 from bexplore.engine.machine import Tenants, package_version
@@ -20,7 +21,7 @@ from bexplore.engine.shared import SharedMode, mode_after, shared_modes
 from bexplore.engine.stage_limits import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
 from bexplore.engine.succession import is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.workers import Workers
-from bexplore.errors import EngineError, UserInputError
+from bexplore.errors import EngineError, UserInputError, UserProgramError
 from bexplore.job import Job
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 from bexplore.turns import BUDGETS_OF_CONTENDERS
@@ -75,6 +76,8 @@ class EngineRunner:
         self._depth = depth
         self._environment = environment
         self._workers = Workers(run_dir, environment)
+        self._lock_holder = LockHolder(folder=str(self._run_dir))
+        self._is_known_to_build = False
         self._device_facts = device_facts or {}
         self._free_memory_bytes: int | None = None  # of the device, before any worker of this runner
         self._warnings: list[str] = []  # which the next observation tells
@@ -103,7 +106,7 @@ class EngineRunner:
 
         Nothing is begun while another explorer holds the device.
         """
-        lock = try_device_lock(lock_name(self.job.device, self._device_facts))
+        lock = try_device_lock(lock_name(self.job.device, self._device_facts), holder=self._lock_holder)
         if lock is None:
             return
         request = {"kind": "prepare"} | self._probe_request(probe)
@@ -178,7 +181,7 @@ class EngineRunner:
         request = {"kind": "loader", "job": self.job.as_dict(), "micro_batch_size": micro_batch_size}
         try:
             answer = self._ask(request, limit_s=LOADER_LIMIT_S)
-        except UserInputError as error:
+        except (UserInputError, UserProgramError) as error:
             return {"problem": error.message}
         self.close()
         if isinstance(answer, Failure):
@@ -298,7 +301,15 @@ class EngineRunner:
         if begun is not None:
             return begun[1]
         name = lock_name(self.job.device, self._device_facts)
-        return device_lock(name, waiting=lambda: self._on_progress({"kind": "progress", "stage": "lock"}))
+        return device_lock(name, holder=self._lock_holder, waiting=self._waits_for)
+
+    def _waits_for(self, holder: LockHolder | None) -> None:
+        """Say who has the device; what is wrong with the job itself is told now, and not after the wait."""
+        told = "another exploration" if holder is None else str(holder)
+        self._on_progress({"kind": "progress", "stage": "lock", "holder": told})
+        if not self._is_known_to_build:
+            check_build(self.job, self._run_dir / "workers" / "build.log", environment=self._environment)
+            self._is_known_to_build = True
 
     def __enter__(self) -> EngineRunner:
         return self
@@ -357,6 +368,7 @@ class EngineRunner:
             tenant_warnings=tenant_warnings,
         )
         events = {"clock_events": sorted(device_tenants.clock_events)} if device_tenants.clock_events else {}
+        self._is_known_to_build = True
         observation = dataclasses.replace(observation, others_share=others_share, details=observation.details | events)
         self.limits.learn(observation)
         if observation.is_measured:
@@ -455,7 +467,7 @@ class EngineRunner:
             self._workers.end_current()
         elif "refused" in answer:
             self._workers.end_current()
-            raise UserInputError(answer["refused"], hint=answer["hint"])
+            raise refusal(answer)
         elif answer.get("is_sticky"):
             self._workers.end_current()
         return answer

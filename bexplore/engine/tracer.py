@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bexplore.engine.answers import refusal
 from bexplore.engine.failures import Failure
 from bexplore.engine.process import WorkerProcess
+from bexplore.errors import EngineError
 from bexplore.job import Job
 from bexplore.trace import cache
 from bexplore.trace.absent_gpu import reason_against
@@ -37,6 +39,10 @@ def recall_or_trace(
 
     Returns:
         The trace; the reason in one line where there can be none.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+        UserProgramError: The user's own code fails while it is built.
     """
     known = None if fresh else cache.recall(job, gpu=gpu)
     return known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True)
@@ -71,7 +77,10 @@ def _trace(
     if isinstance(answer, Failure):
         return answer.reason
     if "refused" in answer:
-        return str(answer["refused"])
+        error = refusal(answer)
+        if isinstance(error, EngineError):
+            return error.message
+        raise error
     if answer["outcome"] != "measured":
         return str(answer["reason"])
     cost_model = CostModel.from_dict(answer["cost_model"])

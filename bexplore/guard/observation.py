@@ -183,7 +183,13 @@ def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
         budget_bytes=budget.budget_bytes,
         environment=looking.environment,
         device_facts=observed.device_facts,
+        on_progress=lambda message: _tell_wait(message, looking),
     )
+
+
+def _tell_wait(message: Mapping[str, Any], looking: Looking) -> None:
+    if message.get("stage") == "lock":
+        looking.say(f"waiting for the device, which {message['holder']} uses")
 
 
 def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compilation) -> Observation:

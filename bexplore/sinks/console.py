@@ -17,6 +17,7 @@ from bexplore.units import counted, format_seconds
 
 # A drawing takes about 2 ms of processor time; more often would be felt by the passes that are timed meanwhile.
 DRAWINGS_PER_S = 1.5
+MOST_CHANGES = 4  # lines on why a run is not gone on from: more of them say no more than that it is another job
 
 
 class Progress:
@@ -46,10 +47,10 @@ class Progress:
             self.close()
 
     def report(self, message: dict[str, Any]) -> None:
-        """Show what a worker is doing; where there is no terminal, only what it waits for."""
+        """Show what a worker is doing; what it waits for is a line of its own, on a terminal and elsewhere."""
+        if message.get("stage") == "lock":
+            self._say(f"waiting for the device, which {message['holder']} uses")
         if not self._is_live:
-            if message.get("stage") == "lock":
-                self._say("waiting for another exploration on this device")
             return
         self._view.report(message)
         if self._live is None:
@@ -95,11 +96,18 @@ class Progress:
         self._say(f"{event.title} on {event.device}")
         known = f"; going on from {counted(event.num_known_probes, 'probe')}" if event.num_known_probes else ""
         about = f", about {format_seconds(event.expected_s)}" if event.expected_s else ""
+        if event.why_expected:
+            about = f"{about or ', time unknown'} ({event.why_expected})"
+        if event.num_parameters is not None:
+            about += f"; {event.num_parameters:,} parameters"
         self._say(f"{event.candidates}; at most {counted(event.max_probes, 'probe')}{about}{known}")
         if event.changes:
             self._say("not going on from the last run here, because it differs in:")
-            for line in event.changes:
+            num_hidden = max(0, len(event.changes) - MOST_CHANGES)
+            for line in event.changes[:MOST_CHANGES]:
                 self._say(f"  {line}")
+            if num_hidden:
+                self._say(f"  and {num_hidden} more: it was another job; --model-dir keeps them apart")
         self._warn(event.warnings)
 
     def _warn(self, warnings: tuple[str, ...]) -> None:

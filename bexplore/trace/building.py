@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bexplore.errors import BexploreError
+from bexplore.errors import BexploreError, UserProgramError
 from bexplore.job import Job
 from bexplore.workloads import Workload, build
 
@@ -32,7 +33,8 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
 
     Raises:
         UserInputError: The job is wrong.
-        Exception: Whatever the user's code raises in both ways.
+        UserProgramError: The user's code fails in both ways.
+        Exception: Whatever it raises on an accelerator, where it is tried with fake tensors alone.
     """
     fake_mode = FakeTensors()
     try:
@@ -44,7 +46,19 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
         raise
     except Exception:  # what a fake tensor cannot answer fails in the user's code in any way; a real bug fails again
         is_on_host = torch.device(job.device).type == "cpu"  # any other memory is for the probes
-    return _from_real(build(job)) if is_on_host else _build_with_real_host(job)
+    return _from_real(_build_real(job)) if is_on_host else _build_with_real_host(job)
+
+
+def _build_real(job: Job) -> Workload:
+    try:
+        return build(job)
+    except BexploreError:
+        raise
+    except Exception as error:  # with real tensors too: it is the user's own code
+        raise UserProgramError(
+            f"your program fails while it is built: {type(error).__name__}: {error}",
+            traceback_text="".join(traceback.format_exception(error)),
+        ) from error
 
 
 def _build_with_real_host(job: Job) -> tuple[Workload, FakeTensors]:

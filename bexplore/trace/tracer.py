@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bexplore.errors import BexploreError
+from bexplore.errors import BexploreError, UserProgramError
 from bexplore.job import Job, Mode, Precision
 from bexplore.trace.building import build_fake
 from bexplore.trace.cost_model import CostModel
@@ -62,6 +62,10 @@ def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = 
     local_job, notes = _on_this_machine(job, why_cpu)
     try:
         model = _trace(local_job, whole_depth, observe)
+    except UserProgramError as error:
+        if local_job is job:
+            raise
+        raise _explain(error.__cause__ or error) from error  # on another device than its own it may fail to be built
     except BexploreError:
         raise
     except Exception as error:  # a user's model may fail under fake tensors in any way; an exploration goes on then
@@ -264,7 +268,7 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _explain(error: Exception) -> TraceError:
+def _explain(error: BaseException) -> TraceError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bexplore import batching
+from bexplore.batching import MAX_SAMPLES
 from bexplore.config import Request, RequestKind
 from bexplore.dialects.cerebras.layout import FLAG, Layout
 from bexplore.dialects.values import as_flag, is_integer, read_positive
@@ -15,7 +16,6 @@ from bexplore.errors import UserInputError
 from bexplore.job import Mode
 from bexplore.settings import ExploreSettings
 from bexplore.settings.complaints import close_match
-from bexplore.batching import MAX_SAMPLES
 
 _NO_MICRO_BATCHING = ("none", "None", "disable")  # in YAML the first two are texts, and the documentation writes them
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"

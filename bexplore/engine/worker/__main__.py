@@ -18,7 +18,7 @@ from typing import Any
 
 from bexplore.engine.channel import receive, send
 from bexplore.engine.worker.limits import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
-from bexplore.errors import BexploreError
+from bexplore.errors import BexploreError, UserProgramError
 
 TRACE_DEVICE_BYTES = 256 * 2**20  # of a device that is here, where a trace needs it
 
@@ -54,6 +54,15 @@ def _listen(connection: Connection, requests: SimpleQueue[dict[str, Any]]) -> No
             kill_own_group()
 
 
+def _refused(error: BexploreError) -> dict[str, Any]:
+    return {
+        "refused": error.message,
+        "hint": error.hint,
+        "exit_code": int(error.exit_code),
+        "traceback_text": getattr(error, "traceback_text", ""),
+    }
+
+
 class _Server:
     """Answers the kinds of request: each is a method of the same name behind an underscore."""
 
@@ -70,7 +79,12 @@ class _Server:
             self._take_device(request)
             return getattr(self, f"_{request['kind']}")(request)
         except BexploreError as error:
-            return {"refused": error.message, "hint": error.hint}
+            own = (
+                classify_exception(error.__cause__) if isinstance(error, UserProgramError) and error.__cause__ else None
+            )
+            if own is None or own.outcome == "crashed":
+                return _refused(error)
+            failure = own  # the user's program lacked memory, say
         except Exception as error:  # the border of the user's code: everything it raises becomes the probe's outcome
             failure = classify_exception(error, device_is_full=self._device_is_full)
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
@@ -123,6 +137,14 @@ class _Server:
 
         self._report(stage="import")
         return device_facts(request["device"])
+
+    def _build(self, request: dict[str, Any]) -> dict[str, Any]:
+        from bexplore.job import Job
+        from bexplore.trace.building import build_fake
+
+        self._report(stage="build")
+        build_fake(Job.from_dict(request["job"]))
+        return {"outcome": "measured"}
 
     def _prepare(self, request: dict[str, Any]) -> dict[str, Any]:
         start_time_s = self._open_session(request)
