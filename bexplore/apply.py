@@ -15,9 +15,9 @@ from bexplore import journal
 from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.config import Config
 from bexplore.document import dotted_path
-from bexplore.document.writer import with_number
+from bexplore.document.writer import fragment, with_number
 from bexplore.errors import UserInputError
-from bexplore.job import code_digest
+from bexplore.job import code_digests
 from bexplore.journal import Run
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -116,6 +116,7 @@ def plan_edit(
     run: Run | None = None,
     batch_size: BatchSizeRule | None = None,
     choose: Callable[[Choice], BatchSizeRule] = refuse,
+    force: bool = False,
 ) -> Edit:
     """What to write into the file of a configuration, from a run of the same job.
 
@@ -125,13 +126,15 @@ def plan_edit(
         batch_size: Which answer to write where the global batch size is not valid with the recommended size; None asks
             `choose`.
         choose: Asked where the two do not fit together.
+        force: Take the run even if the job has changed since.
 
     Raises:
         UserInputError: There is no such run, it is not finished, the job has changed since, or the number cannot be
             written without changing something else.
     """
     chosen = run or _newest_run(config)
-    _refuse_another_job(config, chosen)
+    if not force:
+        _refuse_another_job(config, chosen)
     result = chosen.result()
     if result is None or result.get("micro_batch_size") is None:
         raise UserInputError(
@@ -156,6 +159,17 @@ def plan_edit(
         base_micro_batch_size=result["base_micro_batch_size"],
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
     )
+
+
+def paste(config: Config, micro_batch_size: int) -> str:
+    """The lines of YAML that `plan_edit` would write, and under what; empty where the file cannot be read any more."""
+    try:
+        text = _read(config.path).decode("utf-8-sig")
+        lines, parent = fragment(text, config.request.path, micro_batch_size, source=str(config.path))
+    except (UserInputError, UnicodeDecodeError):
+        return ""
+    place = f"  # under {dotted_path(parent)}" if parent else ""
+    return "\n".join([f"{lines[0]}{place}", *lines[1:]])
 
 
 def write_edit(edit: Edit, target: Path | None = None) -> Path:
@@ -195,7 +209,8 @@ def _refuse_another_job(config: Config, run: Run) -> None:
     if changes:
         listed = "".join(f"\n  {line}" for line in changes)
         raise UserInputError(
-            f"{config.path} has changed since {run.directory}:{listed}", hint=f"bexplore explore {config.path}"
+            f"the job of {config.path} has changed since {run.directory}:{listed}",
+            hint=f"bexplore explore {config.path}, or write it all the same: the same command and --force",
         )
 
 
@@ -204,9 +219,9 @@ def _changes(config: Config, run: Run) -> tuple[str, ...]:
     meta = run.meta()
     before: dict[str, Any] = {
         "job": meta.get("job", {}),
-        "environment": {"code": meta.get("environment", {}).get("code", "")},
+        "environment": {"code": meta.get("environment", {}).get("code", {})},
     }
-    after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digest(config.job)}}
+    after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digests(config.job)}}
     if config.request.is_search and config.request.position is not None:
         bounds = {
             "minimum": config.minimum,

@@ -43,7 +43,7 @@ class _Earlier:
 
 
 def expected_duration(
-    folder: Path, environment: Mapping[str, str], cost_model: CostModel | None, *, max_probes: int
+    folder: Path, environment: Mapping[str, Any], cost_model: CostModel | None, *, max_probes: int
 ) -> Estimate:
     """Scale the nearest earlier run of this machine: its passes by the operations of a sample, all else as it was.
 
@@ -69,7 +69,7 @@ def expected_duration(
     return Estimate(seconds=seconds, why=f"by {told}")
 
 
-def _earlier_runs(parent: Path, environment: Mapping[str, str]) -> Iterator[_Earlier]:
+def _earlier_runs(parent: Path, environment: Mapping[str, Any]) -> Iterator[_Earlier]:
     for folder in sorted(parent.glob("*/")):
         for run in journal.find_runs(folder):
             try:
@@ -80,7 +80,7 @@ def _earlier_runs(parent: Path, environment: Mapping[str, str]) -> Iterator[_Ear
                 yield earlier
 
 
-def _read(run: journal.Run, environment: Mapping[str, str]) -> _Earlier | None:
+def _read(run: journal.Run, environment: Mapping[str, Any]) -> _Earlier | None:
     result, trace = run.result(), run.directory / "trace.json"
     before: Mapping[str, Any] = run.meta().get("environment", {})
     is_same_machine = all(before.get(name) == environment[name] for name in _OF_THE_MACHINE)

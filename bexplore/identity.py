@@ -15,7 +15,7 @@ from typing import Any
 from bexplore.config import Config
 from bexplore.depths import Depths
 from bexplore.engine.machine import accelerator_name, num_usable_processors, package_version, processor_name
-from bexplore.job import Mode, code_digest
+from bexplore.job import Mode, code_digests
 from bexplore.posterior import ENGINE_VERSION
 from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings
@@ -37,7 +37,7 @@ class Identity:
         """Sixteen hexadecimal digits of the job and of everything that decides its speed."""
         return self.config.job.fingerprint(**self.environment())
 
-    def environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, Any]:
         """Facts beside the job that decide whether two measurements may be compared."""
         return {
             "torch": package_version("torch"),
@@ -46,7 +46,7 @@ class Identity:
             "accelerator": accelerator_name(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
             "engine": str(ENGINE_VERSION),
-            "code": code_digest(self.config.job),
+            "code": code_digests(self.config.job),
         }
 
     def question(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Job:
         fields["torch"] = TorchSettings(**fields["torch"])
         return cls(**fields)
 
-    def fingerprint(self, **environment: str) -> str:
+    def fingerprint(self, **environment: object) -> str:
         """Sixteen hexadecimal digits that change with the program, and with nothing else.
 
         The folder of the configuration is left out: the same job in another checkout is the same job.
@@ -144,18 +144,19 @@ class Job:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def code_digest(job: Job) -> str:
-    """Sixteen hexadecimal digits of the user's own code that a job imports from beside its configuration; else empty.
+def code_digests(job: Job) -> dict[str, str]:
+    """Sixteen hexadecimal digits of each file of the user's own code that a job imports from beside its configuration.
 
     Only the modules that its import paths name are read, nothing is imported; a change further away shows in the trace.
     """
     if job.workload != "imported" or job.import_root is None:
-        return ""
-    digest = hashlib.sha256()
+        return {}
+    digests = {}
     paths = [value for value in job.model.values() if isinstance(value, str) and ":" in value]
     for module in sorted({path.partition(":")[0] for path in paths}):
         stem = Path(job.import_root, *module.split("."))
         for path in (stem.with_suffix(".py"), stem / "__init__.py"):
             if path.is_file():
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+                name = str(path.relative_to(job.import_root))
+                digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return digests

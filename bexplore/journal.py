@@ -287,6 +287,8 @@ def _deciding_facts(meta: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             for name, inner in value.items():
                 walk(f"{prefix}.{name}", inner)
+        elif isinstance(value, Mapping):
+            return  # nothing in it decides anything
         elif isinstance(value, list | tuple):
             facts[prefix] = ", ".join(map(str, value))
         else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore import dialects, journal
-from bexplore.apply import BatchSizeRule, plan_edit, write_edit
+from bexplore.apply import BatchSizeRule, paste, plan_edit, write_edit
 from bexplore.cli.apply import apply
+from bexplore.cli.common import Common
+from bexplore.config import Config
+from bexplore.document.reader import YamlReader
 from bexplore.document.writer import with_number
 from bexplore.errors import UserInputError
-from bexplore.job import code_digest
+from bexplore.job import code_digests
 from bexplore.journal import Run
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -58,12 +64,12 @@ def job_file(folder: Path, text: str = SECTIONS) -> Path:
     return path
 
 
-def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4) -> Run:
+def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config: Config | None = None) -> Run:
     """A run on disk as `explore` would leave it for the file as it is now."""
-    config = dialects.load(path)
+    config = config or dialects.load(path)
     meta = {
         "job": config.job.as_dict(),
-        "environment": {"code": code_digest(config.job), "processor": "another machine's"},
+        "environment": {"code": code_digests(config.job), "processor": "another machine's"},
         "question": {
             "minimum": config.minimum,
             "maximum": config.maximum,
@@ -147,7 +153,91 @@ def test_a_job_that_changed_since_is_refused_with_what_changed(tmp_path):
 
     with pytest.raises(UserInputError, match=r"(?s)has changed since.*hidden_size: 32 -> 64") as refused:
         plan_edit(dialects.load(path))
-    assert refused.value.hint == f"bexplore explore {path}"
+    assert refused.value.hint.startswith(f"bexplore explore {path}, or write it all the same")
+    assert plan_edit(dialects.load(path), force=True).after != path.read_bytes()
+
+
+def test_code_that_changed_since_is_named(tmp_path):
+    (tmp_path / "own.py").write_text("def model(): ...")
+    (tmp_path / "data.py").write_text("def batch(n): ...")
+    path = job_file(
+        tmp_path, SECTIONS.replace("explore: {", "explore: {workload: {model: 'own:model', batch: 'data:batch'}, ")
+    )
+    finished_run(path)
+    (tmp_path / "data.py").write_text("def batch(n): return n")
+
+    with pytest.raises(UserInputError, match=r"\n  code.data.py: \w{16} -> \w{16}$"):
+        plan_edit(dialects.load(path))
+
+
+FLAG = "csx.performance.micro_batch_size"
+TRAINER_INIT = "trainer:\n  init:\n    model_dir: weekly\n    model: {name: gpt2, vocab_size: 64, hidden_size: 32, "
+TRAINER_INIT += "num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}\n"
+TRAINER_FIT = "  fit:\n    train_dataloader: {batch_size: 24}\n"
+NEW_CALLBACK = f"- ScopedTrainFlags:\n        {FLAG}: 6\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", None),  # no callbacks at all: they are made, with what else stands in `init` as it is
+        ("    callbacks:   # none yet\n", f"    callbacks: [{{ScopedTrainFlags: {{{FLAG}: 6}}}}]   # none yet\n"),
+        ("    callbacks: []\n", f"    callbacks: [{{ScopedTrainFlags: {{{FLAG}: 6}}}}]\n"),
+        ("    callbacks: null # why\n", f"    callbacks: [{{ScopedTrainFlags: {{{FLAG}: 6}}}}] # why\n"),
+        (
+            "    callbacks: [{Checkpoint: {}}]\n",
+            f"    callbacks: [{{Checkpoint: {{}}}}, {{ScopedTrainFlags: {{{FLAG}: 6}}}}]\n",
+        ),
+        (
+            "    callbacks:\n    - Checkpoint: {}  # first\n    # last\n",
+            f"    callbacks:\n    - Checkpoint: {{}}  # first\n    {NEW_CALLBACK}    # last\n",
+        ),
+        (
+            "    callbacks:\n      - ScopedTrainFlags:\n          csx.x: 2\n",
+            f"    callbacks:\n      - ScopedTrainFlags:\n          {FLAG}: 6\n          csx.x: 2\n",
+        ),
+        (
+            "    callbacks:\n      - ScopedTrainFlags:\n      - Checkpoint: {}\n",
+            f"    callbacks:\n      - ScopedTrainFlags: {{{FLAG}: 6}}\n      - Checkpoint: {{}}\n",
+        ),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_flag_of_a_trainer_without_it_is_written_where_its_layout_wants_it(tmp_path, before, after, newline):
+    text = (TRAINER_INIT + before + TRAINER_FIT).replace("\n", newline)
+    path = job_file(tmp_path, text)
+    finished_run(path)
+
+    changed = applied(path)
+
+    if after is None:
+        new = f"callbacks:\n      - ScopedTrainFlags:\n          {FLAG}: 6\n    "
+        assert changed == text.replace("    model_dir", f"    {new}model_dir".replace("\n", newline))
+    else:
+        assert changed == (TRAINER_INIT + after + TRAINER_FIT).replace("\n", newline)
+    assert dialects.load(path).request.value == 6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SECTIONS,
+        SECTIONS.replace("    micro_batch_size: explore    # find the fastest\n", ""),
+        TRAINER,
+        TRAINER_INIT + TRAINER_FIT,
+        TRAINER_INIT + "    callbacks:\n      - Checkpoint: {}\n" + TRAINER_FIT,
+    ],
+)
+def test_what_is_to_be_pasted_is_yaml_and_asks_for_the_size_where_it_is_pasted(tmp_path, text):
+    path = job_file(tmp_path, text)
+    pasted = paste(dialects.load(path), 6)
+
+    values = YamlReader("paste").read(pasted)
+    place = re.search("# under (.*)", pasted)[1].split(".")
+    leaf = "csx.performance.micro_batch_size" if "trainer" in text else "micro_batch_size"
+    assert pasted.splitlines()[-1].partition("  #")[0].strip() == f"{leaf}: 6"
+    assert YamlReader("file").read(text)[place[0]] is not None
+    assert isinstance(values, dict | list)
 
 
 def test_bounds_that_changed_since_are_refused_too(tmp_path):
@@ -288,3 +378,25 @@ def test_another_file_may_be_written_instead(tmp_path):
     assert done.exit_code == 0, done.exception
     assert path.read_text() == SECTIONS
     assert "micro_batch_size: 6 " in (tmp_path / "tuned.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--set", "model.hidden_size=64", "--set", "explore.max=8"], ["--model-dir", "two words"]]
+)
+def test_the_command_that_an_exploration_prints_writes_its_size(tmp_path, options):
+    path = job_file(tmp_path)
+    common = Common(
+        as_json=False,
+        overrides=tuple(options[1::2]) if "--set" in options else (),
+        model_dir=options[1] if "--model-dir" in options else None,
+        allow_code=True,
+        mode=None,
+        verbosity=0,
+    )
+    finished_run(path, config=dataclasses.replace(common.load(path), model_dir=common.model_dir or "weekly"))
+
+    done = CliRunner().invoke(apply, [*shlex.split(common.retyped(path)), "--yes"])
+
+    assert done.exit_code == 0, done.exception
+    assert path.read_text() == SECTIONS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
+    assert ("does not get what --set gave" in done.stderr) == ("--set" in options)

@@ -70,7 +70,7 @@ def test_explore_streams_the_lines_and_ends_with_what_to_use_and_why(job, tmp_pa
     assert all(int(match[4]) < 100 for match in matches)
     last = matches[-1]
     assert f"Use micro_batch_size {last[2]}:" in done.stdout
-    assert f"Paste:   train_input.micro_batch_size: {last[2]}" in done.stdout
+    assert f"Paste:   micro_batch_size: {last[2]}  # under train_input" in done.stdout
     assert "Valid global batch sizes:" in done.stdout
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from bexplore.cli.explore import explore
 from bexplore.cli.guard import guard
 from bexplore.cli.report import report
 from bexplore.cli.single import probe, trace
+from bexplore.cli.streams import silence
 from bexplore.cli.tables import batch_sizes, replay, schema
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        _silence(1)  # Python would write, and complain, once more at exit
+        silence(1)  # Python would write, and complain, once more at exit
         hint = "make room, then run the same command again: what is finished is not repeated"
         told = f"cannot write {error.filename or 'the output'}: {error.strerror}"
         _complain(EngineError(told, hint=hint), as_json=False)
@@ -100,7 +100,7 @@ def _complain(error: BexploreError, *, as_json: bool) -> None:
         if error.hint:
             click.echo(f"hint: {error.hint}", err=True)
     except OSError:
-        _silence(2)  # stderr is a file on the full disk: the exit code is all that is left to tell
+        silence(2)  # stderr is a file on the full disk: the exit code is all that is left to tell
     _end(error.message, error.hint, error.exit_code, as_json=as_json)
 
 
@@ -111,9 +111,5 @@ def _end(message: str, hint: str, exit_code: ExitCode, *, as_json: bool) -> None
         try:
             click.echo(json.dumps(record))
         except OSError:
-            _silence(1)  # nobody reads it, or its disk is full
+            silence(1)  # nobody reads it, or its disk is full
     sys.exit(exit_code)
-
-
-def _silence(descriptor: int) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

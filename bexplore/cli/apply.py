@@ -32,15 +32,22 @@ if TYPE_CHECKING:
     help="There: write the recommended size, and the batch_size nearest to yours that is valid with it.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE instead of CONFIG.")
+@click.option("--force", is_flag=True, help="Write even if the job has changed since it was explored.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
 @common_options
 def apply(
-    config: Path, run_path: Path | None, batch_size: str | None, output: Path | None, yes: bool, common: Common
+    config: Path,
+    run_path: Path | None,
+    batch_size: str | None,
+    output: Path | None,
+    force: bool,
+    yes: bool,
+    common: Common,
 ) -> None:
     """Write the micro-batch size that was found into CONFIG; everything else in it stays as it is, to the byte.
 
-    The change is shown first. It is refused where the job has changed since it was explored. Where your batch_size is
-    not valid with the recommended size, you are asked which of the two to keep.
+    The change is shown first. It is refused where the job has changed since it was explored, unless by
+    --force. Where your batch_size is not valid with the recommended size, you are asked which of the two to keep.
 
     \b
     Examples:
@@ -64,7 +71,10 @@ def apply(
         run=run,
         batch_size=None if batch_size is None else BatchSizeRule(batch_size),
         choose=_choose if can_ask else refuse,
+        force=force,
     )
+    if common.overrides and common.verbosity >= 0:
+        click.echo(f"note: {config} does not get what --set gave: {', '.join(common.overrides)}", err=True)
     is_change = edit.before != edit.after or output is not None
     if not common.as_json:
         _show(edit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bexplore.errors import UserInputError
+from bexplore.errors import BexploreError, UserInputError
 
 if TYPE_CHECKING:
     from bexplore.config import Config
@@ -56,6 +57,15 @@ class Common:
         if find_spec("torch") is None:
             raise UserInputError("torch is not installed here", hint="pip install torch; bexplore doctor tells more")
 
+    def retyped(self, path: Path) -> str:
+        """The file and those of the options that another command needs to find the same job, for a shell."""
+        options = [
+            part for override in self.overrides if not _is_of_the_search(override) for part in ("--set", override)
+        ]
+        options += ["--model-dir", self.model_dir] if self.model_dir is not None else []
+        options += ["--mode", self.mode] if self.mode is not None else []
+        return shlex.join([str(path), *options])
+
     def tell_wait(self, message: Mapping[str, Any]) -> None:
         """Say on stderr whom a worker waits for."""
         if message.get("stage") == "lock" and self.verbosity >= 0:
@@ -66,11 +76,38 @@ class Common:
         return replace(self, overrides=(*self.overrides, override))
 
 
+def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the key of `--set` at the shell: those of the `explore` section, and those that the file has."""
+    from bexplore import document
+    from bexplore.settings import dotted_keys
+
+    keys = ["micro_batch_size", *dotted_keys()]
+    config = context.params.get("config")
+    if config is not None:
+        try:
+            keys += [document.dotted_path(path) for path in document.read(Path(config)).positions]
+        except BexploreError:
+            pass  # of a file that cannot be read, none
+    return [f"{key}=" for key in dict.fromkeys(keys) if key.startswith(incomplete)]
+
+
+def _is_of_the_search(override: str) -> bool:
+    """Whether a `--set` changes how the size is searched, and neither the job nor what may be answered."""
+    return override.startswith(("explore.seed=", "explore.storage=", "explore.effort=", "explore.time_budget="))
+
+
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the common options to a command and hand them over as one `common`."""
 
     @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout, one event a line, nothing else there.")
-    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a dotted key; repeatable.")
+    @click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=_keys,
+        help="Override a dotted key; repeatable.",
+    )
     @click.option("--seed", type=click.IntRange(min=0), help="Same as --set explore.seed=N.")
     @click.option("--model-dir", metavar="DIR", help="Results go to local_compile_<mode>/DIR.")
     @click.option("--no-code", is_flag=True, help="Refuse configurations that name code to import.")

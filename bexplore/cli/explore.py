@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.cli.streams import silence, watched_reader
 from bexplore.errors import BexploreError, ExitCode
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
         return
     common.require_torch()
     stopper = _Stopper()
-    show = _Show(loaded, common)
+    show = _Show(loaded, common, on_reader_gone=stopper.stop)
     surroundings = Surroundings(
         model_dir=common.model_dir,
         fresh=fresh,
@@ -59,7 +61,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
         on_progress=show.progress,
         should_stop=stopper.reason,
     )
-    with stopper, show:
+    with stopper, show, watched_reader(sys.stdout, stopper.stop):
         last = show.all(events_of(loaded, surroundings))
     if last is not None and last.get("stop_reason") == "interrupted":
         sys.exit(ExitCode.INTERRUPTED)
@@ -68,7 +70,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
 class _Show:
     """All sinks of one exploration, and the live line."""
 
-    def __init__(self, config: Config, common: Common) -> None:
+    def __init__(self, config: Config, common: Common, *, on_reader_gone: Callable[[], None]) -> None:
         from datetime import UTC, datetime
 
         from rich.console import Console
@@ -87,6 +89,8 @@ class _Show:
         self._sinks: list[Sink] = [self._log, EventFile(), self._progress, ReportFile(self._progress.warn)]
         self._to_stdout: Sink = JsonLines(sys.stdout) if common.as_json else BexpStream(sys.stdout, now)
         self._shares_terminal = sys.stdout.isatty()
+        self._on_reader_gone = on_reader_gone
+        self._is_read = True
 
     def progress(self, message: dict[str, Any]) -> None:
         """What a worker reports."""
@@ -102,17 +106,29 @@ class _Show:
                 for sink in self._sinks:
                     sink(event)
                 with self._progress.paused() if self._shares_terminal else nullcontext():
-                    self._to_stdout(event)
+                    self._print(event)
                 if isinstance(event, Finished | Stored):
                     last = event_record(event)
         except BexploreError as error:
             self._log.write(220, error.message)
             raise
-        if last is not None and not self._common.as_json:
+        if last is not None and not self._common.as_json and self._is_read:
             self._last_words(last)
         return last
 
+    def _print(self, event: JobEvent) -> None:
+        """Write to stdout until nobody reads it any more: then the exploration ends, and its files are finished."""
+        if not self._is_read:
+            return
+        try:
+            self._to_stdout(event)
+        except BrokenPipeError:
+            self._is_read = False
+            silence(sys.stdout.fileno())  # Python would write what is left once more at exit
+            self._on_reader_gone()
+
     def _last_words(self, record: dict[str, Any]) -> None:
+        from bexplore.apply import paste
         from bexplore.sinks.last_words import last_words
 
         report = Path(record["run_dir"], "report.html")
@@ -121,7 +137,8 @@ class _Show:
             yaml_key=".".join(str(part) for part in self._config.request.path),
             tolerance=self._config.explore.tolerance,
             target_confidence=self._config.explore.target_confidence,
-            config=str(self._config.path),
+            config=self._common.retyped(self._config.path),
+            paste=paste(self._config, record["micro_batch_size"]) if record["micro_batch_size"] else "",
             report=str(report) if report.exists() else None,
         )
         click.echo("\n" + text)
@@ -143,6 +160,12 @@ class _Stopper:
     def reason(self) -> str | None:
         """The stop reason, once asked for."""
         return "interrupted" if self._asked else None
+
+    def stop(self) -> None:
+        """End as Ctrl-C does; may be called from another thread."""
+        main = threading.main_thread().ident
+        if main is not None and not self._asked:
+            signal.pthread_kill(main, signal.SIGINT)
 
     def __enter__(self) -> _Stopper:
         self._before = signal.signal(signal.SIGINT, self._handle)

@@ -65,12 +65,15 @@ def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
 
 
 def _notice_misspelt_sections(problems: Problems) -> str:
-    """Warn of a section that nobody reads, with a name near to one that is read; the last guess, for a hint."""
+    """Tell of a section that nobody reads, with a name near to one that is read; the last guess, for a hint."""
     guess = ""
     for key in problems.document.values:
         near = close_match(key, _SECTIONS, cutoff=_NEAR_SECTION)
         if key not in _SECTIONS and near is not None and near not in problems.document.values:
             guess = f"did you mean {quoted(near)} by {quoted(key)}?"
+            if near == "explore":  # our own section, which no other program reads: its settings would be lost
+                problems.error((key,), f"the section {quoted(key)} is not read", f"did you mean {quoted(near)}?")
+                continue
             problems.warn((key,), f"the section {quoted(key)} is not read; did you mean {quoted(near)}?")
     return guess
 

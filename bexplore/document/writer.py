@@ -1,9 +1,10 @@
-"""One number of a YAML text replaced, or added, and every other character kept."""
+"""One number of a YAML text replaced, or added where it belongs, and every other character kept."""
 
 from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from bexplore.document.reader import KeyPath, Position, YamlReader
@@ -24,7 +25,8 @@ def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), 
         text: A YAML document.
         path: Keys and list indices from the top.
         number: What to write.
-        beside: A key of the same mapping, before which a path that is absent is added.
+        beside: A key of the same mapping, before which a path that is absent is added; what else is absent of the path
+            is made in the style of what is around it.
         source: The file, for messages.
 
     Raises:
@@ -39,11 +41,96 @@ def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), 
         flow = text.startswith("{", (reader.positions[path[:-1]].span or (0, 0))[0])
         changed = _added(text, neighbour.key_span[0], f"{path[-1]}: {number}", flow=flow)
     else:
-        raise UserInputError(
-            f"{source}: {path[-1]} stands nowhere in the file", hint=f"write {path[-1]}: {number} there yourself"
-        )
+        changed = _grown(text, before, reader.positions, path, number)
     _check(before, changed, path, number, source)
     return changed
+
+
+def fragment(text: str, path: KeyPath, number: int, *, source: str) -> tuple[list[str], KeyPath]:
+    """The YAML lines that are to be written for a number at a path, and the path of what they belong under.
+
+    Raises:
+        UserInputError: The text is not YAML.
+    """
+    depth = min(_depth_present(YamlReader(source).read(text), path), len(path) - 1)
+    return _block(path[depth:], number), path[:depth]
+
+
+def _depth_present(values: Any, path: KeyPath) -> int:
+    """How many keys of a path lead through mappings and lists that are there and hold something."""
+    value = values
+    for depth, key in enumerate(path):
+        is_there = (isinstance(value, dict) and key in value) or (isinstance(value, list) and key in range(len(value)))
+        if not is_there or not value[key]:
+            return depth
+        value = value[key]
+    return len(path)
+
+
+def _grown(text: str, values: Any, positions: Mapping[KeyPath, Position], path: KeyPath, number: int) -> str:
+    """The text with what is missing of a path."""
+    depth = _depth_present(values, path)
+    parent, rest = path[:depth], path[depth:]
+    empty = positions.get(path[: depth + 1])
+    if empty is not None and empty.span is not None and empty.key_span is not None:  # `callbacks:`, `[]`, `{}`, `null`
+        start, end = empty.span
+        if not text[start:end].strip(" :"):  # nothing stands behind the key
+            start = end = text.index(":", empty.key_span[1]) + 1
+        gap = "" if text[start - 1].isspace() else " "
+        return f"{text[:start]}{gap}{_flow(rest[1:], number)}{text[end:]}"
+    line_break = _LINE_BREAK.search(text)
+    newline = line_break[0] if line_break else "\n"
+    children = [(known, place) for known, place in positions.items() if known[:-1] == parent and place.span is not None]
+    own = positions.get(parent, Position()).span or (0, len(text))
+    inside = [place for _, place in children if place.span and own[0] <= place.span[0] <= own[1]]
+    if not inside:
+        return text  # inherited from elsewhere: the check refuses it
+    if isinstance(rest[0], int):
+        return _appended(text, inside[-1], rest, number, newline, flow=text.startswith("[", own[0]))
+    first = min(place.key_span[0] for place in inside if place.key_span is not None)
+    if text.startswith("{", own[0]):
+        return f"{text[:first]}{rest[0]}: {_flow(rest[1:], number)}, {text[first:]}"
+    column = first - _start_of_line(text, first)
+    lines = _block(rest, number)
+    return f"{text[:first]}{lines[0]}{_indented(lines[1:], column, newline)}{newline}{' ' * column}{text[first:]}"
+
+
+def _appended(text: str, last: Position, rest: KeyPath, number: int, newline: str, *, flow: bool) -> str:
+    """The text with an element behind the last one of a list."""
+    assert last.span is not None  # the caller has looked
+    start, end = last.span
+    if flow:
+        return f"{text[:end]}, {_flow(rest[1:], number)}{text[end:]}"
+    dash = text.rfind("-", 0, start)
+    rest_of_line = _LINE_BREAK.search(text, end)
+    index = rest_of_line.start() if rest_of_line else len(text)
+    column = dash - _start_of_line(text, dash)
+    return f"{text[:index]}{_indented(_block(rest, number), column, newline)}{text[index:]}"
+
+
+def _block(rest: KeyPath, number: int) -> list[str]:
+    """The lines of a path in block style; an index begins an element of a list."""
+    head, *tail = rest
+    inner = _block(tuple(tail), number) if tail else []
+    if isinstance(head, int):
+        return [("- " if index == 0 else "  ") + line for index, line in enumerate(inner)]
+    return [f"{head}:", *(f"  {line}" for line in inner)] if inner else [f"{head}: {number}"]
+
+
+def _flow(rest: KeyPath, number: int) -> str:
+    """The value of a path in flow style."""
+    if not rest:
+        return str(number)
+    inner = _flow(rest[1:], number)
+    return f"[{inner}]" if isinstance(rest[0], int) else f"{{{rest[0]}: {inner}}}"
+
+
+def _indented(lines: list[str], column: int, newline: str) -> str:
+    return "".join(f"{newline}{' ' * column}{line}" for line in lines)
+
+
+def _start_of_line(text: str, index: int) -> int:
+    return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
 
 
 def _replaced(text: str, place: Position, number: int) -> str:
@@ -69,17 +156,13 @@ def _added(text: str, index: int, entry: str, *, flow: bool) -> str:
     if flow:
         return f"{text[:index]}{entry}, {text[index:]}"
     line_break = _LINE_BREAK.search(text)
-    column = index - max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) - 1
+    column = index - _start_of_line(text, index)
     return f"{text[:index]}{entry}{line_break[0] if line_break else chr(10)}{' ' * column}{text[index:]}"
 
 
 def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -> None:
     """Read the new text: it must say the same as the old one, but for the number."""
-    expected = copy.deepcopy(before)
-    container = expected
-    for key in path[:-1]:
-        container = container[key]
-    container[path[-1]] = number
+    expected = _with(copy.deepcopy(before), path, number)
     try:
         is_same = _plain(YamlReader(source).read(changed)) == _plain(expected)
     except UserInputError:
@@ -89,6 +172,17 @@ def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -
             f"{source}: {path[-1]} shares its value with other keys, which would change with it",
             hint=f"write {path[-1]}: {number} yourself, without the anchor or the merge",
         )
+
+
+def _with(value: Any, path: KeyPath, number: int) -> Any:
+    """A value with a number at a path below it; what is absent or empty on the way is made."""
+    if not path:
+        return number
+    key, rest = path[0], path[1:]
+    if isinstance(key, int):
+        listed = list(value or [])
+        return [*listed[:key], _with(listed[key] if key < len(listed) else None, rest, number), *listed[key + 1 :]]
+    return {**(value or {}), key: _with((value or {}).get(key), rest, number)}
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from bexplore.document import Problems
+from bexplore.document import Problems, dotted_path
 from bexplore.document.reader import quoted
 from bexplore.settings.complaints import Path, translate
 from bexplore.settings.values import (
@@ -323,14 +323,23 @@ def read_settings(
         return ExploreSettings.model_validate({"effort": effort})
 
 
+def dotted_keys() -> list[str]:
+    """Every key of the section that takes a value, dotted."""
+    return [
+        dotted_path(("explore", *path, name)) for path, section in _SECTIONS.items() for name in section.model_fields
+    ]
+
+
 def _known_keys(path: Path) -> Sequence[str]:
     """The keys of the section at a path below `explore`."""
-    sections: dict[Path, type[BaseModel]] = {
-        (): ExploreSettings,
-        ("compile",): CompileOptions,
-        ("torch",): TorchOptions,
-        ("workload",): WorkloadOptions,
-        ("workload", "transformers"): TransformersOptions,
-        ("workload", "optimizer"): OptimizerOptions,
-    }
-    return list(sections[path].model_fields)
+    return list(_SECTIONS[path].model_fields)
+
+
+_SECTIONS: Mapping[Path, type[BaseModel]] = {
+    (): ExploreSettings,
+    ("compile",): CompileOptions,
+    ("torch",): TorchOptions,
+    ("workload",): WorkloadOptions,
+    ("workload", "transformers"): TransformersOptions,
+    ("workload", "optimizer"): OptimizerOptions,
+}

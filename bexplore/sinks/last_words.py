@@ -29,6 +29,7 @@ def last_words(
     tolerance: float,
     target_confidence: float | None = None,
     config: str = "",
+    paste: str = "",
     report: str | None = None,
 ) -> str:
     """The closing text of a `result` record, for people.
@@ -38,7 +39,9 @@ def last_words(
         yaml_key: Where the size goes, dotted.
         tolerance: Within which sizes are as good as each other.
         target_confidence: That was asked for; None where it is not known.
-        config: The user's file, for the command that writes the size into it; empty leaves that out.
+        config: The user's file and the options that it was explored with, as they are typed, for the command that
+            writes the size into it; empty leaves that out.
+        paste: The lines to write by hand; empty for the dotted key, where the file is gone.
         report: The page with everything; None where there is none.
     """
     if record["micro_batch_size"] is None:
@@ -62,8 +65,14 @@ def last_words(
     lines += [f"Report:  {report}"] if report else []
     lines += [f"Apply:   bexplore apply {config}"] if config else []
     lines += _warm_start(record.get("artifacts_dir"))
-    lines += [f"Paste:   {yaml_key}: {record['micro_batch_size']}"]
+    lines += _pasted(paste or f"{yaml_key}: {record['micro_batch_size']}")
     return "\n".join(lines)
+
+
+def _pasted(text: str) -> list[str]:
+    """What to paste, its lines below each other."""
+    first, *rest = text.splitlines()
+    return [f"Paste:   {first}", *(f"         {line}" for line in rest)]
 
 
 def _limit(item: Mapping[str, Any]) -> str:

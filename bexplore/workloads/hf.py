@@ -124,7 +124,7 @@ def _build_model(library: ModuleType, job: Job, task: _Task) -> nn.Module:
         raise UserInputError(
             f"transformers cannot build {job.model.get('task', 'causal_lm')} of {model_type} from {settings}: "
             f"{str(error).splitlines()[0] if str(error) else error!r}",
-            hint="Correct `model.config`; its keys are those of the model's config.json.",
+            hint="Correct explore.workload.transformers.config; its keys are those of the model's config.json.",
         ) from error
     if is_fake():
         model.tie_weights()  # left out together with the weights
@@ -214,7 +214,7 @@ def _tokens(job: Job, config: Any, count: int) -> torch.Tensor:
     require(
         longest is None or positive_int(length, "sequence_length") <= longest,
         f"The sequence length {length} exceeds the {longest} positions of {config.model_type}.",
-        "Shorten the sequences, or raise the limit in `model.config`.",
+        "Shorten the sequences, or raise the limit in the model's configuration.",
     )
     return random_tokens(count, positive_int(length, "sequence_length"), text_config.vocab_size, seed=job.seed)
 

@@ -12,6 +12,8 @@ from typing import Any
 from bexplore.errors import UserInputError
 from bexplore.workloads.settings import require, suggestion
 
+_SECTION = "explore.workload"  # of the configuration, where the paths stand
+
 
 def load_callable(path: Any, *, setting: str, import_root: str | None = None) -> Callable[..., Any]:
     """Import what a path names.
@@ -73,12 +75,14 @@ def load_callables(
     Raises:
         UserInputError: A path is wrong, or no callable takes an argument.
     """
-    functions = {name: load_callable(path, setting=name, import_root=import_root) for name, path in paths.items()}
+    functions = {
+        name: load_callable(path, setting=f"{_SECTION}.{name}", import_root=import_root) for name, path in paths.items()
+    }
     taken = {name: _taken(function, arguments) for name, function in functions.items()}
     for argument in arguments:
         require(
             any(argument in names for names in taken.values()),
-            f"arguments holds {argument!r}, which {' and '.join(map(str, paths.values()))} do not take.",
+            f"{_SECTION}.arguments holds {argument!r}, which {' and '.join(map(str, paths.values()))} do not take.",
             "Remove it, or correct its name.",
         )
     return {
@@ -93,7 +97,7 @@ def check_call(user_callable: UserCallable, *positional: str, setting: str) -> N
     Args:
         user_callable: What will be called.
         positional: Names of what it will be given, for the message.
-        setting: Where its path stands in the configuration.
+        setting: Name of its path in the workload section.
     """
     try:
         signature = inspect.signature(user_callable.function)
@@ -104,9 +108,9 @@ def check_call(user_callable: UserCallable, *positional: str, setting: str) -> N
     except TypeError as error:
         given = [*positional, *(f"{key}={value!r}" for key, value in user_callable.arguments.items())]
         raise UserInputError(
-            f"{setting} is {user_callable.path!r}, whose signature {signature} does not fit the call "
+            f"{_SECTION}.{setting} is {user_callable.path!r}, whose signature {signature} does not fit the call "
             f"({', '.join(given)}): {error}.",
-            hint="Correct arguments in the configuration, or the signature.",
+            hint=f"Correct {_SECTION}.arguments, or the signature.",
         ) from error
 
 

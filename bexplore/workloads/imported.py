@@ -107,7 +107,7 @@ def _make_model(factory: UserCallable) -> nn.Module:
     model = factory()
     require(
         isinstance(model, nn.Module),
-        f"model is {factory.path!r}, which returned {type(model).__name__}, not a torch.nn.Module.",
+        f"explore.workload.model is {factory.path!r}, which returned {type(model).__name__}, not a torch.nn.Module.",
         "Name a function or class that returns the module; a module itself is not called.",
     )
     return model
@@ -171,5 +171,5 @@ def _no_loss(output: Any) -> UserInputError:
     shape = f" of shape {tuple(output.shape)}" if isinstance(output, torch.Tensor) else ""
     return UserInputError(
         f"No scalar loss was found in {type(output).__name__}{shape}.",
-        hint="Name a function loss(output, targets) -> scalar tensor in `model.loss`.",
+        hint="Name a function loss(output, targets) -> scalar tensor in explore.workload.loss.",
     )

@@ -16,6 +16,7 @@ from bexplore.dialects.cerebras.request import (
     check_batch,
     check_bounds,
     choose_side,
+    notice_unbuilt,
     notice_unread,
     read_request,
 )
@@ -45,6 +46,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     for path, known in layout.near_misses.items():
         notice_near_misses(problems, path, known)
     notice_unread(problems, layout)
+    notice_unbuilt(problems, layout)
     requests = {side: read_request(problems, path) for side, path in layout.micro.items()}
     side = choose_side(problems, requests, mode)
     request = requests.get(side, Request(kind=RequestKind.NONE))

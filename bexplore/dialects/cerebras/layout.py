@@ -33,6 +33,7 @@ class Layout:
         precision: Of the precision section.
         num_csx: Of the number of replicas.
         model_dir: Of the folder of results.
+        unbuilt: Of sections that change the program, and are not built in.
         near_misses: Sections and the keys of which a slip is looked for there.
     """
 
@@ -44,6 +45,7 @@ class Layout:
     precision: KeyPath
     num_csx: KeyPath
     model_dir: KeyPath
+    unbuilt: tuple[KeyPath, ...]
     near_misses: Mapping[KeyPath, tuple[str, ...]]
 
 
@@ -64,6 +66,7 @@ def sections_layout(problems: Problems) -> Layout:
         precision=("precision",),
         num_csx=("runconfig", "num_csx"),
         model_dir=("runconfig", "model_dir"),
+        unbuilt=(("sparsity",), ("model", "sparsity"), ("optimizer", "sparsity")),
         near_misses={
             **{path: _DATA_KEYS for path in data.values()},
             ("runconfig",): ("num_csx", "use_cs_grad_accum", "model_dir"),
@@ -97,6 +100,7 @@ def trainer_layout(problems: Problems) -> Layout:
         precision=(*init, "precision"),
         num_csx=(*backend, "cluster_config", "num_csx"),
         model_dir=(*init, "model_dir"),
+        unbuilt=tuple((*section, "sparsity") for section in (root, init, (*init, "model"), (*init, "optimizer"))),
         near_misses={
             **{path: _DATA_KEYS for path in data.values()},
             init: ("model", "optimizer", "precision", "backend", "callbacks", "model_dir"),
@@ -148,7 +152,9 @@ def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath
         where = _SCOPES[side][0]
         problems.warn(beside, f"in this layout micro_batch_size is the flag {FLAG} of {where}; read all the same")
         return beside
-    return (*callbacks, count, _SCOPES[side][0], FLAG)
+    scope = _SCOPES[side][0]
+    present = (index for index in range(count) if document.has((*callbacks, index, scope)))  # with other flags, or none
+    return (*callbacks, next(present, count), scope, FLAG)
 
 
 def _callback_near_misses(listed: Any, callbacks: KeyPath) -> dict[KeyPath, tuple[str, ...]]:

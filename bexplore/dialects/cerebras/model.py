@@ -1,4 +1,4 @@
-"""The `model` section of the GPT-2, GPT-3 and LLaMA families, in the words of our decoder.
+"""The `model` section of decoder-only language models (GPT-2, GPT-3, LLaMA, Falcon, ...), in the words of our decoder.
 
 There are three kinds of keys: those that are built, those that change neither time nor memory (initial values, the
 scale of the loss, generation), and the rest. Of the rest, each that is switched on is named in a warning: nothing is
@@ -17,6 +17,7 @@ from bexplore.dialects.cerebras.known_keys import (
     NO_EFFECT,
     NORMS,
     OTHER_ARCHITECTURES,
+    OTHER_MODELS,
     PARALLEL_DECODERS,
     PARALLEL_KEY,
     POSITIONS,
@@ -29,6 +30,19 @@ from bexplore.document import Problems
 from bexplore.document.reader import KeyPath, quoted, shown
 from bexplore.settings.complaints import close_match
 
+_SHOWN_DECODERS = (
+    "gpt2",
+    "gpt3",
+    "llama",
+    "mistral",
+    "falcon",
+    "bloom",
+    "gptj",
+    "gpt-neox",
+    "starcoder",
+    "mpt",
+    "jais",
+)
 _LONGEST_SEQUENCE = 10**8  # tokens
 _NEAR_KEY = 0.88  # similarity from which an unknown model key is taken for a slip; real ones resemble each other
 _DESCRIBE_IT = "describe it under explore.workload (transformers, or model and batch by import path); see configs/"
@@ -73,9 +87,10 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
     if is_integer(num_experts) and num_experts > 1:
         problems.error((*path, "moe"), f"a mixture of {num_experts} experts is not built in", _DESCRIBE_IT)
     elif name is not None and lowered not in DECODERS | PARALLEL_DECODERS:
-        near = close_match(lowered, sorted(DECODERS | PARALLEL_DECODERS), cutoff=0.75)
+        is_other = lowered in OTHER_MODELS
+        near = None if is_other else close_match(lowered, sorted(DECODERS | PARALLEL_DECODERS), cutoff=0.75)
         hint = f"did you mean {near}? If not, {_DESCRIBE_IT}" if near else _DESCRIBE_IT
-        rule = f"the model {quoted(name)} is not built in; gpt2, gpt3, llama and their like are"
+        rule = f"the model {quoted(name)} is not built in; decoders are: {', '.join(_SHOWN_DECODERS)}"
         problems.error((*path, "name"), rule, hint)
     elif name is None and foreign:
         rule = f"not a decoder-only language model, by its {', '.join(foreign)}; only those are built in"

@@ -197,3 +197,10 @@ def notice_unread(problems: Problems, layout: Layout) -> None:
         if is_named and not is_expected:
             place = dotted_path(next(iter(read), ("train_input", "micro_batch_size")))
             problems.warn(path, f"{quoted(path[-1])} is not read here, but at {place}")
+
+
+def notice_unbuilt(problems: Problems, layout: Layout) -> None:
+    """Warn of sections that change the program and are left out of what is measured."""
+    for path in layout.unbuilt:
+        if problems.document.get(path):
+            problems.warn(path, f"{path[-1]} is not built in: the dense program is measured")

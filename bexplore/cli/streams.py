@@ -1,0 +1,46 @@
+"""Standard streams whose other end may go away."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+_POLL_MS = 500  # a reader that is gone is noticed within this time, also while nothing is written
+
+
+def silence(descriptor: int) -> None:
+    """Let what is still written to a descriptor go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+@contextmanager
+def watched_reader(stream: TextIO, on_gone: Callable[[], None]) -> Iterator[None]:
+    """Call once, from another thread, when nobody reads the pipe behind a stream any more; other streams are left."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # not a file: a test's own stream
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(descriptor, on_gone, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _watch(descriptor: int, on_gone: Callable[[], None], ended: threading.Event) -> None:
+    # No event is asked for: the kernel reports POLLERR of a pipe without a reader, POLLHUP of a terminal that is gone.
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    while not ended.is_set():
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(_POLL_MS)):
+            if not ended.is_set():
+                on_gone()
+            return
