@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -12,7 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from conftest import JOBS
+from rich.console import Console
+
+from bexplore.cli import cli
+from bexplore.events import Planned
+from bexplore.sinks.console import Progress
 
 LINE = re.compile(
     r"^BEXP202 (\d\d:\d\d:\d\d) GMT  Current recommended micro_batch_size: (\d+), "
@@ -405,3 +412,59 @@ def test_the_explorer_calculates_with_one_thread_and_workers_with_as_many_as_the
     for own, told in (({}, "1 None"), ({"OPENBLAS_NUM_THREADS": "7"}, "7 7")):
         done = subprocess.run([sys.executable, "-c", look], env=plain | own, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == told
+
+
+@pytest.mark.parametrize(
+    ("before", "incomplete", "expected"),
+    [
+        (["explore", "--set"], "explore.tol", ["explore.tolerance="]),
+        (["explore", "--set"], "explore.workload.transformers.ta", ["explore.workload.transformers.task="]),
+        (["explore", "job.yaml", "--set"], "train_input.b", ["train_input.batch_size="]),
+        (["apply", "--set", "explore.seed=1", "job.yaml", "--set"], "runconfig", ["runconfig.num_csx="]),
+        (["explore", "nothing.yaml", "--set"], "train_input.b", []),
+    ],
+)
+def test_the_shell_completes_the_key_of_an_override(job, tmp_path, monkeypatch, before, incomplete, expected):
+    job()
+    monkeypatch.chdir(tmp_path)
+    complete = ShellComplete(cli, {}, "bexplore", "_BEXPLORE_COMPLETE")
+
+    assert [item.value for item in complete.get_completions(before, incomplete)] == expected
+
+
+def test_why_a_run_is_not_gone_on_from_takes_few_lines():
+    plan = Planned(
+        title="a job",
+        run=None,
+        num_known_probes=0,
+        changes=tuple(f"model.size_{number}: 1 -> 2" for number in range(20)),
+        device="cpu",
+        candidates="sizes",
+        max_probes=4,
+        expected_s=None,
+    )
+    Progress(Console(file=(told := io.StringIO()), width=200))(plan)
+
+    assert told.getvalue().count("1 -> 2") == 4
+    assert "and 16 more: it was another job" in told.getvalue()
+
+
+@pytest.mark.parametrize("options", [["--json"], []], ids=["json", "text"])
+def test_a_reader_that_is_gone_ends_the_run_with_what_is_known(job, tmp_path, options):
+    path = job("{explore: {max: 60}}", batch="stuck_samples")
+    with (tmp_path / "programs.py").open("a") as code:  # at the sizes above the base; the trace's own are larger
+        code.write("\n\ndef stuck_samples(count):\n    import time\n    time.sleep(600 if 4 < count < 61 else 0)\n")
+        code.write("    return samples(count)\n")
+    command = [sys.executable, "-m", "bexplore", "explore", str(path), *options]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if '"recommendation"' in line or line.startswith("BEXP202"):
+            break
+    process.stdout.close()
+    process.wait(timeout=60)
+
+    (events,) = tmp_path.rglob("events.jsonl")
+    last = json.loads(events.read_text().splitlines()[-1])
+    assert process.returncode == 130
+    assert (last["event"], last["stop_reason"]) == ("result", "interrupted")
+    assert "Traceback" not in process.stderr.read()

@@ -341,7 +341,7 @@ def test_a_job_crosses_process_borders_unchanged(folder):
 
 
 def test_foreign_keys_are_left_alone(folder):
-    values = sections(sparsity={"type": "static"}, schedulers=[1, 2])
+    values = sections(schedulers=[1, 2])
     values["runconfig"] |= {"checkpoint_steps": 100, "num_wgt_servers": 2}
     values["train_input"] |= {"prefetch_factor": 10, "shuffle_seed": 1}
     values["model"] |= {"loss_scaling": "num_tokens", "initializer": {"name": "normal"}, "tf_summary": True}
@@ -587,8 +587,39 @@ def test_a_size_where_nobody_reads_it_is_a_warning(folder):
     assert '"micro_batch_size" is not read here, but at train_input.micro_batch_size' in folder.load(values).warnings[0]
 
 
-def test_a_misspelt_section_is_a_warning(folder):
-    assert 'the section "exlpore" is not read; did you mean "explore"?' in folder.load(sections(exlpore={})).warnings[0]
+def test_a_misspelt_section_of_ours_is_a_mistake_and_one_of_theirs_a_warning(folder):
+    with pytest.raises(UserInputError, match='"explor" is not read') as refused:
+        folder.load(sections(explor={"max": 4}))
+    assert refused.value.hint == 'did you mean "explore"?'
+    values = sections()
+    values["runconfg"] = values.pop("runconfig")
+    assert any('"runconfg" is not read; did you mean "runconfig"?' in line for line in folder.load(values).warnings)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        sections(sparsity={"algorithm": "gmp", "sparsity": 0.8}),
+        sections(optimizer={"optimizer_type": "AdamW", "sparsity": {"type": "sideband"}}),
+        trainer([{"ScopedTrainFlags": {FLAG: "explore"}}], sparsity={"algorithm": "set"}),
+    ],
+)
+def test_sparsity_that_is_not_built_is_a_warning(folder, values):
+    assert [line for line in folder.load(values).warnings if "sparsity" in line][0].endswith(
+        "sparsity is not built in: the dense program is measured"
+    )
+    assert len([line for line in folder.load(values).warnings if "sparsity" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("llava", "describe it"), ("mixtral", "describe it"), ("lama", "did you mean llama?")]
+)
+def test_a_model_of_another_kind_is_not_taken_for_a_slip(folder, name, hint):
+    values = sections()
+    values["model"]["name"] = name
+    with pytest.raises(UserInputError, match=f'"{name}" is not built in; decoders are: gpt2, .*mistral') as refused:
+        folder.load(values)
+    assert refused.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(

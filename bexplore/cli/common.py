@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
@@ -77,17 +78,14 @@ class Common:
 
 
 def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the key of `--set` at the shell: those of the `explore` section, and those that the file has."""
+    """Complete a key of `--set` at the shell: those of the `explore` section, and those that the file has."""
     from bexplore import document
     from bexplore.settings import dotted_keys
 
     keys = ["micro_batch_size", *dotted_keys()]
-    config = context.params.get("config")
-    if config is not None:
-        try:
-            keys += [document.dotted_path(path) for path in document.read(Path(config)).positions]
-        except BexploreError:
-            pass  # of a file that cannot be read, none
+    file = next(iter(context.args), None)  # an option that lacks its value keeps click from reading the arguments
+    with suppress(BexploreError):  # of a file that cannot be read, none
+        keys += document.read(Path(file)).dotted_keys() if file else []
     return [f"{key}=" for key in dict.fromkeys(keys) if key.startswith(incomplete)]
 
 

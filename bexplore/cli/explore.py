@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,22 +107,22 @@ class _Show:
                 for sink in self._sinks:
                     sink(event)
                 with self._progress.paused() if self._shares_terminal else nullcontext():
-                    self._print(event)
+                    self._print(partial(self._to_stdout, event))
                 if isinstance(event, Finished | Stored):
                     last = event_record(event)
         except BexploreError as error:
             self._log.write(220, error.message)
             raise
-        if last is not None and not self._common.as_json and self._is_read:
-            self._last_words(last)
+        if last is not None and not self._common.as_json:
+            self._print(partial(self._last_words, last))
         return last
 
-    def _print(self, event: JobEvent) -> None:
+    def _print(self, write: Callable[[], None]) -> None:
         """Write to stdout until nobody reads it any more: then the exploration ends, and its files are finished."""
         if not self._is_read:
             return
         try:
-            self._to_stdout(event)
+            write()
         except BrokenPipeError:
             self._is_read = False
             silence(sys.stdout.fileno())  # Python would write what is left once more at exit
@@ -155,6 +156,7 @@ class _Stopper:
 
     def __init__(self) -> None:
         self._asked = False
+        self._is_unattended = False
         self._before: Any = None
 
     def reason(self) -> str | None:
@@ -162,10 +164,9 @@ class _Stopper:
         return "interrupted" if self._asked else None
 
     def stop(self) -> None:
-        """End as Ctrl-C does; may be called from another thread."""
-        main = threading.main_thread().ident
-        if main is not None and not self._asked:
-            signal.pthread_kill(main, signal.SIGINT)
+        """End as Ctrl-C does, pressed once; from any thread, and as often as one likes: the next wait is ended too."""
+        self._is_unattended = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def __enter__(self) -> _Stopper:
         self._before = signal.signal(signal.SIGINT, self._handle)
@@ -177,10 +178,9 @@ class _Stopper:
     def _handle(self, _number: int, _frame: Any) -> None:
         from bexplore.engine.process import is_waiting
 
-        if self._asked or is_waiting():
-            self._asked = True
+        is_second, self._asked = self._asked and not self._is_unattended, True
+        if is_second or is_waiting():
             raise KeyboardInterrupt
-        self._asked = True
 
 
 def _nothing_to_explore(config: Config, common: Common) -> None:

@@ -19,7 +19,7 @@ def silence(descriptor: int) -> None:
 
 @contextmanager
 def watched_reader(stream: TextIO, on_gone: Callable[[], None]) -> Iterator[None]:
-    """Call once, from another thread, when nobody reads the pipe behind a stream any more; other streams are left."""
+    """Call from another thread, again and again, once nobody reads the pipe or the terminal behind a stream."""
     try:
         descriptor = stream.fileno()
     except OSError:  # not a file: a test's own stream
@@ -40,7 +40,6 @@ def _watch(descriptor: int, on_gone: Callable[[], None], ended: threading.Event)
     poll = select.poll()
     poll.register(descriptor, 0)
     while not ended.is_set():
-        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(_POLL_MS)):
-            if not ended.is_set():
-                on_gone()
-            return
+        if poll.poll(_POLL_MS):
+            on_gone()
+            ended.wait(_POLL_MS / 1000)

@@ -47,6 +47,10 @@ class Document:
         missing = object()
         return self.get(path, missing) is not missing
 
+    def dotted_keys(self) -> list[str]:
+        """Every key that holds a plain value, dotted."""
+        return [dotted_path(path) for path in self.positions if not isinstance(self.get(path), dict | list)]
+
     def position(self, path: Sequence[str | int]) -> Position:
         """Where a path stands, or the nearest thing around it; without a line where nothing does."""
         for length in range(len(path), 0, -1):

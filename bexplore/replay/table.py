@@ -15,7 +15,7 @@ from bexplore.errors import UserInputError
 REQUIRED_COLUMNS = ("curve_id", "micro_batch_size")
 TIME_COLUMNS = ("throughput_samples_per_s", "step_time_s")
 SHOWN_PROBLEMS = 20
-_FLAGS = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # as data frames write them
+_FLAGS = dict.fromkeys(("0", "0.0", "false", "no"), False) | dict.fromkeys(("1", "1.0", "true", "yes"), True)
 GIB = 2**30
 
 
@@ -70,8 +70,8 @@ def load_table(path: str | Path) -> tuple[Curve, ...]:
     """Read a table of recorded sweeps.
 
     Columns: `curve_id`, `micro_batch_size`, and `throughput_samples_per_s` or `step_time_s`; `peak_mem_gib` and `oom`
-    may be absent, further columns are ignored. Several rows of one size are repeats; a size with an `oom` row (1 or
-    true) does not fit, whatever its other rows say.
+    may be absent, further columns are ignored. Several rows of one size are repeats; a size with an `oom` row (1,
+    true or yes) does not fit, whatever its other rows say.
 
     Raises:
         UserInputError: The file cannot be read, or a cell cannot be believed; all of its problems at once.
@@ -142,7 +142,7 @@ def _parse(cells: Mapping[str, str | None], where: str, problems: list[str]) -> 
     written = (cells.get("oom") or "0").strip()
     oom = _FLAGS.get(written.lower())
     if oom is None:
-        problems.append(f"{where}: oom {written!r} is neither 0 nor 1, nor true nor false")
+        problems.append(f"{where}: oom {written!r} is neither 0 nor 1, nor true, false, yes or no")
     if oom is False and len(problems) == before and all(values[key] is None for key in TIME_COLUMNS):
         problems.append(f"{where}: neither {' nor '.join(TIME_COLUMNS)} is given, and oom is not 1")
     if len(problems) > before:

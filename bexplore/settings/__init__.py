@@ -324,7 +324,7 @@ def read_settings(
 
 
 def dotted_keys() -> list[str]:
-    """Every key of the section that takes a value, dotted."""
+    """Every key of the section, dotted."""
     return [
         dotted_path(("explore", *path, name)) for path, section in _SECTIONS.items() for name in section.model_fields
     ]
