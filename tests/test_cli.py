@@ -418,7 +418,7 @@ def test_the_explorer_calculates_with_one_thread_and_workers_with_as_many_as_the
     ("before", "incomplete", "expected"),
     [
         (["explore", "--set"], "explore.tol", ["explore.tolerance="]),
-        (["explore", "--set"], "explore.workload.transformers.ta", ["explore.workload.transformers.task="]),
+        (["explore", "--set"], "explore.workload.transformers.m", ["explore.workload.transformers.model_type="]),
         (["explore", "job.yaml", "--set"], "train_input.b", ["train_input.batch_size="]),
         (["apply", "--set", "explore.seed=1", "job.yaml", "--set"], "runconfig", ["runconfig.num_csx="]),
         (["explore", "nothing.yaml", "--set"], "train_input.b", []),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 
 from bexplore.config import Config, RequestKind, json_schema
 from bexplore.dialects import load
+from bexplore.dialects.cerebras.known_keys import SHOWN_DECODERS
 from bexplore.document import Document, read
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.decoder_config import DecoderConfig
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+ROOT = Path(__file__).parent.parent
+CONFIGS, README = ROOT / "configs", ROOT / "README.md"
 FLAG = "csx.performance.micro_batch_size"
 GPT = {
     "vocab_size": 100,
@@ -605,10 +608,18 @@ def test_a_misspelt_section_of_ours_is_a_mistake_and_one_of_theirs_a_warning(fol
     ],
 )
 def test_sparsity_that_is_not_built_is_a_warning(folder, values):
-    assert [line for line in folder.load(values).warnings if "sparsity" in line][0].endswith(
-        "sparsity is not built in: the dense program is measured"
-    )
-    assert len([line for line in folder.load(values).warnings if "sparsity" in line]) == 1
+    (warning,) = (line for line in folder.load(values).warnings if "sparsity" in line)
+    assert warning.endswith("sparsity is not built in: the dense program is measured")
+
+
+def test_every_model_that_the_readme_and_the_refusal_name_is_built(folder):
+    readme = re.search(r"language models: ([^)]*)\)", README.read_text())[1].split(",")
+    named = [name.strip().lower().replace("gpt-2", "gpt2").replace("gpt-3", "gpt3") for name in readme]
+    assert [name.replace("-", "") for name in named] == SHOWN_DECODERS.replace("-", "").split(", ")
+    values = sections()
+    for name in [*named, *SHOWN_DECODERS.split(", ")]:
+        values["model"]["name"] = name
+        assert folder.load(values).job.workload == "decoder"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_each_size_is_charged_a_start_and_a_compile_unless_the_compilation_is_sh
 
 @pytest.mark.parametrize(("yes", "no"), [("1", "0"), ("1.0", "0.0"), ("True", "False"), ("yes", "no"), ("TRUE", "")])
 def test_an_oom_row_is_a_candidate_that_does_not_fit(tmp_path: Path, yes: str, no: str):
-    path = table(tmp_path, *LADDER, f"a,192,90,,,{no}", f"a,256,,,,{yes}")
+    path = table(tmp_path, *LADDER, f"a,8,100,,,{no}", f"a,256,,,,{yes}")
     events = list(replay_table(path, ReplayOptions()))
     tried = [event for event in events if event["event"] == "probe" and event["micro_batch_size"] == 256]
     assert all(event["outcome"] == "out_of_memory" for event in tried)

@@ -15,8 +15,8 @@ DECODERS = frozenset(
 PARALLEL_KEY = "use_untied_layer_norm"
 PARALLEL_DECODERS = frozenset(("gptj", "gpt-j", "gpt_j", "gptneox", "gpt-neox", "gpt_neox", "falcon"))
 
-# Names that are near to one above and mean another model.
-OTHER_MODELS = frozenset(("llava", "mixtral", "bert", "t5", "bart", "vit", "dit", "mamba", "clip", "esm2", "gemma2"))
+OTHER_MODELS = frozenset(("llava", "mixtral"))  # near to a name above, and no slip of it
+SHOWN_DECODERS = "gpt2, gpt3, llama, mistral, falcon, bloom, gptj, gpt-neox, starcoder, mpt, jais"
 
 # Keys that only encoders, encoder-decoders and vision models have; in 2.0 to 2.2 a section does not say its name.
 OTHER_ARCHITECTURES = frozenset(

@@ -23,6 +23,7 @@ from bexplore.dialects.cerebras.known_keys import (
     POSITIONS,
     READ,
     SCALES,
+    SHOWN_DECODERS,
     SIZES,
 )
 from bexplore.dialects.values import is_integer, read_flag, read_number, read_positive
@@ -30,19 +31,6 @@ from bexplore.document import Problems
 from bexplore.document.reader import KeyPath, quoted, shown
 from bexplore.settings.complaints import close_match
 
-_SHOWN_DECODERS = (
-    "gpt2",
-    "gpt3",
-    "llama",
-    "mistral",
-    "falcon",
-    "bloom",
-    "gptj",
-    "gpt-neox",
-    "starcoder",
-    "mpt",
-    "jais",
-)
 _LONGEST_SEQUENCE = 10**8  # tokens
 _NEAR_KEY = 0.88  # similarity from which an unknown model key is taken for a slip; real ones resemble each other
 _DESCRIBE_IT = "describe it under explore.workload (transformers, or model and batch by import path); see configs/"
@@ -87,10 +75,10 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
     if is_integer(num_experts) and num_experts > 1:
         problems.error((*path, "moe"), f"a mixture of {num_experts} experts is not built in", _DESCRIBE_IT)
     elif name is not None and lowered not in DECODERS | PARALLEL_DECODERS:
-        is_other = lowered in OTHER_MODELS
-        near = None if is_other else close_match(lowered, sorted(DECODERS | PARALLEL_DECODERS), cutoff=0.75)
+        known = () if lowered in OTHER_MODELS else sorted(DECODERS | PARALLEL_DECODERS)
+        near = close_match(lowered, known, cutoff=0.75)
         hint = f"did you mean {near}? If not, {_DESCRIBE_IT}" if near else _DESCRIBE_IT
-        rule = f"the model {quoted(name)} is not built in; decoders are: {', '.join(_SHOWN_DECODERS)}"
+        rule = f"the model {quoted(name)} is not built in; decoders are: {SHOWN_DECODERS}"
         problems.error((*path, "name"), rule, hint)
     elif name is None and foreign:
         rule = f"not a decoder-only language model, by its {', '.join(foreign)}; only those are built in"
