@@ -37,7 +37,7 @@ class Choice:
     """A `batch_size` that is not valid with the recommended size: one of the two has to give way.
 
     Attributes:
-        path: The user's file.
+        typed: The user's file and its options, as a shell wants them.
         message: What does not fit, and where that stands.
         batch_size: The user's global batch size.
         micro_batch_size: The recommended size.
@@ -45,7 +45,7 @@ class Choice:
         keeps: `keeps_batch_size` of the result; None where it keeps another batch size, or there is none.
     """
 
-    path: Path
+    typed: str
     message: str
     batch_size: int
     micro_batch_size: int
@@ -63,7 +63,7 @@ class Choice:
 
     def refused(self) -> UserInputError:
         """The error where nobody chooses."""
-        keep, change = (f"bexplore apply {self.path} --{rule}-batch-size" for rule in BatchSizeRule)
+        keep, change = (f"bexplore apply {self.typed} --{rule}-batch-size" for rule in BatchSizeRule)
         return UserInputError(
             self.message,
             hint=f"{keep} (writes {self.sentence(BatchSizeRule.KEEP)}), or\n"
@@ -138,7 +138,7 @@ def plan_edit(
     result = chosen.result()
     if result is None or result.get("micro_batch_size") is None:
         raise UserInputError(
-            f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.path}"
+            f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.typed}"
         )
     answer, new_batch_size = _answer(config, result, batch_size, choose)
     before = _read(config.path)
@@ -199,7 +199,7 @@ def _newest_run(config: Config) -> Run:
     if not finished:
         raise UserInputError(
             f"no finished run of this job under {folder}",
-            hint=f"bexplore explore {config.path}, or name a run: --run RUN",
+            hint=f"bexplore explore {config.typed}, or name a run: --run RUN",
         )
     return next((run for run in finished if not _changes(config, run)), finished[0])
 
@@ -210,7 +210,7 @@ def _refuse_another_job(config: Config, run: Run) -> None:
         listed = "".join(f"\n  {line}" for line in changes)
         raise UserInputError(
             f"the job of {config.path} has changed since {run.directory}:{listed}",
-            hint=f"bexplore explore {config.path}, or write it all the same: the same command and --force",
+            hint=f"bexplore explore {config.typed}, or write it all the same: bexplore apply {config.typed} --force",
         )
 
 
@@ -251,7 +251,7 @@ def _answer(
     if choice.keeps is None:
         raise UserInputError(
             f"no size that was run keeps batch_size {choice.batch_size}",
-            hint=f"bexplore explore {config.path}, which goes on from what is known",
+            hint=f"bexplore explore {config.typed}, which goes on from what is known",
         )
     return choice.keeps, None
 
@@ -267,7 +267,7 @@ def _choice(config: Config, result: Mapping[str, Any]) -> Choice | None:
     sizes = valid_global_batch_sizes(size, replicas, given, rule)
     message = near_value_message(given, size, replicas, rule)
     return Choice(
-        path=config.path,
+        typed=config.typed,
         message=f"{dotted_path(config.batch_size_path)}: {message}",
         batch_size=given,
         micro_batch_size=size,

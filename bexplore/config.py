@@ -6,6 +6,7 @@ A dialect of `bexplore.dialects` reads a file of one family and ends here; nothi
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -71,6 +72,7 @@ class Config:
         job: One replica's program. Its device may still be `auto`: see `on_device`.
         explore: The `explore:` section.
         warnings: Lines that a reader must know before believing the result.
+        options: Of the command line, those that another command needs to find the same job.
     """
 
     path: Path
@@ -84,6 +86,12 @@ class Config:
     explore: ExploreSettings
     batch_size_path: KeyPath = ()
     warnings: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @property
+    def typed(self) -> str:
+        """The file and its options, as a shell wants them."""
+        return shlex.join([str(self.path), *self.options])
 
     @property
     def minimum(self) -> int:

@@ -386,6 +386,6 @@ def _job(config: Config, facts: dict[str, Any]) -> Iterator[Check]:
         fix = "explore works without a trace; only memory is found out by trying"
         yield Check(name="job", status=Status.WARNING, message=message, fix=fix)
     else:
-        fix = f"bexplore probe {config.path} --micro-batch-size {config.minimum} --compilation eager"
+        fix = f"bexplore probe {config.typed} --micro-batch-size {config.minimum} --compilation eager"
         message = f"does not run at size {config.minimum}: {run.outcome.value.replace('_', ' ')}: {run.reason}"
         yield Check(name="job", status=Status.PROBLEM, message=message, fix=fix)

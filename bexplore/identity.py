@@ -75,6 +75,7 @@ class Identity:
             "fingerprint": self.fingerprint(),
             "study": self.study_name(),
             "config": str(self.config.path),
+            "typed": self.config.typed,
             "title": describe(self.config),
             "job": self.config.job.as_dict(),
             "environment": self.environment(),

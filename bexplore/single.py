@@ -117,7 +117,7 @@ def _untraceable(
     run = probe_once(config, micro_batch_size=size, compilation="eager", model_dir=model_dir, on_progress=on_progress)
     if run.is_measured:
         return EngineError(
-            message, hint=f"it runs at size {size}: bexplore explore {config.path} works without a trace"
+            message, hint=f"it runs at size {size}: bexplore explore {config.typed} works without a trace"
         )
     if run.outcome is Outcome.CRASHED:
         told = f"your program fails at micro_batch_size {size}: {run.reason}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 import sys
@@ -381,7 +382,13 @@ def test_another_file_may_be_written_instead(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--set", "model.hidden_size=64", "--set", "explore.max=8"], ["--model-dir", "two words"]]
+    "options",
+    [
+        [],
+        ["--set", "model.hidden_size=64", "--set", "explore.max=8"],
+        ["--set", "explore.seed=3"],
+        ["--model-dir", "two words"],
+    ],
 )
 def test_the_command_that_an_exploration_prints_writes_its_size(tmp_path, options):
     path = job_file(tmp_path)
@@ -393,10 +400,51 @@ def test_the_command_that_an_exploration_prints_writes_its_size(tmp_path, option
         mode=None,
         verbosity=0,
     )
-    finished_run(path, config=dataclasses.replace(common.load(path), model_dir=common.model_dir or "weekly"))
+    config = common.load(path)
+    finished_run(path, config=dataclasses.replace(config, model_dir=common.model_dir or "weekly"))
 
-    done = CliRunner().invoke(apply, [*shlex.split(common.retyped(path)), "--yes"])
+    done = CliRunner().invoke(apply, [*shlex.split(config.typed), "--yes"])
 
     assert done.exit_code == 0, done.exception
     assert path.read_text() == SECTIONS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
     assert ("does not get what --set gave" in done.stderr) == ("--set" in options)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"train_input": {"batch_size": 24}, "model": {}},
+        {"trainer": {"init": {"model_dir": "weekly"}, "fit": {"train_dataloader": {"batch_size": 24}}}},
+        {"trainer": {"init": {"callbacks": []}, "fit": {"train_dataloader": {"batch_size": 24}}}},
+        {"trainer": {"init": {"callbacks": [{"Checkpoint": {}}]}, "fit": {"train_dataloader": {"batch_size": 24}}}},
+    ],
+)
+def test_a_file_of_json_stays_json(tmp_path, values):
+    values = {**values, "explore": {"workload": {"step": "own:step"}}}
+    for text in (json.dumps(values), json.dumps(values, indent=2)):
+        path = job_file(tmp_path, text)
+        finished_run(path, size=6, keeps=6)
+
+        changed, pasted = applied(path), paste(dialects.load(path), 6)
+
+        path.write_text(json.dumps(json.loads(changed)))
+        assert dialects.load(path).request.value == 6
+        assert json.loads(f"[{pasted.partition('#')[0]}]" if pasted[0] == "{" else f"{{{pasted.partition('#')[0]}}}")
+
+
+def test_what_is_to_be_typed_for_either_answer_names_the_options_too(tmp_path):
+    path = job_file(tmp_path)
+    config = dataclasses.replace(dialects.load(path), options=("--model-dir", "two words"), model_dir="two words")
+    finished_run(path, size=7, config=config)
+
+    with pytest.raises(UserInputError) as refused:
+        plan_edit(config)
+
+    assert f"bexplore apply {path} --model-dir 'two words' --keep-batch-size" in refused.value.hint
+
+
+def test_a_password_in_the_url_of_a_storage_is_not_repeated(tmp_path):
+    overrides = ("explore.storage=postgresql://me:secret@host/db", "explore.seed=3")
+    common = Common(as_json=False, overrides=overrides, model_dir=None, allow_code=True, mode=None, verbosity=0)
+
+    assert common.load(path := job_file(tmp_path)).typed == f"{path} --set explore.seed=3"

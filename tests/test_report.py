@@ -75,6 +75,7 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
     meta = {
         "fingerprint": "f" * 16,
         "config": "job.yaml",
+        "typed": "job.yaml --mode train",
         "title": f"decoder {HOSTILE}",
         "job": job.as_dict(),
         "environment": {"torch": "2.13.0"},
@@ -151,7 +152,7 @@ def page(tmp_path) -> Page:
 def test_the_answer_comes_first_and_then_what_to_do(page):
     told = " ".join(page.text.split())
     assert "Use micro_batch_size: 8 4.00x the speed of size 1 405 samples/s of the pass 93 / 100" in told
-    assert told.index("Use micro_batch_size") < told.index("bexplore apply job.yaml") < told.index("All probes")
+    assert told.index("Use micro_batch_size") < told.index("bexplore apply job.yaml --mode train") < told.index("All probes")
 
 
 @pytest.mark.parametrize(

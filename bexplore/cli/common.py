@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +16,8 @@ from bexplore.errors import BexploreError, UserInputError
 
 if TYPE_CHECKING:
     from bexplore.config import Config
+
+_MAY_HOLD_A_PASSWORD = "explore.storage="
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
@@ -47,7 +48,13 @@ class Common:
         from bexplore.job import Mode
 
         mode = None if self.mode is None else Mode(self.mode)
-        return dialects.load(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
+        config = dialects.load(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
+        return replace(config, options=self._options_of_the_job())
+
+    def _options_of_the_job(self) -> tuple[str, ...]:
+        named = [("--set", override) for override in self.overrides if not override.startswith(_MAY_HOLD_A_PASSWORD)]
+        named += [(f"--{name}", value) for name, value in (("model-dir", self.model_dir), ("mode", self.mode)) if value]
+        return tuple(part for option in named for part in option)
 
     def require_torch(self) -> None:
         """Say what is missing before a worker dies of it.
@@ -57,15 +64,6 @@ class Common:
         """
         if find_spec("torch") is None:
             raise UserInputError("torch is not installed here", hint="pip install torch; bexplore doctor tells more")
-
-    def retyped(self, path: Path) -> str:
-        """The file and those of the options that another command needs to find the same job, for a shell."""
-        options = [
-            part for override in self.overrides if not _is_of_the_search(override) for part in ("--set", override)
-        ]
-        options += ["--model-dir", self.model_dir] if self.model_dir is not None else []
-        options += ["--mode", self.mode] if self.mode is not None else []
-        return shlex.join([str(path), *options])
 
     def tell_wait(self, message: Mapping[str, Any]) -> None:
         """Say on stderr whom a worker waits for."""
@@ -87,11 +85,6 @@ def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -
     with suppress(BexploreError):  # of a file that cannot be read, none
         keys += document.read(Path(file)).dotted_keys() if file else []
     return [f"{key}=" for key in dict.fromkeys(keys) if key.startswith(incomplete)]
-
-
-def _is_of_the_search(override: str) -> bool:
-    """Whether a `--set` changes how the size is searched, and neither the job nor what may be answered."""
-    return override.startswith(("explore.seed=", "explore.storage=", "explore.effort=", "explore.time_budget="))
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:

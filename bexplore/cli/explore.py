@@ -138,7 +138,7 @@ class _Show:
             yaml_key=".".join(str(part) for part in self._config.request.path),
             tolerance=self._config.explore.tolerance,
             target_confidence=self._config.explore.target_confidence,
-            config=self._common.retyped(self._config.path),
+            config=self._config.typed,
             paste=paste(self._config, record["micro_batch_size"]) if record["micro_batch_size"] else "",
             report=str(report) if report.exists() else None,
         )

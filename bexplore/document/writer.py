@@ -34,14 +34,11 @@ def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), 
     """
     reader = YamlReader(source)
     before = reader.read(text)
-    place, neighbour = reader.positions.get(path), reader.positions.get(beside)
+    place = reader.positions.get(path)
     if place is not None and place.span is not None:
         changed = _replaced(text, place, number)
-    elif neighbour is not None and neighbour.key_span is not None and beside[:-1] == path[:-1]:
-        flow = text.startswith("{", (reader.positions[path[:-1]].span or (0, 0))[0])
-        changed = _added(text, neighbour.key_span[0], f"{path[-1]}: {number}", flow=flow)
     else:
-        changed = _grown(text, before, reader.positions, path, number)
+        changed = _grown(text, _depth_present(before, path), reader.positions, path, number, beside)
     _check(before, changed, path, number, source)
     return changed
 
@@ -52,8 +49,11 @@ def fragment(text: str, path: KeyPath, number: int, *, source: str) -> tuple[lis
     Raises:
         UserInputError: The text is not YAML.
     """
-    depth = min(_depth_present(YamlReader(source).read(text), path), len(path) - 1)
-    return _block(path[depth:], number), path[:depth]
+    reader = YamlReader(source)
+    depth = min(_depth_present(reader.read(text), path), len(path) - 1)
+    parent, rest = path[:depth], path[depth:]
+    start = (reader.positions.get(parent, Position()).span or (0, 0))[0]
+    return [_entry(text, rest, number)] if text.startswith(("{", "["), start) else _block(rest, number), parent
 
 
 def _depth_present(values: Any, path: KeyPath) -> int:
@@ -67,9 +67,10 @@ def _depth_present(values: Any, path: KeyPath) -> int:
     return len(path)
 
 
-def _grown(text: str, values: Any, positions: Mapping[KeyPath, Position], path: KeyPath, number: int) -> str:
-    """The text with what is missing of a path."""
-    depth = _depth_present(values, path)
+def _grown(
+    text: str, depth: int, positions: Mapping[KeyPath, Position], path: KeyPath, number: int, beside: KeyPath
+) -> str:
+    """The text with what is missing of a path behind its first `depth` keys."""
     parent, rest = path[:depth], path[depth:]
     empty = positions.get(path[: depth + 1])
     if empty is not None and empty.span is not None and empty.key_span is not None:  # `callbacks:`, `[]`, `{}`, `null`
@@ -77,35 +78,36 @@ def _grown(text: str, values: Any, positions: Mapping[KeyPath, Position], path: 
         if not text[start:end].strip(" :"):  # nothing stands behind the key
             start = end = text.index(":", empty.key_span[1]) + 1
         gap = "" if text[start - 1].isspace() else " "
-        return f"{text[:start]}{gap}{_flow(rest[1:], number)}{text[end:]}"
-    line_break = _LINE_BREAK.search(text)
-    newline = line_break[0] if line_break else "\n"
-    children = [(known, place) for known, place in positions.items() if known[:-1] == parent and place.span is not None]
+        return f"{text[:start]}{gap}{_flow(text, rest[1:], number)}{text[end:]}"
     own = positions.get(parent, Position()).span or (0, len(text))
-    inside = [place for _, place in children if place.span and own[0] <= place.span[0] <= own[1]]
+    inside = [
+        known
+        for known, place in positions.items()
+        if known[:-1] == parent and place.span is not None and own[0] <= place.span[0] <= own[1]
+    ]
     if not inside:
         return text  # inherited from elsewhere: the check refuses it
     if isinstance(rest[0], int):
-        return _appended(text, inside[-1], rest, number, newline, flow=text.startswith("[", own[0]))
-    first = min(place.key_span[0] for place in inside if place.key_span is not None)
+        return _appended(text, positions[inside[-1]], rest, number, flow=text.startswith("[", own[0]))
+    starts = {known: place.key_span[0] for known in inside if (place := positions[known]).key_span is not None}
+    index = starts.get(beside, min(starts.values()))
     if text.startswith("{", own[0]):
-        return f"{text[:first]}{rest[0]}: {_flow(rest[1:], number)}, {text[first:]}"
-    column = first - _start_of_line(text, first)
-    lines = _block(rest, number)
-    return f"{text[:first]}{lines[0]}{_indented(lines[1:], column, newline)}{newline}{' ' * column}{text[first:]}"
+        return f"{text[:index]}{_entry(text, rest, number)}, {text[index:]}"
+    indented = _line_break(text) + " " * (index - _start_of_line(text, index))
+    return text[:index] + "".join(line + indented for line in _block(rest, number)) + text[index:]
 
 
-def _appended(text: str, last: Position, rest: KeyPath, number: int, newline: str, *, flow: bool) -> str:
+def _appended(text: str, last: Position, rest: KeyPath, number: int, *, flow: bool) -> str:
     """The text with an element behind the last one of a list."""
     assert last.span is not None  # the caller has looked
     start, end = last.span
     if flow:
-        return f"{text[:end]}, {_flow(rest[1:], number)}{text[end:]}"
+        return f"{text[:end]}, {_flow(text, rest[1:], number)}{text[end:]}"
     dash = text.rfind("-", 0, start)
     rest_of_line = _LINE_BREAK.search(text, end)
     index = rest_of_line.start() if rest_of_line else len(text)
-    column = dash - _start_of_line(text, dash)
-    return f"{text[:index]}{_indented(_block(rest, number), column, newline)}{text[index:]}"
+    indented = _line_break(text) + " " * (dash - _start_of_line(text, dash))
+    return text[:index] + "".join(indented + line for line in _block(rest, number)) + text[index:]
 
 
 def _block(rest: KeyPath, number: int) -> list[str]:
@@ -117,16 +119,23 @@ def _block(rest: KeyPath, number: int) -> list[str]:
     return [f"{head}:", *(f"  {line}" for line in inner)] if inner else [f"{head}: {number}"]
 
 
-def _flow(rest: KeyPath, number: int) -> str:
-    """The value of a path in flow style."""
+def _entry(text: str, rest: KeyPath, number: int) -> str:
+    """A path in flow style, as an entry of a mapping or an element of a list."""
+    return _flow(text, rest, number)[1:-1]
+
+
+def _flow(text: str, rest: KeyPath, number: int) -> str:
+    """The value of a path in flow style; keys are quoted where the whole text is, as JSON is."""
     if not rest:
         return str(number)
-    inner = _flow(rest[1:], number)
-    return f"[{inner}]" if isinstance(rest[0], int) else f"{{{rest[0]}: {inner}}}"
+    quote = '"' if text.lstrip().startswith("{") else ""
+    inner = _flow(text, rest[1:], number)
+    return f"[{inner}]" if isinstance(rest[0], int) else f"{{{quote}{rest[0]}{quote}: {inner}}}"
 
 
-def _indented(lines: list[str], column: int, newline: str) -> str:
-    return "".join(f"{newline}{' ' * column}{line}" for line in lines)
+def _line_break(text: str) -> str:
+    found = _LINE_BREAK.search(text)
+    return found[0] if found else "\n"
 
 
 def _start_of_line(text: str, index: int) -> int:
@@ -149,15 +158,6 @@ def _replaced(text: str, place: Position, number: int) -> str:
             comment = text[colon : place.key_span[1] + line.start()]
             return f"{text[:colon]} {number}{comment}{text[end_of_line.end() :]}"
     return f"{text[:start]}{number}{text[end:]}"
-
-
-def _added(text: str, index: int, entry: str, *, flow: bool) -> str:
-    """A new entry before the key that begins at a character."""
-    if flow:
-        return f"{text[:index]}{entry}, {text[index:]}"
-    line_break = _LINE_BREAK.search(text)
-    column = index - _start_of_line(text, index)
-    return f"{text[:index]}{entry}{line_break[0] if line_break else chr(10)}{' ' * column}{text[index:]}"
 
 
 def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -> None:

@@ -93,10 +93,11 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     """What to do with the answer, in order: a sentence, and what to type, empty where there is nothing to type."""
     result, size = facts.result, facts.micro_batch_size
     config = facts.meta.get("config", "CONFIG")
+    typed = facts.meta.get("typed", config)
     target = int(_settings(facts).get("target_confidence", 90))
     if size is None:
-        return (("Let it go on:", f"bexplore explore {config}"),)
-    steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {config}")]
+        return (("Let it go on:", f"bexplore explore {typed}"),)
+    steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {typed}")]
     keeps = result.get("keeps_batch_size") or {}
     if result.get("batch_message") and keeps.get("micro_batch_size") != size:
         steps.append((f"{result['batch_message']}.", ""))
@@ -109,7 +110,7 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
         saves = f" and saves {format_bytes(saved)}" if saved else ""
         steps.append((f"Short of memory? Size {small} is within {facts.tolerance:.0%} of it{saves}.", ""))
     if not facts.is_finished:
-        steps.append(("The exploration is not finished; it goes on with", f"bexplore explore {config}"))
+        steps.append(("The exploration is not finished; it goes on with", f"bexplore explore {typed}"))
     elif int(result.get("confidence") or 0) < target:
         told = score_sentence(result, facts.tolerance)
         steps.append((f"The score is below its target{f' ({told})' if told else ''}: see below what raises it.", ""))
