@@ -18,6 +18,7 @@ from conftest import JOBS
 from rich.console import Console
 
 from bexplore.cli import cli
+from bexplore.engine.device_lock import LockHolder, device_lock
 from bexplore.events import Planned
 from bexplore.sinks.console import Progress
 
@@ -372,21 +373,17 @@ def test_a_mended_program_is_not_met_by_its_old_failures(job, tmp_path):
     done = bexplore("explore", tmp_path / "job.yaml", "--json", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
-    assert "code:" in done.stderr
+    assert "code.programs.py: " in done.stderr
     assert json.loads(done.stdout.splitlines()[0])["num_known_probes"] == 0
 
 
 def commands() -> list[str]:
-    from bexplore.cli import cli
-
     return list(cli.commands)
 
 
 @pytest.mark.parametrize("name", commands())
 def test_the_help_of_every_command_has_examples_that_its_own_options_allow(name):
     from click.testing import CliRunner
-
-    from bexplore.cli import cli
 
     text = CliRunner().invoke(cli, [name, "--help"], terminal_width=120).output
     examples = [line.strip() for line in text.splitlines() if line.strip().startswith(f"bexplore {name}")]
@@ -468,3 +465,26 @@ def test_a_reader_that_is_gone_ends_the_run_with_what_is_known(job, tmp_path, op
     assert process.returncode == 130
     assert (last["event"], last["stop_reason"]) == ("result", "interrupted")
     assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["explore", "job.yaml"],
+        ["probe", "job.yaml", "--micro-batch-size", "4"],
+        ["guard", "job.yaml", "--micro-batch-size", "4", "--baseline", "baseline.json", "--update"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_who_waits_is_told_for_whom(job, tmp_path, command):
+    job()
+    holder = LockHolder(folder="runs/of_another")
+    with device_lock("cpu", holder=holder, waiting=print):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bexplore", *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        told = next(line for line in process.stderr if "waiting for the device" in line)
+        process.kill()
+        process.wait()
+
+    assert told.strip() == f"waiting for the device, which {holder} uses"

@@ -810,6 +810,6 @@ def test_where_not_even_the_error_can_be_written_the_exit_code_tells_it(tmp_path
 def test_waiting_for_another_exploration_is_said_where_there_is_no_terminal():
     written = io.StringIO()
 
-    Progress(Console(file=written)).report({"kind": "progress", "stage": "lock"})
+    Progress(Console(file=written)).report({"kind": "progress", "stage": "lock", "holder": "process 7"})
 
-    assert "waiting for another exploration on this device" in written.getvalue()
+    assert "waiting for the device, which process 7 uses" in written.getvalue()

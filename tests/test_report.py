@@ -152,7 +152,11 @@ def page(tmp_path) -> Page:
 def test_the_answer_comes_first_and_then_what_to_do(page):
     told = " ".join(page.text.split())
     assert "Use micro_batch_size: 8 4.00x the speed of size 1 405 samples/s of the pass 93 / 100" in told
-    assert told.index("Use micro_batch_size") < told.index("bexplore apply job.yaml --mode train") < told.index("All probes")
+    assert (
+        told.index("Use micro_batch_size")
+        < told.index("bexplore apply job.yaml --mode train")
+        < told.index("All probes")
+    )
 
 
 @pytest.mark.parametrize(
