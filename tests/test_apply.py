@@ -122,6 +122,7 @@ def test_windows_line_ends_a_byte_order_mark_and_no_last_line_end_are_kept(tmp_p
 
 def test_an_absent_key_is_added_beside_the_batch_size(tmp_path):
     text = SECTIONS.replace("    micro_batch_size: explore    # find the fastest\n", "")
+    text = text.replace("train_input:\n", "train_input:\n    data_dir: here\n")
     path = job_file(tmp_path, text)
     finished_run(path)
 

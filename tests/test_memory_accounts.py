@@ -183,6 +183,20 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
     assert traced["memory_budget_bytes"] == explored.budget_bytes
 
 
+def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "job.yaml"
+    path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {min: 3, max: 6, "))
+    monkeypatch.setattr(single, "recall_or_trace", lambda *_, **__: cost_model())
+    config = dialects.load(path)
+    budget = resolve_budget(config.explore, {"device": "cpu"}, num_replicas=1, gradient_bytes=None)
+
+    traced = single.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+
+    assert traced["bounds"] == [3, 6]
+    exploration = _Exploration(config, Surroundings(model_dir=str(tmp_path / "x")))
+    assert exploration._traced(cost_model(), "", budget).record["bounds"] == [3, 6]
+
+
 def test_gradients_are_as_wide_as_the_weights():
     job = Job(workload="decoder")
     of = {one: gradient_bytes_of(dataclasses.replace(job, precision=one), 10) for one in Precision}
