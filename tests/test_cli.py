@@ -68,7 +68,7 @@ def log_of(folder: Path) -> Path:
 
 
 def test_explore_streams_the_lines_and_ends_with_what_to_use_and_why(job, tmp_path):
-    done = bexplore("explore", job(), cwd=tmp_path)
+    done = bexplore("explore", path := job(), "--seed", 3, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("BEXP")]
@@ -78,6 +78,7 @@ def test_explore_streams_the_lines_and_ends_with_what_to_use_and_why(job, tmp_pa
     assert all(int(match[4]) < 100 for match in matches)
     last = matches[-1]
     assert f"Use micro_batch_size {last[2]}:" in done.stdout
+    assert f"Apply:   bexplore apply {path} --set explore.seed=3" in done.stdout
     assert f"Paste:   micro_batch_size: {last[2]}  # under train_input" in done.stdout
     assert "Valid global batch sizes:" in done.stdout
 

@@ -79,9 +79,7 @@ class _Server:
             self._take_device(request)
             return getattr(self, f"_{request['kind']}")(request)
         except BexploreError as error:
-            own = (
-                classify_exception(error.__cause__) if isinstance(error, UserProgramError) and error.__cause__ else None
-            )
+            own = classify_exception(error.__cause__ or error) if isinstance(error, UserProgramError) else None
             if own is None or own.outcome == "crashed":
                 return _refused(error)
             failure = own  # the user's program lacked memory, say
