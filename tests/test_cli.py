@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -484,7 +485,10 @@ def test_who_waits_is_told_for_whom(job, tmp_path, command):
         process = subprocess.Popen(
             [sys.executable, "-m", "bexplore", *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True
         )
-        told = next(line for line in process.stderr if "waiting for the device" in line)
+        gives_up = threading.Timer(60, process.kill)
+        gives_up.start()
+        told = next((line for line in process.stderr if "waiting for the device" in line), "nothing")
+        gives_up.cancel()
         process.kill()
         process.wait()
 
