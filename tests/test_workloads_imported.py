@@ -303,8 +303,9 @@ def test_a_near_miss_of_a_name_is_suggested(make_job):
 
 def test_a_loss_that_is_no_scalar_is_refused_with_its_shape(make_job):
     workload = build(make_job(loss="not_a_loss"))
-    with pytest.raises(UserInputError, match=r"of shape \(2, 5\)"):
+    with pytest.raises(UserInputError, match=r"of shape \(2, 5\)") as refused:
         workload.forward_backward(workload.make_batch(2))
+    assert refused.value.hint.endswith("in explore.workload.loss.")
 
 
 def test_an_exception_of_the_users_code_is_not_caught(make_job):
