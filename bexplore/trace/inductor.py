@@ -52,6 +52,7 @@ CHECKED_VERSIONS = ("2.13",)  # 2.11 and 2.12 were read and not run: they are tr
 # a real size would not have it.
 _WITHOUT_MEASUREMENTS = {
     "force_disable_caches": True,
+    "compile_threads": 1,  # more start a pool of processes, which builds each kernel as soon as its text is written
     "cpp_wrapper": False,
     "shape_padding": False,
     "triton.cudagraphs": False,

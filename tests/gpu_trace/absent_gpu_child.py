@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bexplore.devices import device_by_name
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties
@@ -45,7 +47,9 @@ def main(path: Path, num_blocks: int) -> None:
     model = trace_job(job, whole_depth=True, observe=observe)
     most = [most_bytes(steps_of(graph, primes[0]), SIZE) for graph in graphs]
     record = {"prime": primes[0], "most_bytes": most, "graphs": graphs}
-    print(json.dumps({"device_name": model.device_name, "phases": model.phases(SIZE), "record": record}))
+    num_processes = len(psutil.Process().children())
+    told = {"device_name": model.device_name, "phases": model.phases(SIZE), "num_processes": num_processes}
+    print(json.dumps(told | {"record": record}))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def test_a_transformer_is_planned_for_a_gpu_as_recorded(name):
     if os.environ.get("REWRITE_RECORDS"):
         path.write_text(json.dumps(found["record"], separators=(",", ":")))
     assert found["device_name"] == "NVIDIA H100 80GB HBM3"
+    assert found["num_processes"] == 0, "planning started processes that build kernels"
     assert found["record"] == json.loads(path.read_text())
 
 
