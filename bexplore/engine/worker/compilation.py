@@ -24,6 +24,7 @@ from bexplore.engine.worker.convolution import (
     has_convolutions,
     make_convolutions_opaque,
 )
+from bexplore.engine.worker.normalization import check_batch_statistics_at_run_time
 from bexplore.engine.worker.regions import nest
 from bexplore.job import CompileSettings
 from bexplore.probe import Compilation
@@ -88,6 +89,7 @@ def compile_workload(
         # Folding asks whether a tensor is contiguous, which has no answer while its size has none: a compile error with
         # T5, whose masks are constants of the size of the batch (torch 2.13). Without it they are computed.
         inductor_config.joint_graph_constant_folding = False
+        check_batch_statistics_at_run_time()
         if has_convolutions(_all_modules(workload)):
             make_convolutions_opaque()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.DYNAMIC:

@@ -30,12 +30,10 @@ def has_convolutions(modules: Sequence[nn.Module]) -> bool:
 def can_be_opaque(modules: Sequence[nn.Module]) -> bool:
     """Whether all convolutions among these modules may be replaced.
 
-    Transposed ones are not, nor those whose tensors have their channels last: the operator's are contiguous. Batch
-    normalization asks whether there is more than one value of each channel, which has no answer for an unknown number.
+    Transposed ones are not, nor those whose tensors have their channels last: the operator's are contiguous.
     """
     convolutions = [module for module in modules if isinstance(module, nn.modules.conv._ConvNd)]
-    normalized = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
-    return not normalized and all(_is_plain(module) for module in convolutions)
+    return all(_is_plain(module) for module in convolutions)
 
 
 def choose_layout_as_for_a_number() -> None:
