@@ -18,6 +18,7 @@ from bexplore.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.engine.eager import EagerComparison
 from bexplore.explorer import ProbeFinished, ProbeStarted, Result
 from bexplore.journal import Run
+from bexplore.policy import without_numbers
 from bexplore.posterior.reserved import EXPECTED_RATIO
 from bexplore.probe import Observation
 from bexplore.recommendation import Recommendation
@@ -267,15 +268,25 @@ def probe_record(observation: Observation) -> dict[str, Any]:
 
 
 def failures_of(observations: Sequence[Observation]) -> tuple[Mapping[str, Any], ...]:
-    """What did not run: `outcome`, `reason` and `micro_batch_sizes` of each distinct reason, sizes ascending."""
-    by_reason: dict[tuple[str, str], set[int]] = {}
+    """What did not run, by reasons that differ in more than numbers.
+
+    Returns:
+        `outcome`, `reason` and `traceback_text` of the first failure of each reason, and all its `micro_batch_sizes`,
+        ascending.
+    """
+    by_reason: dict[tuple[str, str], list[Observation]] = {}
     for observation in observations:
         if not observation.is_measured:
-            key = (observation.outcome.value, observation.reason)
-            by_reason.setdefault(key, set()).add(observation.micro_batch_size)
+            key = (observation.outcome.value, without_numbers(observation.reason))
+            by_reason.setdefault(key, []).append(observation)
     return tuple(
-        {"outcome": outcome, "reason": reason, "micro_batch_sizes": sorted(sizes)}
-        for (outcome, reason), sizes in by_reason.items()
+        {
+            "outcome": alike[0].outcome.value,
+            "reason": alike[0].reason,
+            "traceback_text": alike[0].traceback_text,
+            "micro_batch_sizes": sorted({observation.micro_batch_size for observation in alike}),
+        }
+        for alike in by_reason.values()
     )
 
 

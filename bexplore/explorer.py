@@ -22,6 +22,7 @@ from bexplore.policy import Decision, StopReason
 from bexplore.policy.keeping import decide as decide_keeping
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
+from bexplore.program_warnings import program_warnings
 from bexplore.recommendation import Recommendation, SearchSettings, nearest_to_the_users
 from bexplore.sampler import BexploreSampler, open_study
 from bexplore.sampler import study as studies
@@ -301,7 +302,8 @@ class _Loop:
         second: SecondAnswer | None = None,
     ) -> Result:
         result = _result(reason, best, self.sampler.space, evidence, self.sampler.settings.tolerance)
-        return dataclasses.replace(result, second_answer=second)
+        warnings = (*program_warnings(self.observations), *result.warnings)
+        return dataclasses.replace(result, second_answer=second, warnings=warnings)
 
 
 def _second_answer(decision: Decision, free: Recommendation) -> SecondAnswer | None:
@@ -453,11 +455,14 @@ def _failure(
     if reason is StopReason.NOTHING_FITS:
         return _nothing_fits(space, evidence, memory)
     if reason is StopReason.BROKEN_PROGRAM:
+        failed = [item for item in evidence if not item.is_measured]
         told = next((item for item in reversed(observations) if item.traceback_text), None)
+        where = f"at every micro-batch size tried ({_sizes(failed)})"
+        if len(failed) < len(evidence):
+            where = f"at every micro-batch size tried ({_sizes(failed)}) but the smallest, {space.base}"
         return UserProgramError(
-            f"the program fails at every micro-batch size tried ({_sizes(evidence)}): "
-            f"{told.reason if told else evidence[-1].reason}",
-            hint="run one size alone: bexplore probe CONFIG --micro-batch-size " + str(space.base),
+            f"the program fails {where}: {told.reason if told else failed[-1].reason}",
+            hint=f"run one size alone: bexplore probe CONFIG --micro-batch-size {failed[0].micro_batch_size}",
             traceback_text=told.traceback_text if told else "",
         )
     outcomes = "; ".join(f"{item.micro_batch_size}: {item.outcome} ({item.reason})" for item in evidence)

@@ -14,7 +14,10 @@ from bexplore.errors import UserInputError
 from bexplore.probe import Outcome, Purpose
 
 DENSE_LIMIT = 4096  # up to here every integer is a candidate; beyond, steps of at most 0.2 %
-MAX_FAILURES_PER_SIZE = 2  # a size that crashed, hung or failed to compile this often is not tried again
+# A size that crashed, hung or failed to compile is not tried again; one that had run before, from so many times on: it
+# may have been an accident of its process.
+MAX_FAILURES_PER_SIZE = 2
+OWN_REASONS = (Outcome.COMPILE_FAILED, Outcome.TIMED_OUT, Outcome.CRASHED, Outcome.NOT_FINITE)
 # Larger sizes are no candidates unless they are asked for: one pass of one replica would by itself be a larger batch
 # than the largest that are published. Samples: You et al., "Large batch optimization for deep learning: training BERT
 # in 76 minutes", 2020 (65,536). Tokens: Llama team, "The Llama 3 herd of models", 2024, section 3.4.1 (16 million).
@@ -108,16 +111,31 @@ class Space:
         return min((item.micro_batch_size for item in standing), default=math.inf)
 
     def dropped(self, evidence: Iterable[SizedOutcome]) -> frozenset[int]:
-        """Sizes that are out for reasons that say nothing about other sizes."""
+        """Sizes that are out whatever becomes of other sizes."""
         seen = list(evidence)
-        own_reasons = (Outcome.COMPILE_FAILED, Outcome.TIMED_OUT, Outcome.CRASHED, Outcome.NOT_FINITE)
+        ran = {item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED}
         failures: Counter[int] = Counter()
         for item in seen:
-            if item.outcome in own_reasons:
-                failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if item.purpose.is_verification else 1
-        out_of_memory = Counter(item.micro_batch_size for item in seen if item.outcome is Outcome.OUT_OF_MEMORY)
-        failed = {size for size, count in failures.items() if count >= MAX_FAILURES_PER_SIZE}
-        return frozenset(failed | {size for size, count in out_of_memory.items() if count >= MAX_FAILURES_PER_SIZE})
+            if item.outcome in OWN_REASONS:
+                is_certain = item.purpose.is_verification or item.micro_batch_size not in ran
+                failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if is_certain else 1
+            elif item.outcome is Outcome.OUT_OF_MEMORY:
+                failures[item.micro_batch_size] += 1
+        return frozenset(size for size, count in failures.items() if count >= MAX_FAILURES_PER_SIZE)
+
+    def failed_beyond(self, evidence: Iterable[SizedOutcome]) -> tuple[int, ...]:
+        """Sizes, ascending, that failed for reasons of their own and lie above every size that ran.
+
+        A loss that is not finite is left out: that is chance, or the numbers' and not the size's.
+        """
+        seen = list(evidence)
+        largest_ok = max((item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED), default=0)
+        failed = {
+            item.micro_batch_size
+            for item in seen
+            if item.outcome in OWN_REASONS and item.outcome is not Outcome.NOT_FINITE
+        }
+        return tuple(sorted(size for size in failed if size > largest_ok))
 
     def open_sizes(self, evidence: Sequence[SizedOutcome]) -> tuple[int, ...]:
         """The sizes that may still be tried, or tried again, after these outcomes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -269,6 +270,73 @@ def test_a_crash_at_one_size_neither_ends_the_search_nor_narrows_it():
 
     result = result_of(runner)
     assert result.recommendation.micro_batch_size >= 32
+
+
+class FailingRunner(CurveRunner):
+    """Fails at some sizes with an exception of the user's."""
+
+    def __init__(self, fails: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def __call__(self, probe: Probe) -> Observation:
+        answer = super().__call__(probe)
+        if not self.fails(probe.micro_batch_size):
+            return answer
+        reason = f"ValueError: written for fewer than {probe.micro_batch_size} samples (model.py:7)"
+        return failed(probe, Outcome.CRASHED, reason, traceback_text="Traceback ...")
+
+    @property
+    def wasted(self) -> list[int]:
+        """Sizes that failed, in order."""
+        return [size for size in self.sizes if self.fails(size)]
+
+
+@pytest.mark.parametrize("largest", [2, 12, 50, 300])
+def test_a_program_that_ends_at_a_size_is_searched_below_it_and_no_failing_size_is_repeated(largest):
+    runner = FailingRunner(lambda size: size > largest)
+
+    best = result_of(runner, Space.of(range(1, 1001))).recommendation
+
+    assert not runner.fails(best.micro_batch_size)
+    assert saturating(best.micro_batch_size) >= 0.9 * saturating(largest)
+    assert len(runner.wasted) == len(set(runner.wasted))
+    assert len(runner.wasted) <= 7
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_program_that_fails_at_sizes_by_chance_loses_these_and_the_best_that_ran_is_recommended(seed):
+    runner = FailingRunner(lambda size: size > 1 and random.Random(f"{seed}.{size}").random() < 0.25)
+
+    best = result_of(runner, Space.of(range(1, 257))).recommendation
+
+    assert not runner.fails(best.micro_batch_size)
+    assert saturating(best.micro_batch_size) >= 0.85 * saturating(256)
+    assert len(runner.wasted) == len(set(runner.wasted))
+    assert len(runner.wasted) <= 8
+
+
+def test_a_single_size_that_fails_costs_one_probe_and_nothing_beyond_it():
+    whole = CurveRunner()
+    first = result_of(whole, Space.of(range(1, 257))).recommendation.micro_batch_size
+    runner = FailingRunner(lambda size: size == whole.sizes[1])
+
+    best = result_of(runner, Space.of(range(1, 257))).recommendation
+
+    assert runner.wasted == [whole.sizes[1]]
+    assert saturating(best.micro_batch_size) >= 0.97 * saturating(first)
+
+
+def test_where_nothing_but_the_base_runs_there_is_no_answer():
+    runner = FailingRunner(lambda size: size > 1)
+
+    with pytest.raises(UserProgramError, match=r"fails at every .* but the smallest, 1: ValueError: written") as caught:
+        result_of(runner, Space.of(range(1, 257)))
+
+    assert caught.value.traceback_text == "Traceback ..."
+    assert len(runner.wasted) == len(set(runner.wasted))
+    assert len(runner.wasted) <= 8
+    assert all(probe.purpose is not Purpose.VERIFY for probe in runner.probes)
 
 
 def test_the_smallest_candidate_alone_is_measured_and_recommended():

@@ -36,6 +36,7 @@ ORDER = [
     "recommendation",
     "policy",
     "noise",
+    "program_warnings",
     "sampler",
     "explorer",
     "replay",

@@ -86,10 +86,28 @@ def test_a_verification_that_does_not_fit_is_never_refuted():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
-def test_a_failure_that_is_not_about_memory_drops_its_own_size_after_two_and_no_other(outcome: Outcome):
+def test_a_failure_that_is_not_about_memory_drops_its_own_size_and_no_other(outcome: Outcome):
     space = Space.of([1, 2, 4, 8])
-    assert space.open_sizes([ended(4, outcome)]) == (1, 2, 4, 8)
-    assert space.open_sizes([ended(4, outcome), ended(4, outcome)]) == (1, 2, 8)
+    assert space.open_sizes([ended(4, outcome)]) == (1, 2, 8)
+
+
+def test_a_size_that_ran_before_is_dropped_after_two_failures():
+    space, ran, crash = Space.of([1, 2, 4, 8]), ended(4, Outcome.MEASURED), ended(4, Outcome.CRASHED)
+    assert space.open_sizes([ran, crash]) == (1, 2, 4, 8)
+    assert space.open_sizes([ran, crash, crash]) == (1, 2, 8)
+
+
+def test_failures_beyond_all_that_ran_are_told_apart_from_those_between():
+    space = Space.of(range(1, 100))
+    seen = [
+        ended(8, Outcome.MEASURED),
+        ended(4, Outcome.CRASHED),
+        ended(60, Outcome.CRASHED),
+        ended(16, Outcome.CRASHED),
+    ]
+    assert space.failed_beyond(seen) == (16, 60)
+    assert space.failed_beyond([*seen, ended(90, Outcome.NOT_FINITE)]) == (16, 60)
+    assert space.failed_beyond([*seen, ended(30, Outcome.MEASURED)]) == (60,)
 
 
 def test_a_verification_that_fails_drops_its_size_at_once():

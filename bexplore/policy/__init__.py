@@ -22,7 +22,7 @@ from bexplore.posterior.evidence import Evidence
 from bexplore.posterior.measurements import wandering_sd
 from bexplore.probe import Compilation, Outcome, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
-from bexplore.space import MemoryPrior, Space
+from bexplore.space import OWN_REASONS, MemoryPrior, Space
 
 GAP_RATIO = 2.05  # the search does not end with an unprobed stretch wider than this ...
 GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in ln ...
@@ -142,6 +142,8 @@ class _Turn:
             doubt = self._doubt()
             if doubt is not None:
                 return doubt
+        if reason is not None and only_base_runs(self.space, self.finished):
+            return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
         if reason is not None:
             return self._verification() or Decision(stop_reason=reason)
         if self._base_is_due():
@@ -336,14 +338,22 @@ def _first(
 
 
 def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
-    """Whether nothing was measured and two sizes failed for one reason (one size twice, where only one exists)."""
+    """Whether nothing was measured and two sizes failed for one reason (one, where only one exists)."""
     causes: dict[tuple[Outcome | None, str], list[int]] = {}
     for item in finished:
         if item.outcome in (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE):
-            causes.setdefault((item.outcome, _without_numbers(item.reason)), []).append(item.micro_batch_size)
+            causes.setdefault((item.outcome, without_numbers(item.reason)), []).append(item.micro_batch_size)
     enough = min(2, len(space.sizes))
-    return any(len(set(sizes)) >= enough and len(sizes) >= 2 for sizes in causes.values())
+    return any(len(set(sizes)) >= enough for sizes in causes.values())
 
 
-def _without_numbers(reason: str) -> str:
+def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
+    """Whether the base ran and every other size that was tried failed for a reason of its own."""
+    failed = [item for item in finished if item.outcome in OWN_REASONS and item.micro_batch_size != space.base]
+    others = [item for item in finished if item not in failed]
+    return bool(failed) and all(item.is_measured and item.timed_sizes == (space.base,) for item in others)
+
+
+def without_numbers(reason: str) -> str:
+    """A reason by which failures at different sizes are told to be one."""
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", reason)

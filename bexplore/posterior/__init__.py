@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.posterior.boundary import MemoryFacts, Peak, draw_boundaries
+from bexplore.posterior.boundary import MemoryFacts, Peak, draw_boundaries, draw_ends
 from bexplore.posterior.curves import NUM_DRAWS, Draws, draw_curves
 from bexplore.posterior.evidence import Evidence
 from bexplore.posterior.prior import ShapePrior
@@ -22,7 +22,7 @@ from bexplore.space import MemoryAccount, MemoryPrior, Space
 
 Array = NDArray[np.float64]
 
-ENGINE_VERSION = 2  # goes up when the same evidence would give another answer
+ENGINE_VERSION = 3  # goes up when the same evidence would give another answer
 RIVAL_SDS = 3.0  # sizes this close to the best, in standard deviations of their own part, may turn out to be the best
 DENSE_DOMAIN = 128  # up to this many candidates the belief covers every one
 
@@ -34,7 +34,7 @@ class Posterior:
     Attributes:
         sizes: (D,), the domain: every candidate, or those that can matter.
         log_throughput: (S, D), ln(samples/s), as the user's exact compilation would reach it.
-        feasible: (S, D), whether the size fits, and was not dropped for its own reasons.
+        feasible: (S, D), whether the size fits and runs, and was not dropped for its own reasons.
         probe_sd: (S,), ln(samples/s), noise between two probes of one size.
         own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
         represented: (D,), candidates that each size of the domain stands for.
@@ -153,8 +153,18 @@ def fit(
     largest = space.sizes[-1]
     uniforms = np.random.default_rng([seed, 1]).random((6, NUM_DRAWS))
     boundaries = draw_boundaries(facts, memory, base=space.base, largest=largest, uniforms=uniforms)
+    failed = space.failed_beyond(evidence)
+    largest_run = max(item.micro_batch_size for item in measured)
+    ends = draw_ends(
+        failed,
+        largest_measured=largest_run,
+        base=space.base,
+        uniforms=np.random.default_rng([seed, 2]).random((2, NUM_DRAWS)),
+    )
+    boundaries = np.minimum(boundaries, ends)
+    lowest = min(limit, failed[0] if failed else math.inf)
     certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
-    sizes = _domain(space, certain, boundaries, largest_ok, limit)
+    sizes = _domain(space, certain, boundaries, largest_ok, lowest)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
     curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
     alive = ~np.isin(sizes, list(space.dropped(evidence)))

@@ -23,6 +23,10 @@ HELD_GROWTH, HELD_GROWTH_SD = 1.3, 0.12
 HELD_BASE_SD = 1.0  # of the smallest size, which is measured before anything else
 BUDGET_SLACK = 0.015  # a job fails this share below the budget, on average; how far is exponential, without an end
 LIMIT_IS_WITHIN = 0.15  # P(some candidate does not fit) where nothing is known of memory
+# P(a size that failed above all that ran failed for itself alone); of several such sizes, each by itself. The first
+# says little (a corrupt shard, an odd length), two that the program ends there, as a data set or a bound in the code does.
+# A judgement and no measurement; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
+FAILS_ALONE = 0.25
 UNSEEN_SLOPE_SD = 1.5  # of ln(growth per sample) before two sizes were measured
 
 
@@ -91,6 +95,25 @@ def draw_boundaries(
     else:
         draws = _without_memory_model(facts, base=base, largest=largest, uniforms=uniforms)
     return _within_bracket(draws, facts, base=base, largest=largest, uniform=uniforms[3])
+
+
+def draw_ends(failed: Sequence[int], *, largest_measured: float, base: int, uniforms: Array) -> Array:
+    """Draw the largest size at which the program runs, whatever its memory.
+
+    Args:
+        failed: Sizes above all that ran, ascending, that failed for reasons of their own.
+        largest_measured: The largest size that ran; 0 if none.
+        base: Smallest candidate.
+        uniforms: (2, S) fixed draws from U(0, 1).
+
+    Returns:
+        (S,), samples; infinity where the sizes failed each for itself.
+    """
+    if not failed:
+        return np.full(uniforms.shape[1], np.inf)
+    low = max(largest_measured, 0.5 * base)
+    inside = low * (failed[0] / low) ** uniforms[1] * (1 - 1e-12)
+    return np.where(uniforms[0] < FAILS_ALONE ** len(failed), np.inf, inside)
 
 
 def _from_memory_model(

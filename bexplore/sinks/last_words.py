@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ STOP_REASONS = {
 }
 WIDTH = 10
 MOST_ADVICE = 2  # the weightiest; all of them are in the report
+MAX_TRACEBACK_LINES = 16
 MAX_FAILURES = 4  # reasons that are shown; more would push the answer off the screen
 
 
@@ -145,9 +147,24 @@ def _failed(record: Mapping[str, Any]) -> list[str]:
         f"{', '.join(map(str, item['micro_batch_sizes']))}: {item['outcome'].replace('_', ' ')}: {item['reason']}"
         for item in told[:MAX_FAILURES]
     ]
+    lines += next((_users_lines(item["traceback_text"]) for item in told if item.get("traceback_text")), [])
     return lines + (
         [f"and {counted(len(told) - MAX_FAILURES, 'more reason')} in the run log"] if len(told) > MAX_FAILURES else []
     )
+
+
+def _users_lines(traceback_text: str) -> list[str]:
+    """The lines of a traceback that are the user's own: frames of torch and of the worker are left out, and notes."""
+    lines: list[str] = []
+    is_own = False
+    for line in traceback_text.strip().splitlines():
+        if line.startswith("  File "):
+            is_own = not re.search(r"/(torch|bexplore/(engine|workloads))/", line)
+        is_frame = line.startswith("  ")
+        if (is_frame and is_own) or (not is_frame and line.strip()):
+            lines.append(f"  {line}")
+        is_own = is_own and is_frame
+    return lines[:MAX_TRACEBACK_LINES]
 
 
 def _compiled(record: Mapping[str, Any]) -> str | None:
