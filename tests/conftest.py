@@ -28,6 +28,13 @@ def imported_job(
     return Job(workload="imported", model=paths, import_root=str(JOBS), compile=compile_settings, **fields)
 
 
+def step_job(step: str, **fields) -> Job:
+    """A job of a whole step of `tests/jobs/programs.py`."""
+    compile_settings = fields.pop("compile", CompileSettings(backend="aot_eager"))
+    model = {"step": f"programs:{step}"} | fields.pop("model", {})
+    return Job(workload="imported", model=model, import_root=str(JOBS), compile=compile_settings, **fields)
+
+
 def observed(micro_batch_size: int = 1, *, number: int = 0, **fields) -> Observation:
     """A measured observation with sensible times."""
     facts = {"outcome": Outcome.MEASURED, "pass_times_s": (0.1, 0.1, 0.1)} | fields

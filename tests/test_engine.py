@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import imported_job
+from conftest import imported_job, step_job
 
 from bexplore.engine.device_lock import LockHolder, device_lock
 from bexplore.errors import UserInputError
@@ -68,14 +68,28 @@ def test_repeated_blocks_are_compiled_once_as_a_nested_region(run_on):
     assert observations[0].details["shared_mode"] == "nested"
 
 
-def test_convolutions_beside_batch_statistics_start_with_a_backed_number_of_samples(run_on):
-    runner = run_on(imported_job("convolutional", batch="images", backend="inductor"))
+@pytest.mark.parametrize(
+    ("model", "batch", "mode"), [("convolutional", "images", "unbacked"), ("normalized", "samples", "unbacked")]
+)
+def test_batch_statistics_do_not_keep_a_program_from_one_compilation(run_on, model, batch, mode):
+    runner = run_on(imported_job(model, batch=batch, backend="inductor"))
 
-    observations = [runner(probe(size)) for size in (4, 8)]
+    observations = [runner(probe(size)) for size in (2, 5, 16)]  # 16 is the side of an image too
 
-    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 2, observations[0].reason
+    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 3, observations[0].reason
+    assert [o.num_graphs for o in observations] == [1, 0, 0]
     assert {o.worker for o in observations} == {0}
-    assert observations[0].details["shared_mode"] == "dynamic"
+    assert observations[0].details["shared_mode"] == mode
+
+
+def test_batch_statistics_of_one_value_fail_as_they_do_without_the_compiler(run_on):
+    runner = run_on(imported_job("normalized"))
+
+    assert runner(probe(4)).outcome is Outcome.MEASURED
+    refused = runner(probe(1))
+
+    assert refused.outcome is Outcome.CRASHED
+    assert "Expected more than 1 value per channel" in refused.reason
 
 
 def test_an_exact_probe_gets_a_worker_and_a_program_of_its_own(run_on):
@@ -423,7 +437,7 @@ def test_the_worker_and_its_children_end_with_the_runner(run_on):
 def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from conftest import imported_job; from bexplore.engine import EngineRunner\n"
+        "from conftest import imported_job, step_job; from bexplore.engine import EngineRunner\n"
         f"runner = EngineRunner(imported_job(), run_dir=Path({str(tmp_path)!r}), budget_bytes=None)\n"
         "runner.facts(); print(runner.worker_pid, flush=True); sys.stdin.read()"
     )
@@ -457,6 +471,35 @@ def test_passing_the_recompile_limit_is_loud_and_never_reported_as_compiled(run_
 
     assert observation.outcome is Outcome.COMPILE_FAILED, observation.reason
     assert "recompile" in observation.reason.lower()
+
+
+def test_a_pass_in_which_the_compiler_ran_is_run_again_and_is_no_timing(run_on):
+    runner = run_on(imported_job("changes_at_the_seventh_pass"))
+
+    observation = runner(probe(4, max_passes=10))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert observation.num_recompiles == 1
+    assert observation.compile_time_s >= observation.details["compiler_s"]
+    assert max(observation.pass_times_s) < 0.5  # the compiler sleeps for a second
+    assert any("run again" in warning for warning in observation.warnings)
+
+
+def test_a_program_that_is_compiled_in_each_pass_is_not_timed_and_the_reason_is_told(run_on):
+    observation = run_on(imported_job("compiles_in_each_pass"))(probe(4))
+
+    assert observation.outcome is Outcome.COMPILE_FAILED
+    assert "the compiler ran again in each of 4 passes" in observation.reason
+    assert "self.passes" in observation.reason
+    assert observation.worker == 0
+
+
+def test_an_error_in_the_users_update_is_a_crash_with_its_own_place(run_on):
+    observation = run_on(step_job("FailingUpdate"))(probe(4))
+
+    assert observation.outcome is Outcome.CRASHED
+    assert "written without an update" in observation.reason
+    assert "programs.py" in observation.reason
 
 
 def test_a_model_that_the_compiler_leaves_alone_is_reported_as_eager(run_on):

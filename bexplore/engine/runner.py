@@ -411,9 +411,11 @@ class EngineRunner:
     def _next_shared_mode(self, observation: Observation) -> SharedMode | None:
         """The kind of shared program to try where this one does not compile; None where it does, and after the last.
 
-        What the compiler lacks memory for (choosing kernels with tensors of its own) is no matter of the size yet.
+        What the compiler lacks memory for (choosing kernels with tensors of its own) is no matter of the size yet. A
+        program that is compiled anew in each pass would be so in every kind.
         """
         failed = observation.outcome is Outcome.COMPILE_FAILED or _lacked_memory_in_compiler(observation)
+        failed = failed and not observation.details.get("recompiles_each_pass")
         is_shared = observation.probe.compilation is Compilation.SHARED
         return mode_after(self._shared_mode, self._modes) if failed and is_shared else None
 

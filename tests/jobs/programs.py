@@ -86,6 +86,21 @@ def convolutional() -> nn.Module:
     return Convolutional()
 
 
+class Normalized(Perceptron):
+    """Batch statistics without a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+def normalized() -> nn.Module:
+    return Normalized()
+
+
 class Patches(nn.Module):
     """Cuts images into patches, as vision transformers do."""
 
@@ -269,6 +284,47 @@ def recompiles() -> nn.Module:
     return Recompiles()
 
 
+class CompilesInEachPass(Recompiles):
+    """As above, and nothing says how often that may be."""
+
+
+def compiles_in_each_pass() -> nn.Module:
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.assume_static_by_default = True
+    torch._dynamo.config.automatic_dynamic_shapes = False  # so that a number that changes stays a constant
+    return CompilesInEachPass()
+
+
+class ChangesAtTheSeventhPass(Perceptron):
+    """Is another program from the seventh pass on, and slow to compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.is_late = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_late:
+            slow_to_trace()
+            x = x * 2
+        return super().forward(x)
+
+    def __call__(self, *args):
+        self.passes += 1
+        self.is_late = self.passes >= 7
+        return super().__call__(*args)
+
+
+@torch._dynamo.assume_constant_result
+def slow_to_trace() -> int:
+    time.sleep(1.0)
+    return 0
+
+
+def changes_at_the_seventh_pass() -> nn.Module:
+    return ChangesAtTheSeventhPass()
+
+
 class Uncompiled(Perceptron):
     """Asks torch.compile to leave it alone."""
 
@@ -321,6 +377,31 @@ class Graphed(nn.Module):
 
 def graphed() -> nn.Module:
     return Graphed()
+
+
+class PlainStep:
+    """A whole step, as short as it can be."""
+
+    def __init__(self) -> None:
+        self.modules = [Perceptron()]
+        self.optimizers = torch.optim.SGD(self.modules[0].parameters(), lr=0.1)
+
+    def make_batch(self, micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return samples(micro_batch_size)
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        loss = cross_entropy(self.modules[0](batch[0]), batch[1])
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        self.optimizers.step()
+        self.optimizers.zero_grad()
+
+
+class FailingUpdate(PlainStep):
+    def update(self) -> None:
+        raise RuntimeError("this step was written without an update")
 
 
 class ScaledStep:

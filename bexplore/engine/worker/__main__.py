@@ -152,6 +152,7 @@ class _Server:
 
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.worker.session import NotFiniteError
+        from bexplore.engine.worker.steps import CompiledEachPassError
         from bexplore.probe import Outcome, Probe
 
         start_time_s = self._open_session(request)
@@ -160,6 +161,10 @@ class _Server:
             facts = self._session.measure(probe, pass_budget_s=request["pass_budget_s"])
         except NotFiniteError as error:
             return {"outcome": Outcome.NOT_FINITE, "reason": str(error), "start_time_s": start_time_s}
+        except CompiledEachPassError as error:
+            reason = " ".join([str(error), *self._session.watch.take().recompile_reasons[:1]])
+            found = {"outcome": Outcome.COMPILE_FAILED, "reason": reason, "start_time_s": start_time_s}
+            return found | {"details": {"recompiles_each_pass": True}}
         known = {"shared_mode": self._session.shared_mode, "start_time_s": start_time_s}
         return {"outcome": Outcome.MEASURED, "has_room": self._session.has_room} | known | facts
 
@@ -319,7 +324,7 @@ class _Server:
         return dataclasses.replace(failure, outcome=Outcome.COMPILE_FAILED, reason=reason)
 
     def _eager_check(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run a pass of a probe's size without the compiler, and wait for its end: errors of a device come late."""
+        """Run a pass and an update without the compiler, and wait for their end: errors of a device come late."""
         from bexplore.engine.worker.steps import synchronize
         from bexplore.job import Job
         from bexplore.workloads import build
@@ -327,6 +332,7 @@ class _Server:
         self._report(stage="eager check")
         workload = build(Job.from_dict(request["job"]))
         workload.forward_backward(workload.make_batch(request["probe"]["micro_batch_size"]))
+        workload.update()
         synchronize(self._device)
         return {"outcome": "measured"}
 

@@ -24,8 +24,17 @@ MAX_BACK_TO_BACK = 200
 # and halves it with each overflow, so that after 24 it is 2^-8.
 MAX_SKIPPED_UPDATES = 24
 
+# A pass in which the compiler ran is run again, so many times at most. What changes between two passes is made symbolic
+# when it changes first (`automatic_dynamic_shapes` and `specialize_float` in torch/_dynamo/config.py): a program that
+# is compiled once more after that is compiled in each pass.
+MAX_REPEATED_PASSES = 3
+
 # A parameter, and what it has as a gradient.
 Gradient = tuple[torch.nn.Parameter, torch.Tensor | None]
+
+
+class CompiledEachPassError(Exception):
+    """The compiler runs in each pass, so that none can be timed."""
 
 
 class Steps:
@@ -37,6 +46,7 @@ class Steps:
         uses_cuda_graphs: Whether its passes are recorded into CUDA graphs.
 
     Attributes:
+        num_compilations: Begun by the compiler so far, as its session counts them.
         waited_s: For how long one of the threads of the call that was timed last waited for a processor; of passes back
             to back, the mean.
     """
@@ -44,6 +54,7 @@ class Steps:
     def __init__(self, workload: Workload, device: torch.device, *, uses_cuda_graphs: bool = False) -> None:
         self._workload, self._device, self._uses_cuda_graphs = workload, device, uses_cuda_graphs
         self._last_loss = torch.tensor(float("nan"))
+        self.num_compilations = 0
         self._kept: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._num_optimizer_steps = 0
         for optimizer in workload.optimizers:
@@ -85,19 +96,34 @@ class Steps:
             return 1
         return min(max(1, math.ceil(BACK_TO_BACK_S / pass_s)), MAX_BACK_TO_BACK)
 
+    def first_pass(self, batch: Batch) -> float:
+        """Return the seconds of a pass in which the compiler may run."""
+        return self._timed(lambda: self.forward_backward(batch))
+
     def timed_pass(self, batch: Batch, num_passes: int = 1) -> float:
-        """Return the mean seconds of passes back to back."""
+        """Return the mean seconds of passes back to back; those in which the compiler ran are run again.
+
+        Raises:
+            CompiledEachPassError: It ran in each of them.
+        """
 
         def passes() -> None:
             for _ in range(num_passes):
                 self.forward_backward(batch)
 
-        seconds = self._timed(passes) / num_passes
-        self.waited_s /= num_passes
-        return seconds
+        for _ in range(1 + MAX_REPEATED_PASSES):
+            before = self.num_compilations
+            seconds = self._timed(passes) / num_passes
+            if self.num_compilations == before:
+                self.waited_s /= num_passes
+                return seconds
+        raise CompiledEachPassError(
+            f"the compiler ran again in each of {1 + MAX_REPEATED_PASSES} passes of one size, so that no pass can be "
+            "timed: something that the program reads as a constant changes from pass to pass."
+        )
 
     def timed_updates(self, num_updates: int, batch: Batch) -> list[float]:
-        """Return the seconds of updates, each with the gradients that there are now.
+        """Return the seconds of updates, each with the gradients that there are now; none in which the compiler ran.
 
         On CUDA they follow a pass, and nothing is waited for in between, as in training: the host queues the update
         while the device still computes the pass. Each has its own pair of events, since what brings the gradients back
@@ -109,7 +135,9 @@ class Steps:
         times_s = []
         for _ in range(num_updates):
             self.attach(gradients)
-            times_s.append(self._timed(self.update))
+            before = self.num_compilations
+            seconds = self._timed(self.update)
+            times_s += [seconds] if self.num_compilations == before else []
         return times_s
 
     def _updates_behind_a_pass(self, num_updates: int, batch: Batch, gradients: Sequence[Gradient]) -> list[float]:
@@ -117,7 +145,9 @@ class Steps:
         events = []
         for _ in range(num_updates):
             self.attach(gradients)
-            events.append(self._between_events(self.update))
+            before = self.num_compilations
+            pair = self._between_events(self.update)
+            events += [pair] if self.num_compilations == before else []
         synchronize(self._device)
         return [start.elapsed_time(end) / 1e3 for start, end in events]
 
