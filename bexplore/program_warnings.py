@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from bexplore.probe import Observation
 from bexplore.units import format_seconds
 
-
 STATIC = "static"  # the kind of shared program that serves one size, as `engine.shared.SharedMode` names it
 
 

@@ -24,8 +24,8 @@ HELD_BASE_SD = 1.0  # of the smallest size, which is measured before anything el
 BUDGET_SLACK = 0.015  # a job fails this share below the budget, on average; how far is exponential, without an end
 LIMIT_IS_WITHIN = 0.15  # P(some candidate does not fit) where nothing is known of memory
 # P(a size that failed above all that ran failed for itself alone); of several such sizes, each by itself. The first
-# says little (a corrupt shard, an odd length), two that the program ends there, as a data set or a bound in the code does.
-# A judgement and no measurement; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
+# says little (a corrupt shard, an odd length), two that the program ends there, as a data set or a bound in the code
+# does. A judgement and no measurement; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
 FAILS_ALONE = 0.25
 UNSEEN_SLOPE_SD = 1.5  # of ln(growth per sample) before two sizes were measured
 
