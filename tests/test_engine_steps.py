@@ -12,7 +12,7 @@ from torch import nn
 
 from bexplore.engine.shared import SharedMode
 from bexplore.engine.worker.session import Session
-from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, Steps
+from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps
 from bexplore.engine.worker.timing import Timed, run_pass, time_alone, time_in_turns
 from bexplore.job import CompileSettings, Job, TorchSettings
 from bexplore.probe import Compilation, Probe
@@ -105,6 +105,49 @@ def test_a_pass_is_timed_on_the_stream_of_its_own_device(cuda):
 
     assert steps.timed_pass(4) == pytest.approx(0.081)
     assert cuda.host_s == pytest.approx(0.081)  # and it was waited for
+
+
+def compiling_steps(cuda: FakeCuda, compiled_passes: Iterable[int]) -> tuple[Steps, list[int]]:
+    """Passes of 80 ms, and the numbers of those that ran; the compiler runs in some of them, for a second each."""
+    ran: list[int] = []
+
+    def forward_backward(_batch: int) -> torch.Tensor:
+        ran.append(len(ran))
+        if ran[-1] in compiled_passes:
+            steps.num_compilations += 1
+            cuda.queue(0, host_s=1.0, device_s=0.0)
+        cuda.queue(0, host_s=0.0, device_s=0.08)
+        return torch.tensor(1.0)
+
+    steps = steps_of(forward_backward, device="cuda:0")
+    return steps, ran
+
+
+def test_a_pass_in_which_the_compiler_ran_is_repeated_and_its_seconds_are_left_out(cuda):
+    steps, ran = compiling_steps(cuda, compiled_passes={1, 2})
+
+    assert [steps.timed_pass(4) for _ in range(3)] == pytest.approx([0.08] * 3)
+    assert ran == [0, 1, 2, 3, 4]
+    assert steps.num_repeated == 2
+
+
+def test_where_the_compiler_runs_in_each_pass_none_is_timed(cuda):
+    steps, ran = compiling_steps(cuda, compiled_passes=range(100))
+
+    with pytest.raises(CompiledEachPassError, match="in each of 4 passes"):
+        steps.timed_pass(4)
+    assert len(ran) == 4
+
+
+def test_an_update_in_which_the_compiler_ran_is_no_timing():
+    def update() -> None:
+        steps.num_compilations += not updates
+        updates.append(0.0)
+
+    updates: list[float] = []
+    steps = steps_of(lambda batch: torch.tensor(1.0), update)
+
+    assert len(steps.timed_updates(3, 4)) == 2
 
 
 def test_short_passes_run_back_to_back_so_that_the_host_is_ahead_of_the_device(cuda):

@@ -738,6 +738,38 @@ def test_what_failed_is_in_the_last_words_with_its_reason():
     assert "too big" not in text
 
 
+def test_one_traceback_of_the_users_own_lines_is_shown_for_failures_that_differ_in_numbers_alone():
+    text = textwrap.dedent("""\
+        Traceback (most recent call last):
+          File "/site-packages/bexplore/engine/worker/__main__.py", line 3, in answer
+            return probe()
+          File "/home/user/train/model.py", line 7, in forward
+            raise ValueError(f"{n} samples")
+          File "/site-packages/torch/nn/modules/module.py", line 9, in _call_impl
+            return forward()
+        ValueError: 16 samples
+        """)
+    crashes = [
+        observed(
+            size,
+            outcome=Outcome.CRASHED,
+            pass_times_s=(),
+            reason=f"ValueError: {size} samples (model.py:7)",
+            traceback_text=text,
+        )
+        for size in (16, 13)
+    ]
+    failures = failures_of([observed(1), *crashes])
+    record = {"micro_batch_size": None, "stop_reason": "interrupted", "run_dir": "runs", "failures": failures}
+
+    shown = last_words(record, yaml_key="x", tolerance=0.02)
+
+    assert "13, 16: crashed: ValueError: 16 samples (model.py:7)" in shown
+    assert shown.count("Traceback") == 1
+    assert shown.count("train/model.py") == 1
+    assert "site-packages" not in shown
+
+
 # Inputs
 
 

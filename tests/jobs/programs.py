@@ -295,34 +295,13 @@ def compiles_in_each_pass() -> nn.Module:
     return CompilesInEachPass()
 
 
-class ChangesAtTheSeventhPass(Perceptron):
-    """Is another program from the seventh pass on, and slow to compile."""
+class Late(Perceptron):
+    """Is another program once it is late."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.passes = 0
-        self.is_late = False
+    is_late = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.is_late:
-            slow_to_trace()
-            x = x * 2
-        return super().forward(x)
-
-    def __call__(self, *args):
-        self.passes += 1
-        self.is_late = self.passes >= 7
-        return super().__call__(*args)
-
-
-@torch._dynamo.assume_constant_result
-def slow_to_trace() -> int:
-    time.sleep(1.0)
-    return 0
-
-
-def changes_at_the_seventh_pass() -> nn.Module:
-    return ChangesAtTheSeventhPass()
+        return super().forward(x * 2 if self.is_late else x)
 
 
 class Uncompiled(Perceptron):
@@ -397,6 +376,18 @@ class PlainStep:
     def update(self) -> None:
         self.optimizers.step()
         self.optimizers.zero_grad()
+
+
+class LateAtTheSeventhPass(PlainStep):
+    def __init__(self) -> None:
+        self.modules = [Late()]
+        self.optimizers = torch.optim.SGD(self.modules[0].parameters(), lr=0.1)
+        self.passes = 0
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        self.passes += 1
+        self.modules[0].is_late = self.passes >= 7
+        return super().forward_backward(batch)
 
 
 class FailingUpdate(PlainStep):

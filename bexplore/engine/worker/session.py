@@ -149,6 +149,7 @@ class Session:
         """
         self.steps.clear_gradients()
         self._idle_before_bytes = self._idle_bytes()
+        repeated = self.steps.num_repeated
         as_large_ran = probe.micro_batch_size <= max(self._usual_pass_s, default=0)
         with self._around_steps(is_known_to_fit=as_large_ran):
             batch = self._make_batch(probe.micro_batch_size)
@@ -190,6 +191,7 @@ class Session:
             "details": {
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
                 "compiler_s": account.compile_time_s + late.compile_time_s,
+                "num_repeated_passes": self.steps.num_repeated - repeated,
                 **timed.details,
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
             },

@@ -47,6 +47,7 @@ class Steps:
 
     Attributes:
         num_compilations: Begun by the compiler so far, as its session counts them.
+        num_repeated: Passes that were run again so far, because the compiler ran in them.
         waited_s: For how long one of the threads of the call that was timed last waited for a processor; of passes back
             to back, the mean.
     """
@@ -54,7 +55,7 @@ class Steps:
     def __init__(self, workload: Workload, device: torch.device, *, uses_cuda_graphs: bool = False) -> None:
         self._workload, self._device, self._uses_cuda_graphs = workload, device, uses_cuda_graphs
         self._last_loss = torch.tensor(float("nan"))
-        self.num_compilations = 0
+        self.num_compilations = self.num_repeated = 0
         self._kept: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         self._num_optimizer_steps = 0
         for optimizer in workload.optimizers:
@@ -117,6 +118,7 @@ class Steps:
             if self.num_compilations == before:
                 self.waited_s /= num_passes
                 return seconds
+            self.num_repeated += num_passes
         raise CompiledEachPassError(
             f"the compiler ran again in each of {1 + MAX_REPEATED_PASSES} passes of one size, so that no pass can be "
             "timed: something that the program reads as a constant changes from pass to pass."
