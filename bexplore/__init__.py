@@ -1,4 +1,15 @@
-"""bexplore finds the fastest micro-batch size that fits, for any PyTorch training job, and says how sure it is."""
+"""bexplore finds the fastest micro-batch size that fits, for any PyTorch training job, and says how sure it is.
+
+A job is described in YAML; `python -m bexplore schema` prints its JSON Schema. Where `explore.workload.step` names a
+whole training step of your own, that is an object with these members (`help(bexplore.TrainingStep)` tells more):
+
+    modules                                  torch modules, frozen ones too: moved to the device, and compiled
+    make_batch(micro_batch_size) -> batch    so many samples, as tensors in any nesting
+    forward_backward(batch) -> loss          one pass; adds to .grad, and returns the scalar loss
+    update() -> None                         clips, steps the optimizers and clears the gradients
+    optimizers                               optional: what update() steps
+    evaluate(batch) -> loss                  optional: forward only, for evaluation jobs
+"""
 
 from __future__ import annotations
 
@@ -19,6 +30,7 @@ _PUBLIC = {
     "Stored": "bexplore.events",
     "Surroundings": "bexplore.exploration",
     "Traced": "bexplore.events",
+    "TrainingStep": "bexplore.training_step",
     "explore": "bexplore.exploration",
     "load_config": "bexplore.dialects",
 }
@@ -31,3 +43,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'bexplore' has no attribute {name!r}")
     attribute = "load" if name == "load_config" else name
     return getattr(import_module(_PUBLIC[name]), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

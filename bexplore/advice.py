@@ -281,7 +281,8 @@ def _update(job: Job, observations: Sequence[Observation], best: int, accumulati
     if share < LARGE_UPDATE:
         return []
     steps = f"{accumulation_steps} accumulation step{'s' if accumulation_steps > 1 else ''}"
-    fused = "" if job.optimizer_arguments.get("fused") else f" or torch.optim.{job.optimizer}(fused=True)"
+    named = [name for item in observations for name in item.details.get("unfused_optimizers", ())]
+    fused = "".join(f" or {name}(fused=True)" for name in dict.fromkeys(named))
     return [
         Advice(
             kind="update",

@@ -43,6 +43,10 @@ class UserInputError(BexploreError):
     exit_code = ExitCode.USER_INPUT
 
 
+class UnusableSizeError(Exception):
+    """A micro-batch size that was not run, for a reason that needs no traceback; other sizes may be."""
+
+
 class NothingFitsError(BexploreError):
     """No micro-batch size fits the memory budget, not even the smallest."""
 

@@ -21,6 +21,7 @@ from bexplore.journal import Run
 from bexplore.policy import without_numbers
 from bexplore.posterior.reserved import EXPECTED_RATIO
 from bexplore.probe import Observation
+from bexplore.program_warnings import samples_are_seen
 from bexplore.recommendation import Recommendation
 from bexplore.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
@@ -363,6 +364,8 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "eager": None if event.eager is None else dataclasses.asdict(event.eager),
         "artifacts_dir": None if event.artifacts_dir is None else str(event.artifacts_dir),
         "compilation": event.verified.probe.compilation.value if event.verified else None,
+        "optimizers": event.verified.details.get("optimizers") if event.verified else None,
+        "samples_are_seen": samples_are_seen([event.verified] if event.verified else []),
         "warnings": list(result.warnings),
         "run_dir": str(event.run.directory),
     }

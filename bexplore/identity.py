@@ -119,6 +119,7 @@ def describe(config: Config) -> str:
         words.append(f"{job.model.get('num_layers')} layers of width {job.model.get('hidden_size')}")
     if job.sequence_length:
         words.append(f"{job.sequence_length} tokens")
-    words += [job.precision.value, job.optimizer if job.mode is Mode.TRAIN else "evaluation"]
+    optimizer = "optimizers of its own" if "step" in job.model else job.optimizer
+    words += [job.precision.value, optimizer if job.mode is Mode.TRAIN else "evaluation"]
     words.append(f"{config.num_replicas} replica{'s' if config.num_replicas > 1 else ''}")
     return ", ".join(words)

@@ -11,7 +11,26 @@ STATIC = "static"  # the kind of shared program that serves one size, as `engine
 
 
 def program_warnings(observations: Sequence[Observation]) -> tuple[str, ...]:
-    """Say where the search compiled more than once, and why; empty where it did not."""
+    """Say where sizes of batches were not seen, and where the search compiled more than once, and why."""
+    return (*_unseen_samples(observations), *_compilations(observations))
+
+
+def samples_are_seen(observations: Sequence[Observation]) -> bool | None:
+    """Whether each batch was checked for as many samples as its size says; None where nothing tells."""
+    told = [item.details["samples_are_seen"] for item in observations if "samples_are_seen" in item.details]
+    return all(told) if told else None
+
+
+def _unseen_samples(observations: Sequence[Observation]) -> tuple[str, ...]:
+    if samples_are_seen(observations) is not False:
+        return ()
+    return (
+        "the number of samples in a batch could not be seen in its tensors, so no size was checked: name a function "
+        "(batch) -> number of samples in explore.workload.samples_of",
+    )
+
+
+def _compilations(observations: Sequence[Observation]) -> tuple[str, ...]:
     search = [item for item in observations if item.probe.compilation.is_for_search]
     again = [item for item in search if item.num_recompiles]
     static = [item for item in search if item.details.get("shared_mode") == STATIC and item.num_graphs]

@@ -101,9 +101,18 @@ def test_a_long_update_is_said_with_its_share_of_the_step():
         JOB, sweep({1: 0.1, 2: 0.11}, update_s=0.11), micro_batch_size=2, accumulation_steps=1, device_facts=CPU
     )
     assert "takes 50% of a step of 1 accumulation step (110 ms beside 110 ms of passes)" in found[0].finding
-    assert "fused=True" in found[0].action
+    assert "fused" not in found[0].action
     assert found[0].evidence["update_share"] == pytest.approx(0.5)
     assert kinds({1: 0.1, 2: 0.11}, facts=CPU, update_s=0.11, steps=100) == []
+
+
+def test_the_optimizers_that_could_be_fused_are_named_as_they_are():
+    told = {"unfused_optimizers": ["torch.optim.SGD", "torch.optim.Adam"]}
+    observations = [dataclasses.replace(item, details=told) for item in sweep({1: 0.1, 2: 0.11}, update_s=0.11)]
+
+    found = advise(JOB, observations, micro_batch_size=2, accumulation_steps=1, device_facts=CPU)
+
+    assert found[0].action.endswith("or torch.optim.SGD(fused=True) or torch.optim.Adam(fused=True)")
 
 
 def loader(samples_per_s: float, problem: str = "") -> dict:

@@ -339,6 +339,16 @@ def test_where_nothing_but_the_base_runs_there_is_no_answer():
     assert all(probe.purpose is not Purpose.VERIFY for probe in runner.probes)
 
 
+def test_what_a_reader_must_know_of_the_program_is_among_the_warnings_of_the_result():
+    class Unseen(CurveRunner):
+        def __call__(self, probe: Probe) -> Observation:
+            return dataclasses.replace(super().__call__(probe), details={"samples_are_seen": False})
+
+    result = result_of(Unseen(), Space.of(range(1, 17)))
+
+    assert any("explore.workload.samples_of" in warning for warning in result.warnings)
+
+
 def test_the_smallest_candidate_alone_is_measured_and_recommended():
     result = result_of(CurveRunner(), Space.of([4]))
     assert result.recommendation.micro_batch_size == 4

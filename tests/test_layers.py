@@ -40,6 +40,7 @@ ORDER = [
     "sampler",
     "explorer",
     "replay",
+    "training_step",
     "caching_allocator",
     "simulator",
     "journal",
@@ -65,7 +66,7 @@ ORDER = [
 
 # Package -> the only rooms that may import it.
 DOORS = {
-    "torch": {"workloads", "trace", "engine"},
+    "torch": {"workloads", "trace", "engine", "training_step"},
     "optuna": {"sampler", "explorer"},
     "pydantic": {"settings"},
     "ruamel": {"document"},
@@ -146,6 +147,7 @@ def test_the_public_names_are_these_and_each_exists():
         "Stored",
         "Surroundings",
         "Traced",
+        "TrainingStep",
         "__version__",
         "explore",
         "load_config",

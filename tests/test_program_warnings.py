@@ -7,7 +7,7 @@ import dataclasses
 from conftest import observed
 
 from bexplore.probe import Compilation, Probe
-from bexplore.program_warnings import program_warnings
+from bexplore.program_warnings import program_warnings, samples_are_seen
 
 
 def test_compilations_of_the_search_beyond_the_first_are_counted_charged_and_explained():
@@ -35,3 +35,14 @@ def test_one_compilation_for_all_sizes_and_that_of_the_answer_are_nothing_to_tel
     exact = dataclasses.replace(observed(4, num_graphs=1, num_recompiles=1, compile_time_s=9.0), probe=probe)
 
     assert program_warnings([*shared, exact]) == ()
+
+
+def test_samples_that_could_not_be_counted_are_told_and_what_says_nothing_of_them_is_not():
+    seen, unseen = observed(1, details={"samples_are_seen": True}), observed(2, details={"samples_are_seen": False})
+
+    assert samples_are_seen([seen, unseen]) is False
+    assert samples_are_seen([seen, observed(4)]) is True
+    assert samples_are_seen([observed(4)]) is None
+    assert program_warnings([seen]) == ()
+    (warning,) = program_warnings([seen, unseen])
+    assert "no size was checked" in warning

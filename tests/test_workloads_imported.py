@@ -126,6 +126,21 @@ class NoUpdate:
     def make_batch(self, micro_batch_size): ...
     def forward_backward(self, batch): ...
 
+class NoForwardBackward:
+    modules = []
+    def make_batch(self, micro_batch_size): ...
+    def update(self): ...
+
+class NoEvaluate(NoUpdate): ...
+
+class NoModules:
+    def make_batch(self, micro_batch_size): ...
+    def forward_backward(self, batch): ...
+    def update(self): ...
+
+class TakesNothing(Step):
+    def forward_backward(self): ...
+
 class SaysNothing(Step):
     def forward_backward(self, batch):
         super().forward_backward(batch)
@@ -364,7 +379,8 @@ def test_a_batch_path_replaces_the_steps_own_batches(step_job):
     ("step", "fields", "message"),
     [
         ("NoUpdate", {}, "NoUpdate without update"),
-        ("not_a_module", {}, "int without make_batch"),
+        ("not_a_module", {}, "int without modules, make_batch, forward_backward, update"),
+        ("TakesNothing", {}, r"TakesNothing.forward_backward', whose signature \(\) does not fit the call \(batch\)"),
         ("Step", {"precision": Precision.BFLOAT16}, "decides its precision"),
         ("Step", {"max_gradient_norm": 1.0}, "clips by itself"),
         ("Step", {"arguments": {"depth": 1}}, "'depth'"),
@@ -373,6 +389,21 @@ def test_a_batch_path_replaces_the_steps_own_batches(step_job):
 def test_a_step_that_cannot_be_used_is_refused(step_job, step, fields, message):
     with pytest.raises(UserInputError, match=message):
         build(step_job(step, **fields))
+
+
+@pytest.mark.parametrize(
+    ("step", "mode", "signature"),
+    [
+        ("NoUpdate", Mode.TRAIN, "def update(self) -> None"),
+        ("NoForwardBackward", Mode.TRAIN, "def forward_backward(self, batch: Any) -> torch.Tensor"),
+        ("NoEvaluate", Mode.EVAL, "def evaluate(self, batch: Any) -> torch.Tensor"),
+        ("NoModules", Mode.TRAIN, "modules: a torch.nn.Module, or an iterable or mapping of them"),
+    ],
+)
+def test_what_a_step_lacks_is_named_with_its_signature(step_job, step, mode, signature):
+    with pytest.raises(UserInputError) as caught:
+        build(step_job(step, mode=mode))
+    assert f"Give it {signature}." in caught.value.hint
 
 
 def test_a_step_that_returns_no_loss_is_refused(step_job):

@@ -57,7 +57,7 @@ def workload_job(
 
 
 def _imported(workload: WorkloadOptions) -> dict[str, Any]:
-    names = ("model", "batch", "loss", "step", "loader", "arguments")
+    names = ("model", "batch", "loss", "step", "loader", "samples_of", "arguments")
     return {name: getattr(workload, name) for name in names if getattr(workload, name)}
 
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bexplore.errors import UnusableSizeError
 from bexplore.probe import Outcome
 
 # Message fragment -> reason. Matched against RuntimeError and MemoryError only, so that a user's own text about memory
@@ -126,6 +127,8 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
         device_is_full: Called where the text alone does not tell whether memory was short.
     """
     kind = type(error).__name__
+    if isinstance(error, UnusableSizeError):
+        return Failure(outcome=Outcome.CRASHED, reason=str(error), exception_type=kind)
     is_in_compiler = is_compiler_failure(error)
     memory_reason = _memory_reason(error, OUT_OF_MEMORY_MESSAGES)
     if memory_reason is None:

@@ -10,6 +10,7 @@ from bexplore.engine.runner import EngineRunner
 from bexplore.probe import Compilation, Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
+TOLD_OF_THE_PROGRAM = ("samples_are_seen", "optimizers", "unfused_optimizers")  # details that no depth changes
 # An extrapolated peak this far above the budget, as a share of it, is refused without having been run; nearer ones are
 # left to the probe that verifies the answer at the whole depth.
 REFUSED_ABOVE = 0.03
@@ -133,7 +134,8 @@ def whole_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) -
         details={
             "num_blocks": depths.whole,
             "pass_times_s_by_depth": {str(depths.low): low.pass_times_s, str(depths.high): high.pass_times_s},
-        },
+        }
+        | {name: high.details[name] for name in TOLD_OF_THE_PROGRAM if name in high.details},
     )
 
 

@@ -27,7 +27,14 @@ from bexplore.settings.values import (
     Tokens,
 )
 
-CODE_KEYS = ("model", "batch", "loss", "step", "loader")  # of `explore.workload`; each names code of the user
+CODE_KEYS = (
+    "model",
+    "batch",
+    "loss",
+    "step",
+    "loader",
+    "samples_of",
+)  # of `explore.workload`; each names code of the user
 
 _FEWEST_PLAIN_SECONDS = 60  # below, a number without a unit may have been meant as minutes
 
@@ -134,6 +141,9 @@ class WorkloadOptions(_Section):
     loader: ImportPath | None = Field(
         None, description="Import path: (micro_batch_size, ...) -> your real DataLoader; timed apart from the step."
     )
+    samples_of: ImportPath | None = Field(
+        None, description="Import path: (batch, ...) -> its number of samples, where shapes do not show it."
+    )
     arguments: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments; each callable gets those that its signature names."
     )
@@ -150,8 +160,9 @@ class WorkloadOptions(_Section):
             raise ValueError("model needs batch: the import path of a callable that makes a batch of a given size")
         if self.model is None and (self.batch or self.loss):
             raise ValueError(f"batch and loss go with model; {given[0]} brings its own")
-        if self.transformers is not None and self.loader is not None:
-            raise ValueError("loader goes with model or step; what transformers builds has samples of its own")
+        own = next((name for name in ("loader", "samples_of") if getattr(self, name)), None)
+        if self.transformers is not None and own is not None:
+            raise ValueError(f"{own} goes with model or step; what transformers builds has samples of its own")
         if self.step is not None and self.optimizer is not None:
             raise ValueError("step brings its own optimizers; remove optimizer")
         return self

@@ -34,6 +34,7 @@ STAGES = {
     "eager": "timing passes with and without the compiler",
     "passes": "timing passes",
     "updates": "timing updates",
+    "step check": "checking that the step trains",
     "eager check": "looking whose mistake it is, without the compiler",
     "gradients": "comparing the gradients of both splits",
     "batch": "making a batch",

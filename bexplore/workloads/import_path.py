@@ -114,6 +114,13 @@ def check_call(user_callable: UserCallable, *positional: str, setting: str) -> N
         ) from error
 
 
+def check_calls(callables: Mapping[str, UserCallable]) -> None:
+    """Check, as `check_call`, those that have to do with batches."""
+    for name, argument in (("batch", "micro_batch_size"), ("loader", "micro_batch_size"), ("samples_of", "batch")):
+        if name in callables:
+            check_call(callables[name], argument, setting=name)
+
+
 def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
     """Names of the arguments that a callable takes by keyword."""
     try:

@@ -16,15 +16,15 @@ from torch import nn
 
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Precision
-from bexplore.workloads.import_path import UserCallable, check_call, load_callables
+from bexplore.workloads.import_path import UserCallable, check_call, check_calls, load_callables
 from bexplore.workloads.imported_step import build_step
 from bexplore.workloads.placement import creation_device, place
 from bexplore.workloads.settings import check_keys, require
 from bexplore.workloads.step import assemble
-from bexplore.workloads.user_batch import batch_dimensions, batch_maker
+from bexplore.workloads.user_batch import UserBatches
 from bexplore.workloads.workload import Batch, Workload
 
-_PATHS = ("model", "batch", "loss", "loader")
+_PATHS = ("model", "batch", "loss", "loader", "samples_of")
 
 
 def build_imported(job: Job) -> Workload:
@@ -41,6 +41,7 @@ def build_imported(job: Job) -> Workload:
       model takes only the first, the cross entropy of its output and the second.
     * `loader`, optional: called with the micro-batch size, returns an iterable of batches, such as a DataLoader. The
       step never reads it: `input_pipeline` times it apart.
+    * `samples_of`, optional: called with a batch, returns its number of samples, where its tensors do not show that.
     * `arguments`, optional: keyword arguments; each callable gets those that its signature names.
 
     Random numbers of torch are seeded before the model is made and before each batch.
@@ -59,16 +60,15 @@ def build_imported(job: Job) -> Workload:
     with creation_device(device):
         loss_module = ImportedLoss(_make_model(callables["model"]), _make_loss(callables.get("loss")))
     place(loss_module, device)
-    for name in ("batch", "loader"):
-        if name in callables:
-            check_call(callables[name], "micro_batch_size", setting=name)
+    check_calls(callables)
     dtype = torch.bfloat16 if job.precision is Precision.BFLOAT16 else None
-    make_user_batch = batch_maker(callables["batch"], seed=job.seed, device=device, dtype=dtype)
-
-    def make_batch(micro_batch_size: int) -> tuple[Batch]:
-        return (make_user_batch(micro_batch_size),)
-
-    return assemble(job, loss_module, make_batch, batch_dimensions=batch_dimensions(make_batch))
+    batches = UserBatches.of(callables["batch"], callables.get("samples_of"), seed=job.seed, device=device, dtype=dtype)
+    workload = assemble(
+        job, loss_module, lambda size: (batches.make(size),), batch_dimensions=batches.layout.dimensions
+    )
+    workload.samples_are_seen = batches.layout.is_seen
+    workload.make_other_batch = lambda size, number: (batches.make_other(size, number),)
+    return workload
 
 
 class ImportedLoss(nn.Module):

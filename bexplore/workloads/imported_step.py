@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
-from bexplore.workloads.import_path import check_call, load_callables
+from bexplore.training_step import MODULES, methods
+from bexplore.workloads.import_path import UserCallable, check_call, check_calls, load_callables
 from bexplore.workloads.placement import creation_device, place
 from bexplore.workloads.settings import check_keys, require
-from bexplore.workloads.user_batch import batch_dimensions, batch_maker
+from bexplore.workloads.user_batch import UserBatches
 from bexplore.workloads.workload import Batch, Workload
 
-
-class Step(Protocol):
-    """What the path `step` must return.
-
-    Attributes:
-        modules: Modules, or a mapping to modules: moved to the device, and compiled in place before the first pass.
-
-    Two members are optional. `optimizers` (one, an iterable or a mapping) lets memory of their states be reported.
-    `evaluate(batch) -> loss`, forward only, is what an evaluation job runs.
-    """
-
-    modules: Iterable[nn.Module] | Mapping[str, nn.Module]
-
-    def make_batch(self, micro_batch_size: int) -> Batch:
-        """Give a batch of so many samples; its tensors are moved to the device."""
-
-    def forward_backward(self, batch: Batch) -> torch.Tensor:
-        """Run one pass, add to `.grad`, and return the loss; may also take `loss_scale`, a factor of the loss."""
-
-    def update(self) -> None:
-        """Clip, step the optimizers and clear the gradients."""
+_PATHS = ("batch", "loader", "samples_of")
 
 
 def build_step(job: Job) -> Workload:
-    """Build `{"step", "batch", "loader", "arguments"}` of `job.model`: `step` is a path that returns a `Step`.
+    """Build `{"step", "batch", "loader", "arguments"}` of `job.model`: `step` is a path that returns a
+    `TrainingStep`.
 
     `batch`, optional, is a path that makes the batches instead of the step's own `make_batch`; `loader` is as in
     `build_imported`. Each gets those of the keyword arguments `arguments` that its signature names. Precision,
@@ -50,9 +32,9 @@ def build_step(job: Job) -> Workload:
     Raises:
         UserInputError: The path, or what it gave, cannot be used; or the job sets what is the step's own business.
     """
-    check_keys(job.model, ("step", "batch", "loader", "arguments"), "An imported step")
+    check_keys(job.model, ("step", *_PATHS, "arguments"), "An imported step")
     _check_own_business(job)
-    paths = {name: job.model[name] for name in ("step", "batch", "loader") if job.model.get(name) is not None}
+    paths = {name: job.model[name] for name in ("step", *_PATHS) if job.model.get(name) is not None}
     callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
     check_call(callables["step"], setting="step")
     device = torch.device(job.device)
@@ -62,17 +44,21 @@ def build_step(job: Job) -> Workload:
     modules = _listed(step.modules, nn.Module, "modules")
     for module in modules:
         place(module, device)
-    make_batch = batch_maker(callables.get("batch") or step.make_batch, seed=job.seed, device=device)
+    check_calls(callables)
+    function = callables.get("batch") or step.make_batch
+    batches = UserBatches.of(function, callables.get("samples_of"), seed=job.seed, device=device)
     training = job.mode is Mode.TRAIN
     return Workload(
         job=job,
         loss_module=None,
         compiled_modules=modules,
-        make_batch=make_batch,
+        make_batch=batches.make,
         forward_backward=_training_pass(step) if training else _evaluation_pass(step),
         update=step.update if training else _do_nothing,
         optimizers=_listed(getattr(step, "optimizers", ()), torch.optim.Optimizer, "optimizers") if training else [],
-        batch_dimensions=batch_dimensions(make_batch),
+        batch_dimensions=batches.layout.dimensions,
+        samples_are_seen=batches.layout.is_seen,
+        make_other_batch=batches.make_other,
     )
 
 
@@ -90,14 +76,20 @@ def _check_own_business(job: Job) -> None:
 
 
 def _check_members(step: Any, job: Job) -> None:
-    needed = ["modules"] if job.model.get("batch") else ["make_batch", "modules"]
-    needed += ["forward_backward", "update"] if job.mode is Mode.TRAIN else ["evaluate"]
-    missing = [name for name in needed if not hasattr(step, name)]
+    needed = methods(is_training=job.mode is Mode.TRAIN)
+    if job.model.get("batch"):
+        needed.pop("make_batch")
+    missing = [name for name in ("modules", *needed) if not hasattr(step, name)]
+    written = "; ".join(needed.get(name, MODULES) for name in missing)
     require(
         not missing,
         f"step is {job.model['step']!r}, which returned {type(step).__name__} without {', '.join(missing)}.",
-        f"Give it {', '.join(needed)}.",
+        f"Give it {written}. All of it: help(bexplore.TrainingStep), and configs/own_step.py.",
     )
+    for name, signature in needed.items():
+        names = [word for word in ("micro_batch_size", "batch") if f"{word}:" in signature]
+        member = UserCallable(path=f"{type(step).__name__}.{name}", function=getattr(step, name), arguments={})
+        check_call(member, *names, setting=f"step's {name}")
 
 
 def _listed(members: Any, kind: type, name: str) -> list[Any]:

@@ -60,6 +60,22 @@ def optimizer_names() -> list[str]:
     )
 
 
+def names_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
+    """Name the classes of optimizers as they are imported, each once."""
+    return list(dict.fromkeys(map(_name, optimizers)))
+
+
+def could_be_fused(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Those that torch has a fused kernel for, and that were made without it."""
+    return [optimizer for optimizer in optimizers if optimizer.defaults.get("fused", True) in (None, False)]
+
+
+def _name(optimizer: torch.optim.Optimizer) -> str:
+    kind = type(optimizer)
+    is_torchs = getattr(torch.optim, kind.__name__, None) is kind
+    return f"torch.optim.{kind.__name__}" if is_torchs else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _find_class(name: str) -> type[torch.optim.Optimizer]:
     require(
         name not in _REFUSED,

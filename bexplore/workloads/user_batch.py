@@ -1,65 +1,82 @@
-"""Batches of the user's own: placed on the device, and which dimension of each tensor is the sample."""
+"""Batches of the user's own: seeded, placed on the device, and checked for their number of samples."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from bexplore.workloads.batch_layout import UNKNOWN, BatchLayout, batch_layout
 from bexplore.workloads.samples import seeded
 from bexplore.workloads.settings import require
 from bexplore.workloads.workload import Batch
 
-_SMALL_SIZES = (2, 4)  # samples; even, since some models pair their samples
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserBatches:
+    """A user's maker of batches.
 
-def batch_maker(
-    function: Callable[[int], Batch], *, seed: int, device: torch.device, dtype: torch.dtype | None = None
-) -> Callable[[int], Batch]:
-    """Wrap a user's maker of batches: seeded, and on the device.
-
-    Args:
+    Attributes:
         function: micro_batch_size -> batch, a pytree.
         seed: Of torch's random numbers during each call; the caller's random state is left as it was.
-        device: Where every tensor goes.
+        device: Where every tensor goes, and every other leaf that has a method `to`.
         dtype: Of floating-point tensors; None leaves them as they are.
+        layout: Where the samples are.
     """
 
-    def place(leaf: object) -> object:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return leaf.to(device=device, dtype=dtype if leaf.is_floating_point() else None)
+    function: Callable[[int], Batch]
+    seed: int
+    device: torch.device
+    dtype: torch.dtype | None = None
+    layout: BatchLayout = UNKNOWN
 
-    def make_batch(micro_batch_size: int) -> Batch:
-        with seeded(seed, device):
-            batch = function(micro_batch_size)
+    @classmethod
+    def of(
+        cls, function: Callable[[int], Batch], samples_of: Callable[[Batch], int] | None, **fields: Any
+    ) -> UserBatches:
+        """Find the layout of a user's batches.
+
+        Args:
+            function: As above.
+            samples_of: The user's own count of the samples of a batch; None for none.
+            fields: As above.
+
+        Raises:
+            UserInputError: The batches do not grow as their size does.
+        """
+        batches = cls(function=function, **fields)
+        return dataclasses.replace(batches, layout=batch_layout(batches.make_unchecked, samples_of=samples_of))
+
+    def make(self, micro_batch_size: int) -> Batch:
+        """Make a batch of so many samples, the same at each call.
+
+        Raises:
+            UnusableSizeError: It has another number of samples.
+        """
+        batch = self.make_unchecked(micro_batch_size)
+        self.layout.check(batch, micro_batch_size)
+        return batch
+
+    def make_other(self, micro_batch_size: int, number: int) -> Batch:
+        """Make a batch with other random numbers, of which there are as many as numbers from 1 on."""
+        return self.make_unchecked(micro_batch_size, seed=self.seed + number)
+
+    def make_unchecked(self, micro_batch_size: int, *, seed: int | None = None) -> Batch:
+        """Make a batch, whatever its size."""
+        with seeded(self.seed if seed is None else seed, self.device):
+            batch = self.function(micro_batch_size)
         require(
-            any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(batch)),
+            any(isinstance(leaf, torch.Tensor) or hasattr(leaf, "to") for leaf in pytree.tree_leaves(batch)),
             f"The batch of {micro_batch_size} samples holds no tensor; it is {type(batch).__name__}.",
             "Return a tensor, or a mapping, tuple or list of tensors.",
         )
-        return pytree.tree_map(place, batch)
+        return pytree.tree_map(self._place, batch)
 
-    return make_batch
-
-
-def batch_dimensions(make_batch: Callable[[int], Batch]) -> list[int | None] | None:
-    """Find the sample's dimension of each tensor leaf, by comparing batches of two sizes.
-
-    Returns:
-        Per tensor leaf the first dimension that differs, None for a tensor that is the same at both sizes; None in all
-        if the number of leaves depends on the size (a list of samples).
-    """
-    small, large = (tensor_leaves(make_batch(size)) for size in _SMALL_SIZES)
-    if len(small) != len(large) or any(a.dim() != b.dim() for a, b in zip(small, large, strict=True)):
-        return None
-    return [
-        next((dimension for dimension in range(a.dim()) if a.size(dimension) != b.size(dimension)), None)
-        for a, b in zip(small, large, strict=True)
-    ]
-
-
-def tensor_leaves(batch: Batch) -> list[torch.Tensor]:
-    """The tensors of a batch, in the order of `Workload.batch_dimensions`."""
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    def _place(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf.to(self.device) if hasattr(leaf, "to") else leaf
+        return leaf.to(device=self.device, dtype=self.dtype if leaf.is_floating_point() else None)

@@ -29,6 +29,9 @@ class Workload:
         optimizers: What `update` steps; empty in evaluation.
         batch_dimensions: For each tensor leaf of a batch, the dimension of the sample; None for a tensor without one.
             None in all where the structure of a batch depends on its size (a list of samples).
+        samples_are_seen: Whether `make_batch` checks that a batch has as many samples as it was asked for.
+        make_other_batch: (micro_batch_size, number) -> a batch with other random numbers, of the user's own code, by a
+            number from 1 on. None for none.
     """
 
     job: Job
@@ -39,3 +42,5 @@ class Workload:
     update: Callable[[], None]
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     batch_dimensions: list[int | None] | None = None
+    samples_are_seen: bool = True
+    make_other_batch: Callable[[int, int], Batch] | None = None

@@ -52,6 +52,39 @@ def samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(micro_batch_size, WIDTH), torch.randint(4, (micro_batch_size,))
 
 
+def at_most_fifty(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A data set that ends."""
+    return samples(min(micro_batch_size, 50))
+
+
+def always_eight(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return samples(8)
+
+
+def one_too_many(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return samples(micro_batch_size + 1)
+
+
+class Graphs:
+    """A batch of a kind of its own, as libraries for graphs have."""
+
+    def __init__(self, nodes: torch.Tensor) -> None:
+        self.nodes = nodes
+        self.device = torch.device("meta")
+
+    def to(self, device: torch.device) -> Graphs:
+        self.nodes, self.device = self.nodes.to(device), device
+        return self
+
+
+def graphs(micro_batch_size: int) -> Graphs:
+    return Graphs(torch.randn(micro_batch_size, WIDTH))
+
+
+def num_graphs(batch: Graphs) -> int:
+    return len(batch.nodes)
+
+
 def cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, targets)
 
@@ -84,6 +117,19 @@ class Convolutional(nn.Module):
 
 def convolutional() -> nn.Module:
     return Convolutional()
+
+
+class TakesGraphs(Perceptron):
+    def forward(self, batch: Graphs) -> torch.Tensor:
+        return super().forward(batch.nodes).square().mean()
+
+
+def takes_graphs() -> nn.Module:
+    return TakesGraphs()
+
+
+def as_it_is(output: torch.Tensor, batch: Graphs) -> torch.Tensor:
+    return output
 
 
 class Normalized(Perceptron):
@@ -388,6 +434,96 @@ class LateAtTheSeventhPass(PlainStep):
         self.passes += 1
         self.modules[0].is_late = self.passes >= 7
         return super().forward_backward(batch)
+
+
+class NoBackward(PlainStep):
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return cross_entropy(self.modules[0](batch[0]), batch[1]).detach()
+
+
+class ZeroGradients(PlainStep):
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        loss = 0 * cross_entropy(self.modules[0](batch[0]), batch[1])
+        loss.backward()
+        return loss.detach()
+
+
+class IgnoresItsBatch(PlainStep):
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        loss = self.modules[0](torch.ones_like(batch[0])).square().mean()
+        loss.backward()
+        return loss.detach()
+
+
+class InBatchNegatives(PlainStep):
+    """The other samples are the wrong answers: of a single sample there is nothing to learn."""
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        towers = self.modules[0](batch[0])
+        loss = cross_entropy(towers @ towers.T, torch.arange(len(towers), device=towers.device))
+        loss.backward()
+        return loss.detach()
+
+
+class Margin(PlainStep):
+    """Two samples in ten violate the margin."""
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        far = batch[0].mean(dim=1) - 0.15  # of a mean of deviation 0.18
+        loss = (self.modules[0](batch[0]).square().mean(dim=1) * far.relu()).mean()
+        loss.backward()
+        return loss.detach()
+
+
+class ConstantData(PlainStep):
+    def make_batch(self, micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(micro_batch_size, WIDTH), torch.zeros(micro_batch_size, dtype=torch.long)
+
+
+class NewHead(PlainStep):
+    """A head of zeros: every batch has the same loss, and a gradient of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.modules[0].second.weight)
+        nn.init.zeros_(self.modules[0].second.bias)
+
+
+class StepsInItsPasses(PlainStep):
+    """Parameters are updated as soon as their gradients are there, which then go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.modules[0].parameters():
+            parameter.register_post_accumulate_grad_hook(self._update_one)
+
+    def _update_one(self, parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=0.1)
+        parameter.grad = None
+
+
+class Adversaries(PlainStep):
+    """Two modules against each other, each with an optimizer of its own; a part is frozen."""
+
+    def __init__(self) -> None:
+        self.maker, self.judge = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.modules = {"maker": self.maker, "judge": self.judge, "frozen": self.frozen}
+        self.optimizers = [torch.optim.Adam(m.parameters()) for m in (self.maker, self.judge)]
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        fake = self.maker(self.frozen(batch[0]))
+        wanted = F.softplus(-self.judge(fake)).mean()
+        wanted.backward(inputs=list(self.maker.parameters()))
+        told = F.softplus(self.judge(fake.detach())).mean() + F.softplus(-self.judge(batch[0])).mean()
+        told.backward()
+        return (wanted + told).detach()
+
+    def update(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 class FailingUpdate(PlainStep):

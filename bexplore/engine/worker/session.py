@@ -39,12 +39,15 @@ from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_
 from bexplore.engine.worker.placement import Placement
 from bexplore.engine.worker.regions import repeated_classes
 from bexplore.engine.worker.shortening import shorten
+from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import Steps, len_of, warm_device
 from bexplore.engine.worker.timing import Report, Timed, time_alone, time_in_turns
 from bexplore.engine.worker.toolchain import Toolchain
+from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
 from bexplore.probe import Compilation, Probe
 from bexplore.workloads import Batch, Workload, build
+from bexplore.workloads.optimizers import could_be_fused, names_of
 
 MAX_UPDATES = 3
 # Source: `format_dealloc_msg` in torch/_inductor/cudagraph_trees.py; pytorch issues 169545 and 96693.
@@ -102,6 +105,8 @@ class Session:
         self._timed_batch: tuple[int, Batch] | None = None
         self._usual_pass_s: dict[int, float] = {}
         self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
+        self._is_checked = False  # whether the step was seen to train
+        self._why_unchecked = ""
         self._why_alone = ""  # the last probe that should have taken turns
         self._placement = Placement()
         self.watch = CompilerWatch()
@@ -145,6 +150,7 @@ class Session:
 
         Raises:
             NotFiniteError: The loss is not finite.
+            UserInputError: The step trains nothing.
             Exception: Whatever the user's step or the compiler raised.
         """
         self.steps.clear_gradients()
@@ -165,6 +171,7 @@ class Session:
             if not math.isfinite(timed.loss):
                 raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
             self._usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
+            has_gradients = any(gradient is not None for _, gradient in self.steps.gradients())
             self.report(stage="updates")
             update_times_s = self.steps.timed_updates(MAX_UPDATES, batch) if self.is_training else []
         peak = memory.peak
@@ -172,6 +179,8 @@ class Session:
         late = self.watch.take()
         self.num_session_graphs += account.num_graphs + late.num_graphs
         compiled = self.compilation is not Compilation.EAGER and self.job.compile.enabled
+        del batch, others
+        self._check_step(probe, has_gradients=has_gradients)
         return {
             "pass_times_s": timed.pass_times_s,
             "turn_times_s": timed.turn_times_s,
@@ -193,9 +202,32 @@ class Session:
                 "compiler_s": account.compile_time_s + late.compile_time_s,
                 "num_repeated_passes": self.steps.num_repeated - repeated,
                 **timed.details,
+                "samples_are_seen": self.workload.samples_are_seen,
+                "optimizers": names_of(self.workload.optimizers),
+                "unfused_optimizers": names_of(could_be_fused(self.workload.optimizers)),
+                "why_unchecked": self._why_unchecked,
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
             },
         }
+
+    def _check_step(self, probe: Probe, *, has_gradients: bool) -> None:
+        """Check once that a step of the user's own trains, with fewer samples than were just run.
+
+        Raises:
+            UserInputError: It does not.
+        """
+        is_concerned = self.is_training and self.workload.make_other_batch is not None
+        is_told = self._is_checked or (has_gradients and probe.micro_batch_size < FEWEST_SAMPLES)
+        if not is_concerned or is_told or probe.purpose.is_verification:
+            return
+        self.report(stage="step check")
+        try:
+            with self._around_steps():
+                self._is_checked = check_step(self.workload, self.steps.parameters(), probe.micro_batch_size)
+        except UserInputError:
+            raise
+        except Exception as error:  # without the compiler it may lack memory: what was measured stands all the same
+            self._why_unchecked = _headline(error)
 
     def recovered(self) -> bool:
         """Let go of a step that was refused memory; whether this process is as it was before it.

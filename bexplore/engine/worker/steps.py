@@ -183,7 +183,8 @@ class Steps:
         with torch.no_grad():
             return float(self._last_loss)
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All that the optimizers step and the modules hold."""
         modules = list(self._workload.compiled_modules)
         if self._workload.loss_module is not None:
             modules.append(self._workload.loss_module)
@@ -193,7 +194,7 @@ class Steps:
 
     def gradients(self) -> list[Gradient]:
         """Each parameter with its gradient as it is now."""
-        return [(parameter, parameter.grad) for parameter in self._parameters()]
+        return [(parameter, parameter.grad) for parameter in self.parameters()]
 
     def attach(self, gradients: Sequence[Gradient]) -> None:
         """Put gradients back that an update has cleared."""
@@ -202,7 +203,7 @@ class Steps:
 
     def clear_gradients(self) -> None:
         """As before the first pass of a step."""
-        for parameter in self._parameters():
+        for parameter in self.parameters():
             parameter.grad = None
         self._attach_kept()
 
@@ -229,7 +230,7 @@ class Steps:
         modules = [m for m in [self._workload.loss_module, *self._workload.compiled_modules] if m is not None]
         buffers = [b for module in modules for b in module.buffers()]
         states = [optimizer.state for optimizer in self._workload.optimizers]
-        return [self._parameters(), buffers, [list(s.values()) for s in states], batch]
+        return [self.parameters(), buffers, [list(s.values()) for s in states], batch]
 
     def live_bytes(self, batch: Batch = ()) -> int:
         """Bytes of their distinct storages."""
