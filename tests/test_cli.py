@@ -366,6 +366,17 @@ def test_the_explorer_is_killed_and_the_same_command_goes_on(job, tmp_path):
     assert events[-1]["event"] == "result"
 
 
+def test_a_batch_that_ignores_its_size_ends_before_anything_is_measured_with_its_shapes(job, tmp_path):
+    done = bexplore("explore", job(batch="always_eight"), cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "(8, 32), (8,). None of their dimensions grows" in done.stderr
+    assert "samples_of" in done.stderr
+    assert "probe 0" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
 def test_a_mended_program_is_not_met_by_its_old_failures(job, tmp_path):
     bexplore("explore", job(model="shape_error"), cwd=tmp_path)
     code = tmp_path / "programs.py"

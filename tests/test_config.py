@@ -12,7 +12,7 @@ from bexplore.document import Document, Problems
 from bexplore.document.reader import YamlReader
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision, TorchSettings
-from bexplore.settings import EFFORTS, read_settings
+from bexplore.settings import CODE_KEYS, EFFORTS, read_settings
 
 GIB = 2**30
 
@@ -204,9 +204,9 @@ def test_a_section_that_is_no_mapping_is_refused():
     assert "explore must be a mapping of settings, not 5" in refusal("  5")
 
 
-@pytest.mark.parametrize("key", ["model", "batch", "loss", "step"])
+@pytest.mark.parametrize("key", CODE_KEYS)
 def test_no_code_refuses_every_import_path(key):
-    paths = {"model": "m:a", "batch": "m:b", "loss": "m:c"} if key != "step" else {"step": "m:d"}
+    paths = {name: f"m:{name}" for name in CODE_KEYS if name != "step"} if key != "step" else {"step": "m:d"}
     told = refusal(f"  workload: {json.dumps(paths)}", allow_code=False)
     assert f'explore.workload.{key} imports code, "{paths[key]}", and --no-code refuses that' in told
 

@@ -27,14 +27,8 @@ from bexplore.settings.values import (
     Tokens,
 )
 
-CODE_KEYS = (
-    "model",
-    "batch",
-    "loss",
-    "step",
-    "loader",
-    "samples_of",
-)  # of `explore.workload`; each names code of the user
+# Of `explore.workload`; each names code of the user.
+CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
 
 _FEWEST_PLAIN_SECONDS = 60  # below, a number without a unit may have been meant as minutes
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import torch
 from torch.utils import _pytree as pytree
 
-from bexplore.errors import UnusableSizeError
+from bexplore.errors import UnusableSizeError, UserInputError
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.settings import require
 from bexplore.workloads.workload import Batch
@@ -78,18 +78,16 @@ def batch_layout(
     Raises:
         UserInputError: The batches do not grow as their size does, or the user's count does not.
     """
-    layout = _compared(make_batch, _SMALL_SIZES, samples_of)
-    if layout is None:
-        layout = _compared_again(make_batch, samples_of)
-    require(
-        layout is not None,
-        f"Batches of {_SMALL_SIZES[0]} and of {_SMALL_SIZES[1]} samples are alike: {_shapes(make_batch(2))}. None of "
-        "their dimensions grows with the micro-batch size.",
-        "Give as many samples as micro_batch_size asks for. Where they cannot be seen in the shapes, name a function "
-        "(batch) -> number of samples in explore.workload.samples_of.",
+    layout = _compared(make_batch, _SMALL_SIZES, samples_of) or _compared_again(make_batch, samples_of)
+    if layout is not None:
+        return layout
+    small, large = _SMALL_SIZES
+    raise UserInputError(
+        f"Batches of {small} and of {large} samples are alike: {_shapes(make_batch(small))}. None of their dimensions "
+        "grows with the micro-batch size.",
+        hint="Give as many samples as micro_batch_size asks for. Where they cannot be seen in the shapes, name a "
+        "function (batch) -> number of samples in explore.workload.samples_of.",
     )
-    assert layout is not None
-    return layout
 
 
 def _compared_again(
@@ -109,7 +107,8 @@ def _compared(
     batches = [make_batch(size) for size in sizes]
     if samples_of is not None and not is_fake():
         _check_count(samples_of, batches, sizes)
-    (small, large), numbers = (tensor_leaves(batch) for batch in batches), [len(pytree.tree_leaves(b)) for b in batches]
+    small, large = (tensor_leaves(batch) for batch in batches)
+    num_leaves = {len(pytree.tree_leaves(batch)) for batch in batches}
     if len(small) != len(large) or any(a.dim() != b.dim() for a, b in zip(small, large, strict=True)):
         tensors = _per_sample(len(small), len(large), sizes)
         return BatchLayout(dimensions=None, tensors=tensors, samples_of=samples_of)
@@ -117,7 +116,7 @@ def _compared(
     dimensions, rows = [dimension for dimension, _ in found], tuple(rows for _, rows in found)
     if not any(rows) and sizes == _SMALL_SIZES:
         _refuse_other_number(make_batch, small, large)
-    is_hidden = samples_of is not None or numbers[0] != numbers[1] or _holds_objects(batches[0])
+    is_hidden = samples_of is not None or len(num_leaves) > 1 or _holds_objects(batches[0])
     if all(dimension is None for dimension in dimensions) and not is_hidden:
         return None
     return BatchLayout(dimensions=dimensions, rows=rows, samples_of=samples_of)

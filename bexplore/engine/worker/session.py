@@ -228,6 +228,8 @@ class Session:
             raise
         except Exception as error:  # without the compiler it may lack memory: what was measured stands all the same
             self._why_unchecked = _headline(error)
+        self.steps.clear_gradients()
+        release_cached_memory(self.device)
 
     def recovered(self) -> bool:
         """Let go of a step that was refused memory; whether this process is as it was before it.
