@@ -43,6 +43,7 @@ def test_a_step_that_cannot_train_is_refused(step, micro_batch_size, told):
         "ConstantData",
         "NewHead",
         "StepsInItsPasses",
+        "UnlistedModules",
         "Adversaries",
         "ScaledStep",
     ],

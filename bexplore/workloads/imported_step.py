@@ -22,12 +22,12 @@ _PATHS = ("batch", "loader", "samples_of")
 
 
 def build_step(job: Job) -> Workload:
-    """Build `{"step", "batch", "loader", "arguments"}` of `job.model`: `step` is a path that returns a
-    `TrainingStep`.
+    """Build `{"step", "batch", "loader", "samples_of", "arguments"}` of `job.model`.
 
-    `batch`, optional, is a path that makes the batches instead of the step's own `make_batch`; `loader` is as in
-    `build_imported`. Each gets those of the keyword arguments `arguments` that its signature names. Precision,
-    optimizers and clipping are the step's own.
+    `step` is a path that returns a `TrainingStep`. `batch`, optional, is a path that makes the batches instead of the
+    step's own `make_batch`; `loader` and `samples_of` are as in `build_imported`. Each gets
+    those of the keyword arguments `arguments` that its signature names. Precision, optimizers and clipping are the
+    step's own.
 
     Raises:
         UserInputError: The path, or what it gave, cannot be used; or the job sets what is the step's own business.

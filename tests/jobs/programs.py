@@ -503,6 +503,24 @@ class StepsInItsPasses(PlainStep):
         parameter.grad = None
 
 
+class UnlistedModules(PlainStep):
+    """Compiles by itself, and lists nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.own_optimizer = self.modules[0], self.optimizers
+        self.modules, self.optimizers = [], []
+
+    def forward_backward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        loss = cross_entropy(self.own(batch[0]), batch[1])
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        self.own_optimizer.step()
+        self.own_optimizer.zero_grad()
+
+
 class Adversaries(PlainStep):
     """Two modules against each other, each with an optimizer of its own; a part is frozen."""
 

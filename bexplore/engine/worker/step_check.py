@@ -13,7 +13,7 @@ from bexplore.workloads import Batch, Workload
 from bexplore.workloads.batch_layout import tensor_leaves
 
 FEWEST_SAMPLES = 4  # of a size whose half shows more than whether there are gradients
-_MOST_SAMPLES = 4  # of a batch: bounds the time
+_MOST_SAMPLES = 4  # of a batch: bounds the time; even, since some models pair their samples
 _OTHER_BATCHES = 16  # before a suspicion is believed: few samples may violate a margin. A judgement, no measurement
 
 
@@ -25,7 +25,7 @@ def check_step(workload: Workload, parameters: Sequence[torch.nn.Parameter], mic
 
     Args:
         workload: A training job with code of the user's own; its parameters may be updated.
-        parameters: All that it has, without gradients.
+        parameters: All that it has, without gradients; where none is known nothing can be told.
         micro_batch_size: A size that was run, samples; at most half of it is taken, since without the compiler a pass
             needs more memory.
 
@@ -37,13 +37,13 @@ def check_step(workload: Workload, parameters: Sequence[torch.nn.Parameter], mic
             different batches give the same loss and the same gradients, to the last bit.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    num_samples = min(_MOST_SAMPLES, max(1, micro_batch_size // 2))
+    num_samples = next((size for size in (_MOST_SAMPLES, 2) if 2 * size <= micro_batch_size), 1)
     with restored(workload.compiled_modules), inert(workload.compiled_modules):
         batch = workload.make_batch(num_samples)
         first = _run(workload, trained, batch)
-        if all(norm is None for norm in first.norms):
+        if trained and all(norm is None for norm in first.norms):
             _require_changes(workload, trained, batch)
-        elif num_samples > 1:
+        elif trained and num_samples > 1:
             _require_dependence(workload, trained, batch, first, num_samples)
     return num_samples > 1
 
