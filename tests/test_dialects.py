@@ -529,6 +529,16 @@ def test_the_files_optimizer_serves_a_workload_without_one(folder):
     assert (job.optimizer, job.max_gradient_norm) == ("AdamW", 1.0)
 
 
+def test_how_samples_are_counted_belongs_to_the_job(folder):
+    paths = {"model": "m:a", "batch": "m:b"}
+    plain = folder.load(sections(explore={"workload": paths})).job
+    counted = folder.load(sections(explore={"workload": paths | {"samples_of": "m:c"}})).job
+    assert counted.model == paths | {"samples_of": "m:c"}
+    assert counted.fingerprint() != plain.fingerprint()
+    options = {"transformers": {"task": "masked_lm", "model_type": "bert"}, "samples_of": "m:c"}
+    assert "samples_of goes with model or step" in folder.refusal(sections(explore={"workload": options}))
+
+
 def test_a_step_of_the_users_own_decides_everything(folder):
     values = sections(
         model=GPT | {"mixed_precision": True}, explore={"workload": {"step": "m:s", "arguments": {"k": 1}}}

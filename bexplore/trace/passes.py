@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from bexplore.errors import UnusableSizeError
 from bexplore.job import Job
 from bexplore.trace.depth import Repeat, shortened
 from bexplore.trace.errors import TraceError
@@ -102,7 +103,7 @@ def _trace_pass(
 
     device_type = torch.device(workload.job.device).type
     with planning_only(prime, device_type, run, observe), fake_mode, LifetimeMode(tracker):
-        batch = workload.make_batch(prime)
+        batch = _make_batch(workload, prime)
         batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
         parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
         for tensor in (*parameters, *(buffer for module in modules_of(workload) for buffer in module.buffers())):
@@ -156,7 +157,7 @@ def choose_prime(workload: Workload, fake_mode: Any) -> int:
     """
     sizes = {size for module in modules_of(workload) for tensor in tensors_of(module) for size in tensor.shape}
     with fake_mode:
-        sizes |= {size for leaf in tree_leaves(workload.make_batch(1)) for size in getattr(leaf, "shape", ())}
+        sizes |= {size for leaf in tree_leaves(_make_batch(workload, 1)) for size in getattr(leaf, "shape", ())}
     for prime in PRIMES:
         if all(size % prime for size in sizes):
             return prime
@@ -176,6 +177,16 @@ def tensors_of(module: nn.Module) -> list[torch.Tensor]:
 def unique(items: Any) -> list[Any]:
     """Items without repetition, by identity."""
     return list({id(item): item for item in items}.values())
+
+
+def _make_batch(workload: Workload, micro_batch_size: int) -> Any:
+    try:
+        return workload.make_batch(micro_batch_size)
+    except UnusableSizeError as error:
+        raise TraceError(
+            f"The trace needs a batch of {micro_batch_size} samples: {error}.",
+            hint="An exploration works without a trace; only the memory is not known beforehand.",
+        ) from error
 
 
 def _adopt_batch(workload: Workload, batch: Any, tracker: LifetimeTracker, *, is_symbolic: bool) -> Polynomial:

@@ -151,9 +151,9 @@ def capped_samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return samples(min(micro_batch_size, 8))
 
 
-def same_samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Always the same number of samples."""
-    return samples(2)
+def named_samples(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """Samples of which only the names grow in number."""
+    return *samples(2), ["name"] * micro_batch_size
 
 
 class Convolutional(nn.Module):
