@@ -83,6 +83,13 @@ def test_the_engine_refuses_a_step_that_ignores_its_batch_once_enough_samples_ar
         runner(Probe(number=1, micro_batch_size=8))
 
 
+def test_a_check_that_fails_by_itself_leaves_what_was_measured(run_on):
+    observation = run_on(imported_job(batch="filled_up_to_eight"))(Probe(number=0, micro_batch_size=8))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert "a batch of 4 samples was asked for" in observation.details["why_unchecked"]
+
+
 def test_an_evaluation_has_nothing_to_train(run_on):
     job = imported_job(mode=Mode.EVAL)
 

@@ -61,8 +61,8 @@ def always_eight(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return samples(8)
 
 
-def one_too_many(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return samples(micro_batch_size + 1)
+def filled_up_to_eight(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return samples(-(-micro_batch_size // 8) * 8)
 
 
 class Graphs:

@@ -105,7 +105,7 @@ class Session:
         self._timed_batch: tuple[int, Batch] | None = None
         self._usual_pass_s: dict[int, float] = {}
         self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
-        self._is_checked = False  # whether the step was seen to train
+        self._is_checked = False  # whether the step was seen to train, or why that cannot be
         self._why_unchecked = ""
         self._why_alone = ""  # the last probe that should have taken turns
         self._placement = Placement()
@@ -227,7 +227,7 @@ class Session:
         except UserInputError:
             raise
         except Exception as error:  # without the compiler it may lack memory: what was measured stands all the same
-            self._why_unchecked = _headline(error)
+            self._is_checked, self._why_unchecked = True, _headline(error)
         self.steps.clear_gradients()
         release_cached_memory(self.device)
 
