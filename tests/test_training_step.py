@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from bexplore import dialects
 from bexplore.identity import describe
 from bexplore.probe import Outcome, Probe
 from bexplore.training_step import methods
 from bexplore.workloads import build
+from bexplore.workloads.optimizers import could_be_fused, names_of
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -49,6 +52,17 @@ def test_the_example_of_a_step_trains_what_is_not_frozen():
         for olds, module in zip(before, workload.compiled_modules, strict=True)
     ]
     assert moved == [False, True, True]
+
+
+def test_optimizers_that_are_fused_or_cannot_be_are_not_among_those_that_could_be():
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    made = [torch.optim.Adam(weights), torch.optim.SGD(weights, fused=True), torch.optim.Rprop(weights)]
+
+    class Lion(torch.optim.Optimizer):
+        def step(self) -> None: ...
+
+    assert names_of(could_be_fused(made)) == ["torch.optim.Adam"]
+    assert names_of([*made, Lion(weights, {})])[-1].endswith("Lion")
 
 
 def test_the_engine_runs_the_example_and_names_its_optimizers(run_on):
