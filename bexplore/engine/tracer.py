@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from bexplore.trace.gpu_properties import GpuProperties
 # A trace takes seconds; one that takes this long is given up, and the exploration goes on without it.
 TRACE_LIMIT_S = 120.0
 TRACE_RESIDENT_BYTES = 8 * 2**30
+# Sizes and indices are SymPy's expressions, and it keeps 1000 results of each of its functions; the compiler asks for
+# more of them again. Processor time of a ResNet 50 for CUDA: 40.7 s with 1000, 38.4 s with these.
+_FAST_SYMPY = {"SYMPY_CACHE_SIZE": "20000"}
 
 
 Progress = Callable[[dict[str, Any]], None]
@@ -61,7 +65,8 @@ def _trace(
     # The device that is stood in for takes the place of one that is here: tracing takes nothing of its memory.
     why_not = reason_against() if gpu is not None else ""
     stands_in = gpu is not None and not why_not
-    environment = {"CUDA_VISIBLE_DEVICES": ""} if stands_in else None
+    environment = {"CUDA_VISIBLE_DEVICES": ""} if stands_in else {}
+    environment |= {name: value for name, value in _FAST_SYMPY.items() if name not in os.environ}
     traced_job = dataclasses.replace(job, device="cuda:0") if stands_in else job  # the only device that there is then
     properties = gpu.as_dict() if gpu is not None and stands_in else None
     worker = WorkerProcess(run_dir / "workers" / "trace.log", environment=environment)
