@@ -298,6 +298,7 @@ def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ..
         "relative_performance": best.relative_performance,
         "confidence": best.confidence,
         "samples_per_s": _known(best.samples_per_s),
+        "relative_performance_interval": best.relative_performance_interval,
         "shortfall_at_90": best.shortfall_at_90,
         "num_probes": best.num_probes,
         "elapsed_s": best.elapsed_s,
@@ -333,7 +334,14 @@ def _result_record(event: Finished) -> dict[str, Any]:
     record: dict[str, Any] = {"event": "result"}
     if best is None:
         record |= dict.fromkeys(
-            ("micro_batch_size", "relative_performance", "confidence", "samples_per_s", "shortfall_at_90")
+            (
+                "micro_batch_size",
+                "relative_performance",
+                "relative_performance_interval",
+                "confidence",
+                "samples_per_s",
+                "shortfall_at_90",
+            )
         )
         record |= {"num_probes": event.num_probes, "elapsed_s": event.elapsed_s, "global_batch_sizes": []}
     else:

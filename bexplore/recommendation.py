@@ -27,6 +27,7 @@ CALIBRATION_OF_FEW = 0.1  # added to the offset
 # then is nothing but the prior, and nearly every recorded job is faster at some other size than at its smallest.
 CALIBRATION_OF_ONE_SIZE = (-1.0, 1.0, 0.0)
 WANTED_SCORE = 90  # at which it is told how far a size may be from the best
+ALLOWED_SDS = 3.0  # from what two sizes say by themselves, beyond which no relative performance is told
 HIDDEN_SD = 0.1  # ln(samples/s), from busy neighbours, above which a probe tells next to nothing of its size
 
 
@@ -83,6 +84,7 @@ class Recommendation:
         elapsed_s: Seconds since the exploration started.
         shortfall_at_90: Share of the speed of the best that fits which it misses at most, with a score of 90: at most
             the tolerance where the confidence is 90 or more. None where no such share below 1 is known.
+        relative_performance_interval: Between which `relative_performance` lies with 95 %; None where it is 1.
     """
 
     micro_batch_size: int
@@ -95,6 +97,7 @@ class Recommendation:
     elapsed_s: float = 0.0
     within_tolerance: tuple[int, ...] = ()
     shortfall_at_90: float | None = None
+    relative_performance_interval: tuple[float, float] | None = None
 
 
 def recommend(
@@ -123,7 +126,7 @@ def recommend(
         return None
     near = posterior.near_best(tolerance).mean(axis=0)
     base_index = posterior.index(base)
-    gain = posterior.log_throughput[:, best] - posterior.log_throughput[:, base_index]
+    low, gain, high = _gain(posterior, best, base_index)
     ran = (posterior.measured > 0) & posterior.open
     within = posterior.sizes[ran & (mean >= mean[best] + math.log1p(-tolerance))].tolist()
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
@@ -131,7 +134,8 @@ def recommend(
     seen, candidates = _num_seen(evidence), int(posterior.represented.sum())
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
-        relative_performance=float(np.exp(gain.mean())),
+        relative_performance=math.exp(gain),
+        relative_performance_interval=None if best == base_index else (math.exp(low), math.exp(high)),
         confidence=score(float(near[best]), num_sizes=seen, num_candidates=candidates),
         samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
         smallest_within_tolerance=min(within),
@@ -144,12 +148,29 @@ def recommend(
     )
 
 
+def _gain(posterior: Posterior, best: int, base: int) -> tuple[float, float, float]:
+    """ln of how much faster a size is than the base: the low end, the mean and the high end of 95 %.
+
+    Where both were measured it is none that their own measurements do not allow.
+    """
+    gains = posterior.log_throughput[:, best] - posterior.log_throughput[:, base]
+    told = np.append(np.quantile(gains, (0.025, 0.975)), gains.mean(dtype=np.float64))
+    own = posterior.own_level[best] - posterior.own_level[base]
+    if math.isfinite(own):
+        reach = ALLOWED_SDS * math.hypot(posterior.own_level_sd[best], posterior.own_level_sd[base])
+        told = np.clip(told, own - reach, own + reach)
+    low, high, mean = map(float, told)
+    return low, mean, high
+
+
 def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
     """Position of the measured size that is most likely within the tolerance of the best; None where there is none."""
     measured, exactly = ((counts > 0) & posterior.open for counts in (posterior.measured, posterior.measured_exactly))
     eligible = exactly if exactly.any() else measured
     if not eligible.any():
         return None
+    own = np.where(eligible, posterior.own_level, -np.inf)
+    eligible &= own >= own.max() + math.log1p(-tolerance)  # what was seen outweighs what follows from others
     near = posterior.near_best(tolerance).mean(axis=0)
     return int(np.argmax(np.where(eligible, near + 1e-3 * posterior.mean, -np.inf)))
 

@@ -26,6 +26,7 @@ BUDGET_BYTES = 64 * 2**30
 SEGMENT_BYTES = 20 * 2**20  # of the simulated caching allocator
 WANDERING_TIMES_S = (1.0, 10.0, 100.0)  # over which a shared machine changes its speed, each as much as the others
 PASS_BUDGET_S = 4.0  # of a probe's own size, as the engine has it
+LEAST_BURST, MOST_BURST = 1.2, 100.0  # times the seconds of a turn
 TRACE_ERROR_SD = 0.08  # of the simulated trace's two terms, as a fraction
 
 
@@ -40,6 +41,11 @@ class Family(StrEnum):
     DRIFT = "drift"
     OUTLIERS = "outliers"
     WANDERING = "wandering"
+    SPILLS = "spills"
+    BURSTS = "bursts"
+
+
+BURST_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,7 @@ class World:
         drift_per_probe: Change of ln(samples/s) from probe to probe.
         outlier_share: Share of the probes that another tenant slows down.
         wander_sd: Change of ln(samples/s) of a machine that others use too, over seconds and minutes.
+        burst_share: Share of the turns that somebody else's burst of work slows down, by up to `MOST_BURST` times.
         start_s: Seconds to start a worker.
         compile_s: Seconds to compile.
     """
@@ -78,6 +85,7 @@ class World:
     drift_per_probe: float = 0.0
     outlier_share: float = 0.0
     wander_sd: float = 0.0
+    burst_share: float = 0.0
     start_s: float = 5.0
     compile_s: float = 30.0
 
@@ -190,6 +198,8 @@ class SimulatedRunner:
             count = rounds.num_passes[size]
             noise = world.pass_sd * self._rng.standard_normal(count) - luck[size]
             times_s = usual_s[size] * np.exp(noise - self._wandering.wait(count * usual_s[size]))
+            if world.burst_share and self._rng.random() < world.burst_share:
+                times_s *= math.exp(self._rng.uniform(math.log(LEAST_BURST), math.log(MOST_BURST)))
             spent_s += float(times_s.sum())
             own_s.extend(times_s.tolist() if size == own else [])
             return float(np.median(times_s))
@@ -218,7 +228,7 @@ class _Wandering:
 def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
     """Draw one world, of these sizes or of some; the same arguments give the same world on every machine."""
     rng = np.random.default_rng([seed, *family.value.encode()])
-    space = space or _draw_space(rng)
+    space = space or (_draw_short_space(rng) if family is Family.SPILLS else _draw_space(rng))
     sizes = np.array(space.sizes, dtype=float)
     curve = _device_curve(sizes, rng, peaked=family is Family.PEAKS, flat=family is Family.PLATEAUS)
     if family is Family.ROUGH:
@@ -226,6 +236,8 @@ def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
     if family is Family.CLIFFS:
         curve = curve + _cliff(sizes, rng)
     peak, memory = _draw_memory(sizes, rng)
+    if family is Family.SPILLS:
+        curve = curve + _spill(peak, rng)
     curve = curve + _pressure(sizes, peak, rng)
     world = World(
         family=family,
@@ -242,6 +254,8 @@ def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
     if family is Family.WANDERING:
         wander_sd, pass_sd = float(rng.uniform(0.03, 0.12)), float(np.exp(rng.uniform(-4.0, -2.5)))
         return dataclasses.replace(world, wander_sd=wander_sd, pass_sd=pass_sd)
+    if family is Family.BURSTS:
+        return dataclasses.replace(world, wander_sd=float(rng.uniform(0.01, 0.06)), burst_share=BURST_SHARE)
     if family is Family.OUTLIERS:
         return dataclasses.replace(world, outlier_share=0.08)
     return world
@@ -279,6 +293,14 @@ def _draw_space(rng: np.random.Generator) -> Space:
         return Space.of(range(8, max(largest, 64) + 1, 8))
     wanted = np.exp(rng.uniform(0, math.log(max(largest, 64)), int(rng.integers(6, 20))))
     return Space.of([1, *np.ceil(wanted).astype(int).tolist()])
+
+
+def _draw_short_space(rng: np.random.Generator) -> Space:
+    """What people try by hand: powers of two, now and then with a size between them, up to a dozen."""
+    first, count = int(rng.integers(0, 5)), int(rng.integers(4, 10))
+    powers = [2**power for power in range(first, first + count)]
+    between = [3 * size // 2 for size in powers[1:] if rng.random() < 0.25]
+    return Space.of([*powers, *between])
 
 
 def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat: bool) -> Array:
@@ -333,6 +355,12 @@ def _cliff(sizes: Array, rng: np.random.Generator) -> Array:
         return -rng.uniform(0.04, 0.5) * (logs > at)
     inside = np.abs(logs - at) < 0.5 * rng.uniform(0.3, 1.4)
     return (-rng.uniform(0.05, 0.5) if kind == "hole" else rng.uniform(0.03, 0.2)) * inside
+
+
+def _spill(peak: Array, rng: np.random.Generator) -> Array:
+    """Where memory is nearly full it goes out to the host, and throughput falls to a fraction."""
+    fall: float = math.log(rng.uniform(0.1, 0.6))
+    return np.where(peak > rng.uniform(0.75, 0.99) * BUDGET_BYTES, fall, 0.0)
 
 
 def _draw_memory(sizes: Array, rng: np.random.Generator) -> tuple[Array, MemoryPrior | None]:

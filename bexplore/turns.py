@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+Array = NDArray[np.float64]
+
 # A size whose samples/s are below another's by this share beyond what counts as a tie is not timed more closely ...
 WORSE_THAN_TIED = 0.04
 MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of them
@@ -22,8 +24,9 @@ MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of them
 # (seconds), long beside what a change of the size disturbs. Seconds.
 TURN_S = 0.1
 MAX_PASSES_OF_TURN = 20
-# Fewest rounds, by the seconds of one: long turns average the jitter away by themselves.
-MIN_ROUNDS = ((4.0, 1), (1.0, 2), (0.0, 4))
+# Fewest rounds, by the seconds of one: long turns average the jitter away by themselves. One would not show that a turn
+# was disturbed.
+MIN_ROUNDS = ((1.0, 2), (0.0, 4))
 # Timing suffices when no size's standard error, of its log pass time, is above this share of what counts as a tie: a
 # fifth of it where contenders are told apart, the most of it where a size is only looked at.
 ENOUGH_SHARE = 0.2
@@ -35,6 +38,7 @@ BUDGETS_OF_CONTENDERS = 2
 SURELY = 2.5
 MOST_SDS = 2.0  # from the median, beyond which a turn counts as disturbed
 QUARTILES_APART = 1.349  # standard deviations of a normal sample between its quartiles
+MAD_SDS = 1.4826  # of which one is so many median absolute deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,9 @@ def levels_of(turn_times_s: Mapping[int, Sequence[float]]) -> dict[int, Level]:
     Source: the two-way layout with rounds as blocks (Box, Hunter and Hunter, "Statistics for Experimenters", chapter
     4): what is left of ln(seconds) when the round's mean is taken away is the size's own. Of K sizes these residuals
     have the variance of a turn times 1 - 1/K. A turn that was disturbed is drawn in to `MOST_SDS` (a Winsorized mean:
-    Tukey, "The future of data analysis", 1962), which keeps nearly all of what a mean knows.
+    Tukey, "The future of data analysis", 1962), which keeps nearly all of what a mean knows. One burst in
+    four rounds widens the quartiles, and not the median absolute deviation: the level is drawn in by the latter. Few
+    rounds may agree by chance, so its error is that of what is drawn in by the former.
 
     Args:
         turn_times_s: By size, seconds of a pass in each round; every size has as many rounds.
@@ -71,13 +77,21 @@ def levels_of(turn_times_s: Mapping[int, Sequence[float]]) -> dict[int, Level]:
     own = logs - machine
     middle = np.median(own, axis=1, keepdims=True)
     lower, upper = np.quantile(own, (0.25, 0.75), axis=1, keepdims=True)
-    reach = MOST_SDS * (upper - lower) / QUARTILES_APART
-    drawn_in = np.clip(own, middle - reach, middle + reach)
-    levels = np.exp(np.median(machine) + drawn_in.mean(axis=1))
+    levels = np.exp(np.median(machine) + _drawn_in(own, middle, MAD_SDS * _mad(own, middle)).mean(axis=1))
     errors = np.full(num_sizes, math.nan)
     if num_rounds >= 2:
+        drawn_in = _drawn_in(own, middle, (upper - lower) / QUARTILES_APART)
         errors = drawn_in.std(axis=1, ddof=1) / math.sqrt(num_rounds * (1.0 - 1.0 / max(num_sizes, 2)))
     return {size: Level(float(levels[i]), float(errors[i])) for i, size in enumerate(turn_times_s)}
+
+
+def _drawn_in(own: Array, middle: Array, sd: Array) -> Array:
+    return np.clip(own, middle - MOST_SDS * sd, middle + MOST_SDS * sd)
+
+
+def _mad(own: Array, middle: Array) -> Array:
+    """(K, 1), median absolute deviations."""
+    return np.asarray(np.median(np.abs(own - middle), axis=1, keepdims=True))
 
 
 def enough_se(tolerance: float) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +30,9 @@ GAP_CANDIDATES = 4  # ... which holds this many candidates ...
 GAP_SPACE = 16  # ... of more than this many: in a short list a probe is dear beside what could be found
 SHORTFALL = 0.1  # a winner that loses this share when compiled exactly has its runner-up compiled exactly too
 SURELY = 2.0  # standard deviations of what the machine's wandering makes of a size that ran in two processes
+# A size whose only probe is slower than this share of what the others let expect is probed again ...
+DOUBTED_TAIL = 0.02
+DOUBTED_NEAR_BEST = 0.1  # ... where it would be among the best without that probe with this probability
 SUSPICIOUS_Z = 3.0  # a winner this many standard deviations faster than the others say is measured again
 BASE_AGAIN_PROBES = 8  # a long exploration measures the base again after this many probes, against drift
 EARLY_FAILURES = 4  # failed probes before anything was measured after which the search gives up
@@ -118,6 +121,7 @@ def decide(
         costs=costs,
         fitted=ahead,
         best=best,
+        fit=fit,
     )
     decision = turn.next(num_unassigned)
     return dataclasses.replace(decision, recommendation=best, posterior=fitted)
@@ -134,6 +138,7 @@ class _Turn:
     costs: Costs
     fitted: Posterior
     best: Recommendation | None
+    fit: Callable[[Sequence[Evidence]], Posterior]
 
     def next(self, num_unassigned: int) -> Decision:
         choices = rank(self.fitted, self.settings, self.costs, last_size=self.finished[-1].micro_batch_size)
@@ -177,6 +182,9 @@ class _Turn:
         """A probe that the score alone does not ask for: a stretch that hides, or a winner too good to be true."""
         if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
             return None
+        doubted = self._doubted()
+        if doubted is not None:
+            return self._probe(doubted, Purpose.REPLICATE)
         hidden = unseen_gap(self.fitted, self.best)
         if hidden is not None:
             return self._probe(hidden, Purpose.SEARCH)
@@ -187,6 +195,26 @@ class _Turn:
         if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
+
+    def _doubted(self) -> int | None:
+        """A size whose only probe is far slower than all others let expect, and which would be among the best without.
+
+        A fall of throughput looks like a disturbed probe until it is seen twice.
+        """
+        known = self.fitted.measured > 0
+        slower = self.fitted.own_level < self.fitted.own_level[known].max() + math.log1p(-self.settings.tolerance)
+        once = np.flatnonzero((self.fitted.measured == 1) & self.fitted.open & slower & (self.fitted.surprise < 0.0))
+        return next((int(index) for index in once if self._is_doubtful(int(index))), None)
+
+    def _is_doubtful(self, index: int) -> bool:
+        others = [item for item in self.finished if item.micro_batch_size != self.fitted.sizes[index]]
+        if not any(item.is_measured for item in others):
+            return False
+        without = self.fit(others)
+        at = without.index(int(self.fitted.sizes[index]))
+        is_slower = without.log_throughput[:, at] <= self.fitted.own_level[index]
+        near = without.near_best(self.settings.tolerance)[:, at]
+        return bool(is_slower.mean() <= DOUBTED_TAIL and near.mean() >= DOUBTED_NEAR_BEST)
 
     def _is_settled(self) -> bool:
         """Whether the winner ran exactly and no further exact program could tell more.

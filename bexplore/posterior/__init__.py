@@ -39,6 +39,8 @@ class Posterior:
         own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
         represented: (D,), candidates that each size of the domain stands for.
         surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
+        own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
+        own_level_sd: (D,), the standard error of that.
         measured: (D,), number of measured probes.
         measured_exactly: (D,), number of measured probes of the program that the user will run.
         open: (D,), whether the size may be probed.
@@ -51,6 +53,8 @@ class Posterior:
     own_sd: Array
     represented: NDArray[np.int64]
     surprise: Array
+    own_level: Array
+    own_level_sd: Array
     measured: NDArray[np.int64]
     measured_exactly: NDArray[np.int64]
     open: NDArray[np.bool_]
@@ -176,6 +180,8 @@ def fit(
         own_sd=curves.own_sd,
         represented=_represented(space, sizes),
         surprise=curves.surprise,
+        own_level=curves.own_level,
+        own_level_sd=curves.own_level_sd,
         measured=_count(sizes, measured),
         measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
         open=alive & (sizes < limit),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bexplore.posterior.evidence import Evidence
-from bexplore.posterior.measurements import Measurements, measurements_of
+from bexplore.posterior.measurements import Measurements, levels_by_themselves, measurements_of
 from bexplore.posterior.prior import (
     CLIFF_BASES,
     CLIFF_RATE,
@@ -34,8 +33,6 @@ Index = NDArray[np.intp]
 
 NUM_DRAWS = 512
 LEVEL_SD = 1.0  # ln(samples/s), after centring
-OUTLIER_Z = -3.0  # a probe this many standard deviations slower than the others say is doubted
-OUTLIER_MIN_PROBES = 3
 NEGLIGIBLE_LOG_WEIGHT = -16.0  # of the best: all of these together are never drawn
 MAX_SHARE = 0.4  # of the jobs with a cliff, or with an unseen bump, however many sizes there are
 BUMP_WIDTHS = (-2.3, 0.3)  # ln of the narrowest and widest unseen bump, in e-folds
@@ -78,12 +75,16 @@ class CurveDraws:
         probe_sd: (S,), ln(samples/s), between two probes of one size.
         own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
         surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
+        own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
+        own_level_sd: (D,), the standard error of that.
     """
 
     log_throughput: Draws
     probe_sd: Array
     own_sd: Array
     surprise: Array
+    own_level: Array
+    own_level_sd: Array
 
 
 def draw_curves(
@@ -111,18 +112,23 @@ def draw_curves(
     inverse, log_det = _inverse_covariance(data, fields)
     weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
     z = _surprise(misfit[best[1]], inverse[best[0]])
-    doubted = _without_outlier(data, z, inverse[best[0]])
-    if doubted is not None:
-        data = doubted
-        inverse, log_det = _inverse_covariance(data, fields)
-        weighed, _ = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
     draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
     surprise = np.zeros(len(sizes))
     surprise[data.at] = z
     curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
     hyper = Hyper.grid()
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
-    return CurveDraws(curves, hyper.probe_sd[weighed.hyper], own_sd, surprise)
+    own_level, own_level_sd = np.full((2, len(sizes)), np.nan)
+    own = np.unique(data.at)
+    own_level[own], own_level_sd[own] = levels_by_themselves(data, float(hyper.probe_sd[best[0]]))
+    return CurveDraws(
+        log_throughput=curves,
+        probe_sd=hyper.probe_sd[weighed.hyper],
+        own_sd=own_sd,
+        surprise=surprise,
+        own_level=own_level + center,
+        own_level_sd=own_level_sd,
+    )
 
 
 @lru_cache(maxsize=4)
@@ -245,19 +251,6 @@ def _surprise(misfit: Array, inverse: Array) -> Array:
     Source: Rasmussen and Williams, eq. 5.12.
     """
     return (inverse @ misfit) / np.sqrt(np.diag(inverse))
-
-
-def _without_outlier(data: Measurements, z: Array, inverse: Array) -> Measurements | None:
-    """The measurements with more noise on a probe that the others contradict; None where there is none.
-
-    Only slower than expected counts: another tenant slows a probe down, and nothing speeds it up.
-    """
-    worst = int(np.argmin(z))
-    if len(z) < OUTLIER_MIN_PROBES or z[worst] >= OUTLIER_Z:
-        return None
-    noise = data.noise.copy()
-    noise[worst, worst] += (z[worst] / 1.5) ** 2 / inverse[worst, worst]
-    return dataclasses.replace(data, noise=noise)
 
 
 def _draw(

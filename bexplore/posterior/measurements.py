@@ -34,6 +34,12 @@ EXPECTED_WANDERING_SD = 0.02
 WANDERING_PRIOR_WEIGHT = 2.0
 
 
+# A probe this many standard deviations slower than another of the same size was disturbed.
+DISTURBED_SDS = 4.0
+EXPECTED_PROBE_SD = 0.01  # ln(samples/s), between two probes of one size
+ROUNDS_THAT_TELL = 3  # of turns: fewer do not tell which size of a round was disturbed
+
+
 @dataclass(frozen=True, slots=True)
 class Measurements:
     """Arrays of n measurements; a probe whose size took turns with others has several.
@@ -80,8 +86,28 @@ def measurements_of(
     noise = np.diag(np.maximum(_standard_errors(rows), MIN_SE) ** 2)
     noise += _drift(rows) + _wandering(rows, wanders_sd)
     noise += _between_compilations(rows, at, values, user_compilation, wanders_sd)
+    noise += _of_disturbed(rows, at, values, noise)
     center = float(values.mean())
     return Measurements(at, values - center, noise), center
+
+
+def levels_by_themselves(data: Measurements, probe_sd: float) -> tuple[Array, Array]:
+    """(m,) and (m,), what the measurements of each of m sizes say of it, whatever its neighbours say, and its error.
+
+    Source: generalised least squares with a level for each size (Aitken, 1936): sizes that took turns are compared
+    within them.
+
+    Args:
+        data: The measurements of m sizes.
+        probe_sd: ln(samples/s), between two probes of one size.
+
+    Returns:
+        Levels, ln(samples/s), centred like the values; their standard errors.
+    """
+    member = (data.at[:, None] == np.unique(data.at)[None, :]).astype(float)
+    weighted = np.linalg.solve(data.noise + probe_sd**2 * np.eye(len(data.at)), member)
+    covariance = np.linalg.inv(member.T @ weighted)
+    return covariance @ (weighted.T @ data.values), np.sqrt(np.diag(covariance))
 
 
 def wandering_sd(measured: Sequence[Evidence]) -> float:
@@ -138,6 +164,32 @@ def _wandering_sd(rows: Sequence[_Row]) -> float:
     freedom = sum(len(values) - 1 for values in by_program.values())
     prior = WANDERING_PRIOR_WEIGHT * EXPECTED_WANDERING_SD**2
     return math.sqrt((prior + squares) / (WANDERING_PRIOR_WEIGHT + freedom))
+
+
+def _of_disturbed(rows: Sequence[_Row], at: Index, values: Array, noise: Array) -> Array:
+    """(n, n), of measurements that another of the same size contradicts: the slower of two is the disturbed one.
+
+    Another tenant slows a probe down, and nothing speeds it up. What the neighbours of a size say is no reason to doubt
+    its own measurement: throughput does fall between two sizes. In one or two rounds of turns nobody can tell whether
+    the size was disturbed or all of them were; in more the size would have recovered, so it was all of them.
+    """
+    same = (at[:, None] == at[None, :]) & _same_program(rows)
+    variance = np.diag(noise)
+    apart_sd = np.sqrt(np.maximum(variance[:, None] + variance[None, :] - 2.0 * noise, 0.0) + EXPECTED_PROBE_SD**2)
+    behind = np.where(same, values[None, :] - values[:, None], 0.0)  # (n, n), of the first behind the second
+    excess = np.where(behind > DISTURBED_SDS * apart_sd, behind, 0.0).max(axis=1, initial=0.0)
+    probes = np.array([row.probe for row in rows])
+    took_turns = np.array([row.took_turns for row in rows])
+    by_itself = ~took_turns | (np.array([row.num_passes for row in rows]) < ROUNDS_THAT_TELL)
+    together = (probes[:, None] == probes[None, :]) & took_turns[:, None]
+    of_all = np.where(together, np.where(together, excess[None, :], 0.0).max(axis=1)[:, None], 0.0)
+    return np.diag(np.where(by_itself, excess, 0.0) ** 2) + of_all**2
+
+
+def _same_program(rows: Sequence[_Row]) -> NDArray[np.bool_]:
+    kinds = np.array([row.compilation.value for row in rows])
+    same: NDArray[np.bool_] = kinds[:, None] == kinds[None, :]
+    return same
 
 
 def _between_compilations(

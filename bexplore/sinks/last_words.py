@@ -92,10 +92,16 @@ def loader_sentence(loader: Mapping[str, Any] | None) -> str | None:
 
 def _headline(record: Mapping[str, Any]) -> str:
     return (
-        f"Use micro_batch_size {record['micro_batch_size']}: {record['relative_performance']:.2f}x the speed of "
-        f"size {record['base_micro_batch_size']}, {record['samples_per_s']:.4g} samples/s; "
+        f"Use micro_batch_size {record['micro_batch_size']}: {record['relative_performance']:.2f}x{_between(record)} "
+        f"the speed of size {record['base_micro_batch_size']}, {record['samples_per_s']:.4g} samples/s; "
         f"confidence {record['confidence']} out of 100."
     )
+
+
+def _between(record: Mapping[str, Any]) -> str:
+    """The interval of the relative performance, where it can be seen."""
+    low, high = record.get("relative_performance_interval") or (1.0, 1.0)
+    return "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
 
 
 def _why(record: Mapping[str, Any], target_confidence: float | None) -> str:

@@ -1,0 +1,124 @@
+"""What was measured outweighs what follows from other sizes, and what was not seen is not believed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from search_builders import CurveRunner, measured, saturating
+
+from bexplore.errors import NothingFitsError
+from bexplore.explorer import ProbeFinished, Result, explore
+from bexplore.posterior import fit
+from bexplore.probe import Compilation, Observation, Probe, Purpose
+from bexplore.recommendation import SearchSettings
+from bexplore.simulator import Family, SimulatedRunner, World, draw_world
+from bexplore.space import Space
+
+EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
+SHARED = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED, verify_exact=False)
+LADDER = Space.of([8, 16, 32, 64, 128, 192, 256])
+RISING = {8: 100.0, 16: 180.0, 32: 300.0, 64: 410.0, 128: 480.0, 256: 1.0}
+
+
+def explored(runner, space: Space, settings: SearchSettings = EXACT, memory=None) -> tuple[Result, list[Observation]]:
+    events = list(explore(runner, space=space, settings=settings, memory=memory))
+    return events[-1], [event.observation for event in events if isinstance(event, ProbeFinished)]
+
+
+def slowed_once(slow_size: int, share: float) -> CurveRunner:
+    """A saturating job, one probe of which somebody else's work slows down."""
+
+    class Slowed(CurveRunner):
+        def __call__(self, probe: Probe) -> Observation:
+            answer = super().__call__(probe)
+            if self.sizes.count(slow_size) == 1 and probe.micro_batch_size == slow_size:
+                slow = tuple(seconds / share for seconds in answer.pass_times_s)
+                return dataclasses.replace(answer, pass_times_s=slow)
+            return answer
+
+    return Slowed()
+
+
+@pytest.mark.parametrize("spilled", [1.0, 5.0, 20.0, 95.0, 200.0, 300.0, 400.0])
+def test_a_size_that_was_measured_to_be_slow_is_not_recommended(spilled: float):
+    curve = RISING | {192: spilled}
+    result, probed = explored(CurveRunner(curve.__getitem__, largest=192), LADDER)
+    best = result.recommendation
+    assert best.micro_batch_size == 128
+    assert best.relative_performance == pytest.approx(4.8, rel=0.03)
+    assert any(item.micro_batch_size == 128 for item in probed)
+
+
+def test_nothing_is_recommended_that_its_own_measurements_put_below_anothers():
+    """Worlds whose memory spills, in which a measured cliff looks like a disturbed probe."""
+    for seed in range(80):
+        world = draw_world(Family.SPILLS, seed)
+        try:
+            result, probed = explored(SimulatedRunner(world, seed=seed), world.space, memory=world.memory)
+        except NothingFitsError:
+            continue
+        speeds: dict[int, list[float]] = {}
+        for item in probed:
+            if item.is_measured:
+                speeds.setdefault(item.micro_batch_size, []).append(item.samples_per_s)
+        own = {size: math.exp(np.mean(np.log(values))) for size, values in speeds.items()}
+        assert own[result.recommendation.micro_batch_size] >= 0.98 * max(own.values()), f"seed {seed}"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_a_probe_that_was_disturbed_is_repeated_before_anything_is_concluded_from_it(share: float):
+    space = Space.of([1, 4, 16, 64, 256])
+    runner = slowed_once(256, share)
+    result, probed = explored(runner, space)
+    assert runner.sizes.count(256) >= 2
+    assert result.recommendation.micro_batch_size == 256
+    assert result.recommendation.relative_performance == pytest.approx(saturating(256) / saturating(1), rel=0.05)
+    assert any(item.probe.purpose is Purpose.REPLICATE for item in probed)
+
+
+def test_of_two_probes_of_one_size_the_slower_is_the_disturbed_one():
+    evidence = [measured(size, saturating(size)) for size in (1, 8, 16, 64, 128)]
+    slowed = [*evidence, measured(32, 0.3 * saturating(32)), measured(32, saturating(32))]
+    posterior = fit(Space.of([1, 8, 16, 32, 64, 128]), slowed)
+    own = math.exp(posterior.own_level[posterior.index(32)])
+    assert own == pytest.approx(saturating(32), rel=0.03)
+
+
+def bursts_of(seed: int) -> World:
+    return draw_world(Family.BURSTS, seed)
+
+
+def test_turns_that_bursts_of_others_hit_decide_nothing():
+    """One turn in twenty takes up to a hundred times as long."""
+    right, close, sure = [], [], []
+    for seed in range(60):
+        world = bursts_of(seed)
+        try:
+            result, _ = explored(
+                SimulatedRunner(world, seed=seed, shared_compile=True), world.space, SHARED, world.memory
+            )
+        except NothingFitsError:
+            continue
+        best = result.recommendation
+        speeds = world.throughputs
+        truth = speeds[best.micro_batch_size] / speeds[world.space.base]
+        right.append(world.regret(best.micro_batch_size) <= 0.02)
+        close.append(abs(best.relative_performance / truth - 1.0) <= 0.1)
+        sure += right[-1:] if best.confidence >= 90 else []
+    assert np.mean(right) >= 0.75
+    assert np.mean(close) >= 0.7
+    assert np.mean(sure) >= 0.85
+
+
+def test_the_relative_performance_is_told_with_an_interval_that_its_measurements_allow():
+    result, probed = explored(CurveRunner(), Space.of([1, 8, 32, 64, 128]))
+    best = result.recommendation
+    low, high = best.relative_performance_interval
+    assert low <= best.relative_performance <= high
+    truth = saturating(best.micro_batch_size) / saturating(1)
+    assert low <= truth <= high
+    assert high / low < 1.2
+    assert {item.micro_batch_size for item in probed} >= {1, best.micro_batch_size}
