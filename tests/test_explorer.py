@@ -111,7 +111,7 @@ class HoldingRunner(CurveRunner):
         )
 
 
-def test_a_process_that_holds_more_than_its_tensors_costs_no_probe_that_does_not_fit():
+def test_a_process_that_holds_more_than_its_tensors_costs_at_most_one_probe_that_does_not_fit():
     memory = MemoryPrior(
         peak_bytes=HoldingRunner.tensors,
         relative_sd=0.012,
@@ -122,7 +122,7 @@ def test_a_process_that_holds_more_than_its_tensors_costs_no_probe_that_does_not
     soon_flat = HoldingRunner(lambda size: 1000.0 * size / (size + 3.0))
     result = result_of(soon_flat, Space.of(default_candidates(1, 185)), memory=memory)
 
-    assert set(result.outcomes) == {"measured"}
+    assert result.outcomes.get("out_of_memory", 0) <= 1  # of the sizes up to 185 those up to 130 fit
     assert 96 <= max(soon_flat.sizes) <= 130  # what fits was looked at too
     assert result.held_memory_bytes > result.peak_memory_bytes
     assert result.held_memory_bytes + result.memory_headroom_bytes == HoldingRunner.BUDGET
@@ -361,17 +361,27 @@ def test_a_long_stretch_that_could_hide_a_better_size_is_not_left_unprobed():
     assert all(right / left <= 4.5 for left, right in itertools.pairwise(probed))
 
 
-def test_a_stretch_that_could_hide_a_better_size_counts_only_in_a_long_list_of_sizes():
-    def gap(sizes: list[int]) -> int | None:
-        evidence = [measured(size, 1000.0) for size in (8, 32)]
-        fitted = fit(Space.of(sizes), evidence)
-        best = recommend(fitted, evidence, base=sizes[0], tolerance=0.02)
-        assert best is not None
-        index = unseen_gap(fitted, best)
-        return None if index is None else sizes[index]
+def gap_in(sizes: list[int], ran: dict[int, float]) -> int | None:
+    """The size that an end of the search would leave unseen."""
+    evidence = [measured(size, samples_per_s) for size, samples_per_s in ran.items()]
+    fitted = fit(Space.of(sizes), evidence)
+    best = recommend(fitted, evidence, base=sizes[0], tolerance=0.02)
+    assert best is not None
+    index = unseen_gap(fitted, best)
+    return None if index is None else sizes[index]
 
-    assert gap(list(range(8, 40, 2))) is None  # 16 sizes
-    assert gap(list(range(8, 42, 2))) == 16  # 17
+
+def test_a_stretch_that_could_hide_a_better_size_counts_in_a_long_list_of_sizes():
+    assert gap_in(list(range(8, 40, 2)), {8: 1000.0, 32: 1000.0}) is None  # 16 sizes
+    assert gap_in(list(range(8, 42, 2)), {8: 1000.0, 32: 1000.0}) == 16  # 17
+
+
+def test_in_a_short_list_a_wide_stretch_beside_one_of_the_best_is_looked_into():
+    powers = [16, 32, 64, 128, 256]
+    assert gap_in(powers, {16: 700.0, 128: 1000.0, 256: 1000.0}) in (32, 64)
+    assert gap_in(powers, {16: 700.0, 64: 1000.0, 256: 1000.0}) is None  # a factor of four
+    assert gap_in([1, *powers], {1: 700.0, 16: 800.0, 256: 1000.0, 128: 990.0}) in (32, 64)
+    assert gap_in([1, *powers], {1: 700.0, 16: 800.0, 64: 980.0, 128: 1000.0, 256: 990.0}) is None  # far from the best
 
 
 def test_after_a_refusal_the_program_of_the_search_is_still_warm_unless_a_larger_size_ran():

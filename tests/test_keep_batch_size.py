@@ -23,7 +23,7 @@ from bexplore.simulator import Family
 from bexplore.space import Space, candidate_sizes, default_candidates, largest_wanted
 
 MANY = Space.of(default_candidates(1, 512))
-SEEDS = range(3)
+SEEDS = range(4)
 
 
 def peaked(size: int) -> float:

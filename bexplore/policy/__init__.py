@@ -26,8 +26,12 @@ from bexplore.space import OWN_REASONS, MemoryPrior, Space
 
 GAP_RATIO = 2.05  # the search does not end with an unprobed stretch wider than this ...
 GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in ln ...
-GAP_CANDIDATES = 4  # ... which holds this many candidates ...
-GAP_SPACE = 16  # ... of more than this many: in a short list a probe is dear beside what could be found
+GAP_CANDIDATES = 4  # ... which holds this many candidates.
+# In a list of at most so many sizes a probe is dear beside what could be found: only a stretch that is twice as wide,
+# beside one of the best sizes, is looked into, and then if throughput could double in it.
+SHORT_LIST = 16
+SHORT_GAP_RATIO = 4.05
+SHORT_GAP_DEPTH = 0.7
 SHORTFALL = 0.1  # a winner that loses this share when compiled exactly has its runner-up compiled exactly too
 SURELY = 2.0  # standard deviations of what the machine's wandering makes of a size that ran in two processes
 # A size whose only probe is slower than this share of what the others let expect is probed again ...
@@ -320,16 +324,16 @@ def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
     A posterior that is sure of a smooth curve is not sure that it is smooth: throughput is known to fall by a third
     between two neighbouring powers of two. So the search does not end with such a stretch wider than `GAP_RATIO`.
     """
+    is_short = fitted.represented.sum() <= SHORT_LIST
     mean = fitted.mean
     matters = fitted.open & (fitted.feasible.mean(axis=0) > 0.5)
-    matters &= mean >= mean[fitted.index(best.micro_batch_size)] - GAP_DEPTH
-    if fitted.represented.sum() <= GAP_SPACE:
-        return None
+    matters &= mean >= mean[fitted.index(best.micro_batch_size)] - (SHORT_GAP_DEPTH if is_short else GAP_DEPTH)
+    is_best = np.isin(fitted.sizes, best.within_tolerance)
     run = np.flatnonzero(fitted.measured > 0)
-    widest, where = math.log(GAP_RATIO), None
+    widest, where = math.log(SHORT_GAP_RATIO if is_short else GAP_RATIO), None
     for low, high in itertools.pairwise(run):
         inside = np.flatnonzero(matters[low + 1 : high]) + low + 1
-        if len(inside) < GAP_CANDIDATES:
+        if len(inside) < (1 if is_short else GAP_CANDIDATES) or (is_short and not is_best[[low, high]].any()):
             continue
         start = max(inside[0] - 1, low)
         width = math.log(fitted.sizes[high] / fitted.sizes[start])

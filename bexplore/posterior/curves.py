@@ -16,7 +16,9 @@ from bexplore.posterior.prior import (
     CLIFF_RATE,
     CLIFF_SDS,
     LENGTHS,
+    MAX_SHARE,
     ROUGH_OWN_SHARE,
+    UNSEEN_BUMP_LOG_WIDTHS,
     UNSEEN_BUMP_RATE,
     UNSEEN_BUMP_SDS,
     Hyper,
@@ -34,8 +36,6 @@ Index = NDArray[np.intp]
 NUM_DRAWS = 512
 LEVEL_SD = 1.0  # ln(samples/s), after centring
 NEGLIGIBLE_LOG_WEIGHT = -16.0  # of the best: all of these together are never drawn
-MAX_SHARE = 0.4  # of the jobs with a cliff, or with an unseen bump, however many sizes there are
-BUMP_WIDTHS = (-2.3, 0.3)  # ln of the narrowest and widest unseen bump, in e-folds
 CLIFF_THINNING = 8  # every eighth shape stands for all where a cliff is weighed
 
 
@@ -316,7 +316,7 @@ def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator)
     logs = np.log(sizes.astype(float))
     present = np.flatnonzero(rng.random(NUM_DRAWS) < _share(UNSEEN_BUMP_RATE, sizes))
     center = rng.uniform(logs[0], logs[-1], len(present))
-    half_width = 0.5 * np.exp(rng.uniform(*BUMP_WIDTHS, len(present)))
+    half_width = 0.5 * np.exp(rng.uniform(*UNSEEN_BUMP_LOG_WIDTHS, len(present)))
     height = rng.choice(UNSEEN_BUMP_SDS, len(present)) * rng.standard_normal(len(present))
     inside = np.abs(logs[None, :] - center[:, None]) < half_width[:, None]
     unseen = ~inside[:, at].any(axis=1)
