@@ -56,6 +56,7 @@ RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 3_000_000
 MAIN_FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS)
 NUM_PROBLEMS = {"main": 1600, "other": 200, "quick": 60}
+TAKE_TURNS = (Family.WANDERING.value, Family.BURSTS.value)
 BASELINE_WORLDS = 800  # of a family, the first, on which the others are run too:
 BASELINE_THINNING = 4  # on every fourth of them ...
 SLOW_BASELINES = {"Optuna TPE": 8, "Optuna GPSampler": 40}  # ... the slow ones on fewer
@@ -142,7 +143,7 @@ def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mappi
         own = _answers(answered, problems)
         report["methods"][world] = {"bexplore": summary(own)}
         _progress(world, "bexplore")
-        if world == Family.WANDERING.value:  # sizes take turns only where one process runs them
+        if world in TAKE_TURNS:  # which sizes only do where one process runs them
             in_turns = _answers(functools.partial(answered, shared_compile=True), problems)
             report["methods"][world][IN_TURNS] = summary(in_turns)
         for name in BASELINES:
