@@ -13,7 +13,7 @@ from bexplore.errors import NothingFitsError
 from bexplore.explorer import ProbeFinished, Result, explore
 from bexplore.posterior import fit
 from bexplore.probe import Compilation, Observation, Probe, Purpose
-from bexplore.recommendation import SearchSettings
+from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.simulator import Family, SimulatedRunner, World, draw_world
 from bexplore.space import Space
 
@@ -111,6 +111,27 @@ def test_turns_that_bursts_of_others_hit_decide_nothing():
     assert np.mean(right) >= 0.75
     assert np.mean(close) >= 0.7
     assert np.mean(sure) >= 0.85
+
+
+def told_otherwise(speeds: dict[int, float]) -> Recommendation:
+    """What is recommended where the belief says that 64 is 2.5 times as fast as 8, and their own measurements this."""
+    evidence = [measured(8, 100.0), measured(64, 250.0)]
+    belief = fit(Space.of(speeds), evidence)
+    own_level = np.log([speeds[size] for size in belief.sizes.tolist()])
+    best = recommend(dataclasses.replace(belief, own_level=own_level), evidence, base=8, tolerance=0.02)
+    assert best is not None
+    return best
+
+
+def test_what_sizes_say_by_themselves_decides_whatever_the_belief_says():
+    assert told_otherwise({8: 100.0, 64: 99.0}).micro_batch_size == 64
+    assert told_otherwise({8: 100.0, 64: 97.0}).micro_batch_size == 8
+
+
+def test_no_relative_performance_is_told_that_two_sizes_do_not_allow_by_themselves():
+    best = told_otherwise({8: 100.0, 64: 150.0})
+    low, high = best.relative_performance_interval
+    assert low <= best.relative_performance <= high < 1.7
 
 
 def test_the_relative_performance_is_told_with_an_interval_that_its_measurements_allow():
