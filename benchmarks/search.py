@@ -1,6 +1,6 @@
 """The search against what a user would pick instead: `python -m benchmarks.search [--quick]`.
 
-Public sweeps are replayed (the search was developed on two of the four families; the other two are reported apart) and
+Public sweeps are replayed (the search was developed on three of the four families; the other is reported apart) and
 worlds with a known answer are simulated, on seeds that were not used before. Nothing is known to the search that a user
 would not know: of a public sweep no shape and no memory but the peaks that it measured itself; of a world what a trace
 with an error of 8 % says.

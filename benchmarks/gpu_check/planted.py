@@ -52,7 +52,7 @@ def _described(error: BaseException) -> dict[str, Any]:
     chain, link = [], error
     while link is not None and len(chain) < 8:
         chain.append({"type": _name(type(link)), "text": str(link)[:TEXT_LIMIT]})
-        link = link.__cause__ or link.__context__  # type: ignore[assignment]
+        link = link.__cause__ or link.__context__  # type: ignore[assignment]  # any exception may follow
     return {
         "raised": True,
         "types": [_name(kind) for kind in type(error).__mro__[:-2]],

@@ -20,8 +20,8 @@ ALIGNMENTS = np.array([2, 4, 8, 8, 16])  # sizes that are no multiple of one of 
 CLIFF_RATE = 0.10  # jobs whose throughput jumps somewhere, per e-fold of the candidates
 CLIFF_SDS = ((0.06, 0.5), (0.30, 0.5))  # sd of the jump in ln(samples/s), weight
 # Jobs with a peak or hole somewhere of which no neighbour tells, per e-fold of the candidates. Sweeps that the search
-# was developed on have them far more often than one expects of curves that are smooth elsewhere: at 0.03, none wider
-# than 0.3, 95.1 % of the searches ended within 2 % of the best; so, 97.3 %, with 0.1 probes more.
+# was developed on have them far more often than one expects of curves that are smooth elsewhere. A judgement, with
+# those sweeps in sight: `developed on` in benchmarks/results/search.md.
 UNSEEN_BUMP_RATE = 0.3
 UNSEEN_BUMP_SDS = (0.05, 0.15, 0.40)  # of its height in ln(samples/s), equally likely
 UNSEEN_BUMP_LOG_WIDTHS = (-2.3, 1.0)  # ln of the narrowest and widest, in e-folds

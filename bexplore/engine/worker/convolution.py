@@ -48,7 +48,7 @@ def choose_layout_as_for_a_number() -> None:
         with mock.patch.object(inductor_graph, "has_free_symbols", return_value=False):
             return bool(decide(gm, is_inference=is_inference))
 
-    GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)  # type: ignore[method-assign]
+    GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)  # type: ignore[method-assign]  # torch has no door for it
 
 
 def _is_plain(module: nn.modules.conv._ConvNd) -> bool:

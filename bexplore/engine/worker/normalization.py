@@ -16,9 +16,9 @@ def check_batch_statistics_at_run_time() -> None:
     the program is compiled again for each size. That there is a sample at all answers the next question of the kind,
     whether the input is empty (`_batch_norm_impl_index` in aten/src/ATen/native/Normalization.cpp).
     """
-    original = F._verify_batch_size  # type: ignore[attr-defined]
+    original = F._verify_batch_size  # type: ignore[attr-defined]  # private, and in no stub
     if isinstance(original, FunctionType) and not hasattr(original, "is_checked_at_run_time"):
-        F._verify_batch_size = _checked_at_run_time(original)  # type: ignore[attr-defined]
+        F._verify_batch_size = _checked_at_run_time(original)  # type: ignore[attr-defined]  # as above
 
 
 def _checked_at_run_time(original: Callable[[Sequence[int]], None]) -> Callable[[Sequence[int]], None]:
