@@ -87,7 +87,7 @@ def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = 
 def _rare_collections() -> Iterator[None]:
     """Look for garbage seldom: what the compiler makes lives until the graph is planned, and is looked through in vain.
 
-    Source: `make bench-trace-cuda` of a ResNet 50, 8 % of the processor time.
+    A ResNet 50 for CUDA, three pairs of traces on two cores: medians 41.0 s of processor time without, 40.0 s so.
     """
     usual = gc.get_threshold()
     gc.freeze()
