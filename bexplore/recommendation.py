@@ -40,6 +40,8 @@ class SearchSettings:
         target_confidence: Stop at this score (0 to 98).
         max_probes: Stop after this many probes, the exact verification included.
         time_budget_s: Stop after this many seconds; None for no limit.
+        training_time_s: Seconds of the training that the answer is for: a probe that saves less than it costs is none.
+        training_samples: Samples of the training, of one replica, where they are known: they tell its seconds.
         seed: Of the draws of the belief.
         search_compilation: Program of the search's probes.
         user_compilation: Program that the user will run.
@@ -56,6 +58,8 @@ class SearchSettings:
     target_confidence: int = 90
     max_probes: int = 16
     time_budget_s: float | None = None
+    training_time_s: float = 36_000.0
+    training_samples: int | None = None
     seed: int = 0
     search_compilation: Compilation = Compilation.SHARED
     user_compilation: Compilation = Compilation.EXACT
@@ -84,6 +88,7 @@ class Recommendation:
         elapsed_s: Seconds since the exploration started.
         shortfall_at_90: Share of the speed of the best that fits which it misses at most, with a score of 90: at most
             the tolerance where the confidence is 90 or more. None where no such share below 1 is known.
+        left_to_gain: Share of the speed of the best that fits which it is expected to miss, 0 to 1.
         relative_performance_interval: Between which `relative_performance` lies with 95 %; None where it is 1.
     """
 
@@ -97,6 +102,7 @@ class Recommendation:
     elapsed_s: float = 0.0
     within_tolerance: tuple[int, ...] = ()
     shortfall_at_90: float | None = None
+    left_to_gain: float = 0.0
     relative_performance_interval: tuple[float, float] | None = None
 
 
@@ -132,6 +138,7 @@ def recommend(
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
     own = nearest_to_the_users(own)
     seen, candidates = _num_seen(evidence), int(posterior.represented.sum())
+    shortfalls = posterior.shortfall(int(posterior.sizes[best]))
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=math.exp(gain),
@@ -142,9 +149,8 @@ def recommend(
         base_micro_batch_size=base,
         num_probes=len(evidence),
         within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size)])),
-        shortfall_at_90=_at_most(
-            posterior.shortfall(int(posterior.sizes[best])), num_sizes=seen, num_candidates=candidates
-        ),
+        shortfall_at_90=_at_most(shortfalls, num_sizes=seen, num_candidates=candidates),
+        left_to_gain=float(shortfalls.mean()),
     )
 
 

@@ -411,11 +411,13 @@ def test_two_contenders_that_noise_hides_are_measured_in_turns_and_the_noise_is_
 
     def runner(probe: Probe) -> Observation:
         sizes.append(probe.micro_batch_size)
-        return CurveRunner(lambda size: 1000.0 * (1.0 + errors[probe.number]))(probe)
+        found = CurveRunner(lambda size: 1000.0 * (1.0 + errors[probe.number]))(probe)
+        jitter = itertools.cycle((0.97, 1.03, 1.0))  # passes scatter as much as probes: what they show is believed
+        return dataclasses.replace(found, pass_times_s=[time_s * next(jitter) for time_s in found.pass_times_s])
 
     result = result_of(runner, Space.of([32, 64]), settings=wary)
     turns = sizes[2:]
     assert len(turns) >= 3
     assert all(left != right for left, right in itertools.pairwise(turns))
     assert any("noisy" in warning for warning in result.warnings)
-    assert result.stop_reason in ("target_confidence", "max_probes")
+    assert result.stop_reason in ("target_confidence", "max_probes", "costs_more_than_it_saves")

@@ -332,7 +332,7 @@ def test_contenders_take_turns_all_together():
 
 
 def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
-    """Each size alone is measured as well as a machine allows that others use too, and believed too much."""
+    """Each size alone is measured as badly as such a machine allows, and told with the doubt that this deserves."""
     confident, right = {True: 0, False: 0}, {True: 0, False: 0}
     settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED)
     for seed in range(60):
@@ -347,7 +347,7 @@ def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
 
     assert confident[True] >= 40
     assert right[True] / confident[True] >= 0.85
-    assert right[True] / confident[True] > right[False] / confident[False]
+    assert confident[True] > confident[False]
 
 
 def _alone(runner: Runner) -> Runner:

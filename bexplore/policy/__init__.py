@@ -9,13 +9,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
 from bexplore import posterior as belief
-from bexplore.policy.acquisition import fantasy, rank
+from bexplore.policy.acquisition import Choice, fantasy, rank
 from bexplore.policy.costs import Costs, expected_pass_s
 from bexplore.policy.depth import search_compilation
+from bexplore.policy.economics import NextProbe, next_probe
 from bexplore.policy.turns import in_turn_with
 from bexplore.posterior import Posterior
 from bexplore.posterior.evidence import Evidence
@@ -47,6 +49,7 @@ class StopReason(StrEnum):
     """Why an exploration ended; `explorer.explore` may also end with its caller's own words."""
 
     TARGET_CONFIDENCE = "target_confidence"
+    COSTS_MORE_THAN_IT_SAVES = "costs_more_than_it_saves"
     NOTHING_LEFT = "nothing_left"
     MAX_PROBES = "max_probes"
     TIME_BUDGET = "time_budget"
@@ -70,6 +73,7 @@ class Decision:
         in_turn_with: Sizes that ran before, to be timed in turns with it.
         expected_s: Seconds that the probe is expected to cost.
         recommendation: What to recommend now; None where nothing was measured.
+        next_probe: The further probe that would save most, and whether it pays; None where nothing can be probed.
         posterior: The belief; None where nothing was measured.
     """
 
@@ -82,6 +86,7 @@ class Decision:
     in_turn_with: tuple[int, ...] = ()
     expected_s: float = 0.0
     recommendation: Recommendation | None = None
+    next_probe: NextProbe | None = None
     posterior: Posterior | None = None
 
 
@@ -129,7 +134,7 @@ def decide(
         fit=fit,
     )
     decision = turn.next(num_unassigned)
-    return dataclasses.replace(decision, recommendation=best, posterior=fitted)
+    return dataclasses.replace(decision, recommendation=best, next_probe=turn.next_probe, posterior=fitted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +150,24 @@ class _Turn:
     best: Recommendation | None
     fit: Callable[[Sequence[Evidence]], Posterior]
 
+    @cached_property
+    def choices(self) -> Sequence[Choice]:
+        """What may be probed, the one that is worth most first."""
+        return rank(self.fitted, self.settings, self.costs, last_size=self.finished[-1].micro_batch_size)
+
+    @cached_property
+    def next_probe(self) -> NextProbe | None:
+        """What a further probe would save; None where none is possible, or nothing is recommended."""
+        if self.best is None or not self.choices:
+            return None
+        candidates = np.unique([choice.index for choice in self.choices])
+        leader = self.fitted.index(self.best.micro_batch_size)
+        return next_probe(self.fitted, self.settings, self.costs, leader=leader, candidates=candidates)
+
     def next(self, num_unassigned: int) -> Decision:
-        choices = rank(self.fitted, self.settings, self.costs, last_size=self.finished[-1].micro_batch_size)
-        reason = self._stop_reason(bool(choices))
-        if reason is StopReason.TARGET_CONFIDENCE:
+        choices = self.choices
+        reason = self._stop_reason()
+        if reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
             doubt = self._doubt()
             if doubt is not None:
                 return doubt
@@ -170,7 +189,7 @@ class _Turn:
     def _verifies(self) -> bool:
         return self.settings.verify_exact and self.settings.search_compilation is not self.settings.user_compilation
 
-    def _stop_reason(self, any_choice: bool) -> StopReason | None:
+    def _stop_reason(self) -> StopReason | None:
         settings = self.settings
         if self.best is not None and self.best.confidence >= settings.target_confidence:
             return StopReason.TARGET_CONFIDENCE
@@ -179,7 +198,9 @@ class _Turn:
         spent_s = sum(item.elapsed_s for item in self.finished)
         if settings.time_budget_s is not None and spent_s >= settings.time_budget_s:
             return StopReason.TIME_BUDGET
-        if any_choice and not self._is_settled():
+        if self.next_probe is not None and not self.next_probe.pays:
+            return StopReason.COSTS_MORE_THAN_IT_SAVES
+        if self.choices and not self._is_settled():
             return None
         return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
 

@@ -116,7 +116,7 @@ def draw_curves(
     surprise = np.zeros(len(sizes))
     surprise[data.at] = z
     curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
-    hyper = Hyper.grid()
+    hyper = Hyper.grid(data.pass_sd)
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
     own_level, own_level_sd = np.full((2, len(sizes)), np.nan)
     own = np.unique(data.at)
@@ -162,7 +162,7 @@ def _normals_by_size(seed: int) -> dict[int, NDArray[np.float32]]:
 
 def _inverse_covariance(data: Measurements, fields: _Fields) -> tuple[Array, Array]:
     """(J, n, n) and (J,): inverse and log determinant of the measurements' covariance at each hyper-parameter."""
-    hyper = Hyper.grid()
+    hyper = Hyper.grid(data.pass_sd)
     pair = np.ix_(data.at, data.at)
     smooth = np.stack([kernel[pair] for kernel in fields.smooth])
     covariance = (
@@ -183,7 +183,7 @@ def _weigh(
     A cliff of unknown size a ~ N(0, s^2) above a gap adds s^2 u u' to the covariance, u = 1 above the gap; its weight
     follows from the weight without it by the matrix determinant lemma.
     """
-    hyper = Hyper.grid()
+    hyper = Hyper.grid(data.pass_sd)
     num_shapes, count = misfit.shape
     low, high = np.tril_indices(count)  # of a symmetric form each pair once
     pairs = np.ascontiguousarray(misfit.T)
@@ -264,7 +264,7 @@ def _draw(
     seed: int,
 ) -> Draws:
     """(S, D), deviations from the shapes: functions from the prior, corrected by what was measured."""
-    hyper = Hyper.grid()
+    hyper = Hyper.grid(data.pass_sd)
     rng = np.random.default_rng([seed, 5])
     j = weighed.hyper
     length, count = hyper.length_index[j], len(data.at)

@@ -48,11 +48,13 @@ class Measurements:
         at: (n,), index into the domain.
         values: (n,), ln(samples/s) after centring.
         noise: (n, n), covariance of their own noise.
+        pass_sd: ln(pass time), between two passes of one probe.
     """
 
     at: Index
     values: Array
     noise: Array
+    pass_sd: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,8 @@ def measurements_of(
     noise += _between_compilations(rows, at, values, user_compilation, wanders_sd)
     noise += _of_disturbed(rows, at, values, noise)
     center = float(values.mean())
-    return Measurements(at, values - center, noise), center
+    pass_sd = _pooled_pass_sd([row for row in rows if not row.took_turns])
+    return Measurements(at, values - center, noise, pass_sd), center
 
 
 def levels_by_themselves(data: Measurements, probe_sd: float) -> tuple[Array, Array]:

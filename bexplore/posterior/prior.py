@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -40,7 +41,11 @@ SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends m
     (2, 0.35, 0.10),
 )
 ROUGH_SDS = ((0.002, 0.60), (0.006, 0.25), (0.02, 0.15))
-PROBE_NOISE_SDS = ((0.003, 0.20), (0.01, 0.65), (0.03, 0.15))
+# Noise between two probes of one size, over what the noise of their passes lets expect, and weight.
+PROBE_NOISE_RATIOS = ((0.3, 0.20), (1.0, 0.65), (3.0, 0.15))
+PROBE_NOISE_POWER = 1.0
+USUAL_PROBE_SD = 0.01  # ln(samples/s), where passes have as much noise
+LEAST_PASS_SD, MOST_PASS_SD = 0.005, 0.1  # ln(pass time), of which something follows
 ROUGH_LENGTH = 0.25  # e-folds
 ROUGH_OWN_SHARE = 0.3  # of the rough variance that a size does not share with its neighbours
 
@@ -64,14 +69,25 @@ class Hyper:
     log_weight: Array
 
     @classmethod
+    def grid(cls, pass_sd: float) -> Hyper:
+        """The grid for a machine.
+
+        Args:
+            pass_sd: ln(pass time), between passes of one probe: where these scatter, probes scatter too.
+        """
+        usual = cls._relative_grid()
+        expected_sd = probe_sd_of(pass_sd)
+        return dataclasses.replace(usual, probe_sd=usual.probe_sd * expected_sd)
+
+    @classmethod
     @lru_cache(maxsize=1)
-    def grid(cls) -> Hyper:
-        """The grid, the same object each time."""
+    def _relative_grid(cls) -> Hyper:
+        """The same with `probe_sd` over what is expected."""
         points = [
             (length, smooth, rough, probe, math.log(smooth_weight * rough_weight * probe_weight))
             for length, smooth, smooth_weight in SMOOTH
             for rough, rough_weight in ROUGH_SDS
-            for probe, probe_weight in PROBE_NOISE_SDS
+            for probe, probe_weight in PROBE_NOISE_RATIOS
         ]
         length_index, *columns = (np.array(column) for column in zip(*points, strict=True))
         smooth_sd, rough_sd, probe_sd, log_weight = columns
@@ -80,9 +96,16 @@ class Hyper:
         )
 
 
+def probe_sd_of(pass_sd: float) -> float:
+    """Expected noise between two probes of one size, ln(samples/s), from that between passes of one."""
+    return float(
+        USUAL_PROBE_SD ** (1 - PROBE_NOISE_POWER) * np.clip(pass_sd, LEAST_PASS_SD, MOST_PASS_SD) ** PROBE_NOISE_POWER
+    )
+
+
 def _cliff_bases() -> NDArray[np.intp]:
     """Points of the grid that a cliff is combined with: a few of them stand for all."""
-    hyper = Hyper.grid()
+    hyper = Hyper.grid(USUAL_PROBE_SD)
     smooth = np.isin(hyper.smooth_sd, (0.02, 0.15)) & (hyper.length_index + 1 >= 2 + (hyper.smooth_sd > 0.1))
     return np.flatnonzero(smooth & np.isclose(hyper.rough_sd, 0.006))
 
