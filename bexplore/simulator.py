@@ -8,8 +8,9 @@ a test of it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,6 +29,8 @@ WANDERING_TIMES_S = (1.0, 10.0, 100.0)  # over which a shared machine changes it
 PASS_BUDGET_S = 4.0  # of a probe's own size, as the engine has it
 LEAST_BURST, MOST_BURST = 1.2, 100.0  # times the seconds of a turn
 TRACE_ERROR_SD = 0.08  # of the simulated trace's two terms, as a fraction
+CPU_PASSES_S, GPU_PASSES_S = (0.1, 10.0), (0.02, 1.0)  # of the smallest and of the largest size that fits
+QUIET_RUN_SD, QUIET_PASS_SDS = 0.003, (0.003, 0.01)  # of a machine of one's own, ln
 
 
 class Family(StrEnum):
@@ -43,6 +46,11 @@ class Family(StrEnum):
     WANDERING = "wandering"
     SPILLS = "spills"
     BURSTS = "bursts"
+    LONE_PEAKS = "lone_peaks"
+    SHELVES = "shelves"
+    FEW = "few"
+    CPU_LIKE = "cpu_like"
+    GPU_LIKE = "gpu_like"
 
 
 BURST_SHARE = 0.05
@@ -228,16 +236,23 @@ class _Wandering:
 def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
     """Draw one world, of these sizes or of some; the same arguments give the same world on every machine."""
     rng = np.random.default_rng([seed, *family.value.encode()])
-    space = space or (_draw_short_space(rng) if family is Family.SPILLS else _draw_space(rng))
+    space = space or _SPACES.get(family, _draw_space)(rng)
+    if family in _DEVICES:
+        return _draw_quiet_world(family, space, rng)
     sizes = np.array(space.sizes, dtype=float)
     curve = _device_curve(sizes, rng, peaked=family is Family.PEAKS, flat=family is Family.PLATEAUS)
-    if family is Family.ROUGH:
+    shape = Family(rng.choice(_SHAPES_OF_FEW)) if family is Family.FEW else family
+    if shape is Family.ROUGH:
         curve = curve + _roughness(sizes, rng)
-    if family is Family.CLIFFS:
+    if shape is Family.CLIFFS:
         curve = curve + _cliff(sizes, rng)
     peak, memory = _draw_memory(sizes, rng)
     if family is Family.SPILLS:
         curve = curve + _spill(peak, rng)
+    if family is Family.LONE_PEAKS:
+        curve = curve + _lone_peak(sizes, curve, peak, rng)
+    if family is Family.SHELVES:
+        curve = _shelf(sizes, curve, peak, rng)
     curve = curve + _pressure(sizes, peak, rng)
     world = World(
         family=family,
@@ -261,6 +276,24 @@ def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
     return world
 
 
+def _draw_quiet_world(family: Family, space: Space, rng: np.random.Generator) -> World:
+    """A job on a machine of one's own, of whose kind the curve, the seconds of a pass and the noise are."""
+    sizes = np.array(space.sizes, dtype=float)
+    peak, memory = _draw_memory(sizes, rng)
+    curve_of, passes_s = _DEVICES[family]
+    curve = _in_seconds(sizes, curve_of(sizes, peak, rng), peak <= BUDGET_BYTES, passes_s, rng)
+    return World(
+        family=family,
+        space=space,
+        log_throughput=curve,
+        peak_bytes=peak,
+        budget_bytes=BUDGET_BYTES,
+        memory=memory,
+        run_sd=QUIET_RUN_SD,
+        pass_sd=math.exp(rng.uniform(*np.log(QUIET_PASS_SDS))),
+    )
+
+
 def with_caching_allocator(world: World, seed: int) -> World:
     """The same world, on a device whose allocator reserves whole segments and keeps what was freed.
 
@@ -280,9 +313,9 @@ def with_caching_allocator(world: World, seed: int) -> World:
     )
 
 
-def _draw_space(rng: np.random.Generator) -> Space:
-    """Fine or coarse: all integers, powers of two, multiples of 8, or somebody's own list."""
-    largest = int(2 ** rng.uniform(4, 12))
+def _draw_space(rng: np.random.Generator, powers: tuple[float, float] = (4, 12)) -> Space:
+    """Fine or coarse: all integers, powers of two, multiples of 8, or somebody's own list; up to a power of two."""
+    largest = int(2 ** rng.uniform(*powers))
     kind = rng.choice(["all", "powers", "multiples", "list"], p=[0.5, 0.2, 0.15, 0.15])
     if kind == "all":
         return Space.of(default_candidates(1, largest))
@@ -301,6 +334,24 @@ def _draw_short_space(rng: np.random.Generator) -> Space:
     powers = [2**power for power in range(first, first + count)]
     between = [3 * size // 2 for size in powers[1:] if rng.random() < 0.25]
     return Space.of([*powers, *between])
+
+
+def _draw_fine_or_short_space(rng: np.random.Generator) -> Space:
+    """As anybody has it, or what people try by hand."""
+    return _draw_space(rng) if rng.random() < 0.5 else _draw_short_space(rng)
+
+
+def _draw_few(rng: np.random.Generator) -> Space:
+    """Three to eight candidates: powers of two, or somebody's own list."""
+    count = int(rng.integers(3, 9))
+    if rng.random() < 0.5:
+        first = int(rng.integers(0, 7))
+        return Space.of(2**power for power in range(first, first + count))
+    steps = rng.uniform(math.log(1.15), math.log(3.0), count - 1)
+    sizes = [int(2 ** rng.uniform(0, 6))]
+    for step in steps:
+        sizes.append(max(round(sizes[-1] * math.exp(step)), sizes[-1] + 1))
+    return Space.of(sizes)
 
 
 def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat: bool) -> Array:
@@ -363,6 +414,74 @@ def _spill(peak: Array, rng: np.random.Generator) -> Array:
     return np.where(peak > rng.uniform(0.75, 0.99) * BUDGET_BYTES, fall, 0.0)
 
 
+def _lone_peak(sizes: Array, curve: Array, peak: Array, rng: np.random.Generator) -> Array:
+    """One size, or a narrow stretch of them, that is faster than its neighbours, which tell nothing of it.
+
+    Half of them are among the sizes that fit and are nearly the fastest anyway, where they decide what is best.
+    """
+    fits = peak <= BUDGET_BYTES
+    wanted = (
+        fits & (curve > curve[fits].max() - 0.1) if fits.any() and rng.random() < 0.5 else np.full(len(sizes), True)
+    )
+    at = float(rng.choice(sizes[wanted]))
+    inside = sizes == at
+    if rng.random() < 0.5:
+        width = rng.uniform(1.05, 1.5)
+        low = at / width ** rng.uniform(0.0, 1.0)
+        inside |= (sizes >= low) & (sizes <= low * width)
+    return math.log1p(rng.uniform(0.03, 0.15)) * inside
+
+
+def _shelf(sizes: Array, curve: Array, peak: Array, rng: np.random.Generator) -> Array:
+    """A fall well before the memory limit, beyond which throughput stays where it is or creeps up again.
+
+    What is gained before the fall and on the shelf decides on which side of it the best is.
+    """
+    largest = max(sizes[peak <= BUDGET_BYTES].max(initial=0.0), sizes[0])
+    at = sizes[0] * math.exp(rng.uniform(0.1, 0.8) * math.log(max(largest / sizes[0], 2.0)))
+    beyond = (sizes > at) & (sizes > sizes[0])
+    if not beyond.any():
+        return curve
+    creep = rng.uniform(0.05, 0.3) if rng.random() < 0.7 else 0.0
+    start = float(curve[~beyond][-1]) + math.log1p(-rng.uniform(0.15, 0.5))
+    return np.where(beyond, start + creep * np.log(sizes / sizes[beyond][0]), curve)
+
+
+def _cpu_curve(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
+    """ln of samples/s of a CPU: soon flat, and slowly falling once activations no longer fit the cache.
+
+    Knee and fall are those of the jobs of benchmarks/results/engine.md.
+    """
+    knee = math.exp(rng.uniform(math.log(0.05), math.log(1.5)))
+    start, slope, width = math.exp(rng.uniform(0.0, math.log(16.0))), rng.uniform(0.03, 0.15), 0.5
+    beyond_cache = slope * width * np.logaddexp(0.0, np.log(sizes / start) / width)
+    own = rng.normal(0.0, rng.uniform(0.001, 0.01), len(sizes))  # how the work divides among cores and vectors
+    return np.log(sizes / (sizes + knee)) - beyond_cache + own
+
+
+def _gpu_curve(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
+    """ln of samples/s of a GPU: late to saturate, in steps of waves and of alignment, now and then with a fall."""
+    largest = max(sizes[peak <= BUDGET_BYTES].max(initial=0.0), sizes[0])
+    knee = largest * math.exp(rng.uniform(math.log(0.02), math.log(0.5)))
+    work = sizes * _waves(sizes, rng) if rng.random() < 0.5 else sizes
+    grain = int(rng.choice([2, 4, 8, 16]))
+    loss = rng.uniform(0.01, 0.08) if rng.random() < 0.7 else 0.0
+    own = rng.normal(0.0, rng.uniform(0.001, 0.005), len(sizes))
+    curve = np.log(sizes / (work + knee)) - loss * (np.mod(sizes, grain) != 0) + own
+    if rng.random() < 0.15:
+        curve = curve - rng.uniform(0.05, 0.4) * (sizes > largest * rng.uniform(0.3, 0.95))
+    return curve + _pressure(sizes, peak, rng)
+
+
+def _in_seconds(
+    sizes: Array, curve: Array, fits: NDArray[np.bool_], passes_s: tuple[float, float], rng: np.random.Generator
+) -> Array:
+    """A curve at the speed at which passes of the sizes that fit take so long; around its middle if they span more."""
+    logs = (np.log(sizes) - curve)[fits if fits.any() else np.full(len(sizes), True)]
+    least, most = math.log(passes_s[0]) - logs.min(), math.log(passes_s[1]) - logs.max()
+    return curve - (rng.uniform(least, most) if least < most else (least + most) / 2.0)
+
+
 def _draw_memory(sizes: Array, rng: np.random.Generator) -> tuple[Array, MemoryPrior | None]:
     """A fixed part and a part per sample; two worlds in three run out of memory somewhere among the candidates."""
     fixed = rng.uniform(0.02, 0.7) * BUDGET_BYTES
@@ -382,3 +501,17 @@ def _pressure(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
     start = rng.uniform(0.8, 0.97)
     fullness = np.clip((peak / BUDGET_BYTES - start) / (1.0 - start), 0.0, 2.0)
     return -rng.uniform(0.05, 0.3) * fullness ** rng.choice([1.0, 2.0])
+
+
+_SHAPES_OF_FEW = (Family.SMOOTH.value, Family.ROUGH.value, Family.CLIFFS.value)
+_SPACES: Mapping[Family, Callable[[np.random.Generator], Space]] = {  # the others' are `_draw_space`
+    Family.SPILLS: _draw_short_space,
+    Family.LONE_PEAKS: _draw_fine_or_short_space,
+    Family.FEW: _draw_few,
+    Family.CPU_LIKE: functools.partial(_draw_space, powers=(3, 7)),
+    Family.GPU_LIKE: functools.partial(_draw_space, powers=(4, 11)),
+}
+_DEVICES: Mapping[Family, tuple[Callable[[Array, Array, np.random.Generator], Array], tuple[float, float]]] = {
+    Family.CPU_LIKE: (_cpu_curve, CPU_PASSES_S),
+    Family.GPU_LIKE: (_gpu_curve, GPU_PASSES_S),
+}

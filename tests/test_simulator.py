@@ -33,6 +33,66 @@ def test_every_family_has_finite_curves_and_a_memory_limit_that_rises_with_the_s
         assert min(world.regret(size) for size in world.throughputs) == 0.0
 
 
+def by_itself(family: Family, seed: int) -> list[tuple[int, float]]:
+    """(size, ln of samples/s) of the sizes that fit, each over the faster of its two neighbours."""
+    world = draw_world(family, seed)
+    curve = world.log_throughput[world.fits]
+    return [
+        (world.space.sizes[i], curve[i] - max(curve[i - 1], curve[i + 1]))  # the ends have one neighbour alone
+        for i in range(1, len(curve) - 1)
+    ]
+
+
+def test_a_lone_peak_stands_out_by_more_than_a_smooth_curve_ever_does():
+    lone, smooth = (
+        [max((rise for _, rise in by_itself(family, seed)), default=0.0) for seed in range(60)]
+        for family in (Family.LONE_PEAKS, Family.PEAKS)
+    )
+    assert np.mean(np.array(lone) > 0.02) > 0.2 > np.mean(np.array(smooth) > 0.02)
+    assert max(lone) < np.log(1.15) + max(smooth)  # a peak is never more than 15 %
+
+
+def test_a_shelf_has_one_deep_fall_well_below_the_memory_limit_and_the_best_on_either_side_of_it():
+    sides, falls = [], []
+    for world in worlds(Family.SHELVES, 60):
+        curve = world.log_throughput[world.fits]
+        fall = int(np.argmin(np.diff(curve)))
+        falls.append(float(np.diff(curve)[fall]))
+        sides.append(int(np.argmax(curve)) > fall)
+    assert np.mean(np.array(falls) < np.log(0.9)) > 0.9
+    assert 0.1 < np.mean(sides) < 0.9
+
+
+def test_few_candidates_are_three_to_eight():
+    counts = {len(world.space.sizes) for world in worlds(Family.FEW, 80)}
+    assert counts == set(range(3, 9))
+
+
+@pytest.mark.parametrize(("family", "least_s", "most_s"), [(Family.CPU_LIKE, 0.1, 10.0), (Family.GPU_LIKE, 0.02, 1.0)])
+def test_machines_of_ones_own_are_quiet_and_their_passes_take_what_such_devices_take(
+    family: Family, least_s: float, most_s: float
+):
+    shortest, longest = [], []
+    for world in worlds(family, 60):
+        passes_s = [size / speed for size, speed in world.throughputs.items()]
+        shortest.append(min(passes_s))
+        longest.append(max(passes_s))
+        assert (world.run_sd, 0.003 <= world.pass_sd <= 0.01) == (0.003, True)
+    assert np.mean(np.array(shortest) > 0.9 * least_s) > 0.9
+    assert np.mean(np.array(longest) < 1.1 * most_s) > 0.9
+
+
+def test_a_cpu_is_soon_flat_and_a_gpu_is_fastest_near_its_memory_limit():
+    at = {}
+    for family in (Family.CPU_LIKE, Family.GPU_LIKE):
+        near = [  # the smallest size within 2 % of the best, as a share of the largest that fits
+            min(size for size in world.throughputs if world.regret(size) <= 0.02) / max(world.throughputs)
+            for world in worlds(family, 60)
+        ]
+        at[family] = float(np.median(near))
+    assert at[Family.CPU_LIKE] < 0.5 < at[Family.GPU_LIKE]
+
+
 def test_the_runner_answers_with_noise_around_the_truth_and_charges_what_it_did():
     world = draw_world(Family.SMOOTH, 3)
     runner = SimulatedRunner(world, seed=0, shared_compile=True)
