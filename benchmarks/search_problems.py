@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ class Answer:
         shortfalls: (score, share that is missed at most with a score of 90, share that is missed) of those that tell.
         stop_reason: Why it ended.
         tolerance: What counted as a tie.
+        relative_error: ln of the relative performance that was told over the true one; NaN where there is none.
+        interval_holds: Whether its interval has the true one in it; None where it was told without.
     """
 
     regret: float
@@ -82,6 +85,8 @@ class Answer:
     shortfalls: tuple[tuple[int, float, float], ...] = ()
     stop_reason: str = ""
     tolerance: float = TOLERANCE
+    relative_error: float = math.nan
+    interval_holds: bool | None = None
 
     @property
     def is_right(self) -> bool:
@@ -134,6 +139,7 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False, tolerance
             result = event
     assert result is not None and result.recommendation is not None and first is not None
     best = result.recommendation
+    true_gain = _true_gain(problem, best)
     return Answer(
         regret=problem.regret(best.micro_batch_size),
         num_probes=best.num_probes,
@@ -151,7 +157,22 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False, tolerance
         ),
         stop_reason=result.stop_reason,
         tolerance=tolerance,
+        relative_error=math.log(best.relative_performance / true_gain),
+        interval_holds=_holds(best, true_gain),
     )
+
+
+def _true_gain(problem: Problem, best: Recommendation) -> float:
+    """The samples/s of the recommended size over those of the base; NaN where the base does not run."""
+    base = 1.0 - problem.regret(best.base_micro_batch_size)
+    return (1.0 - problem.regret(best.micro_batch_size)) / base if base > 0.0 else math.nan
+
+
+def _holds(best: Recommendation, true_gain: float) -> bool | None:
+    if best.relative_performance_interval is None or math.isnan(true_gain):
+        return None
+    low, high = best.relative_performance_interval
+    return low <= true_gain <= high
 
 
 def answered(problem: Problem, *, shared_compile: bool = False, tolerance: float = TOLERANCE) -> Answer | None:

@@ -72,6 +72,19 @@ def _calibration_lines(row: dict[str, Any]) -> list[str]:
         f"below 50 off by {_points(row['worst_low_band_points'])}.  ",
         f"Mean score -> true share by band (messages): {bands}.  ",
         f"Ended by: {', '.join(f'{word} {count}' for word, count in row['stop_reasons'].items())}.",
+        *_relative_lines(row),
+    ]
+
+
+def _relative_lines(row: dict[str, Any]) -> list[str]:
+    """Nothing of results that are older than this figure."""
+    if "relative_performance" not in row:
+        return []
+    told = row["relative_performance"]
+    return [
+        "",
+        f"Relative performance within 10 % of the truth in {_percent(told['within_10_percent'])} of the runs; the "
+        f"truth within its 95 % interval in {_percent(told['interval_holds'])}.",
     ]
 
 

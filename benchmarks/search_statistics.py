@@ -14,6 +14,7 @@ RESAMPLES = 400
 Z = 1.96
 HIGH_SCORE = 90
 LOW_SCORE = 50
+CLOSE = 0.1  # share of the true relative performance within which it is told well
 MIN_BAND = 30  # messages below which a band of scores says nothing
 
 
@@ -141,6 +142,17 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "worst_low_band_points": max((abs(band["score"] - band["true"]) for band in low_bands), default=math.nan),
         "bands": bands(answers),
         "stop_reasons": _counts([answer.stop_reason for answer in answers]),
+        "relative_performance": relative_performance(answers),
+    }
+
+
+def relative_performance(answers: Sequence[Answer]) -> dict[str, Any]:
+    """How near to the truth the relative performance of the recommendations is, and how often its interval holds it."""
+    known = [abs(math.expm1(answer.relative_error)) for answer in answers if math.isfinite(answer.relative_error)]
+    held = [answer.interval_holds for answer in answers if answer.interval_holds is not None]
+    return {
+        "within_10_percent": wilson(sum(error <= CLOSE for error in known), len(known)),
+        "interval_holds": wilson(sum(held), len(held)),
     }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 
 import pytest
 
 from benchmarks import search
-from benchmarks.search_problems import Answer
-from benchmarks.search_statistics import shortfalls_held
+from benchmarks.search_problems import Answer, answered, simulated_problems
+from benchmarks.search_statistics import relative_performance, shortfalls_held
+from bexplore.simulator import Family
 
 KNOWN = {
     "methods": {"public": {"bexplore": "known"}, "wandering": {"bexplore": "known"}},
@@ -70,3 +73,25 @@ def test_parts_of_other_problems_are_not_joined(tmp_path, monkeypatch):
 
     with pytest.raises(SystemExit, match="has no results for worlds from seed 7"):
         search.main(["--only", "decision-time", "--first-seed", "7"])
+
+
+def test_the_relative_performance_that_was_told_is_held_against_the_true_one():
+    base = answer(95, (95, 0.01, 0.0))
+    answers = [
+        dataclasses.replace(base, relative_error=math.log(1.05), interval_holds=True),
+        dataclasses.replace(base, relative_error=math.log(0.5), interval_holds=False),
+        dataclasses.replace(base, relative_error=0.0),
+        base,
+    ]
+
+    found = relative_performance(answers)
+
+    assert found["within_10_percent"][0] == pytest.approx(2 / 3)
+    assert found["interval_holds"][0] == 0.5
+
+
+def test_the_error_of_the_relative_performance_is_against_the_worlds_own_curve():
+    for problem in simulated_problems(Family.SMOOTH, 3, first_seed=search.FIRST_SEED):
+        found = answered(problem)
+
+        assert abs(found.relative_error) < 0.1
