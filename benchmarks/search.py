@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = options.only or PARTS
     report = measure(parts, quick=options.quick, first_seed=options.first_seed, others=others)
     report["first_seed"] = options.first_seed
-    report["facts"] = _facts(arguments) | {"wall_time_s": round(time.monotonic() - began)}
+    report["facts"] = facts_of(arguments) | {"wall_time_s": round(time.monotonic() - began)}
     if options.only:
         report = joined(known, report)
     stem = _stem(options.quick)
@@ -267,14 +267,15 @@ def _has_many_candidates(seed: int) -> bool:
     return len(draw_world(Family.SMOOTH, seed).space.sizes) > 0.9 * DECISION_CANDIDATES
 
 
-def _facts(arguments: Sequence[str] | None) -> dict[str, Any]:
+def facts_of(arguments: Sequence[str] | None, *, module: str = "search") -> dict[str, Any]:
+    """The command, the revision and the machine."""
     root = Path(__file__).parent.parent
     revision = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
     )
     flags = " ".join(sys.argv[1:] if arguments is None else arguments)
     return {
-        "command": f"python -m benchmarks.search {flags}".strip(),
+        "command": f"python -m benchmarks.{module} {flags}".strip(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "revision": revision.stdout.strip(),
         "processor": _processor(),

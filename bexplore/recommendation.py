@@ -9,23 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bexplore.calibration import Grounds, score
 from bexplore.depths import Depths
 from bexplore.posterior import Array, Posterior
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 
-MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent
-# Of the log-odds: offset, slope, curvature. Fitted on development worlds and two of the four families of public sweeps.
-CALIBRATION = (0.86, 0.70, -0.02)
-# Where the belief thinks little of a size, it is worth less still: offset and slope of what the score is at most.
-CALIBRATION_OF_DOUBT = (2.64, 2.0)
-# Few candidates are often neighbours a factor of two apart: a belief that is ready for anything between them doubts too
-# much there. Chosen by hand with the cost of all four families in sight.
-FEW_CANDIDATES = 8
-CALIBRATION_OF_FEW = 0.1  # added to the offset
-# The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others
-# then is nothing but the prior, and nearly every recorded job is faster at some other size than at its smallest.
-CALIBRATION_OF_ONE_SIZE = (-1.0, 1.0, 0.0)
 WANTED_SCORE = 90  # at which it is told how far a size may be from the best
 ALLOWED_SDS = 3.0  # from what two sizes say by themselves, beyond which no relative performance is told
 HIDDEN_SD = 0.1  # ln(samples/s), from busy neighbours, above which a probe tells next to nothing of its size
@@ -137,19 +126,19 @@ def recommend(
     within = posterior.sizes[ran & (mean >= mean[best] + math.log1p(-tolerance))].tolist()
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
     own = nearest_to_the_users(own)
-    seen, candidates = _num_seen(evidence), int(posterior.represented.sum())
+    grounds = grounds_of(posterior, evidence)
     shortfalls = posterior.shortfall(int(posterior.sizes[best]))
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=math.exp(gain),
         relative_performance_interval=None if best == base_index else (math.exp(low), math.exp(high)),
-        confidence=score(float(near[best]), num_sizes=seen, num_candidates=candidates),
+        confidence=score(float(near[best]), grounds, tolerance=tolerance),
         samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
         smallest_within_tolerance=min(within),
         base_micro_batch_size=base,
         num_probes=len(evidence),
         within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size)])),
-        shortfall_at_90=_at_most(shortfalls, num_sizes=seen, num_candidates=candidates),
+        shortfall_at_90=_at_most(shortfalls, grounds, tolerance=tolerance),
         left_to_gain=float(shortfalls.mean()),
     )
 
@@ -181,15 +170,23 @@ def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
     return int(np.argmax(np.where(eligible, near + 1e-3 * posterior.mean, -np.inf)))
 
 
-def _at_most(shortfalls: Array, *, num_sizes: int, num_candidates: int) -> float | None:
+def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:
+    """What a belief rests on."""
+    seen = {item.micro_batch_size for item in evidence if item.is_measured and item.tenants_sd <= HIDDEN_SD}
+    return Grounds(num_sizes=len(seen), num_candidates=int(posterior.represented.sum()))
+
+
+def _at_most(shortfalls: Array, grounds: Grounds, *, tolerance: float) -> float | None:
     """The smallest share that reaches the wanted score: the score of a tolerance, asked the other way round."""
-    count = len(shortfalls)
-    needed = bisect_left(
-        range(1, count + 1),
-        WANTED_SCORE,
-        key=lambda number: score(number / count, num_sizes=num_sizes, num_candidates=num_candidates),
-    )
-    share = float(np.partition(shortfalls, needed)[needed]) if needed < count else 1.0
+    missed = np.sort(shortfalls)
+    shares = np.sort(np.append(missed, tolerance))
+
+    def score_of(share: float) -> int:
+        probability = float(np.searchsorted(missed, share, side="right")) / len(missed)
+        return score(probability, grounds, tolerance=share)
+
+    needed = bisect_left(shares, WANTED_SCORE, key=score_of)
+    share = float(shares[needed]) if needed < len(shares) else 1.0
     return share if share < 1.0 else None
 
 
@@ -198,26 +195,3 @@ def nearest_to_the_users(evidence: Sequence[Evidence]) -> list[Evidence]:
     nearness = (lambda kind: not kind.is_for_search, lambda kind: kind is Compilation.SHARED, lambda kind: True)
     kept = ([item for item in evidence if is_near(item.compilation)] for is_near in nearness)
     return next((items for items in kept if items), [])
-
-
-def _num_seen(evidence: Sequence[Evidence]) -> int:
-    """Sizes that were measured without neighbours that hid them."""
-    return len({item.micro_batch_size for item in evidence if item.is_measured and item.tenants_sd <= HIDDEN_SD})
-
-
-def score(probability: float, *, num_sizes: int, num_candidates: int) -> int:
-    """The confidence score, 0 to 98, of a raw posterior probability.
-
-    Args:
-        probability: That the size is within the tolerance of the best, as the belief has it.
-        num_sizes: Sizes that were measured without neighbours that hid them.
-        num_candidates: Sizes that there are.
-    """
-    clipped = min(max(probability, 0.001), 0.999)
-    raw = math.log(clipped / (1.0 - clipped))
-    offset, slope, curvature = CALIBRATION if num_sizes > 1 else CALIBRATION_OF_ONE_SIZE
-    logit = offset + slope * raw + curvature * raw * raw
-    if num_sizes > 1 and num_candidates <= FEW_CANDIDATES:
-        logit += CALIBRATION_OF_FEW
-    most, steepness = CALIBRATION_OF_DOUBT
-    return min(MAX_SCORE, int(100.0 / (1.0 + math.exp(-min(logit, most + steepness * raw)))))

@@ -33,6 +33,7 @@ ORDER = [
     "dialects",
     "space",
     "posterior",
+    "calibration",
     "recommendation",
     "policy",
     "noise",

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from search_builders import measured, saturating
 
+from bexplore import calibration
+from bexplore.calibration import Grounds, score
 from bexplore.posterior import fit
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Outcome, Purpose
-from bexplore.recommendation import Recommendation, recommend, score
+from bexplore.recommendation import Recommendation, recommend
 from bexplore.space import Space
+
+ROOT = Path(__file__).parent.parent
 
 
 def recommended(sizes, evidence) -> Recommendation | None:
@@ -82,20 +88,27 @@ def test_relative_performance_is_relative_to_the_smallest_candidate():
     assert abs(best.samples_per_s - 250.0) < 1.0
 
 
-def test_the_score_never_reaches_100_and_rises_with_the_probability():
-    for num_sizes, num_candidates in itertools.product((1, 2, 5), (3, 100)):
-        scores = [
-            score(probability / 1000, num_sizes=num_sizes, num_candidates=num_candidates)
-            for probability in range(0, 1001, 5)
-        ]
+def test_the_score_never_reaches_100_and_rises_with_the_probability_and_the_tolerance():
+    for num_sizes, num_candidates in itertools.product((1, 2, 5), (5, 100, 10_000)):
+        grounds = Grounds(num_sizes=num_sizes, num_candidates=num_candidates)
+        scores = [score(number / 1000, grounds, tolerance=0.02) for number in range(0, 1001, 5)]
         assert scores == sorted(scores)
-        assert (scores[0], scores[-1]) == (0, 98)
+        assert 0 <= scores[0] <= 2
+        assert scores[-1] >= 94
+        wider = [score(0.8, grounds, tolerance=tolerance) for tolerance in (0.0, 0.01, 0.02, 0.1, 0.5)]
+        assert wider == sorted(wider)
+
+
+def test_the_weights_of_the_score_are_those_that_the_fit_found():
+    found = json.loads((ROOT / "benchmarks" / "results" / "calibration.json").read_text())["found"]
+    assert list(calibration.WEIGHTS) == found
 
 
 def test_a_prior_guess_about_sizes_that_never_ran_is_worth_little():
     alone = recommended([8, 16, 32], [measured(8, 100.0)])
     assert alone.confidence < 20
-    assert score(0.5, num_sizes=1, num_candidates=3) < score(0.5, num_sizes=2, num_candidates=3)
+    one, two = (Grounds(num_sizes=count, num_candidates=3) for count in (1, 2))
+    assert score(0.5, one, tolerance=0.02) < score(0.5, two, tolerance=0.02)
 
 
 def test_a_size_that_ran_exactly_goes_before_one_that_did_not():
@@ -122,6 +135,6 @@ def test_nothing_is_recommended_where_all_that_ran_was_refused_since():
     assert recommended([8, 16], evidence) is None
 
 
-def test_among_few_candidates_the_same_belief_is_trusted_a_little_more():
-    few, many = (score(0.8, num_sizes=3, num_candidates=count) for count in (8, 9))
-    assert many < few <= many + 3
+def test_a_good_chance_is_worth_more_among_few_candidates_than_among_many():
+    few, many = (score(0.9, Grounds(num_sizes=3, num_candidates=count), tolerance=0.02) for count in (4, 64))
+    assert many < few

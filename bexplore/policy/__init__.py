@@ -208,6 +208,8 @@ class _Turn:
         """A probe that the score alone does not ask for: a stretch that hides, or a winner too good to be true."""
         if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
             return None
+        if not self._finds_may_pay():
+            return None
         doubted = self._doubted()
         if doubted is not None:
             return self._probe(doubted, Purpose.REPLICATE)
@@ -221,6 +223,11 @@ class _Turn:
         if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
+
+    def _finds_may_pay(self) -> bool:
+        """Whether a size that turned out better by the tolerance would save more than a probe costs."""
+        probe = self.next_probe
+        return probe is None or self.settings.tolerance * probe.training_time_s > probe.cost_s
 
     def _doubted(self) -> int | None:
         """A size whose only probe is far slower than all others let expect, and which would be among the best without.

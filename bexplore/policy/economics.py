@@ -78,15 +78,15 @@ def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) ->
     """
     challenger = _challenger(posterior, leader)
     against = np.where(candidates == leader, challenger, candidates)
-    gains = posterior.log_throughput[:, against] - posterior.log_throughput[:, [leader]]
     fits = posterior.feasible[:, against]
-    mean = gains.mean(axis=0, where=fits)
-    variance = gains.var(axis=0, where=fits)
-    noise = np.float32(np.mean(posterior.probe_sd**2))
-    told = np.sqrt(variance / (variance + noise))
-    after = mean + told * (gains - mean)
+    gains = np.where(fits, posterior.log_throughput[:, against] - posterior.log_throughput[:, [leader]], 0.0)
+    count = np.maximum(fits.sum(axis=0), 1)
+    mean = gains.sum(axis=0) / count
+    variance = np.maximum((gains**2).sum(axis=0) / count - mean**2, 0.0)
+    told = np.sqrt(variance / (variance + np.mean(posterior.probe_sd**2)))
+    after = np.maximum(mean + told * (gains - mean), 0.0)
     now = np.maximum(mean, 0.0) * (posterior.measured[against] > 0)
-    return np.maximum(np.mean(np.where(fits, np.maximum(after, 0.0), 0.0), axis=0, dtype=np.float64) - now, 0.0)
+    return np.maximum((after * fits).sum(axis=0) / len(fits) - now, 0.0)
 
 
 def _challenger(posterior: Posterior, leader: int) -> int:

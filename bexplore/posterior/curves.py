@@ -187,30 +187,24 @@ def _weigh(
     num_shapes, count = misfit.shape
     low, high = np.tril_indices(count)  # of a symmetric form each pair once
     pairs = np.ascontiguousarray(misfit.T)
-    quadratic = (inverse[:, low, high] * np.where(low == high, 1.0, 2.0)) @ (pairs[low] * pairs[high])
-    plain = -0.5 * (quadratic + log_det[:, None]) + hyper.log_weight[:, None]
+    forms = inverse[:, low, high] * np.where(low == high, -0.5, -1.0)
+    plain = forms.astype(np.float32) @ (pairs[low] * pairs[high]).astype(np.float32)
+    plain += (hyper.log_weight - 0.5 * log_det).astype(np.float32)[:, None]
     best = np.unravel_index(int(np.argmax(plain)), plain.shape)
-    distinct = np.unique(data.at)
-    steps, log_gap = _gaps(data.at, distinct, sizes)
+    steps, log_gap = _gaps(data.at, np.unique(data.at), sizes)
     bases = CLIFF_BASES
     cliff_share = _share(CLIFF_RATE, sizes)
-    projected = steps @ inverse[bases]  # (C, G, n)
-    stiffness = np.einsum("cgn,gn->cg", projected, steps)[..., None]
-    moment = projected @ misfit[::CLIFF_THINNING].T  # (C, G, K / thinning)
-    cliffs = []
     renormalise = np.log(np.exp(hyper.log_weight[bases]).sum())
-    for sd, weight in CLIFF_SDS:
-        gain = 1.0 + sd**2 * stiffness
-        prior = log_gap[None, :, None] + np.log(cliff_share * weight * CLIFF_THINNING) - renormalise
-        without = plain[bases][:, None, ::CLIFF_THINNING]
-        cliffs.append(without + 0.5 * sd**2 * moment**2 / gain - 0.5 * np.log(gain) + prior)
-    stacked = np.stack(cliffs)  # (2, C, G, K)
-    log_weight = np.concatenate([plain.ravel() + np.log(1.0 - cliff_share), stacked.ravel()])
+    log_prior = log_gap + np.log(cliff_share * CLIFF_THINNING) - renormalise
+    thinned = plain[bases, ::CLIFF_THINNING]
+    cliffs = _log_weights_of_cliffs(thinned, misfit[::CLIFF_THINNING], inverse[bases], steps, log_prior)
+    plain += np.float32(np.log(1.0 - cliff_share))
+    log_weight = np.concatenate([plain.ravel(), cliffs.ravel()])
     chosen = _systematic(log_weight, seed)
     num_plain = plain.size
     has_cliff = chosen >= num_plain
     hyper_index, shape = np.divmod(np.where(has_cliff, 0, chosen), num_shapes)
-    which, base, gap, cliff_shape = np.unravel_index(np.where(has_cliff, chosen - num_plain, 0), stacked.shape)
+    which, base, gap, cliff_shape = np.unravel_index(np.where(has_cliff, chosen - num_plain, 0), cliffs.shape)
     sds = np.array([sd for sd, _ in CLIFF_SDS])
     weighed = _Weighed(
         shape=np.where(has_cliff, cliff_shape * CLIFF_THINNING, shape),
@@ -219,6 +213,28 @@ def _weigh(
         gap=np.where(has_cliff, gap, 0),
     )
     return weighed, (int(best[0]), int(best[1]))
+
+
+def _log_weights_of_cliffs(without: Draws, misfit: Array, inverse: Array, steps: Array, log_prior: Array) -> Draws:
+    """(sds, C, G, K), log weight of each shape with a cliff of each sd in each gap, at C points of the grid.
+
+    Args:
+        without: (C, K), log weight without a cliff.
+        misfit: (K, n), of the measurements from the shapes.
+        inverse: (C, n, n), of their covariance.
+        steps: (G, n), which measurements are above each gap.
+        log_prior: (G,), of a cliff in each gap.
+    """
+    projected = steps @ inverse  # (C, G, n)
+    stiffness = np.einsum("cgn,gn->cg", projected, steps)
+    squares = (projected.astype(np.float32) @ misfit.T.astype(np.float32)) ** 2  # (C, G, K)
+    found = np.empty((len(CLIFF_SDS), *squares.shape), dtype=np.float32)
+    for log_weight, (sd, weight) in zip(found, CLIFF_SDS, strict=True):
+        gain = 1.0 + sd**2 * stiffness
+        offset = log_prior + np.log(weight) - 0.5 * np.log(gain)
+        np.multiply(squares, (0.5 * sd**2 / gain).astype(np.float32)[..., None], out=log_weight)
+        log_weight += without[:, None, :] + offset.astype(np.float32)[..., None]
+    return found
 
 
 def _gaps(at: Index, distinct: Index, sizes: NDArray[np.int64]) -> tuple[Array, Array]:

@@ -1,0 +1,267 @@
+"""Fit the confidence score: `python -m benchmarks.fit_calibration [--quick]`, five minutes on two cores.
+
+The search runs on recorded sweeps that it was developed on, at four levels of noise, and on simulated jobs, on seeds of
+their own. Whatever it recommends on the way, the belief's probability is held against what is true, at four tolerances,
+and the weights of `bexplore.calibration` are fitted by logistic regression. Odd seeds are fitted, even ones tell how
+well the fit does on what it was not made from. Which messages a search streams depends on the weights in use: copy what
+was found into `bexplore/calibration.py` and run it again until it stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+
+from benchmarks.in_parallel import in_parallel
+from benchmarks.search import facts_of
+from benchmarks.search_problems import CURVES, DEVELOPED_ON, STEPS, Problem, simulated_problems
+from bexplore import calibration
+from bexplore import posterior as belief
+from bexplore.calibration import Grounds, terms_of
+from bexplore.errors import NothingFitsError
+from bexplore.explorer import ProbeFinished, explore
+from bexplore.posterior.evidence import Evidence
+from bexplore.probe import Compilation
+from bexplore.recommendation import SearchSettings, grounds_of, recommend
+from bexplore.replay import ReplayOptions, TableRunner
+from bexplore.replay.table import Curve, load_table
+from bexplore.simulator import Family
+
+Array = NDArray[np.float64]
+
+RESULTS = Path(__file__).parent / "results"
+FIRST_SEED = 7_000_000
+NUM_SEEDS, QUICK_SEEDS = 4, 2  # of each recorded sweep at each noise
+NUM_WORLDS, QUICK_WORLDS = 200, 20  # of each family
+NOISES = (0.0, 0.01, 0.03, 0.05)
+TOLERANCES = (0.01, 0.02, 0.05, 0.1)
+RECORDED_SHARE = 0.5  # of all weight, each noise as much; the rest is shared by the families:
+HARD_SHARE = 0.02  # jobs of which nearly nothing tells what is best are rare ...
+IN_TURNS_SHARE = 0.03  # ... and machines that wander, whose sizes take turns, are some
+HARD = (Family.SPILLS, Family.LONE_PEAKS, Family.SHELVES)
+IN_TURNS = (Family.WANDERING, Family.BURSTS)
+RIDGE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A recommendation on the way, at one tolerance.
+
+    Attributes:
+        group: The sweeps at one noise, or the family.
+        seed: Of the problem.
+        grounds: What the probability rests on.
+        tolerance: What counted as a tie.
+        probability: That it is within the tolerance, as the belief has it.
+        is_right: Whether it is.
+    """
+
+    group: str
+    seed: int
+    grounds: Grounds
+    tolerance: float
+    probability: float
+    is_right: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_calibration", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few problems: to see that it runs; no results are kept")
+    options = parser.parse_args(arguments)
+    tasks = list(_tasks(QUICK_SEEDS if options.quick else NUM_SEEDS, QUICK_WORLDS if options.quick else NUM_WORLDS))
+    order = np.random.default_rng(0).permutation(len(tasks))  # so that both processes have slow and quick ones
+    found = in_parallel(messages_of, [tasks[index] for index in order])
+    messages = [message for some in found for message in some]
+    report = report_of(messages) | {"facts": facts_of(arguments, module="fit_calibration")}
+    text = markdown(report)
+    if not options.quick:
+        (RESULTS / "calibration.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / "calibration.md").write_text(text)
+    sys.stdout.write(text)
+    return 0
+
+
+def _tasks(num_seeds: int, num_worlds: int) -> Iterator[tuple[str, Problem, float]]:
+    """(group, problem, noise of a recorded sweep)."""
+    for noise in NOISES:
+        for family in DEVELOPED_ON:
+            for curve in load_table(CURVES / f"{family}.csv"):
+                for seed in range(FIRST_SEED, FIRST_SEED + num_seeds):
+                    yield f"recorded, noise {noise:.0%}", Problem("public", family, seed, curve), noise
+    for world in Family:
+        for problem in simulated_problems(world, num_worlds, first_seed=FIRST_SEED):
+            yield world.value, problem, 0.0
+
+
+def messages_of(task: tuple[str, Problem, float]) -> list[Message]:
+    """What the search recommends on the way, at each tolerance; nothing where nothing fits."""
+    group, problem, noise = task
+    takes_turns = problem.family in IN_TURNS
+    compilation = Compilation.SHARED if takes_turns else Compilation.EXACT
+    settings = SearchSettings(
+        search_compilation=compilation, user_compilation=compilation, verify_exact=False, max_passes=STEPS
+    )
+    runner = problem.runner(shared_compile=takes_turns)
+    if isinstance(problem.source, Curve):
+        runner = TableRunner(problem.source, ReplayOptions(seed=problem.seed, steps=STEPS, noise=noise))
+    evidence: list[Evidence] = []
+    found: list[Message] = []
+    try:
+        for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
+            if isinstance(event, ProbeFinished):
+                evidence.append(Evidence.of(event.observation))
+                found += _messages(group, problem, evidence, compilation)
+    except NothingFitsError:
+        return []
+    return found
+
+
+def _messages(
+    group: str, problem: Problem, evidence: Sequence[Evidence], compilation: Compilation
+) -> Iterator[Message]:
+    if not any(item.is_measured for item in evidence):
+        return
+    fitted = belief.fit(problem.space, evidence, memory=problem.memory, user_compilation=compilation)
+    grounds = grounds_of(fitted, evidence)
+    for tolerance in TOLERANCES:
+        best = recommend(fitted, evidence, base=problem.space.base, tolerance=tolerance)
+        if best is not None:
+            yield Message(
+                group=group,
+                seed=problem.seed,
+                grounds=grounds,
+                tolerance=tolerance,
+                probability=float((fitted.shortfall(best.micro_batch_size) <= tolerance).mean()),
+                is_right=problem.regret(best.micro_batch_size) <= tolerance,
+            )
+
+
+def report_of(messages: Sequence[Message]) -> dict[str, Any]:
+    """The weights, and how well they do on the seeds that they were not fitted on."""
+    halves = [[message for message in messages if message.seed % 2 == odd] for odd in (1, 0)]
+    fitted, held_out = halves
+    weights = fit([message for message in fitted if not message.grounds.is_one_size])
+    usual = [message for message in held_out if message.tolerance == calibration.USUAL_TOLERANCE]
+    groups = sorted({message.group for message in usual})
+    return {
+        "in_use": calibration.WEIGHTS,
+        "found": weights,
+        "num_messages": len(messages),
+        "groups": {name: bands([message for message in usual if message.group == name], weights) for name in groups},
+        "tolerances": {
+            f"{tolerance:g}": bands([m for m in held_out if m.tolerance == tolerance], weights)
+            for tolerance in TOLERANCES
+        },
+        "one_size": one_size([message for message in usual if message.grounds.is_one_size]),
+    }
+
+
+def one_size(messages: Sequence[Message]) -> list[dict[str, float]]:
+    """Share that is right, in percent, by what the belief thinks of a size that was held against no other."""
+    edges = (0.0, 0.01, 0.1, 0.9, 1.01)
+    found = []
+    for low, high in itertools.pairwise(edges):
+        inside = [message for message in messages if low <= message.probability < high]
+        right = 100.0 * sum(message.is_right for message in inside) / max(len(inside), 1)
+        found.append({"from": low, "count": len(inside), "true": right})
+    return found
+
+
+def fit(messages: Sequence[Message]) -> list[float]:
+    """(5,), weights by logistic regression with a touch of ridge; rounded, so that they can be read."""
+    terms, share = _terms(messages), shares_of(messages)
+    right = np.array([message.is_right for message in messages], dtype=float)
+    weights = np.zeros(terms.shape[1])
+    for _ in range(50):  # Newton's method
+        expected = 1.0 / (1.0 + np.exp(-terms @ weights))
+        slope = terms.T @ (share * (expected - right)) + RIDGE * weights
+        curvature = (terms * (share * expected * (1.0 - expected))[:, None]).T @ terms
+        weights = weights - np.linalg.solve(curvature + RIDGE * np.eye(len(weights)), slope)
+    return [round(float(weight), 3) for weight in weights]
+
+
+def shares_of(messages: Sequence[Message]) -> Array:
+    """(n,), weight of each message, in sum 1: a group's share is that of its kind, whatever its number of messages."""
+    groups = [message.group for message in messages]
+    kinds = {name: _share_of(name) / groups.count(name) for name in set(groups)}
+    shares = np.array([kinds[name] for name in groups])
+    return shares / shares.sum()
+
+
+def _share_of(group: str) -> float:
+    if group.startswith("recorded"):
+        return RECORDED_SHARE / len(NOISES)
+    special = {family: HARD_SHARE for family in HARD} | {family: IN_TURNS_SHARE for family in IN_TURNS}
+    usual = [family for family in Family if family not in special]
+    rest = 1.0 - RECORDED_SHARE - sum(special.values())
+    return special.get(Family(group), rest / len(usual))
+
+
+def _terms(messages: Sequence[Message]) -> Array:
+    """(n, 5)."""
+    return np.array([terms_of(m.probability, m.grounds, tolerance=m.tolerance) for m in messages])
+
+
+def bands(messages: Sequence[Message], weights: Sequence[float]) -> list[dict[str, float]]:
+    """Mean score and share that is right, in percent, of each band of ten."""
+    terms, share = _terms(messages), shares_of(messages)
+    of_one = np.array([message.grounds.is_one_size for message in messages])
+    log_odds = np.where(of_one, terms @ calibration.WEIGHTS_OF_ONE_SIZE, terms @ np.array(weights))
+    scores = np.minimum(100.0 / (1.0 + np.exp(-log_odds)), calibration.MAX_SCORE)
+    right = 100.0 * np.array([message.is_right for message in messages], dtype=float)
+    found = []
+    for low in range(0, 100, 10):
+        inside = (scores >= low) & (scores < low + 10)
+        if inside.any():
+            mean = functools.partial(np.average, weights=share[inside])
+            row = {"from": low, "count": int(inside.sum()), "share": float(share[inside].sum())}
+            found.append(row | {"score": float(mean(scores[inside])), "true": float(mean(right[inside]))})
+    return found
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Everything, as one page."""
+    facts = report["facts"]
+    lines = ["# The confidence score, fitted", "", f"`{facts['command']}`, {facts['date']}, {facts['revision']}.", ""]
+    lines += [f"{report['num_messages']} recommendations at {len(TOLERANCES)} tolerances.", ""]
+    lines += [f"Weights found: {_row(report['found'])}; in use: {_row(report['in_use'])}.", ""]
+    heading = (
+        "Seeds that were not fitted: mean score -> share that is right (messages), by band; the error is the mean "
+    )
+    lines += ["", heading + "distance of the two.", ""]
+    for title, key in (("within 2 %", "groups"), ("tolerance, all problems", "tolerances")):
+        lines += [f"| {title} | calibration error | bands |", "|---|---|---|"]
+        lines += [f"| {name} | {_error(rows):.3f} | {_bands(rows)} |" for name, rows in report[key].items()]
+        lines.append("")
+    lines += ["Where one size alone was measured, by what the belief thinks of it:", ""]
+    lines += [f"from {row['from']:g}: {row['true']:.0f} % right of {row['count']}  " for row in report["one_size"]]
+    return "\n".join([*lines, ""])
+
+
+def _row(weights: Sequence[float]) -> str:
+    return ", ".join(f"{weight:g}" for weight in weights)
+
+
+def _error(rows: Sequence[dict[str, float]]) -> float:
+    return math.fsum(row["share"] * abs(row["score"] - row["true"]) / 100.0 for row in rows)
+
+
+def _bands(rows: Sequence[dict[str, float]]) -> str:
+    return ", ".join(f"{row['from']:.0f}+: {row['score']:.0f} -> {row['true']:.0f} ({row['count']})" for row in rows)
+
+
+if __name__ == "__main__":
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sys.exit(main())
