@@ -138,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"{len(units) - len(todo)} of {len(units)} measurements are known; about {minutes:.0f} min", file=sys.stderr
         )
+        if options.report:
+            todo = []
         if options.dry_run:
             for unit in todo:
                 print(f"{expected_s(unit, known):6.0f} s  {unit.key}")
@@ -237,6 +239,8 @@ def _everything(options: argparse.Namespace, caches: Path) -> Iterator[Unit]:
             yield from (_explore(job, number), _floor(job, number))
     for number in again:
         yield from (_sweep(job, number, caches) for job in options.jobs)
+    for number in again:
+        yield from (_rival(job, rival, number) for rival in RIVALS for job in options.jobs)
     if not options.quick and not options.cuda:
         yield from (_wide(job, number) for number in (1, *again) for job in options.jobs)
     for job in reversed(options.jobs):  # the quickest first
@@ -286,11 +290,11 @@ def _truth(job: str, caches: Path, passes_s: float) -> Unit:
     return Unit(job=job, kind="truth", expected_s=JOBS[job].expected_s["truth"], measure=run)
 
 
-def _rival(job: str, name: str) -> Unit:
+def _rival(job: str, name: str, number: int = 1) -> Unit:
     def run(_known: Known) -> Record:
         return measure.rival(JOBS[job].config, name)
 
-    return Unit(job=job, kind="rival", what=name, expected_s=JOBS[job].expected_s["rival"], measure=run)
+    return Unit(job=job, kind="rival", what=name, run=number, expected_s=JOBS[job].expected_s["rival"], measure=run)
 
 
 def _survive(job: str, who: str) -> Unit:
@@ -377,11 +381,16 @@ def _torch(statement: str) -> str:
 def _write(options: argparse.Namespace, name: str, known: Known) -> str:
     """The tables of what is known so far; each state of the campaign gives a valid report."""
     titles = {job: JOBS[job].title for job in _jobs(options)}
-    found = {"command": options.command, "machine": _machine(options.cuda and not options.cpu)}
+    path = options.results / f"{name}.json"
+    measured = json.loads(path.read_text()) if options.report and path.exists() else {}  # on that machine, with those
+    found = {
+        "command": options.command,
+        "machine": measured.get("machine") or _machine(options.cuda and not options.cpu),
+    }
     found |= summary(titles, list(known.records.values()))
     text = markdown(found)
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(found, indent=1) + "\n")
     (options.results / f"{name}.md").write_text(text)
     return text
 
@@ -415,7 +424,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.quick:
         options.runs = 1
         options.minutes = options.minutes or QUICK_LIMIT_MIN
-    options.command = " ".join(["python -m benchmarks.engine", *given])
+    options.command = " ".join(["python -m benchmarks.engine", *(word for word in given if word != "--report")])
     return options
 
 
@@ -426,9 +435,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cpu", action="store_true", help="with --cuda: its jobs tiny and on the CPU, to exercise it")
     parser.add_argument("--jobs", nargs="+", metavar="JOB", help="these jobs alone, in this order")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="these measurements alone")
-    parser.add_argument("--runs", type=int, default=3, help="of what is repeated: explorations, sweeps")
+    parser.add_argument("--runs", type=int, default=3, help="of what is repeated: explorations, sweeps, rivals")
     parser.add_argument("--minutes", type=float, help="end within so many; the same command goes on")
     parser.add_argument("--fresh", action="store_true", help="measure again what is known")
+    parser.add_argument("--report", action="store_true", help="measure nothing; write the tables of what is known")
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured and how long it takes")
     parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
     return parser

@@ -10,6 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.engine_cost import (
+    OURS,
+    SHARE_OF_JOBS,
+    SWEEP,
+    TRAINING_S,
+    beats_every_rival,
+    cheapest_rival,
+    finders,
+    sums,
+)
 from benchmarks.engine_jobs import WIDE_TOLERANCE
 from benchmarks.engine_measure import exhaustive_s
 
@@ -22,6 +32,8 @@ COMPILES_OF_BOUND = 2.5
 MEAN_REGRET, WORST_REGRET = 0.005, 0.02
 GROWTH = 1.25  # compile seconds of the most candidates over those of the fewest that still count as no growth
 GROWTH_WITH_DEPTH = 2.0  # 16 layers over 2 that still count as hardly any
+
+COST = f"seconds of the finder + loss of its answer over {TRAINING_S / 3600:g} h"
 
 Record = Mapping[str, Any]
 
@@ -53,7 +65,7 @@ def _job(title: str, records: Sequence[Record]) -> dict[str, Any]:
         "explorations": [_exploration(record, truth) for record in of["explore"]],
         "first_pass_s": next((r["first_pass_s"] for r in of["explore"] if r.get("first_pass_s")), None),
         "floors": [{name: r[name] for name in ("import_s", "compile_s", "trace_s", "total_s")} for r in of["floor"]],
-        "sweeps_s": [record["total_s"] for record in of["sweep"]],
+        "sweeps": [_sweep(record, truth) for record in of["sweep"]],
         "sweep_sizes": [row["micro_batch_size"] for row in of["sweep"][0]["sizes"]] if of["sweep"] else [],
         "exhaustive_computed_s": [exhaustive_s(record, fits) for record in of["sweep"]] if fits else [],
         "ratios": _ratios(of),
@@ -68,7 +80,23 @@ def _job(title: str, records: Sequence[Record]) -> dict[str, Any]:
 def _exploration(record: Record, truth: Truth | None) -> dict[str, Any]:
     names = ("micro_batch_size", "confidence", "stop_reason", "total_s", "first_recommendation_s", "own_passes_s")
     row = {name: record[name] for name in names} | {"num_probes": len(record["probes"]), "stages_s": record["stages_s"]}
-    return row | {"regret": truth.regret(record["micro_batch_size"]) if truth else None}
+    return row | _beside_truth(record["micro_batch_size"], truth)
+
+
+def _beside_truth(size: int | None, truth: Truth | None) -> dict[str, Any]:
+    known = truth is not None and size is not None
+    return {
+        "samples_per_s": truth.samples_per_s(size) if known else None,
+        "regret": truth.regret(size) if known else None,
+    }
+
+
+def _sweep(record: Record, truth: Truth | None) -> dict[str, Any]:
+    """A static sweep, and the size that was the fastest in it."""
+    ran = [row for row in record["sizes"] if row["outcome"] == "measured"]
+    answer = max(ran, key=lambda row: row["micro_batch_size"] / row["pass_time_s"])["micro_batch_size"] if ran else None
+    row = {"answer": answer, "total_s": record["total_s"], "num_trials": len(record["sizes"]), "was_run": True}
+    return row | {"survived": NOT_MEASURED} | _beside_truth(answer, truth)
 
 
 def _of_sweep(record: Record, sweeps: Sequence[Record]) -> float | None:
@@ -89,10 +117,8 @@ def _rival(record: Record, truth: Truth | None, survivals: Sequence[Record]) -> 
         "total_s": record["total_s"],
         "num_trials": len(record["trials"]),
         "was_run": answer in ran,
-        "samples_per_s": truth.samples_per_s(answer) if truth and answer else None,
-        "regret": truth.regret(answer) if truth and answer else None,
-        "survived": _survived(survivals),
-    }
+        "survived": _survived([one for one in survivals if one["size"] == answer]),
+    } | _beside_truth(answer, truth)
 
 
 def _survived(records: Sequence[Record]) -> str:
@@ -212,6 +238,8 @@ def _depth_row(record: Record) -> dict[str, Any]:
 
 def _targets(jobs: Mapping[str, Record], compiles: Sequence[Record]) -> list[dict[str, str]]:
     rows = [
+        _below_each_target(jobs),
+        _below_by_sum_target(jobs),
         _ratio_target("1", "exploration / static power-of-two sweep", "sweep", jobs),
         _ratio_target("1", "exploration / (2.5 x (import + one cold compile) + its own passes)", "bound", jobs),
         _ratio_target("1", "exploration / exhaustive sweep of 8 passes (computed)", "exhaustive", jobs),
@@ -245,6 +273,32 @@ def _ratio_target(number: str, what: str, name: str, jobs: Mapping[str, Record])
 def _told(ratio: Record) -> str:
     runs = ratio["runs"]
     return f"{ratio['ratio']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f}; {runs} run{'' if runs == 1 else 's'})"
+
+
+def _below_each_target(jobs: Mapping[str, Record]) -> dict[str, str]:
+    found = {job: below for job, row in jobs.items() if (below := beats_every_rival(row)) is not None}
+    reached = []
+    for job in found:
+        ours, rival = finders(jobs[job])[0], cheapest_rival(jobs[job])
+        ended = f", {ours['ends']}" if ours["ends"] else ""
+        reached.append(f"{job} {ours['cost_s']:,.0f} s{ended} to {rival['cost_s']:,.0f} s ({rival['name']})")
+    count, needed = sum(found.values()), math.ceil(SHARE_OF_JOBS * len(jobs))
+    told = f"in {count} of {len(found)}: {', '.join(reached)}" if found else ""
+    is_open = not found or count < needed <= count + len(jobs) - len(found)
+    what, target = f"{COST}: below every rival", f"in {needed} of {len(jobs)} jobs"
+    return _row("cost", what, target, told, None if is_open else count >= needed)
+
+
+def _below_by_sum_target(jobs: Mapping[str, Record]) -> dict[str, str]:
+    ours, *others = sums(jobs).items()
+    known = {name: total_s for name, total_s in others if total_s is not None}
+    what, target = f"{COST}: sum of the jobs", "below every rival"
+    if ours[1] is None or not known:
+        return _row("cost", what, target, "", None)
+    told = f"{ours[1]:,.0f} s to " + ", ".join(f"{total_s:,.0f} s ({name})" for name, total_s in known.items())
+    goes_on = not any(finders(row)[0]["ends"] for row in jobs.values())
+    is_below = goes_on and ours[1] < min(known.values())
+    return _row("cost", what, target, told, None if is_below and len(known) < len(others) else is_below)
 
 
 def _score_target(jobs: Mapping[str, Record]) -> dict[str, str]:
@@ -293,6 +347,10 @@ def markdown(found: Record) -> str:
         "Compile caches are empty before every measurement but the truth. Ratios are taken within a run, whose parts "
         "were measured on one day, and the median of the runs is told; in brackets the least and the most.",
         "",
+        f"What tuning costs in all: {COST}, the median of a finder's runs by it. A training that ran out of memory "
+        "within 100 steps at an answer has no finite cost; for the verdicts such an answer of a rival counts as if it "
+        "had gone on. `sweep` is the static power-of-two sweep, whose answer is the size that was the fastest in it.",
+        "",
         "| part | what | target | reached | |",
         "|---|---|---|---|---|",
     ]
@@ -313,7 +371,7 @@ def _job_lines(job: str, row: Record) -> list[str]:
         f"## {row['title']}",
         "",
         f"Job `{job}`; the largest size that fits its memory is {row['largest_that_fits']}. "
-        f"{_seconds('Sweep over ' + _listed(row['sweep_sizes']), row['sweeps_s'])}"
+        f"{_seconds('Sweep over ' + _listed(row['sweep_sizes']), [s['total_s'] for s in row['sweeps']])}"
         f"{_seconds('Exhaustive sweep, computed', row['exhaustive_computed_s'])}"
         f"{_seconds('Import + trace + one cold compile + passes', [f['total_s'] for f in row['floors']])}",
         "",
@@ -345,32 +403,36 @@ def _job_lines(job: str, row: Record) -> list[str]:
 
 
 def _rival_lines(row: Record) -> list[str]:
-    if not row["rivals"]:
+    found = finders(row)
+    if {one["name"] for one in found} <= {OURS, SWEEP}:
         return []
     lines = [
         "",
-        "| under the same cap of memory | seconds | probes | answer | samples/s of the answer | regret % | was run "
-        "| survives 100 steps |",
-        "|---|---:|---:|---:|---:|---:|---|---|",
+        f"The median of the runs by what they cost in all: {COST}; in brackets how much of that loss is beyond the "
+        "truth's interval.",
+        "",
+        "| under the same cap of memory | runs | seconds | probes | answer | samples/s of the answer | regret % "
+        "| costs in all s | was run | survives 100 steps |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
-    median = statistics.median_low([run["total_s"] for run in row["explorations"]])
-    ours = next(run for run in row["explorations"] if run["total_s"] == median)
-    speed = next(
-        (one["samples_per_s"] for one in row["truth"] if one["micro_batch_size"] == ours["micro_batch_size"]), None
-    )
-    own = {"name": "bexplore", "answer": ours["micro_batch_size"], "num_trials": ours["num_probes"], "was_run": True}
-    # 100 steps are those of the last exploration's answer, which may be another than the median one's.
-    is_another = row["survived_size"] not in (None, ours["micro_batch_size"])
-    survived = f"size {row['survived_size']}: {row['survived']}" if is_another else row["survived"]
-    own |= {"total_s": median, "samples_per_s": speed, "regret": ours["regret"], "survived": survived}
-    for one in [own, *row["rivals"]]:
+    for one in found:
         unknown = "outside the truth" if row["truth"] else "unknown"
         speed = f"{one['samples_per_s'][0]:.2f}" if one["samples_per_s"] else unknown
+        survived = one["survived"]
+        if one["name"] == OURS and row["survived_size"] not in (None, one["answer"]):
+            survived = f"size {row['survived_size']}: {row['survived']}"  # 100 steps are those of the last run's answer
         lines.append(
-            f"| {one['name']} | {one['total_s']:.0f} | {one['num_trials']} | {one['answer']} | {speed} "
-            f"| {_regret(one['regret'])} | {'yes' if one['was_run'] else 'NO'} | {one['survived']} |"
+            f"| {one['name']} | {len(one['costs_s'])} | {one['total_s']:.0f} | {one['num_trials']} | {one['answer']} "
+            f"| {speed} | {_regret(one['regret'])} | {_cost(one)} | {'yes' if one['was_run'] else 'NO'} | {survived} |"
         )
     return lines
+
+
+def _cost(one: Record) -> str:
+    if one["cost_s"] is None:
+        return "unknown"
+    told = f"{one['cost_s']:,.0f} ({one['sure_loss_s']:,.0f})"
+    return f"none, its training ends; else {told}" if one["ends"] else told
 
 
 def _regret(regret: Record | None) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine_cost import OURS, SWEEP, finders, sums
 from benchmarks.search_problems import IN_TURNS
 from bexplore.config import json_schema
 
 README = Path(__file__).parent.parent / "README.md"
 RESULTS = Path(__file__).parent / "results"
 FINDERS = {  # name for people, and how its answer was run
+    OURS: ("bexplore", "yes, compiled"),
+    SWEEP: ("a static sweep of powers of two", "yes, compiled"),
     "lightning_power": ("Lightning, power", "3 steps, eager"),
     "lightning_binsearch": ("Lightning, binsearch", "3 steps, eager"),
     "accelerate": ("accelerate", "3 steps, eager"),
@@ -68,6 +72,29 @@ def shortfall_table() -> str:
     return "\n".join(rows)
 
 
+def cost_table() -> str:
+    """What tuning costs in all on the engine's jobs and by sum, by finder, as a Markdown table."""
+    jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
+    costs = {name: {one["name"]: one for one in finders(job)} for name, job in jobs.items()}
+    titles = [job["title"].partition(",")[0] for job in jobs.values()]
+    rows = [f"| finder | {' | '.join(titles)} | sum |", "|---|" + "---:|" * (len(titles) + 1)]
+    total_s = sums(jobs)
+    for name in sorted(total_s, key=list(FINDERS).index):
+        cells = [_cost(costs[job].get(name)) for job in jobs]
+        rows.append(f"| {FINDERS[name][0]} | {' | '.join(cells)} | {_seconds(total_s[name])} |")
+    return "\n".join(rows)
+
+
+def _cost(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "not measured"
+    return f"ends ({_seconds(run['cost_s'])})" if run["ends"] else _seconds(run["cost_s"])
+
+
+def _seconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds:,.0f}"
+
+
 def rivals_table() -> str:
     """What other finders answer on the engine's jobs, how long they take and what it is worth, as a Markdown table."""
     jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
@@ -76,17 +103,13 @@ def rivals_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for job in jobs.values():
-        if not job["rivals"]:
-            continue
-        ours = sorted(job["explorations"], key=lambda run: run["total_s"])[(len(job["explorations"]) - 1) // 2]
-        answers = [("bexplore", ours["total_s"], ours["micro_batch_size"], ours["regret"], "yes, compiled")]
-        for one in sorted(job["rivals"], key=lambda rival: list(FINDERS).index(rival["name"])):
+        found = sorted(finders(job), key=lambda one: list(FINDERS).index(one["name"]))
+        for number, one in enumerate(found):
             name, how = FINDERS[one["name"]]
-            answers.append((name, one["total_s"], one["answer"], one["regret"], how if one["was_run"] else "no"))
-        for number, (name, seconds, answer, regret, how) in enumerate(answers):
             title = job["title"] if number == 0 else ""
-            speed = f"{100 * (1 - regret['estimate']):.1f} %" if regret else "not measured"
-            rows.append(f"| {title} | {name} | {seconds:.0f} | {answer} | {speed} | {how} |")
+            speed = f"{100 * (1 - one['regret']['estimate']):.1f} %" if one["regret"] else "not measured"
+            was_run = how if one["was_run"] else "no"
+            rows.append(f"| {title} | {name} | {one['total_s']:.0f} | {one['answer']} | {speed} | {was_run} |")
     return "\n".join(rows)
 
 
@@ -128,6 +151,7 @@ TABLES = {
     "score": score_table,
     "tolerance": tolerance_table,
     "shortfall": shortfall_table,
+    "cost": cost_table,
     "rivals": rivals_table,
 }
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import engine
 from benchmarks import engine_measure as measure
 from benchmarks.engine import Known, Unit
+from benchmarks.engine_cost import finders
 from benchmarks.engine_jobs import JOBS, sweep_sizes, truth_sizes
 from benchmarks.engine_measure import MeasurementError, exhaustive_s
 from benchmarks.engine_report import Truth, markdown, summary
@@ -206,13 +207,14 @@ def test_every_state_of_the_campaign_gives_a_report(count):
     assert text.startswith("# The engine")
     assert verdicts["exploration / static power-of-two sweep"] == ("reached" if count >= 3 else "not measured")
     assert verdicts["regret beyond the truth's interval"] == ("reached" if count >= 4 else "not measured")
-    assert "accelerate | 9 | 2 | 4" in text or count < 5
+    assert "accelerate | 1 | 9 | 2 | 4" in text or count < 5
 
 
 def test_a_target_is_not_reached_while_a_job_is_missing():
     found = summary({"small": "a job", "gpt": "another"}, whole([explore_record(), sweep_record()]))
 
-    assert found["targets"][0]["verdict"] == "so far; 1 job is missing"
+    sweep = next(row for row in found["targets"] if row["what"] == "exploration / static power-of-two sweep")
+    assert sweep["verdict"] == "so far; 1 job is missing"
 
 
 def test_an_exploration_that_is_too_dear_or_unsure_is_said_to_miss():
@@ -223,6 +225,94 @@ def test_an_exploration_that_is_too_dear_or_unsure_is_said_to_miss():
     missed = [row["what"] for row in found["targets"] if row["verdict"] == "MISSED"]
     assert missed[0] == "exploration / static power-of-two sweep"
     assert "score at the end of each exploration" in missed
+
+
+def rival_record(answer: int, total_s: float, **changes) -> dict:
+    return {
+        "kind": "rival",
+        "what": "accelerate",
+        "answer": answer,
+        "trials": [[answer, 3]],
+        "total_s": total_s,
+    } | changes
+
+
+# Samples/s of sizes 2, 4 and 8: 10, 20 and 19 of 20.
+SPEEDS = {2: [0.2] * 5, 4: [0.2] * 5, 8: [8 / 19] * 5}
+
+
+def test_what_tuning_costs_is_the_seconds_of_the_finder_and_the_loss_of_its_answer_over_ten_hours():
+    own = [
+        explore_record(total_s=seconds, micro_batch_size=size) | {"run": n}
+        for n, (seconds, size) in enumerate([(300.0, 4), (20.0, 8), (400.0, 4)], 1)
+    ]
+    records = whole([*own, rival_record(8, 10.0), sweep_record(), truth_record(SPEEDS)])
+
+    found = summary({"small": "a job"}, records)
+
+    ours, rival, sweep = finders(found["jobs"]["small"])
+    assert (ours["name"], ours["answer"], ours["cost_s"]) == ("bexplore", 4, pytest.approx(400.0))  # the median run
+    assert (rival["name"], rival["cost_s"]) == ("accelerate", pytest.approx(10 + 0.05 * 36_000))
+    assert (sweep["name"], sweep["answer"], sweep["cost_s"]) == ("sweep", 2, pytest.approx(40 + 0.5 * 36_000))
+    each, by_sum = found["targets"][:2]
+    assert (each["verdict"], by_sum["verdict"]) == ("reached", "reached")
+    assert each["reached"] == "in 1 of 1: small 400 s to 1,810 s (accelerate)"
+    assert by_sum["reached"] == "400 s to 1,810 s (accelerate), 18,040 s (sweep)"
+
+
+def test_a_rival_that_is_as_right_and_quicker_costs_less():
+    records = whole([explore_record(total_s=300.0), rival_record(4, 10.0), truth_record(SPEEDS)])
+
+    each, by_sum = summary({"small": "a job"}, records)["targets"][:2]
+
+    assert (each["verdict"], by_sum["verdict"]) == ("MISSED", "MISSED")
+
+
+def test_a_rivals_answer_that_runs_out_of_memory_has_no_finite_cost_and_wins_us_nothing():
+    ended = {"kind": "survive", "what": "accelerate", "size": 4, "steps": 2, "survived": False}
+    records = whole([explore_record(total_s=300.0), rival_record(4, 10.0), ended, truth_record(SPEEDS)])
+
+    found = summary({"small": "a job"}, records)
+
+    assert finders(found["jobs"]["small"])[1]["ends"] == "no: 2 steps"
+    assert "none, its training ends; else 10 (0)" in markdown({"command": "bench", "machine": MACHINE} | found)
+    assert [row["verdict"] for row in found["targets"][:2]] == ["MISSED", "MISSED"]
+
+
+def test_an_answer_of_ours_that_runs_out_of_memory_loses_whatever_it_costs():
+    ended = {"kind": "survive", "what": "bexplore", "size": 4, "steps": 2, "survived": False}
+    records = whole([explore_record(total_s=1.0), rival_record(8, 10.0), ended, truth_record(SPEEDS)])
+
+    each, by_sum = summary({"small": "a job"}, records)["targets"][:2]
+
+    assert (each["verdict"], by_sum["verdict"]) == ("MISSED", "MISSED")
+    assert "small 1 s, no: 2 steps to 1,810 s (accelerate)" in each["reached"]
+
+
+def test_100_steps_of_one_answer_say_nothing_of_another_run_of_the_same_finder():
+    ended = {"kind": "survive", "what": "accelerate", "size": 8, "steps": 2, "survived": False}
+    records = whole([explore_record(), rival_record(4, 10.0), ended, truth_record(SPEEDS)])
+
+    assert finders(summary({"small": "a job"}, records)["jobs"]["small"])[1]["survived"] == "not measured"
+
+
+def test_what_an_answer_outside_the_truth_costs_is_not_known():
+    records = whole([explore_record(), rival_record(16, 10.0), truth_record(SPEEDS)])
+
+    found = summary({"small": "a job"}, records)
+
+    assert finders(found["jobs"]["small"])[1]["cost_s"] is None
+    assert found["targets"][0]["verdict"] == "not measured"
+
+
+def test_the_report_alone_keeps_the_machine_of_the_measurements(tmp_path):
+    (tmp_path / "engine.json").write_text(json.dumps({"machine": MACHINE | {"lightning": "2.6.6"}}))
+
+    engine.main(["--report", "--runs", "3", "--results", str(tmp_path)])
+
+    found = json.loads((tmp_path / "engine.json").read_text())
+    assert found["machine"]["lightning"] == "2.6.6"
+    assert not (tmp_path / "engine.jsonl").exists()
 
 
 def test_a_ratio_is_taken_within_a_run_so_that_a_slower_day_does_not_count():
