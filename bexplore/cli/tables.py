@@ -49,18 +49,23 @@ def replay(
       bexplore replay sweeps.csv --curve gpt2 --json    one, with every probe
     """
     from bexplore.replay import ReplayOptions, replay_table
-    from bexplore.sinks.replay_table import replay_line
+    from bexplore.sinks.replay_table import replay_cost_line, replay_line
     from bexplore.units import parse_device_memory
 
     if curve_id is not None and every_curve:
         raise UserInputError("--curve and --all exclude each other", hint="keep one of them")
     hint_gib = None if memory_hint is None else parse_device_memory(memory_hint) / 2**30
     settings = ReplayOptions(compile_time_s=compile_time, memory_hint_gib=hint_gib, **options)
+    results = []
     for event in replay_table(table, settings, curve_id=curve_id):
         if as_json:
             click.echo(json.dumps(event))
         elif event["event"] == "result":
             click.echo(replay_line(event))
+            results.append(event)
+    told = replay_cost_line(results)
+    if told:
+        click.echo(told)
 
 
 @click.command("batch-sizes", short_help="List the global batch sizes that are valid with a size.")
