@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TRAINING_S = 36_000.0  # 10 h: the default of `explore.training_time`
+from bexplore.settings import TRAINING_TIME_S
+
+TRAINING_S = TRAINING_TIME_S
 OURS, SWEEP = "bexplore", "sweep"
 SHARE_OF_JOBS = 0.75  # in which ours is to be below every rival: 3 of 4
 

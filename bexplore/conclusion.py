@@ -39,6 +39,7 @@ def batch_question(config: Config) -> dict[str, Any]:
         "replica_batch_size": config.replica_batch_size,
         "divisibility": config.divisibility.value,
         "keep_batch_size": config.explore.keep_batch_size,
+        "training_samples": config.training_samples,
     }
 
 

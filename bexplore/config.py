@@ -67,6 +67,7 @@ class Config:
         request: The user's `micro_batch_size`.
         batch_size: The user's global batch size; None where the file gives none.
         batch_size_path: Where that stands or would stand, as in `Request`.
+        max_steps: Optimizer steps of the training, by the file; None where it gives none.
         num_replicas: Data-parallel replicas.
         model_dir: Folder of the user's own results; the run log is named after it.
         job: One replica's program. Its device may still be `auto`: see `on_device`.
@@ -85,6 +86,7 @@ class Config:
     job: Job
     explore: ExploreSettings
     batch_size_path: KeyPath = ()
+    max_steps: int | None = None
     warnings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
@@ -124,6 +126,16 @@ class Config:
         except UserInputError:
             return None
 
+    @property
+    def training_samples(self) -> int | None:
+        """Samples of one replica in the whole training, which tell how long it takes.
+
+        None where the user says how long, or where the file lacks its steps or its batch size.
+        """
+        if self.explore.training_time_s is not None or self.max_steps is None or self.batch_size is None:
+            return None
+        return max(1, round(self.max_steps * self.batch_size / self.num_replicas))
+
     def on_device(self, device: str) -> Config:
         """The same job on a torch device; float16 becomes bfloat16 where the device cannot scale gradients."""
         precision, warnings = self.job.precision, self.warnings
@@ -142,6 +154,7 @@ def json_schema() -> dict[str, Any]:
     definitions = explore.pop("$defs", {})
     micro = {"$ref": "#/$defs/MicroBatchSize"}
     positive = {"type": "integer", "minimum": 1}
+    optional = {"type": ["integer", "null"], "description": "Of the training; says how long it takes."}
     data = {"type": "object", "properties": {"batch_size": positive, "micro_batch_size": micro}}
     flags = {"type": "object", "properties": {"csx.performance.micro_batch_size": micro}}
     callback = {
@@ -149,7 +162,10 @@ def json_schema() -> dict[str, Any]:
         "properties": {f"{n}Flags": flags for n in ("ScopedTrain", "ScopedValidate", "Global")},
     }
     definitions["MicroBatchSize"] = _micro_batch_size_schema(positive)
-    init = {"type": "object", "properties": {"callbacks": {"type": ["array", "null"], "items": callback}}}
+    steps = dict.fromkeys(("num_steps", "max_steps", "num_epochs", "steps_per_epoch"), optional)
+    loop = {"type": ["object", "null"], "properties": steps}
+    callbacks = {"type": ["array", "null"], "items": callback}
+    init = {"type": "object", "properties": {"callbacks": callbacks, "loop": loop}}
     loader = {"type": "object", "properties": {"batch_size": positive}}
     trainer = {"init": init, "fit": {"type": "object", "properties": {"train_dataloader": loader}}}
     return {
@@ -162,7 +178,7 @@ def json_schema() -> dict[str, Any]:
             "eval_input": data,
             "runconfig": {
                 "type": "object",
-                "properties": {"num_csx": positive, "use_cs_grad_accum": {"type": "boolean"}},
+                "properties": {"num_csx": positive, "use_cs_grad_accum": {"type": "boolean"}, **steps},
             },
             "trainer": {"type": ["object", "array"], "properties": trainer},
         },

@@ -129,7 +129,7 @@ class Finished:
         global_batch_sizes: Those that are valid with the recommended size, around the user's own.
         batch_question: The user's own global batch size, when it is valid, and whether it must be kept: `batch_size`
             (None if none was given), `replica_batch_size` (None also if it has no whole share), `divisibility`,
-            `keep_batch_size`.
+            `keep_batch_size`; and `training_samples`, of one replica, where the training's time comes from them.
         user_batch_message: Whether it is valid with the recommended size, and what is near; empty if none was given.
         keeps_batch_size: The fastest size with which the user's own global batch size is valid: the recommended one if
             it is valid with it; None where no batch size was given, or nothing that ran is valid with it.
@@ -300,6 +300,7 @@ def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ..
         "samples_per_s": _known(best.samples_per_s),
         "relative_performance_interval": best.relative_performance_interval,
         "shortfall_at_90": best.shortfall_at_90,
+        "left_to_gain": best.left_to_gain,
         "num_probes": best.num_probes,
         "elapsed_s": best.elapsed_s,
         "global_batch_sizes": [dataclasses.asdict(size) for size in sizes],
@@ -330,7 +331,7 @@ def _trace_record(event: Traced) -> dict[str, Any]:
 
 
 def _result_record(event: Finished) -> dict[str, Any]:
-    result, best = event.result, event.result.recommendation
+    result, best, further = event.result, event.result.recommendation, event.result.next_probe
     record: dict[str, Any] = {"event": "result"}
     if best is None:
         record |= dict.fromkeys(
@@ -341,6 +342,7 @@ def _result_record(event: Finished) -> dict[str, Any]:
                 "confidence",
                 "samples_per_s",
                 "shortfall_at_90",
+                "left_to_gain",
             )
         )
         record |= {"num_probes": event.num_probes, "elapsed_s": event.elapsed_s, "global_batch_sizes": []}
@@ -353,6 +355,9 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "elapsed_s": event.elapsed_s,
         "base_micro_batch_size": result.base_micro_batch_size,
         "stop_reason": str(result.stop_reason),
+        "training_time_s": further.training_time_s if further else None,
+        "next_probe_s": further.cost_s if further else None,
+        "next_probe_saves": further.saves if further else None,
         "smallest_within_tolerance": result.smallest_within_tolerance,
         "memory_saved_bytes": result.memory_saved_bytes,
         "exact_over_shared": result.exact_over_shared,
@@ -363,6 +368,7 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "outcomes": dict(result.outcomes),
         "failures": [dict(failure) for failure in event.failures],
         "batch_size": None,
+        "training_samples": None,
         **event.batch_question,
         "batch_message": event.user_batch_message,
         "keeps_batch_size": None if event.keeps_batch_size is None else dataclasses.asdict(event.keeps_batch_size),

@@ -155,7 +155,10 @@ class _Exploration:
             logs.detach_file()
 
     def _answers(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a stored result is of today's batch size; another one asks for another second answer, no more."""
+        """Whether a stored result is of today's batch size and steps.
+
+        Another batch size asks for another second answer, a longer training for more of the search, no more.
+        """
         return all(stored.get(name) == value for name, value in batch_question(self.config).items())
 
     def _new_run(self, *, apart: bool = False) -> journal.Run:

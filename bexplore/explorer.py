@@ -19,6 +19,7 @@ from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.locks import locked, present
 from bexplore.noise import noise_warnings
 from bexplore.policy import Decision, StopReason
+from bexplore.policy.economics import NextProbe
 from bexplore.policy.keeping import decide as decide_keeping
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
@@ -106,6 +107,8 @@ class Result:
         held_memory_bytes: What was held for them there; None where there is no account of it.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: What the smallest size within the tolerance saves; None if unknown.
+        next_probe: The further probe that would save most, at the end of the search; None where none was possible, or
+            where the answer is another than the search's.
         second_answer: The fastest size that keeps the user's global batch size; None where none ran, or none was asked.
         warnings: What a reader must know before believing the numbers.
     """
@@ -121,6 +124,7 @@ class Result:
     held_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     memory_saved_bytes: int | None = None
+    next_probe: NextProbe | None = None
     second_answer: SecondAnswer | None = None
     warnings: tuple[str, ...] = ()
 
@@ -232,10 +236,11 @@ class _Loop:
         except KeyboardInterrupt:
             reason = StopReason.INTERRUPTED
         with told_as_engine_error():
-            best, evidence = self.sampler.decide(self.study).recommendation, _all_evidence(self.study)
+            decision, evidence = self.sampler.decide(self.study), _all_evidence(self.study)
+        best = decision.recommendation
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
             raise _failure(StopReason(reason), self.sampler.space, evidence, self.observations, self.sampler.memory)
-        return self._result(reason, best and self._timed(best), evidence)
+        return self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
 
     def keep_batch_size(
         self, searched: Result, free: Recommendation, keeping: KeepingSizes
@@ -266,10 +271,12 @@ class _Loop:
                 hint="leave explore.keep_batch_size out, or choose a batch_size with more divisors",
             )
         if not keeping.is_answer or second is None:
-            return self._result(reason, free, evidence, second)
-        if second.recommendation.micro_batch_size != free.micro_batch_size:
+            return self._result(reason, free, evidence, second, next_probe=searched.next_probe)
+        is_another = second.recommendation.micro_batch_size != free.micro_batch_size
+        if is_another:
             yield self._timed(second.recommendation)
-        return self._result(reason, self._timed(second.recommendation), evidence, second)
+        next_probe = None if is_another else searched.next_probe
+        return self._result(reason, self._timed(second.recommendation), evidence, second, next_probe=next_probe)
 
     def _decide_keeping(self, free: Recommendation, keeping: KeepingSizes) -> tuple[list[Evidence], Decision]:
         sampler = self.sampler
@@ -300,10 +307,12 @@ class _Loop:
         best: Recommendation | None,
         evidence: Sequence[Evidence],
         second: SecondAnswer | None = None,
+        *,
+        next_probe: NextProbe | None,
     ) -> Result:
         result = _result(reason, best, self.sampler.space, evidence, self.sampler.settings.tolerance)
         warnings = (*program_warnings(self.observations), *result.warnings)
-        return dataclasses.replace(result, second_answer=second, warnings=warnings)
+        return dataclasses.replace(result, next_probe=next_probe, second_answer=second, warnings=warnings)
 
 
 def _second_answer(decision: Decision, free: Recommendation) -> SecondAnswer | None:

@@ -19,6 +19,7 @@ from bexplore.job import Mode, code_digests
 from bexplore.posterior import ENGINE_VERSION
 from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings
+from bexplore.settings import TRAINING_TIME_S
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +51,15 @@ class Identity:
         }
 
     def question(self) -> dict[str, Any]:
-        """What decides the search beside the job: another question is another run."""
+        """What decides the search beside the job: another question is another run.
+
+        So is another `training_time`, as every setting that says when a search stops. The samples that the file's own
+        steps make are not: they change with its batch size, with which a search is gone on from.
+        """
+        settings = dataclasses.asdict(search_settings(self.config))
+        del settings["training_samples"]
         return {
-            "settings": dataclasses.asdict(search_settings(self.config)),
+            "settings": settings,
             "compares_eager": self.config.explore.compile.enabled == "both",
             "depth": self.config.explore.depth,
             "minimum": self.config.minimum,
@@ -99,6 +106,8 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
         target_confidence=int(explore.target_confidence),
         max_probes=explore.max_probes,
         time_budget_s=explore.time_budget_s,
+        training_time_s=explore.training_time_s or TRAINING_TIME_S,
+        training_samples=config.training_samples,
         seed=explore.seed,
         search_compilation=Compilation.SHARED if compiled else Compilation.EAGER,
         user_compilation=Compilation.EXACT if compiled else Compilation.EAGER,

@@ -163,6 +163,20 @@ def test_a_finished_run_is_printed_again_and_not_run_again(job, tmp_path):
     assert "--fresh explores again" in second.stderr
 
 
+def test_a_finished_search_goes_on_where_the_file_trains_longer(job, tmp_path):
+    def explored(max_steps: int) -> list[dict]:
+        steps = ["--set", f"runconfig.max_steps={max_steps}", "--set", "explore.tolerance=0.0001"]
+        done = bexplore("explore", job(), "--json", "--set", "explore.max_probes=5", *steps, cwd=tmp_path)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    *_, short = explored(1)
+    assert (short["stop_reason"], short["training_samples"]) == ("costs_more_than_it_saves", 12)
+    *events, long = explored(10_000_000)
+    assert long["num_probes"] > short["num_probes"]
+    assert len([event for event in events if event["event"] == "probe"]) == long["num_probes"] - short["num_probes"]
+    assert (long["run_dir"], explored(10_000_000)[0].get("stored")) == (short["run_dir"], True)
+
+
 def test_another_job_in_the_same_folder_starts_over_and_says_what_changed(job, tmp_path):
     bexplore("explore", job(), cwd=tmp_path)
 

@@ -14,6 +14,7 @@ from bexplore import journal, load_config
 from bexplore.conclusion import Conclusion
 from bexplore.events import event_record
 from bexplore.explorer import Result
+from bexplore.policy.economics import NextProbe
 from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.recommendation import Recommendation
 from bexplore.sinks.last_words import last_words
@@ -41,7 +42,12 @@ class KnownRunner:
 
 
 def concluded(
-    folder: Path, compiled_s: Sequence[float], *, enabled: str = "both", elapsed_s: float = 1000.0
+    folder: Path,
+    compiled_s: Sequence[float],
+    *,
+    enabled: str = "both",
+    elapsed_s: float = 1000.0,
+    next_probe: NextProbe | None = None,
 ) -> tuple[dict[str, Any], KnownRunner]:
     """The record of a result whose size was run exactly, and the runner that was asked."""
     (folder / "programs.py").write_text((JOBS / "programs.py").read_text())
@@ -61,6 +67,7 @@ def concluded(
         smallest_within_tolerance=SIZE,
         base_micro_batch_size=SIZE,
         num_probes=1,
+        left_to_gain=0.006,
     )
     runner = KnownRunner(compiled_s, folder / "compiled")
     conclusion = Conclusion(
@@ -76,6 +83,7 @@ def concluded(
         recommendation=best,
         base_micro_batch_size=SIZE,
         outcomes={"measured": 1},
+        next_probe=next_probe,
     )
     return event_record(conclusion.of(result)), runner
 
@@ -119,3 +127,15 @@ def test_a_look_that_would_take_too_long_is_not_begun(tmp_path):
     record, runner = concluded(tmp_path, (1.5,) * 5, enabled="true", elapsed_s=60.0)
 
     assert (record["eager"], runner.asked) == (None, [])
+
+
+def test_the_result_tells_what_is_left_to_gain_and_what_another_probe_would_cost_and_save(tmp_path):
+    further = NextProbe(micro_batch_size=4, saves=0.002, cost_s=40.0, training_time_s=36_000.0)
+    told = ("left_to_gain", "training_time_s", "next_probe_s", "next_probe_saves", "training_samples")
+
+    record, _ = concluded(tmp_path, (1.0,), next_probe=further)
+    assert [record[name] for name in told] == [0.006, 36_000.0, 40.0, 0.002, None]
+
+    (tmp_path / "apart").mkdir()
+    record, _ = concluded(tmp_path / "apart", (1.0,))
+    assert [record[name] for name in told] == [0.006, None, None, None, None]

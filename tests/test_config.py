@@ -11,6 +11,7 @@ from bexplore.config import Config, ExploreSettings, Request, RequestKind, json_
 from bexplore.document import Document, Problems
 from bexplore.document.reader import YamlReader
 from bexplore.errors import UserInputError
+from bexplore.identity import Identity, search_settings
 from bexplore.job import Job, Mode, Precision, TorchSettings
 from bexplore.settings import CODE_KEYS, EFFORTS, read_settings
 
@@ -95,8 +96,9 @@ def test_the_reserve_of_replicas_may_be_nothing():
 
 
 def test_durations_are_seconds_or_text():
-    read = settings("  time_budget: 10min\n  probe_time_limit: null")
-    assert (read.time_budget_s, read.probe_time_limit_s) == (600, None)
+    read = settings("  time_budget: 10min\n  probe_time_limit: null\n  training_time: 3d")
+    assert (read.time_budget_s, read.probe_time_limit_s, read.training_time_s) == (600, None, 259_200)
+    assert settings().training_time_s is None
 
 
 def test_candidates_are_a_rule_or_a_sorted_list():
@@ -165,6 +167,7 @@ def test_compile_is_a_truth_value_for_short():
         ("  stage_time_floor: 0.1", "explore.stage_time_floor: 0.1 s is too short"),
         ("  candidates: power_of_two", "did you mean powers_of_two?"),
         ("  device: 3", "explore.device must be a text, not 3"),
+        ("  training_time: weeks", '"weeks" is not a duration'),
         ("  time_budget: soon", '"soon" is not a duration'),
         ("  min: 9\n  max: 3", "min 9 is above max 3"),
         ("  seed: -1", "explore.seed must be at least 0"),
@@ -185,12 +188,13 @@ def test_a_wrong_setting_is_told_with_rule_value_and_hint(text, expected):
 
 def test_few_seconds_without_a_unit_are_taken_and_told():
     reader = YamlReader("job.yaml")
-    values = reader.read("explore:\n  time_budget: 10\n  probe_time_limit: 90\n")
+    values = reader.read("explore:\n  time_budget: 10\n  probe_time_limit: 90\n  training_time: 12\n")
     problems = Problems(document=Document(path=Path("job.yaml"), values=values, positions=reader.positions))
 
     assert read_settings(values["explore"], problems).time_budget_s == 10
     assert problems.warnings == [
-        "job.yaml:2: time_budget 10 without a unit is taken as seconds; write 10min for minutes"
+        "job.yaml:2: time_budget 10 without a unit is taken as seconds; write 10min for minutes",
+        "job.yaml:4: training_time 12 without a unit is taken as seconds; write 12h for hours",
     ]
 
 
@@ -235,6 +239,27 @@ def test_the_replica_batch_follows_the_rule():
     assert config(batch_size=None).replica_batch_size is None
 
 
+def test_a_training_takes_as_long_as_the_user_says_else_as_its_samples_take_else_ten_hours():
+    steps = config(max_steps=100)  # of 240 samples on 2 replicas
+    said = config(max_steps=100, explore=settings("  training_time: 2h"))
+    for training, expected in (
+        (steps, (36_000.0, 12_000)),
+        (said, (7200.0, None)),
+        (config(), (36_000.0, None)),
+        (config(max_steps=100, batch_size=None), (36_000.0, None)),
+    ):
+        found = search_settings(training)
+        assert (found.training_time_s, found.training_samples) == expected
+
+
+def test_another_training_time_is_another_question_and_other_steps_are_not():
+    def question(**fields) -> dict:
+        return Identity(config=config(**fields), folder_name="job").question()
+
+    assert question(explore=settings("  training_time: 2h")) != question()
+    assert question(max_steps=100) == question(max_steps=200, batch_size=480) == question()
+
+
 def test_float16_becomes_bfloat16_off_cuda_and_says_so():
     half = config(job=Job(workload="decoder", precision=Precision.AUTOCAST_FLOAT16))
     on_host, on_gpu = half.on_device("cpu"), half.on_device("cuda:1")
@@ -255,7 +280,7 @@ def test_a_config_is_frozen():
 SCHEMA_ACCEPTS = [
     {"train_input": {"batch_size": 8, "micro_batch_size": size}}
     for size in (8, "explore", "auto", None, "none", {"explore": {"min": 1}}, {"explore": {}})
-]
+] + [{"explore": {"training_time": time}} for time in (None, 3600, "3d")]
 SCHEMA_REFUSES = [
     {"train_input": {"micro_batch_size": "fast"}},
     {"train_input": {"micro_batch_size": 0}},

@@ -575,6 +575,41 @@ def test_a_near_miss_of_a_key_that_is_read_is_a_warning(folder, section, key, me
 
 
 @pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ({"max_steps": 100}, 100),
+        ({"max_steps": "1e5"}, 100_000),
+        ({"num_steps": 300, "max_steps": 100}, 300),
+        ({"num_epochs": 3, "steps_per_epoch": 20}, 60),
+        ({"num_epochs": 3, "steps_per_epoch": 20, "max_steps": 50}, 50),
+        ({"num_epochs": 3, "steps_per_epoch": None}, None),
+        ({"max_steps": None, "num_epochs": 3}, None),
+        ({}, None),
+    ],
+)
+def test_the_steps_of_a_training_are_read_in_both_layouts(folder, steps, expected):
+    older, newer = sections(), trainer(loop=steps)
+    older["runconfig"].pop("max_steps")
+    older["runconfig"] |= steps
+    found = [folder.load(values) for values in (older, newer)]
+    assert [config.max_steps for config in found] == [expected, expected]
+    assert [config.training_samples for config in found] == [expected and 120 * expected] * 2
+    assert not any("must be" in warning for config in found for warning in config.warnings)
+
+
+@pytest.mark.parametrize("written", [0, -1, 1.5, "many", True, [100], 2**31])
+def test_steps_that_are_no_number_of_steps_are_left_out_with_a_warning(folder, written):
+    config = folder.load(trainer(loop={"max_steps": written}))
+    assert config.max_steps is None
+    (warning,) = (line for line in config.warnings if "max_steps" in line)
+    assert re.search(r"job.yaml:\d+: max_steps must be a whole number .*explore.training_time", warning)
+
+
+def test_an_evaluation_has_no_steps_of_a_training(folder):
+    assert folder.load(trainer(), mode=Mode.EVAL).max_steps is None
+
+
+@pytest.mark.parametrize(
     ("callback", "warning"),
     [
         ({"ScopedTrainFlag": {FLAG: "explore"}}, '"ScopedTrainFlag" is not read; did you mean "ScopedTrainFlags"?'),

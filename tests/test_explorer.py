@@ -233,6 +233,20 @@ def test_max_probes_and_a_time_budget_and_the_callers_words_end_the_search():
     assert result_of(CurveRunner(), MANY, should_stop=lambda: next(words)).stop_reason == "disk is full"
 
 
+def test_a_search_for_a_short_training_ends_where_a_probe_costs_more_and_tells_what_is_left():
+    def search(training_time_s: float) -> Result:
+        settings = dataclasses.replace(EXACT, target_confidence=98, training_time_s=training_time_s)
+        return result_of(CurveRunner(largest=200), MANY, settings=settings)
+
+    short, long = search(30.0), search(3.6e6)
+
+    assert short.stop_reason == "costs_more_than_it_saves"
+    assert short.recommendation.num_probes < long.recommendation.num_probes
+    assert short.next_probe.training_time_s == 30.0
+    assert short.next_probe.cost_s > 30.0 * short.next_probe.saves
+    assert 0.0 < short.recommendation.left_to_gain < 1.0
+
+
 def test_nothing_fits_says_the_numbers():
     with pytest.raises(NothingFitsError, match=r"micro-batch size 1\b.*budget 1\.00 GiB"):
         result_of(CurveRunner(largest=0))

@@ -273,6 +273,17 @@ def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path
     assert f"{told} within 3.5%)" in markdown(read_facts(run))
 
 
+def test_what_is_left_to_gain_is_on_the_page_and_in_the_short_report(tmp_path):
+    run = make_run(tmp_path)
+    economy = {"left_to_gain": 0.006, "training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 4e-4}
+    run.write_result(run.result() | economy | {"confidence": 78, "stop_reason": "costs_more_than_it_saves"})
+
+    told = "Left to gain: 0.6% in expectation, 3 min 36 s of 10 h, at a score of 78; another probe costs 40.0 s"
+    for text in (html(read_facts(run)), markdown(read_facts(run))):
+        assert told in text
+        assert "The score is below its target, and another probe would not pay." in text
+
+
 def in_turns(number: int, size: int, turn_times_s: dict[int, tuple[float, ...]]) -> Observation:
     return probe(number, size, 400.0, turn_times_s=turn_times_s)
 

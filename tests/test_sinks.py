@@ -104,6 +104,31 @@ def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_9
     assert "90 out of 100" not in words(result())  # a run of an earlier version
 
 
+def test_the_last_words_tell_what_is_left_to_gain_and_what_another_probe_costs_and_saves():
+    economy = {"left_to_gain": 0.006, "training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 4e-4}
+    dear = words(result(confidence=86, stop_reason="costs_more_than_it_saves", **economy))
+
+    assert "ended because another probe would cost more than it is expected to save" in dear
+    assert (
+        "  left      0.6% in expectation, 3 min 36 s of 10 h, at a score of 86; "
+        "another probe costs 40.0 s and is expected to save 14.4 s\n" in dear
+    )
+    steps = words(result(**economy | {"training_samples": 1000, "next_probe_saves": 1e-6}))
+    assert "of 10 h by the file's steps, at a score of 91; another probe costs 40.0 s" in steps
+    assert "expected to save next to nothing\n" in steps
+
+
+def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_probe_is_left():
+    probe = {"training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 0.0}
+
+    assert "  left      as good as nothing at a score of 91: less than 0.05% in expectation\n" in words(
+        result(left_to_gain=0.0004, **probe)
+    )
+    no_probe = result(left_to_gain=0.012) | dict.fromkeys(probe)
+    assert "  left      1.2% in expectation, at a score of 91\n" in words(no_probe)
+    assert "  left  " not in words(result())  # a run of an earlier version
+
+
 def test_the_last_words_tell_the_confidence_that_was_asked_for():
     quick = last_words(result(confidence=88), yaml_key="x", tolerance=0.02, target_confidence=75.0)
 

@@ -10,6 +10,7 @@ from bexplore.report.page import (
     comparisons_table,
     eager_line,
     first_steps,
+    left_line,
     outcomes,
     sizes_table,
 )
@@ -34,6 +35,7 @@ def markdown(facts: ReportFacts) -> str:
         f"{counted(len(facts.observations), 'probe')} ({outcomes(facts) or 'none'})" + _took(facts) + _memory(facts),
         "",
     ]
+    lines += [left, ""] if (left := left_line(facts)) else []
     lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in first_steps(facts)]
     found = advice(facts)
     lines += [""] if found else []

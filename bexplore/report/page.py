@@ -16,7 +16,14 @@ from bexplore.report.facts import ReportFacts, SizeFacts
 from bexplore.report.figure import Figure
 from bexplore.report.figures import figures
 from bexplore.report.svg import SHAPES, draw
-from bexplore.sinks.last_words import eager_sentence, keeping_sentence, loader_sentence, score_sentence, stop_words
+from bexplore.sinks.last_words import (
+    eager_sentence,
+    keeping_sentence,
+    left_sentence,
+    loader_sentence,
+    score_sentence,
+    stop_words,
+)
 from bexplore.sinks.memory import headroom_words
 from bexplore.units import counted, format_bytes, format_seconds
 
@@ -72,6 +79,7 @@ def html(facts: ReportFacts) -> str:
         headroom=_headroom(facts.result),
         loader=loader_sentence(facts.result.get("loader")),
         stop_reason=stop_words(facts.result.get("stop_reason", ""), _settings(facts).get("target_confidence")),
+        left=left_line(facts),
         sizes=sizes_table(facts),
         comparisons=comparisons_table(facts),
         probes=probes_table(facts),
@@ -87,6 +95,12 @@ def eager_line(facts: ReportFacts) -> str | None:
     """Whether torch.compile is worth it at the recommended size; None where that was not measured."""
     told = eager_sentence(facts.result.get("eager"), facts.tolerance)
     return None if told is None else f"{told[0].upper()}{told[1:]}"
+
+
+def left_line(facts: ReportFacts) -> str | None:
+    """What is left to gain; None while the exploration is not finished, or where that is not known."""
+    told = left_sentence(facts.result) if facts.is_finished else None
+    return None if told is None else f"Left to gain: {told}."
 
 
 def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
@@ -113,7 +127,9 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
         steps.append(("The exploration is not finished; it goes on with", f"bexplore explore {typed}"))
     elif int(result.get("confidence") or 0) < target:
         told = score_sentence(result, facts.tolerance)
-        steps.append((f"The score is below its target{f' ({told})' if told else ''}: see below what raises it.", ""))
+        dear = result.get("stop_reason") == "costs_more_than_it_saves"
+        then = ", and another probe would not pay." if dear else ": see below what raises it."
+        steps.append((f"The score is below its target{f' ({told})' if told else ''}{then}", ""))
     return tuple(steps)
 
 

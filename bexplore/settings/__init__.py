@@ -30,7 +30,10 @@ from bexplore.settings.values import (
 # Of `explore.workload`; each names code of the user.
 CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
 
-_FEWEST_PLAIN_SECONDS = 60  # below, a number without a unit may have been meant as minutes
+TRAINING_TIME_S = 36_000.0  # 10 h: of a training that nothing is known of
+
+_FEWEST_PLAIN_SECONDS = 60  # below, a number without a unit may have been meant as minutes, or hours
+_MEANT = {"time_budget": "min", "probe_time_limit": "min", "training_time": "h"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +190,11 @@ class ExploreSettings(_Section):
     time_budget: Duration = Field(
         None, description='Seconds, or text such as "10min", that the search may take; null: no limit.'
     )
+    training_time: Duration = Field(
+        None,
+        description='Seconds, or text such as "3d", that the training will take: the search ends where another probe '
+        "costs more than it is expected to save of them. null: as long as the file's own steps say, else 10h.",
+    )
     probe_time_limit: Duration = Field(
         1800.0, description="Seconds, or text, after which one probe is given up as timed_out; null: no limit."
     )
@@ -271,6 +279,11 @@ class ExploreSettings(_Section):
         return self.time_budget
 
     @property
+    def training_time_s(self) -> float | None:
+        """Seconds that the training will take; None where the user does not say."""
+        return self.training_time
+
+    @property
     def probe_time_limit_s(self) -> float | None:
         """Seconds after which one probe is given up; None for no limit."""
         return self.probe_time_limit
@@ -315,10 +328,11 @@ def read_settings(
                 f"explore.workload.{key} imports code, {quoted(workload[key])}, and --no-code refuses that",
                 "leave out --no-code if you trust the file",
             )
-    for key in ("time_budget", "probe_time_limit"):
+    for key, unit in _MEANT.items():
         value = values.get(key)
         if isinstance(value, int | float) and 1 < value < _FEWEST_PLAIN_SECONDS:
-            text = f"{key} {value:g} without a unit is taken as seconds; write {value:g}min for minutes"
+            word = "hours" if unit == "h" else "minutes"
+            text = f"{key} {value:g} without a unit is taken as seconds; write {value:g}{unit} for {word}"
             problems.warn(("explore", key), text)
     try:
         return ExploreSettings.model_validate(values)

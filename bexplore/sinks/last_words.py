@@ -13,6 +13,7 @@ from bexplore.units import counted, format_bytes, format_seconds
 
 STOP_REASONS = {
     "target_confidence": "the confidence that was asked for{target} is reached",
+    "costs_more_than_it_saves": "another probe would cost more than it is expected to save",
     "nothing_left": "no further probe is worth its cost",
     "max_probes": "the number of probes that was allowed is used up",
     "time_budget": "the time that was allowed is used up",
@@ -21,6 +22,7 @@ STOP_REASONS = {
 WIDTH = 10
 MOST_ADVICE = 2  # the weightiest; all of them are in the report
 MAX_TRACEBACK_LINES = 16
+LEAST_LEFT = 0.0005  # of the fastest size's speed; below, nobody looks on
 MAX_FAILURES = 4  # reasons that are shown; more would push the answer off the screen
 
 
@@ -51,7 +53,8 @@ def last_words(
         stopped = stop_words(record["stop_reason"], target_confidence)
         return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {record['run_dir']}"])
     lines = [_headline(record), *_lines(keeping_sentence(record, target_confidence)), ""]
-    lines += [_row("why", _why(record, target_confidence)), *_rows("score", score_sentence(record, tolerance))]
+    lines += [_row("why", _why(record, target_confidence)), *_rows("left", left_sentence(record))]
+    lines += _rows("score", score_sentence(record, tolerance))
     lines += [_row("memory", _memory(record))]
     lines += _rows("smaller", _smaller(record, tolerance))
     lines += _rows("compiled", _compiled(record))
@@ -120,6 +123,30 @@ def score_sentence(record: Mapping[str, Any], tolerance: float) -> str | None:
     return (
         f"{record['confidence']} out of 100 that it is within {100 * tolerance:g}% of the fastest that fits, "
         f"90 out of 100 that it is within {shown:.1%}"
+    )
+
+
+def left_sentence(record: Mapping[str, Any]) -> str | None:
+    """What is left to gain, and what another probe would cost and save; None where that is not known.
+
+    Args:
+        record: The `result` event; `left_to_gain` and `next_probe_saves` are shares of `training_time_s`.
+    """
+    share, training_s, cost_s = (record.get(name) for name in ("left_to_gain", "training_time_s", "next_probe_s"))
+    if share is None:
+        return None
+    at = f"at a score of {record['confidence']}"
+    if share < LEAST_LEFT:
+        return f"as good as nothing {at}: less than {LEAST_LEFT:.2%} in expectation"
+    if training_s is None or cost_s is None:
+        return f"{share:.1%} in expectation, {at}"
+    saves_s = record["next_probe_saves"] * training_s
+    saves = "next to nothing" if saves_s < 1.0 else format_seconds(saves_s)
+    training = format_seconds(training_s)
+    training += "" if record.get("training_samples") is None else " by the file's steps"
+    return (
+        f"{share:.1%} in expectation, {format_seconds(share * training_s)} of {training}, {at}; "
+        f"another probe costs {format_seconds(cost_s)} and is expected to save {saves}"
     )
 
 

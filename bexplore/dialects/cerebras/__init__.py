@@ -20,6 +20,7 @@ from bexplore.dialects.cerebras.request import (
     notice_unread,
     read_request,
 )
+from bexplore.dialects.cerebras.steps import read_max_steps
 from bexplore.dialects.values import notice_near_misses, read_flag, read_positive
 from bexplore.dialects.workload import decoder_job, workload_job
 from bexplore.document import Problems
@@ -61,6 +62,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     check_batch(problems, request, batch_path, global_batch_size, num_replicas, settings)
     check_bounds(problems, request, settings)
     job = _job(layout, problems, side, settings, num_replicas)
+    max_steps = read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
     problems.raise_if_any()
     model_dir = document.get(layout.model_dir)
     return Config(
@@ -70,6 +72,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
         request=request,
         batch_size=global_batch_size,
         batch_size_path=batch_path,
+        max_steps=max_steps,
         num_replicas=num_replicas,
         model_dir=model_dir if isinstance(model_dir, str) and model_dir.strip() else "model_dir",
         job=job,

@@ -18,6 +18,7 @@ _DATALOADERS: Mapping[Mode, tuple[KeyPath, ...]] = {
     Mode.EVAL: (("validate", "val_dataloader"), ("fit", "val_dataloader"), ("validate_all", "val_dataloaders")),
 }
 _DATA_KEYS = ("micro_batch_size", "batch_size", "max_sequence_length")
+_STEP_KEYS = ("max_steps", "num_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Layout:
         precision: Of the precision section.
         num_csx: Of the number of replicas.
         model_dir: Of the folder of results.
+        loop: Of the section that says how many steps are trained.
         unbuilt: Of sections that change the program, and are not built in.
         near_misses: Sections and the keys of which a slip is looked for there.
     """
@@ -45,6 +47,7 @@ class Layout:
     precision: KeyPath
     num_csx: KeyPath
     model_dir: KeyPath
+    loop: KeyPath
     unbuilt: tuple[KeyPath, ...]
     near_misses: Mapping[KeyPath, tuple[str, ...]]
 
@@ -66,10 +69,11 @@ def sections_layout(problems: Problems) -> Layout:
         precision=("precision",),
         num_csx=("runconfig", "num_csx"),
         model_dir=("runconfig", "model_dir"),
+        loop=("runconfig",),
         unbuilt=(("sparsity",), ("model", "sparsity"), ("optimizer", "sparsity")),
         near_misses={
             **{path: _DATA_KEYS for path in data.values()},
-            ("runconfig",): ("num_csx", "use_cs_grad_accum", "model_dir"),
+            ("runconfig",): ("num_csx", "use_cs_grad_accum", "model_dir", *_STEP_KEYS),
             ("optimizer",): ("optimizer_type", "max_gradient_norm"),
         },
     )
@@ -100,11 +104,13 @@ def trainer_layout(problems: Problems) -> Layout:
         precision=(*init, "precision"),
         num_csx=(*backend, "cluster_config", "num_csx"),
         model_dir=(*init, "model_dir"),
+        loop=(*init, "loop"),
         unbuilt=tuple((*section, "sparsity") for section in (root, init, (*init, "model"), (*init, "optimizer"))),
         near_misses={
             **{path: _DATA_KEYS for path in data.values()},
             init: ("model", "optimizer", "precision", "backend", "callbacks", "model_dir"),
             backend: ("cluster_config",),
+            (*init, "loop"): _STEP_KEYS,
             (*backend, "cluster_config"): ("num_csx",),
             (*init, "precision"): ("enabled", "fp16_type", "max_gradient_norm"),
             **_callback_near_misses(listed, callbacks),
