@@ -244,7 +244,9 @@ def _everything(options: argparse.Namespace, caches: Path) -> Iterator[Unit]:
     if not options.quick and not options.cuda:
         yield from (_wide(job, number) for number in (1, *again) for job in options.jobs)
     for job in reversed(options.jobs):  # the quickest first
-        yield from (_survive(job, who) for who in (("bexplore",) if options.quick else ("bexplore", *RIVALS)))
+        yield from (_survive(job, who, 1) for who in (("bexplore",) if options.quick else ("bexplore", *RIVALS)))
+    for number in again:  # of ours alone: what is not known of a rival's answer speaks for it
+        yield from (_survive(job, "bexplore", number) for job in reversed(options.jobs))
 
 
 def _explore(job: str, number: int) -> Unit:
@@ -297,12 +299,12 @@ def _rival(job: str, name: str, number: int = 1) -> Unit:
     return Unit(job=job, kind="rival", what=name, run=number, expected_s=JOBS[job].expected_s["rival"], measure=run)
 
 
-def _survive(job: str, who: str) -> Unit:
-    """100 steps of an answer; explorers and rivals with the same answer and program share one run."""
+def _survive(job: str, who: str, number: int) -> Unit:
+    """100 steps of the answer of a run; explorers and rivals with the same answer and program share them."""
 
     def run(known: Known) -> Record | None:
         own = known.of(job, "explore") if who == "bexplore" else known.of(job, "rival")
-        own = [record for record in own if record["what"] in ("", who)]
+        own = [record for record in own if record["what"] in ("", who) and record["run"] == number]
         size = own[-1].get("micro_batch_size", own[-1].get("answer")) if own else None
         if size is None:
             return None
@@ -312,7 +314,7 @@ def _survive(job: str, who: str) -> Unit:
                 return {name: earlier[name] for name in ("size", "program", "steps", "survived", "reason", "total_s")}
         return {"size": size} | measure.survive(JOBS[job].config, size, compiled=compiled)
 
-    return Unit(job=job, kind="survive", what=who, expected_s=JOBS[job].expected_s["survive"], measure=run)
+    return Unit(job=job, kind="survive", what=who, run=number, expected_s=JOBS[job].expected_s["survive"], measure=run)
 
 
 def _varied(options: argparse.Namespace, depths: Sequence[int], candidates: Sequence[int]) -> Iterator[Unit]:

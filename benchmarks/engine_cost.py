@@ -21,13 +21,13 @@ def finders(job: Record) -> list[dict[str, Any]]:
     that training had gone on, `ends` says how it ended, and such a run counts as dearer than any that goes on.
 
     Args:
-        job: Of `jobs` in the results: `explorations`, `rivals`, `sweeps`, and what survived.
+        job: Of `jobs` in the results: `explorations`, `rivals` and `sweeps`.
 
     Returns:
         `name`, the fields of the run (`answer`, `total_s`, `regret`, ...), `loss_s` and `cost_s` (None where the
         truth does not reach the answer), `sure_loss_s` (beyond the truth's interval), `ends` and `costs_s` of all runs.
     """
-    ours = [_of_exploration(run, job) for run in job["explorations"]]
+    ours = [_of_exploration(run) for run in job["explorations"]]
     sweeps = [_known(run, SWEEP) for run in job["sweeps"]]
     names = dict.fromkeys(rival["name"] for rival in job["rivals"])
     rivals = [[_known(one, name) for one in job["rivals"] if one["name"] == name] for name in names]
@@ -62,10 +62,9 @@ def cheapest_rival(job: Record) -> dict[str, Any]:
     return min((one for one in finders(job) if one["name"] != OURS), key=lambda one: one["cost_s"])
 
 
-def _of_exploration(run: Record, job: Record) -> dict[str, Any]:
-    is_checked = run["micro_batch_size"] == job["survived_size"]
+def _of_exploration(run: Record) -> dict[str, Any]:
     own = {"answer": run["micro_batch_size"], "num_trials": run["num_probes"], "was_run": True}
-    return _known({**run, **own, "survived": job["survived"] if is_checked else "not measured"}, OURS)
+    return _known({**run, **own}, OURS)
 
 
 def _known(run: Record, name: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _job(title: str, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "title": title,
         "largest_that_fits": fits,
-        "explorations": [_exploration(record, truth) for record in of["explore"]],
+        "explorations": [_exploration(record, truth, survived.get(OURS, [])) for record in of["explore"]],
         "first_pass_s": next((r["first_pass_s"] for r in of["explore"] if r.get("first_pass_s")), None),
         "floors": [{name: r[name] for name in ("import_s", "compile_s", "trace_s", "total_s")} for r in of["floor"]],
         "sweeps": [_sweep(record, truth) for record in of["sweep"]],
@@ -71,15 +71,16 @@ def _job(title: str, records: Sequence[Record]) -> dict[str, Any]:
         "ratios": _ratios(of),
         "truth": truth.as_rows() if truth else [],
         "rivals": [_rival(record, truth, survived.get(record["what"], [])) for record in of["rival"]],
-        "wide": [_exploration(record, truth) | {"of_sweep": _of_sweep(record, of["sweep"])} for record in of["wide"]],
-        "survived": _survived(survived.get("bexplore", [])),
-        "survived_size": next((record["size"] for record in survived.get("bexplore", [])), None),
+        "wide": [
+            _exploration(record, truth, []) | {"of_sweep": _of_sweep(record, of["sweep"])} for record in of["wide"]
+        ],
     }
 
 
-def _exploration(record: Record, truth: Truth | None) -> dict[str, Any]:
+def _exploration(record: Record, truth: Truth | None, survivals: Sequence[Record]) -> dict[str, Any]:
     names = ("micro_batch_size", "confidence", "stop_reason", "total_s", "first_recommendation_s", "own_passes_s")
     row = {name: record[name] for name in names} | {"num_probes": len(record["probes"]), "stages_s": record["stages_s"]}
+    row |= {"survived": _survived(survivals, record["micro_batch_size"])}
     return row | _beside_truth(record["micro_batch_size"], truth)
 
 
@@ -117,12 +118,13 @@ def _rival(record: Record, truth: Truth | None, survivals: Sequence[Record]) -> 
         "total_s": record["total_s"],
         "num_trials": len(record["trials"]),
         "was_run": answer in ran,
-        "survived": _survived([one for one in survivals if one["size"] == answer]),
+        "survived": _survived(survivals, answer),
     } | _beside_truth(answer, truth)
 
 
-def _survived(records: Sequence[Record]) -> str:
+def _survived(records: Sequence[Record], size: int | None) -> str:
     """Of all runs of one answer: near the limit the C library's heap decides, and not always the same way."""
+    records = [record for record in records if record["size"] == size]
     if not records:
         return NOT_MEASURED
     count = sum(record["survived"] for record in records)
@@ -418,12 +420,10 @@ def _rival_lines(row: Record) -> list[str]:
     for one in found:
         unknown = "outside the truth" if row["truth"] else "unknown"
         speed = f"{one['samples_per_s'][0]:.2f}" if one["samples_per_s"] else unknown
-        survived = one["survived"]
-        if one["name"] == OURS and row["survived_size"] not in (None, one["answer"]):
-            survived = f"size {row['survived_size']}: {row['survived']}"  # 100 steps are those of the last run's answer
+        was_run = "yes" if one["was_run"] else "NO"
         lines.append(
             f"| {one['name']} | {len(one['costs_s'])} | {one['total_s']:.0f} | {one['num_trials']} | {one['answer']} "
-            f"| {speed} | {_regret(one['regret'])} | {_cost(one)} | {'yes' if one['was_run'] else 'NO'} | {survived} |"
+            f"| {speed} | {_regret(one['regret'])} | {_cost(one)} | {was_run} | {one['survived']} |"
         )
     return lines
 

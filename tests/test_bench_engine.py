@@ -152,6 +152,25 @@ def test_the_truth_has_every_size_that_an_exploration_recommended(tmp_path):
     assert {24, 66} < set(truth_sizes(147, known.answers("small")))
 
 
+def test_the_answer_of_each_run_is_trained_for_100_steps_and_one_that_is_known_is_not_trained_again(
+    tmp_path, monkeypatch
+):
+    known, trained = Known(tmp_path / "engine.jsonl"), []
+    for number, size in enumerate((8, 4, 8), 1):
+        known.add(unit({}, kind="explore", what="", run=number), {"micro_batch_size": size})
+
+    def survive(_config, size, *, compiled):
+        trained.append((size, compiled))
+        return {"program": "compiled", "steps": 100, "survived": True, "reason": "", "total_s": 9.0}
+
+    monkeypatch.setattr(measure, "survive", survive)
+    units = [engine._survive("small", "bexplore", number) for number in (1, 2, 3)]
+    engine.run(units, known, deadline_s=None, write=lambda: None)
+
+    assert trained == [(8, True), (4, True)]
+    assert [record["size"] for record in known.of("small", "survive")] == [8, 4, 8]
+
+
 def test_nothing_is_begun_that_would_not_end_in_time(tmp_path):
     known = Known(tmp_path / "engine.jsonl")
 
@@ -164,13 +183,15 @@ def test_nothing_is_begun_that_would_not_end_in_time(tmp_path):
     ("steps", "told"), [((), "not measured"), ((100,), "yes"), ((9,), "no: 9 steps"), ((100, 9), "in 1 of 2 runs")]
 )
 def test_an_answer_survives_where_every_run_of_it_did(steps, told):
-    records = [{"kind": "survive", "what": "bexplore", "size": 8, "steps": n, "survived": n == 100} for n in steps]
+    records = [{"kind": "survive", "what": "bexplore", "size": 4, "steps": n, "survived": n == 100} for n in steps]
 
-    assert summary({"small": "a job"}, whole(records))["jobs"]["small"]["survived"] == told
+    found = summary({"small": "a job"}, whole([explore_record(), *records]))
+
+    assert found["jobs"]["small"]["explorations"][0]["survived"] == told
 
 
-@pytest.mark.parametrize(("size", "told"), [(4, "| yes |"), (3, "| size 3: yes |")])
-def test_100_steps_of_another_size_than_the_one_told_say_which_it_was(size, told):
+@pytest.mark.parametrize(("size", "told"), [(4, "| yes |"), (3, "| not measured |")])
+def test_100_steps_of_another_size_than_the_one_told_say_nothing_of_it(size, told):
     rival = {"kind": "rival", "what": "accelerate", "answer": 4, "trials": [[4, 3]], "total_s": 9.0}
     survived = {"kind": "survive", "what": "bexplore", "size": size, "steps": 100, "survived": True}
     found = summary({"small": "a job"}, whole([explore_record(), rival, survived]))
