@@ -93,7 +93,7 @@ def test_the_score_never_reaches_100_and_rises_with_the_probability_and_the_tole
         grounds = Grounds(num_sizes=num_sizes, num_candidates=num_candidates)
         scores = [score(number / 1000, grounds, tolerance=0.02) for number in range(0, 1001, 5)]
         assert scores == sorted(scores)
-        assert 0 <= scores[0] <= 2
+        assert scores[0] <= 10
         assert scores[-1] >= 94
         wider = [score(0.8, grounds, tolerance=tolerance) for tolerance in (0.0, 0.01, 0.02, 0.1, 0.5)]
         assert wider == sorted(wider)
