@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.engine_cost import OURS, SWEEP, finders, sums
 from benchmarks.search_problems import IN_TURNS
+from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
 from bexplore.config import json_schema
 
 README = Path(__file__).parent.parent / "README.md"
@@ -29,6 +30,15 @@ WORLDS = {
     ("cliffs", "bexplore"): "simulated jobs with a fall, a hole or a peak",
     ("wandering", IN_TURNS): "simulated machines whose speed wanders, sizes in turns",
 }
+
+
+SETS_OF_PROBLEMS = {
+    "recorded, developed on": "recorded sweeps that the search was developed on",
+    "recorded, not seen": "recorded sweeps that it was not",
+    "cpu_like": "simulated jobs like those of a CPU",
+    "gpu_like": "simulated jobs like those of a GPU",
+}
+SHOWN_RIVALS = 3  # the cheapest of each set
 
 
 def score_table() -> str:
@@ -95,6 +105,29 @@ def _seconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{seconds:,.0f}"
 
 
+def total_table() -> str:
+    """What tuning costs in all with each method, as a Markdown table: means over the problems of a set."""
+    sets = json.loads((RESULTS / "search.json").read_text()).get("total_cost", ())
+    rows = [
+        "| problems | finder | seconds to find | seconds lost in 10 h | both | of the cheapest other |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in sets:
+        methods, count = found["methods"], found["problems"]
+        rivals = sorted(
+            (name for name in methods if name not in found["ratios"]), key=lambda name: methods[name]["sum_s"]
+        )
+        for number, name in enumerate((AS_IT_WORKS, EACH_COMPILED, *rivals[:SHOWN_RIVALS])):
+            finder, lost, both = (methods[name][key] / count for key in ("finder_sum_s", "lost_sum_s", "sum_s"))
+            ratio = ""
+            if name in found["ratios"]:
+                value, low, high = found["ratios"][name]["sum"]
+                ratio = f"{value:.2f} ({low:.2f} to {high:.2f})"
+            title = f"{SETS_OF_PROBLEMS[found['set']]} ({count:,})" if number == 0 else ""
+            rows.append(f"| {title} | {name} | {finder:.0f} | {lost:.0f} | {both:.0f} | {ratio} |")
+    return "\n".join(rows)
+
+
 def rivals_table() -> str:
     """What other finders answer on the engine's jobs, how long they take and what it is worth, as a Markdown table."""
     jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
@@ -148,6 +181,7 @@ def _shown(default: Any) -> str:
 
 TABLES = {
     "explore": settings_table,
+    "total": total_table,
     "score": score_table,
     "tolerance": tolerance_table,
     "shortfall": shortfall_table,

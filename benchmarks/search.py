@@ -4,6 +4,8 @@ Public sweeps are replayed (the search was developed on three of the four famili
 worlds with a known answer are simulated, on seeds that were not used before. Nothing is known to the search that a user
 would not know: of a public sweep no shape and no memory but the peaks that it measured itself; of a world what a trace
 with an error of 8 % says.
+
+The verdict is `total_cost`: the seconds of the finder plus those that its answer loses over a training of ten hours.
 """
 
 from __future__ import annotations
@@ -11,13 +13,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,11 @@ import numpy as np
 import optuna
 
 from benchmarks.search_baselines import BASELINES, answer_of
+from benchmarks.search_never_below import never_below
+from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import (
     DEVELOPED_ON,
+    GROUPS,
     IN_TURNS,
     NOT_SEEN,
     TOLERANCE,
@@ -46,6 +50,7 @@ from benchmarks.search_statistics import (
     summary,
     variable_cost_ratio,
 )
+from benchmarks.search_total_cost import total_cost
 from bexplore.policy import decide
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation, Probe
@@ -56,6 +61,9 @@ RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 3_000_000
 MAIN_FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS)
 NUM_PROBLEMS = {"main": 1600, "other": 200, "quick": 60}
+NUM_SEEDS = {False: 6, True: 1}  # of noise on each recorded sweep, by whether it must be quick
+NUM_WORLDS_OF_TOTAL_COST = {False: 800, True: 40}
+NUM_WATCHED = {False: 20_000, True: 400}
 TAKE_TURNS = (Family.WANDERING.value, Family.BURSTS.value)
 BASELINE_WORLDS = 800  # of a family, the first, on which the others are run too:
 BASELINE_THINNING = 4  # on every fourth of them ...
@@ -64,6 +72,10 @@ DECISION_CANDIDATES = 4096
 DECISION_TIME = "decision-time"
 TOLERANCES = "tolerances"
 SHORTFALLS = "shortfalls"
+TOTAL_COST = "total_cost"
+NOISES = "noises"
+NEVER_BELOW = "never_below"
+NOISE_SDS = (0.0, 0.01, 0.03, 0.05)  # of a pass and of a run of a recorded sweep, as a fraction
 OTHER_TOLERANCES = (0.01, 0.05, 0.1)
 WORLDS_OF_TOLERANCES = {  # and whether their sizes share a compilation, and so can take turns
     Family.SMOOTH: False,
@@ -71,7 +83,8 @@ WORLDS_OF_TOLERANCES = {  # and whether their sizes share a compilation, and so 
     Family.CLIFFS: False,
     Family.WANDERING: True,
 }
-PARTS = ("public", *(family.value for family in Family), TOLERANCES, SHORTFALLS, DECISION_TIME)
+WORLDS = ("public", *(family.value for family in Family))
+PARTS = (TOTAL_COST, *WORLDS, NOISES, NEVER_BELOW, TOLERANCES, SHORTFALLS, DECISION_TIME)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,13 +151,18 @@ def _stem(quick: bool) -> str:
 def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mapping[str, Any]) -> dict[str, Any]:
     """Run every method on every problem of these parts; `others` has what needs no second run, by world and method."""
     report: dict[str, Any] = {"methods": {}, "public_families": {}}
-    for world in (part for part in PARTS if part in parts and part not in (TOLERANCES, SHORTFALLS, DECISION_TIME)):
+    if TOTAL_COST in parts:
+        report["total_cost"] = total_cost(
+            num_seeds=NUM_SEEDS[quick], num_worlds=NUM_WORLDS_OF_TOTAL_COST[quick], first_seed=first_seed
+        )
+        _progress(TOTAL_COST, "all")
+    for world in (part for part in WORLDS if part in parts):
         problems = _problems(world, quick=quick, first_seed=first_seed)
-        own = _answers(answered, problems)
+        own = over_cores(answered, problems)
         report["methods"][world] = {"bexplore": summary(own)}
         _progress(world, "bexplore")
         if world in TAKE_TURNS:  # which sizes only do where one process runs them
-            in_turns = _answers(functools.partial(answered, shared_compile=True), problems)
+            in_turns = over_cores(functools.partial(answered, shared_compile=True), problems)
             report["methods"][world][IN_TURNS] = summary(in_turns)
         for name in BASELINES:
             if name in others.get(world, {}):
@@ -152,11 +170,16 @@ def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mappi
                 continue
             thinning = SLOW_BASELINES.get(name, BASELINE_THINNING)
             shared = problems if world == "public" else problems[:BASELINE_WORLDS]
-            answers = _answers(functools.partial(answer_of, name), shared[::thinning])
+            answers = over_cores(functools.partial(answer_of, name), shared[::thinning])
             report["methods"][world][name] = summary(answers)
             _progress(world, name)
         if world == "public":
             report |= _public_details(problems, own)
+    if NOISES in parts:
+        report["noises"] = noises(NUM_SEEDS[quick])
+    if NEVER_BELOW in parts:
+        report["never_below"] = never_below(NUM_WATCHED[quick], first_seed)
+        _progress(NEVER_BELOW, "bexplore")
     if TOLERANCES in parts:
         report["tolerances"] = tolerances(NUM_PROBLEMS["quick" if quick else "other"], first_seed)
     if SHORTFALLS in parts:
@@ -164,6 +187,23 @@ def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mappi
     if DECISION_TIME in parts:
         report["decision_time"] = decision_time()
     return report
+
+
+def noises(num_seeds: int) -> list[dict[str, Any]]:
+    """bexplore on the recorded sweeps at other noises than their own; a row of all sweeps and of each group."""
+    rows = []
+    for noise in NOISE_SDS:
+        found = {
+            name: over_cores(answered, list(public_problems(num_seeds, families=families, noise=noise)))
+            for name, families in GROUPS.items()
+        }
+        everything = [answer for answers in found.values() for answer in answers]
+        rows += [
+            {"noise": noise, "sweeps": name} | summary(answers)
+            for name, answers in ({"all": everything} | found).items()
+        ]
+        _progress(NOISES, f"{noise:g}")
+    return rows
 
 
 def tolerances(count: int, first_seed: int) -> list[dict[str, Any]]:
@@ -189,13 +229,13 @@ def _answers_by_world(count: int, first_seed: int, tolerance: float) -> dict[str
     for family, shares in WORLDS_OF_TOLERANCES.items():
         problems = list(simulated_problems(family, count, first_seed=first_seed))
         ask = functools.partial(answered, shared_compile=shares, tolerance=tolerance)
-        found[family.value] = _answers(ask, problems)
+        found[family.value] = over_cores(ask, problems)
     return {"all": [answer for answers in found.values() for answer in answers]} | found
 
 
 def _problems(world: str, *, quick: bool, first_seed: int) -> list[Problem]:
     if world == "public":
-        return list(public_problems(1 if quick else 6))
+        return list(public_problems(NUM_SEEDS[quick]))
     family = Family(world)
     count = NUM_PROBLEMS["quick" if quick else "main" if family in MAIN_FAMILIES else "other"]
     return list(simulated_problems(family, count, first_seed=first_seed))
@@ -206,9 +246,8 @@ def _public_details(problems: Sequence[Problem], answers: Sequence[Answer]) -> d
         family: [answer for problem, answer in zip(problems, answers, strict=True) if problem.family == family]
         for family in (*DEVELOPED_ON, *NOT_SEEN)
     }
-    groups = {"developed on": DEVELOPED_ON, "not seen": NOT_SEEN}
-    joined = {name: [answer for family in group for answer in by_family[family]] for name, group in groups.items()}
-    shared = _answers(functools.partial(answered, shared_compile=True), problems)
+    joined = {name: [answer for family in group for answer in by_family[family]] for name, group in GROUPS.items()}
+    shared = over_cores(functools.partial(answered, shared_compile=True), problems)
     return {
         "public_families": {name: summary(found) for name, found in (joined | by_family).items()},
         "public_shared_compile": summary(shared)
@@ -218,23 +257,6 @@ def _public_details(problems: Sequence[Problem], answers: Sequence[Answer]) -> d
             "static_sweep_ratio": bootstrap(shared, static_sweep_ratio),
         },
     }
-
-
-def _answers(answer: Callable[[Problem], Answer | None], problems: Sequence[Problem]) -> list[Answer]:
-    """The answers to some problems, in order, from one process for each core: no answer depends on another."""
-    _asked[:] = [answer, problems]  # inherited by the fork: a world holds functions, which no pipe carries
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        found = pool.map(_answer_number, range(len(problems)), chunksize=4)
-    return [answer for answer in found if answer is not None]
-
-
-_asked: list[Any] = []
-
-
-def _answer_number(number: int) -> Answer | None:
-    answer, problems = _asked
-    found: Answer | None = answer(problems[number])
-    return found
 
 
 def decision_time(num_explorations: int = 8, num_probes: int = 14) -> dict[str, float]:

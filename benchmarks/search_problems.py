@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from bexplore.space import MemoryPrior, Space
 CURVES = Path(__file__).parent / "curves"
 DEVELOPED_ON = ("milabench_h100", "zeus", "gavel")
 NOT_SEEN = ("profet_v100",)
+GROUPS = {"developed on": DEVELOPED_ON, "not seen": NOT_SEEN}
 STEPS = 10
 TOLERANCE = 0.02
 # One process runs all sizes, as on a user's machine, so that they can take turns where the machine wanders.
@@ -27,12 +29,21 @@ IN_TURNS = "bexplore, one compilation, sizes in turns"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One job to find the size for; `source` is a recorded curve or a synthetic world."""
+    """One job to find the size for.
+
+    Attributes:
+        world: The part of the benchmark that it belongs to.
+        family: Of recorded sweeps or of synthetic worlds.
+        seed: Of the noise.
+        source: A recorded curve or a synthetic world.
+        noise: Standard deviation, as a fraction, of a pass and of a run; None for the source's own, 1 % of a curve.
+    """
 
     world: str
     family: str
     seed: int
     source: Curve | World
+    noise: float | None = None
 
     @property
     def space(self) -> Space:
@@ -44,11 +55,17 @@ class Problem:
         return None if isinstance(self.source, Curve) else self.source.memory
 
     def runner(self, *, shared_compile: bool) -> TableRunner | SimulatedRunner:
-        if isinstance(self.source, Curve):
-            return TableRunner(self.source, ReplayOptions(seed=self.seed, shared_compile=shared_compile, steps=STEPS))
-        return SimulatedRunner(self.source, seed=self.seed, shared_compile=shared_compile)
+        source, noise = self.source, self.noise
+        if isinstance(source, Curve):
+            options = ReplayOptions(seed=self.seed, shared_compile=shared_compile, steps=STEPS)
+            return TableRunner(source, options if noise is None else dataclasses.replace(options, noise=noise))
+        world = source if noise is None else dataclasses.replace(source, run_sd=noise, pass_sd=noise)
+        return SimulatedRunner(world, seed=self.seed, shared_compile=shared_compile)
 
     def regret(self, size: int) -> float:
+        """Share of the best throughput that is lost at a size; 1 where it does not fit."""
+        if isinstance(self.source, Curve) and not self.source.points[size].fits:
+            return 1.0
         return self.source.regret(size)
 
 
@@ -94,11 +111,13 @@ class Answer:
         return self.regret <= self.tolerance
 
 
-def public_problems(num_seeds: int) -> Iterator[Problem]:
-    for family in (*DEVELOPED_ON, *NOT_SEEN):
+def public_problems(
+    num_seeds: int, *, families: Sequence[str] = (*DEVELOPED_ON, *NOT_SEEN), noise: float | None = None
+) -> Iterator[Problem]:
+    for family in families:
         for curve in load_table(CURVES / f"{family}.csv"):
             for seed in range(1000, 1000 + num_seeds):
-                yield Problem("public", family, seed, curve)
+                yield Problem("public", family, seed, curve, noise)
 
 
 def simulated_problems(family: Family, count: int, *, first_seed: int) -> Iterator[Problem]:
@@ -116,35 +135,82 @@ def exhaustive_cost_s(problem: Problem, *, shared_compile: bool) -> float:
     return runner.cost_s
 
 
-def explore_problem(problem: Problem, *, shared_compile: bool = False, tolerance: float = TOLERANCE) -> Answer:
-    """bexplore itself, as a user would run it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """What bexplore told of a problem, event by event.
+
+    Attributes:
+        result: How it ended.
+        cost_s: What its probes cost.
+        observations: Every probe.
+        streamed: (number of observations so far, recommendation) of each one that was streamed.
+    """
+
+    result: Result
+    cost_s: float
+    observations: tuple[Observation, ...]
+    streamed: tuple[tuple[int, Recommendation], ...]
+
+    @property
+    def best(self) -> Recommendation:
+        assert self.result.recommendation is not None
+        return self.result.recommendation
+
+
+def explored(
+    problem: Problem, *, shared_compile: bool = False, verifies: bool = False, tolerance: float = TOLERANCE
+) -> Exploration | None:
+    """Run bexplore itself on a problem; None where nothing fits.
+
+    Args:
+        problem: What to explore.
+        shared_compile: One program serves all sizes; otherwise each is compiled on its own, as the training will be.
+        verifies: The winner of a shared compilation is compiled once more, as the training will be.
+        tolerance: What counts as a tie.
+    """
     runner = problem.runner(shared_compile=shared_compile)
-    compilation = Compilation.SHARED if shared_compile else Compilation.EXACT
+    of_search = Compilation.SHARED if shared_compile else Compilation.EXACT
     settings = SearchSettings(
         tolerance=tolerance,
-        search_compilation=compilation,
-        user_compilation=compilation,
-        verify_exact=False,
+        search_compilation=of_search,
+        user_compilation=Compilation.EXACT if verifies else of_search,
+        verify_exact=verifies,
         max_passes=STEPS,
     )
-    streamed: list[Recommendation] = []
-    result: Result | None = None
-    first: Observation | None = None
-    for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
-        if isinstance(event, ProbeFinished):
-            first = first or event.observation
-        elif isinstance(event, Recommendation):
-            streamed.append(event)
-        elif isinstance(event, Result):
-            result = event
-    assert result is not None and result.recommendation is not None and first is not None
-    best = result.recommendation
+    observations, streamed = list[Observation](), list[tuple[int, Recommendation]]()
+    try:
+        for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
+            if isinstance(event, ProbeFinished):
+                observations.append(event.observation)
+            elif isinstance(event, Recommendation):
+                streamed.append((len(observations), event))
+            elif isinstance(event, Result):
+                return Exploration(
+                    result=event,
+                    cost_s=runner.cost_s,
+                    observations=tuple(observations),
+                    streamed=tuple(streamed),
+                )
+    except NothingFitsError:
+        return None
+    raise AssertionError("an exploration ended without a result")
+
+
+def answered(
+    problem: Problem, *, shared_compile: bool = False, verifies: bool = False, tolerance: float = TOLERANCE
+) -> Answer | None:
+    """What bexplore answers, as `explored` has it; None for a world in which nothing fits."""
+    found = explored(problem, shared_compile=shared_compile, verifies=verifies, tolerance=tolerance)
+    if found is None:
+        return None
+    best, first = found.best, found.observations[0]
+    streamed = [told for _, told in found.streamed]
     true_gain = _true_gain(problem, best)
     return Answer(
         regret=problem.regret(best.micro_batch_size),
         num_probes=best.num_probes,
-        num_out_of_memory=result.outcomes.get("out_of_memory", 0),
-        cost_s=runner.cost_s,
+        num_out_of_memory=found.result.outcomes.get("out_of_memory", 0),
+        cost_s=found.cost_s,
         exhaustive_cost_s=exhaustive_cost_s(problem, shared_compile=shared_compile),
         static_sweep_cost_s=exhaustive_cost_s(problem, shared_compile=False) if shared_compile else 0.0,
         fixed_cost_s=first.start_time_s + first.compile_time_s if shared_compile else 0.0,
@@ -155,7 +221,7 @@ def explore_problem(problem: Problem, *, shared_compile: bool = False, tolerance
             for told in streamed
             if told.shortfall_at_90 is not None
         ),
-        stop_reason=result.stop_reason,
+        stop_reason=found.result.stop_reason,
         tolerance=tolerance,
         relative_error=math.log(best.relative_performance / true_gain),
         interval_holds=_holds(best, true_gain),
@@ -173,11 +239,3 @@ def _holds(best: Recommendation, true_gain: float) -> bool | None:
         return None
     low, high = best.relative_performance_interval
     return low <= true_gain <= high
-
-
-def answered(problem: Problem, *, shared_compile: bool = False, tolerance: float = TOLERANCE) -> Answer | None:
-    """The same; None for a world in which nothing fits."""
-    try:
-        return explore_problem(problem, shared_compile=shared_compile, tolerance=tolerance)
-    except NothingFitsError:
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.search_problems import IN_TURNS
+from benchmarks.search_statistics import MIN_BAND
+from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED, TRAINING_S
 
 PICTURED = ("public", "smooth", "rough", "cliffs")
 
@@ -23,13 +26,17 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [f"{key.replace('_', ' ')}: {value}  " for key, value in facts.items() if key not in ("command", "date")]
     lines += [
         "",
-        "Shares have Wilson, means and ratios bootstrap intervals, 95 %, over problems. Out of memory: probes a run.",
+        "Shares have Wilson, means and ratios bootstrap intervals, 95 %, over problems. Out of memory: probes a run. "
+        "Cost / exhaustive: of all problems together and, since a few slow jobs make up sums, of the median problem.",
         "",
     ]
+    lines += _total_cost_lines(report.get("total_cost", ()))
     for world, methods in report["methods"].items():
         lines += [f"## {world}", "", *_methods_table(methods), ""]
         if world == "public":
             lines += _public_lines(report)
+    lines += _noise_lines(report.get("noises", ()))
+    lines += _never_below_lines(report.get("never_below", ()))
     lines += _tolerance_lines(report["tolerances"])
     lines += _shortfall_lines(report["shortfalls"])
     timing = report["decision_time"]
@@ -46,14 +53,16 @@ def markdown(report: dict[str, Any]) -> str:
 
 def _methods_table(methods: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
-        "| method | problems | within 2 % | within 5 % | p95 regret | probes | cost / exhaustive | out of memory |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | problems | within 2 % | within 5 % | mean regret | p95 regret | probes | cost / exhaustive "
+        "| its median | out of memory |",
+        f"|{'---|' * 10}",
     ]
     for name, row in methods.items():
         lines.append(
             f"| {name} | {row['problems']} | {_percent(row['within_2_percent'])} | {_percent(row['within_5_percent'])} "
-            f"| {100 * row['regret_p95']:.1f} % | {_number(row['mean_probes'])} "
-            f"| {_number(row['cost_over_exhaustive'])} | {row['out_of_memory_per_run']:.2f} |"
+            f"| {_percent_if_told(row, 'mean_regret')} | {100 * row['regret_p95']:.1f} % "
+            f"| {_number(row['mean_probes'])} "
+            f"| {_number(row['cost_over_exhaustive'])} | {_median_cost(row)} | {row['out_of_memory_per_run']:.2f} |"
         )
     lines += ["", *_calibration_lines(methods["bexplore"])]
     if IN_TURNS in methods:
@@ -69,7 +78,8 @@ def _calibration_lines(row: dict[str, Any]) -> list[str]:
         f"Score of 90 and above in {100 * row['share_with_score_90']:.0f} % of the runs: mean score "
         f"{row['score_90_mean']:.1f}, truly within 2 % {_percent(row['score_90_true'])}.  ",
         f"Expected calibration error over all messages {_number(row['expected_calibration_error'], 3)}; worst band "
-        f"below 50 off by {_points(row['worst_low_band_points'])}.  ",
+        f"below 50 off by {_points(row['worst_low_band_points'])}, of 50 to 89 by "
+        f"{_points(row.get('worst_middle_band_points', math.nan))}.  ",
         f"Mean score -> true share by band (messages): {bands}.  ",
         f"Ended by: {', '.join(f'{word} {count}' for word, count in row['stop_reasons'].items())}.",
         *_relative_lines(row),
@@ -90,12 +100,16 @@ def _relative_lines(row: dict[str, Any]) -> list[str]:
 
 def _public_lines(report: dict[str, Any]) -> list[str]:
     lines = ["### public, by family", ""]
-    lines += ["| curves | problems | within 2 % | probes | cost / exhaustive | score >= 90 true | calibration error |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [
+        "| curves | problems | within 2 % | mean regret | probes | cost / exhaustive | its median | score >= 90 true "
+        "| calibration error |",
+        f"|{'---|' * 9}",
+    ]
     for name, row in report["public_families"].items():
         lines.append(
-            f"| {name} | {row['problems']} | {_percent(row['within_2_percent'])} | {_number(row['mean_probes'])} "
-            f"| {_number(row['cost_over_exhaustive'])} | {_percent(row['score_90_true'])} "
+            f"| {name} | {row['problems']} | {_percent(row['within_2_percent'])} "
+            f"| {_percent_if_told(row, 'mean_regret')} | {_number(row['mean_probes'])} "
+            f"| {_number(row['cost_over_exhaustive'])} | {_median_cost(row)} | {_percent(row['score_90_true'])} "
             f"| {_number(row['expected_calibration_error'], 3)} |"
         )
     shared = report["public_shared_compile"]
@@ -104,11 +118,13 @@ def _public_lines(report: dict[str, Any]) -> list[str]:
         "",
         "### public, one shared compilation",
         "",
-        f"Within 2 % {_percent(shared['within_2_percent'])}, probes {_number(shared['mean_probes'])}. Cost against a "
+        f"Within 2 % {_percent(shared['within_2_percent'])}, mean regret {_percent_if_told(shared, 'mean_regret')}, "
+        f"probes {_number(shared['mean_probes'])}. Cost against a "
         "sweep of all sizes that compiles each, as users do today: "
         f"{_number(shared['static_sweep_ratio'])}. Against a sweep that shares one compilation as well: "
-        f"{_number(shared['cost_over_exhaustive'])}; there one start and one compilation, which all methods pay, "
-        f"are {shared['least_cost_ratio']:.2f} of the cost, and without them the ratio is "
+        f"{_number(shared['cost_over_exhaustive'])}, of the median curve {_median_cost(shared)}; "
+        f"there one start and one compilation, which all methods pay, are "
+        f"{shared['least_cost_ratio']:.2f} of the cost, and without them the ratio is "
         f"{shared['variable_cost_ratio']:.2f}.",
         "",
     ]
@@ -151,6 +167,105 @@ def _shortfall_lines(rows: list[dict[str, Any]]) -> list[str]:
             f"| {row['ended']} | {100 * row['ended_held']:.0f} % |"
         )
     return [*lines, ""]
+
+
+def _total_cost_lines(sets: Sequence[dict[str, Any]]) -> list[str]:
+    if not sets:
+        return []
+    lines = [
+        "## What tuning costs in all",
+        "",
+        f"Seconds of the finder plus the seconds that its answer loses over a training of {TRAINING_S / 3600:.0f} "
+        "hours (regret times its length; an answer that does not fit loses all of it). Every method on the same "
+        f"problems: `{AS_IT_WORKS}` compiles once for all sizes and then the winner as the training will; "
+        f"`{EACH_COMPILED}` pays a start and a compilation for each probe, as the others do. Ratios are to the "
+        "cheapest other method of the set, whichever that is; their 95 % intervals are over curves and worlds, not "
+        "over seeds of one.",
+        "",
+        "| set | problems | cheapest other, by sum | ours / it, by sum | each size compiled "
+        "| cheapest other, by median | ours / it, by median | each size compiled |",
+        f"|{'---|' * 8}",
+    ]
+    for row in sets:
+        ours, apart = (row["ratios"][name] for name in (AS_IT_WORKS, EACH_COMPILED))
+        lines.append(
+            f"| {row['set']} | {row['problems']} ({row['sources']} curves or worlds) | {row['best_rival']} "
+            f"| {_number(ours['sum'])} | {_number(apart['sum'])} | {row['best_rival_by_median']} "
+            f"| {_number(ours['median'])} | {_number(apart['median'])} |"
+        )
+    lines += ["", "Seconds of a problem:", ""]
+    lines += [
+        "| set | method | finder, mean | lost, mean | both, mean | finder, median | both, median |",
+        f"|{'---|' * 7}",
+    ]
+    for row in sets:
+        for number, (name, found) in enumerate(row["methods"].items()):
+            means = (found[key] / row["problems"] for key in ("finder_sum_s", "lost_sum_s", "sum_s"))
+            cells = [f"{value:.0f}" for value in (*means, found["finder_median_s"], found["median_s"])]
+            lines.append(f"| {row['set'] if number == 0 else ''} | {name} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _noise_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [
+        "## Other noises",
+        "",
+        "bexplore alone on the recorded sweeps, whose passes and runs get this standard deviation; where a size was "
+        "recorded several times, a run is one of these instead. Worst band: the most by which the mean score is off "
+        f"the true share in a band of ten between 50 and 89 with {MIN_BAND} messages or more.",
+        "",
+        "| noise | sweeps | problems | within 2 % | mean regret | probes | score >= 90 | truly within "
+        "| calibration error | worst band |",
+        f"|{'---|' * 10}",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['noise']:.0%} | {row['sweeps']} | {row['problems']} | {_percent(row['within_2_percent'])} "
+            f"| {_percent_if_told(row, 'mean_regret')} | {_number(row['mean_probes'])} "
+            f"| {100 * row['share_with_score_90']:.0f} % | {_percent(row['score_90_true'])} "
+            f"| {_number(row['expected_calibration_error'], 3)} | {_points(row['worst_middle_band_points'])} |"
+        )
+    return [*lines, ""]
+
+
+def _never_below_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [
+        "## Recommended against its own measurements",
+        "",
+        "How often a size is recommended whose own measurements are more than 2 % below those of another size, at the "
+        "end and over all streamed recommendations; each size compiled. Own measurements: the mean, over a size's "
+        "probes, of ln(samples/s) of the median pass, disturbed probes and drift included. Surely: by more than 2 % "
+        "and twice the standard error of the difference (from the spread of a size's probes or, where that is larger, "
+        "of its passes).",
+        "",
+        "| worlds | explorations | ended below | share | surely | recommendations | below | surely | the most |",
+        f"|{'---|' * 9}",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['world']} | {row['explorations']} | {row['ended_below']} | {_percent(row['ended_below_share'])} "
+            f"| {row['ended_surely_below']} | {row['recommendations']} | {row['recommendations_below']} "
+            f"| {row['recommendations_surely_below']} | {100 * row['most_below']:.1f} % |"
+        )
+    return [*lines, ""]
+
+
+def _percent_if_told(row: dict[str, Any], name: str) -> str:
+    """A share with its interval; rows of an earlier run may lack it."""
+    if name not in row:
+        return "not told"
+    value, low, high = (100 * number for number in row[name])
+    return f"{value:.2f} % ({low:.2f} to {high:.2f})"
+
+
+def _median_cost(row: dict[str, Any]) -> str:
+    """Cost over exhaustive cost of the median problem; rows of an earlier run may lack it."""
+    name = "median_cost_over_exhaustive"
+    return _number(row[name]) if name in row else "not told"
 
 
 def _percent(estimate: list[float]) -> str:

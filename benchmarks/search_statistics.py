@@ -40,6 +40,15 @@ def mean_probes(answers: Sequence[Answer]) -> float:
     return float(np.mean([answer.num_probes for answer in answers]))
 
 
+def mean_regret(answers: Sequence[Answer]) -> float:
+    return float(np.mean([answer.regret for answer in answers]))
+
+
+def median_cost_ratio(answers: Sequence[Answer]) -> float:
+    """Cost over exhaustive cost of the median problem: a few slow jobs make up the sums."""
+    return float(np.median([answer.cost_s / answer.exhaustive_cost_s for answer in answers]))
+
+
 def cost_ratio(answers: Sequence[Answer]) -> float:
     """Cost over exhaustive cost, by sum."""
     return sum(answer.cost_s for answer in answers) / sum(answer.exhaustive_cost_s for answer in answers)
@@ -125,22 +134,25 @@ def summary(answers: Sequence[Answer]) -> dict[str, Any]:
         "problems": count,
         "within_2_percent": wilson(int((regrets <= TOLERANCE).sum()), count),
         "within_5_percent": wilson(int((regrets <= 0.05).sum()), count),
+        "mean_regret": bootstrap(answers, mean_regret),
         "regret_p95": float(np.quantile(regrets, 0.95)),
         "mean_probes": bootstrap(answers, mean_probes),
         "cost_over_exhaustive": bootstrap(answers, cost_ratio),
+        "median_cost_over_exhaustive": bootstrap(answers, median_cost_ratio),
         "out_of_memory_per_run": float(np.mean([answer.num_out_of_memory for answer in answers])),
     }
     if answers[0].confidence is None:
         return row
     high = [answer for answer in answers if (answer.confidence or 0) >= HIGH_SCORE]
-    low_bands = [band for band in bands(answers) if band["from"] < LOW_SCORE and band["count"] >= MIN_BAND]
+    told = bands(answers)
     return row | {
         "share_with_score_90": len(high) / count,
         "score_90_true": wilson(sum(answer.is_right for answer in high), len(high)),
         "score_90_mean": float(np.mean([answer.confidence for answer in high])) if high else math.nan,
         "expected_calibration_error": bootstrap(answers, calibration_error),
-        "worst_low_band_points": max((abs(band["score"] - band["true"]) for band in low_bands), default=math.nan),
-        "bands": bands(answers),
+        "worst_low_band_points": _worst_points(told, 0, LOW_SCORE),
+        "worst_middle_band_points": _worst_points(told, LOW_SCORE, HIGH_SCORE),
+        "bands": told,
         "stop_reasons": _counts([answer.stop_reason for answer in answers]),
         "relative_performance": relative_performance(answers),
     }
@@ -154,6 +166,12 @@ def relative_performance(answers: Sequence[Answer]) -> dict[str, Any]:
         "within_10_percent": wilson(sum(error <= CLOSE for error in known), len(known)),
         "interval_holds": wilson(sum(held), len(held)),
     }
+
+
+def _worst_points(told: Sequence[dict[str, float]], low: float, high: float) -> float:
+    """By how many points the mean score of a band is off at most, between two scores; NaN where none says anything."""
+    inside = [band for band in told if low <= band["from"] < high and band["count"] >= MIN_BAND]
+    return max((abs(band["score"] - band["true"]) for band in inside), default=math.nan)
 
 
 def _counts(words: Sequence[str]) -> dict[str, int]:

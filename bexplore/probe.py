@@ -92,6 +92,11 @@ class Probe:
     tolerance: float = 0.02
     in_turn_with: tuple[int, ...] = ()
 
+    @property
+    def program(self) -> tuple[Compilation, int]:
+        """What a worker must have compiled to run it at once: an exact program serves its own size alone, 0 is any."""
+        return self.compilation, self.micro_batch_size if self.compilation is Compilation.EXACT else 0
+
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Probe:
         """Rebuild a probe from `dataclasses.asdict`.

@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.probe import Observation, Outcome, Probe, Purpose
+from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.space import MemoryAccount, MemoryPrior, Space, default_candidates
 from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
 
@@ -119,12 +119,19 @@ class SimulatedRunner:
     """Answers probes from a world, and keeps account of what they would have cost."""
 
     def __init__(self, world: World, *, seed: int, shared_compile: bool = False) -> None:
-        """Begin with no worker alive."""
+        """Begin with no worker alive.
+
+        Args:
+            world: What is true.
+            seed: Of the noise.
+            shared_compile: A worker serves every size with the program that it has compiled, for as long as that
+                program is the one asked for; otherwise each probe starts a worker and compiles.
+        """
         self.world = world
         self.cost_s = 0.0
         self.num_probes = 0
         self._shared = shared_compile
-        self._alive = False
+        self._program: tuple[Compilation, int] | None = None  # of the worker that is alive
         self._largest = 0  # size that ran
         self._rng = np.random.default_rng([seed, 77])
         self._wandering = _Wandering(world.wander_sd, np.random.default_rng([seed, 78]))
@@ -134,9 +141,9 @@ class SimulatedRunner:
         world = self.world
         index = world.space.sizes.index(probe.micro_batch_size)
         fits = bool(world.fits[index])
-        starts = not (self._alive and self._shared) or probe.fresh_worker
+        starts = not self._shared or probe.fresh_worker or probe.program != self._program
         self._largest = max(self._largest, probe.micro_batch_size if fits else 0)
-        self._alive = fits or probe.micro_batch_size > self._largest > 0
+        self._program = probe.program if fits or probe.micro_batch_size > self._largest > 0 else None
         start_s, compile_s = (world.start_s, world.compile_s) if starts else (0.0, 0.0)
         times, turns = np.zeros(0), dict[int, tuple[float, ...]]()
         timed_s = 0.0

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.readme import cost_table, rivals_table, score_table, settings_table, shortfall_table, tolerance_table
+from benchmarks.readme import (
+    cost_table,
+    rivals_table,
+    score_table,
+    settings_table,
+    shortfall_table,
+    tolerance_table,
+    total_table,
+)
 from bexplore.cli import cli
 from bexplore.errors import ExitCode
 
@@ -35,6 +43,7 @@ def test_what_is_said_of_the_score_is_in_the_results():
 
 def test_what_is_said_of_other_finders_is_in_the_results():
     assert part("table", "cost").strip() == cost_table().strip()
+    assert part("table", "total").strip() == total_table().strip()
     assert part("table", "rivals").strip() == rivals_table().strip()
 
 

@@ -10,8 +10,12 @@ from click.testing import CliRunner
 
 from bexplore.cli import cli
 from bexplore.errors import UserInputError
-from bexplore.replay import ReplayOptions, replay_table
+from bexplore.explorer import explore
+from bexplore.probe import Compilation
+from bexplore.recommendation import SearchSettings
+from bexplore.replay import ReplayOptions, TableRunner, replay_table
 from bexplore.replay.table import load_table
+from bexplore.space import Space
 from bexplore.units import format_seconds
 
 HEADER = "curve_id,micro_batch_size,throughput_samples_per_s,step_time_s,peak_mem_gib,oom"
@@ -51,6 +55,15 @@ def test_each_size_is_charged_a_start_and_a_compile_unless_the_compilation_is_sh
     assert apart["exhaustive_cost_s"] == pytest.approx(5 * 35.0, rel=0.1)
     assert 35.0 < shared["exhaustive_cost_s"] < 45.0
     assert 35.0 * apart["num_probes"] < apart["cost_s"] < apart["exhaustive_cost_s"]
+
+
+def test_the_winner_compiled_exactly_after_a_shared_search_is_charged_a_second_start_and_compilation(tmp_path: Path):
+    (curve,) = load_table(table(tmp_path, *LADDER))
+    runner = TableRunner(curve, ReplayOptions(shared_compile=True))
+    settings = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.EXACT)
+    *_, result = explore(runner, space=Space.of(curve.points), settings=settings)
+    assert result.recommendation.num_probes > 2
+    assert 2 * 35.0 < runner.cost_s < 2 * 35.0 + 10 * result.recommendation.num_probes * 0.4  # and passes
 
 
 @pytest.mark.parametrize(("yes", "no"), [("1", "0"), ("1.0", "0.0"), ("True", "False"), ("yes", "no"), ("TRUE", "")])

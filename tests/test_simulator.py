@@ -163,3 +163,21 @@ def num_refused(cached: list[World], account: MemoryAccount) -> int:
         *_, result = explore(SimulatedRunner(world, seed=1), space=world.space, settings=SETTINGS, memory=memory)
         refused += result.outcomes.get("out_of_memory", 0)
     return refused
+
+
+def test_the_exact_program_of_a_size_costs_a_start_and_a_compilation_and_so_does_the_shared_one_after_it():
+    world = draw_world(Family.SMOOTH, 3)
+    runner = SimulatedRunner(world, seed=0, shared_compile=True)
+    size, other = world.space.sizes[:2]
+    asked = [
+        (size, Compilation.SHARED, True),
+        (other, Compilation.SHARED, False),
+        (size, Compilation.EXACT, True),
+        (size, Compilation.EXACT, False),
+        (other, Compilation.EXACT, True),
+        (other, Compilation.SHARED, True),
+    ]
+    for number, (wanted, compilation, starts) in enumerate(asked):
+        found = runner(Probe(number=number, micro_batch_size=wanted, compilation=compilation))
+        paid = (world.start_s, world.compile_s) if starts else (0.0, 0.0)
+        assert (found.start_time_s, found.compile_time_s) == paid, asked[number]

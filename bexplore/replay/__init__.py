@@ -83,15 +83,15 @@ class TableRunner:
         self._rng = np.random.default_rng([options.seed, zlib.crc32(curve.curve_id.encode())])
         self._unused: dict[int, list[float]] = {}
         self._worker = -1
-        self._alive = False
+        self._program: tuple[Compilation, int] | None = None  # of the worker that is alive
 
     def __call__(self, probe: Probe) -> Observation:
         """Run one probe."""
         options = self.options
         point = self.curve.points[probe.micro_batch_size]
-        starts = not self._alive or not options.shared_compile or probe.fresh_worker
+        starts = not options.shared_compile or probe.fresh_worker or probe.program != self._program
         self._worker += starts
-        self._alive = point.fits
+        self._program = probe.program if point.fits else None
         start_s = options.start_time_s if starts else 0.0
         compile_s = options.compile_time_s if starts else 0.0
         factor = np.exp(options.noise * self._rng.standard_normal(probe.max_passes))
