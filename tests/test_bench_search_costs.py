@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks import readme, search, search_total_cost
-from benchmarks.search_never_below import below, is_below, never_below
+from benchmarks.search_never_below import below, is_below, never_below, watched
 from benchmarks.search_problems import Answer, Problem, answered, explored, public_problems
 from benchmarks.search_report import markdown
 from benchmarks.search_statistics import summary
@@ -123,10 +123,17 @@ def test_what_probes_that_differ_among_themselves_allow_is_not_surely_below():
     assert is_below(below(alike, 10).share_surely)
 
 
-def test_exploration_of_every_family_is_watched_and_a_size_seen_to_be_slower_is_found(monkeypatch):
+def test_each_recommendation_is_held_against_what_was_measured_until_then():
+    runs = [watched(Problem("rough", "rough", seed, draw_world(Family.ROUGH, seed))) for seed in range(6)]
+    assert all(run.streamed[0].share == 0.0 for run in runs)  # one size alone was measured
+    assert all(run.streamed[-1] == run.ended for run in runs)
+
+
+def test_explorations_of_every_family_are_watched_and_told_together_and_apart():
     everything, *families = never_below(len(Family), search.FIRST_SEED)
     assert [row["world"] for row in families] == [family.value for family in Family]
-    assert everything["explorations"] == sum(row["explorations"] for row in families)
+    assert {row["explorations"] for row in families} == {1}
+    assert everything["explorations"] == len(Family)
     assert everything["recommendations"] >= everything["explorations"]
     assert everything["ended_surely_below"] <= everything["ended_below"] <= everything["explorations"]
 
@@ -184,7 +191,7 @@ def report_with_costs() -> dict:
     return report | {"never_below": watched, "noises": [{"noise": 0.03, "sweeps": "not seen"} | noise]}
 
 
-def test_the_page_begins_with_what_tuning_costs_and_has_a_row_for_every_part(monkeypatch):
+def test_the_page_begins_with_what_tuning_costs_and_has_a_row_for_every_part():
     page = markdown(report_with_costs())
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert titles[0] == "What tuning costs in all"
