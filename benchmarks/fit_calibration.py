@@ -24,9 +24,9 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
-from benchmarks.in_parallel import in_parallel
 from benchmarks.search import facts_of
-from benchmarks.search_problems import CURVES, DEVELOPED_ON, STEPS, Problem, simulated_problems
+from benchmarks.search_pool import over_cores
+from benchmarks.search_problems import DEVELOPED_ON, STEPS, Problem, public_problems, simulated_problems
 from bexplore import calibration
 from bexplore import posterior as belief
 from bexplore.calibration import Grounds, terms_of
@@ -35,8 +35,6 @@ from bexplore.explorer import ProbeFinished, explore
 from bexplore.posterior.evidence import Evidence
 from bexplore.probe import Compilation
 from bexplore.recommendation import SearchSettings, grounds_of, recommend
-from bexplore.replay import ReplayOptions, TableRunner
-from bexplore.replay.table import Curve, load_table
 from bexplore.simulator import Family
 
 Array = NDArray[np.float64]
@@ -80,9 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_calibration", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few problems: to see that it runs; no results are kept")
     options = parser.parse_args(arguments)
-    tasks = list(_tasks(QUICK_SEEDS if options.quick else NUM_SEEDS, QUICK_WORLDS if options.quick else NUM_WORLDS))
-    order = np.random.default_rng(0).permutation(len(tasks))  # so that both processes have slow and quick ones
-    found = in_parallel(messages_of, [tasks[index] for index in order])
+    problems = list(
+        _problems(QUICK_SEEDS if options.quick else NUM_SEEDS, QUICK_WORLDS if options.quick else NUM_WORLDS)
+    )
+    order = np.random.default_rng(0).permutation(len(problems))  # so that all processes have slow and quick ones
+    found = over_cores(messages_of, [problems[index] for index in order])
     messages = [message for some in found for message in some]
     report = report_of(messages) | {"facts": facts_of(arguments, module="fit_calibration")}
     text = markdown(report)
@@ -93,44 +93,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tasks(num_seeds: int, num_worlds: int) -> Iterator[tuple[str, Problem, float]]:
-    """(group, problem, noise of a recorded sweep)."""
+def _problems(num_seeds: int, num_worlds: int) -> Iterator[Problem]:
     for noise in NOISES:
-        for family in DEVELOPED_ON:
-            for curve in load_table(CURVES / f"{family}.csv"):
-                for seed in range(FIRST_SEED, FIRST_SEED + num_seeds):
-                    yield f"recorded, noise {noise:.0%}", Problem("public", family, seed, curve), noise
-    for world in Family:
-        for problem in simulated_problems(world, num_worlds, first_seed=FIRST_SEED):
-            yield world.value, problem, 0.0
+        yield from public_problems(num_seeds, families=DEVELOPED_ON, noise=noise, first_seed=FIRST_SEED)
+    for family in Family:
+        yield from simulated_problems(family, num_worlds, first_seed=FIRST_SEED)
 
 
-def messages_of(task: tuple[str, Problem, float]) -> list[Message]:
+def _group_of(problem: Problem) -> str:
+    return problem.family if problem.noise is None else f"recorded, noise {problem.noise:.0%}"
+
+
+def messages_of(problem: Problem) -> list[Message]:
     """What the search recommends on the way, at each tolerance; nothing where nothing fits."""
-    group, problem, noise = task
     takes_turns = problem.family in IN_TURNS
     compilation = Compilation.SHARED if takes_turns else Compilation.EXACT
     settings = SearchSettings(
         search_compilation=compilation, user_compilation=compilation, verify_exact=False, max_passes=STEPS
     )
     runner = problem.runner(shared_compile=takes_turns)
-    if isinstance(problem.source, Curve):
-        runner = TableRunner(problem.source, ReplayOptions(seed=problem.seed, steps=STEPS, noise=noise))
     evidence: list[Evidence] = []
     found: list[Message] = []
     try:
         for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
             if isinstance(event, ProbeFinished):
                 evidence.append(Evidence.of(event.observation))
-                found += _messages(group, problem, evidence, compilation)
+                found += _messages(problem, evidence, compilation)
     except NothingFitsError:
         return []
     return found
 
 
-def _messages(
-    group: str, problem: Problem, evidence: Sequence[Evidence], compilation: Compilation
-) -> Iterator[Message]:
+def _messages(problem: Problem, evidence: Sequence[Evidence], compilation: Compilation) -> Iterator[Message]:
     if not any(item.is_measured for item in evidence):
         return
     fitted = belief.fit(problem.space, evidence, memory=problem.memory, user_compilation=compilation)
@@ -139,7 +133,7 @@ def _messages(
         best = recommend(fitted, evidence, base=problem.space.base, tolerance=tolerance)
         if best is not None:
             yield Message(
-                group=group,
+                group=_group_of(problem),
                 seed=problem.seed,
                 grounds=grounds,
                 tolerance=tolerance,

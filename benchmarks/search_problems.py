@@ -112,11 +112,15 @@ class Answer:
 
 
 def public_problems(
-    num_seeds: int, *, families: Sequence[str] = (*DEVELOPED_ON, *NOT_SEEN), noise: float | None = None
+    num_seeds: int,
+    *,
+    families: Sequence[str] = (*DEVELOPED_ON, *NOT_SEEN),
+    noise: float | None = None,
+    first_seed: int = 1000,
 ) -> Iterator[Problem]:
     for family in families:
         for curve in load_table(CURVES / f"{family}.csv"):
-            for seed in range(1000, 1000 + num_seeds):
+            for seed in range(first_seed, first_seed + num_seeds):
                 yield Problem("public", family, seed, curve, noise)
 
 

@@ -10,6 +10,7 @@ from search_builders import CurveRunner, measured
 
 from bexplore.explorer import Result, explore
 from bexplore.policy import StopReason, decide
+from bexplore.policy.acquisition import MOST_RISK
 from bexplore.policy.costs import Costs
 from bexplore.policy.economics import expected_savings, next_probe, training_time_s
 from bexplore.posterior import fit
@@ -101,3 +102,16 @@ def test_what_is_left_to_gain_shrinks_as_more_is_seen():
     ]
     assert told[0] > 0.1
     assert told[-1] < 0.02
+
+
+def test_the_first_look_at_a_slow_job_does_not_take_many_times_what_was_spent():
+    every_size = Space.of(range(1, 3_000))
+    shared = dataclasses.replace(EXACT, search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED)
+
+    def first_look(samples_per_s: float) -> int:
+        base = measured(1, samples_per_s, compilation=Compilation.SHARED, elapsed_s=30.0)
+        return decide(every_size, [base], shared).micro_batch_size
+
+    slow, quick = first_look(40.0), first_look(40_000.0)
+    assert 7 * slow / 40.0 <= MOST_RISK * 35.0  # the fewest passes, if nothing is gained; 35 s: a start, a compilation
+    assert slow < 600 < quick

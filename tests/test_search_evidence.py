@@ -143,3 +143,16 @@ def test_the_relative_performance_is_told_with_an_interval_that_its_measurements
     assert low <= truth <= high
     assert high / low < 1.2
     assert {item.micro_batch_size for item in probed} >= {1, best.micro_batch_size}
+
+
+def test_where_a_doubling_gained_nothing_hardly_any_far_size_is_believed_to_be_faster():
+    every_size = Space.of(range(1, 2_000))
+
+    def share_of_far(throughputs: dict[int, float]) -> float:
+        belief = fit(every_size, [measured(size, value) for size, value in throughputs.items()])
+        return float((belief.sizes[belief.values.argmax(axis=1)] > 128).mean())
+
+    flat = share_of_far({1: 41.0, 12: 68.0, 32: 69.0, 80: 68.5})
+    growing = share_of_far({1: 41.0, 12: 200.0, 32: 300.0, 80: 400.0})
+    assert flat < 0.2
+    assert growing > 0.7

@@ -23,7 +23,9 @@ NUM_BINS = 8
 NEAR_WEIGHT = 0.8  # utility: this much for being within the tolerance, the rest for being close to it
 GAP_SCALE = 0.10  # ln(samples/s) at which the rest of the utility is gone
 WITHIN_PROBE_SD = 0.004
-COST_POWER = 0.7  # below 1: a cheap probe is not worth just any repetition
+# A probe is put off whose passes take this many times what was spent so far, if its size is no faster than the nearest
+# smaller one that ran: early on the belief hopes for much where nothing was seen.
+MOST_RISK = 3.0
 WORTHLESS = 0.004  # expected gain in utility below which no single probe tells anything
 
 
@@ -57,7 +59,10 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_s
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
     cost = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     values = _values(posterior, utility, measured, candidates)
-    worth = np.maximum(values, 1e-12) / cost[candidates] ** COST_POWER
+    # Every exploration starts a worker and compiles: beside that the seconds of short probes are nothing.
+    worth = np.maximum(values, 1e-12) / (cost[candidates] + costs.program_s)
+    risky = _risk_s(posterior, costs)[candidates] > MOST_RISK * costs.spent_s
+    worth = np.where(risky, 1e-9 * worth, worth)
     order = np.argsort(-worth, kind="stable")
     ranked = [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
     if not len(measured):
@@ -80,6 +85,13 @@ def _candidates(posterior: Posterior, near: NDArray[np.bool_]) -> NDArray[np.int
     merit = np.where(allowed, probability_near + 2 * best, -1.0)
     order = np.argsort(-merit, kind="stable")[:MAX_CANDIDATES]
     return order[merit[order] >= 0]
+
+
+def _risk_s(posterior: Posterior, costs: Costs) -> Array:
+    """(D,), seconds of a probe's passes if its size is no faster than the nearest smaller one that ran."""
+    measured = np.flatnonzero(posterior.measured > 0)
+    below = np.maximum(np.searchsorted(measured, np.arange(len(posterior.sizes)), side="right") - 1, 0)
+    return costs.fewest_passes_s(posterior.sizes / np.exp(posterior.mean[measured[below]]))
 
 
 def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Draws:

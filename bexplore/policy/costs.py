@@ -34,6 +34,7 @@ class Costs:
         warm_search: The program of the search that a worker has compiled and still holds; None for none.
         pass_sd: Noise between two passes, ln.
         max_passes: Upper bound on timed passes of a probe.
+        spent_s: Of all probes so far; a start and a compilation at least.
         reduced_share: What a pass at both reduced depths costs, as a share of one at the whole depth.
     """
 
@@ -43,6 +44,7 @@ class Costs:
     warm_search: Compilation | None
     pass_sd: float
     max_passes: int
+    spent_s: float
     reduced_share: float = 1.0
 
     @classmethod
@@ -61,6 +63,7 @@ class Costs:
             warm_search=last.compilation if last is not None and is_warm else None,
             pass_sd=float(np.median(noise)) if noise else PASS_SD,
             max_passes=settings.max_passes,
+            spent_s=max(sum(item.elapsed_s for item in evidence), settings.start_time_s + settings.compile_time_s),
             reduced_share=settings.depths.cost_share if settings.depths else 1.0,
         )
 
@@ -70,6 +73,15 @@ class Costs:
             pass_s = self.reduced_share * pass_s
         fixed = self._fixed_s(compilation, fresh_worker)
         return fixed + (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
+
+    @property
+    def program_s(self) -> float:
+        """Seconds until a program runs: to start a worker and to compile."""
+        return self.start_s + self.compile_s
+
+    def fewest_passes_s(self, pass_s: Array) -> Array:
+        """Seconds of the passes of a probe that times as few as it may."""
+        return (WARM_UP_PASSES + MIN_PASSES) * pass_s
 
     def passes(self, pass_s: float, *, compilation: Compilation, fresh_worker: bool) -> int:
         """How many passes to time: more where a probe is dear and a pass is cheap."""

@@ -17,6 +17,7 @@ from bexplore.posterior.prior import (
     CLIFF_SDS,
     LENGTHS,
     MAX_SHARE,
+    RISE_AGAIN_SHARE,
     ROUGH_OWN_SHARE,
     UNSEEN_BUMP_LOG_WIDTHS,
     UNSEEN_BUMP_RATE,
@@ -116,6 +117,7 @@ def draw_curves(
     surprise = np.zeros(len(sizes))
     surprise[data.at] = z
     curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
+    _turn_down(curves, np.unique(data.at), sizes, seed=prior.seed)
     hyper = Hyper.grid(data.pass_sd)
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
     own_level, own_level_sd = np.full((2, len(sizes)), np.nan)
@@ -302,6 +304,27 @@ def _draw(
     for own, kernel in zip(of_length, fields.smooth, strict=True):
         function[own] += (smooth_sd[own] ** 2 * alpha[own].astype(np.float32)) @ kernel[data.at].astype(np.float32)
     return function + _unseen_bumps(data.at, sizes, rng)
+
+
+def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed: int) -> None:
+    """Mirror, in place, what most draws rise to again beyond all measurements where their last doubling gained nothing.
+
+    Args:
+        curves: (S, D), ln(samples/s).
+        measured: Positions of the measured sizes, ascending.
+        sizes: (D,), samples.
+        seed: Of the draws that may rise.
+    """
+    last = measured[-1]
+    half = measured[sizes[measured] <= sizes[last] / 2.0]
+    if not len(half) or last == len(sizes) - 1:
+        return
+    before = curves[:, half].max(axis=1)
+    may_rise = np.random.default_rng([seed, 6]).random(len(curves)) < RISE_AGAIN_SHARE
+    falls = np.flatnonzero((curves[:, last] <= before) & ~may_rise)
+    top = before[falls, None]
+    beyond = curves[falls, last + 1 :]
+    curves[falls, last + 1 :] = top - np.abs(beyond - top)
 
 
 def _column(values: Array) -> Draws:
