@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.turns import Level, levels_of
+from bexplore.turns import Level, level_alone, levels_of
 
 
 class Outcome(StrEnum):
@@ -208,24 +208,11 @@ class Observation:
         return self.micro_batch_size / self.pass_time_s
 
     @property
-    def log_pass_time_se(self) -> float:
-        """Standard error of ln(median pass time), from the median absolute deviation; NaN below two passes.
-
-        Source: 1.4826 MAD estimates the standard deviation of a normal sample, 1.2533 s / sqrt(n) the standard error
-        of its median; times 1.5 for the autocorrelation of consecutive steps, seen in public repeats.
-        """
-        if len(self.pass_times_s) < 2:
-            return math.nan
-        log_times = np.log(self.pass_times_s)
-        mad = float(np.median(np.abs(log_times - np.median(log_times))))
-        return 1.5 * 1.2533 * 1.4826 * mad / math.sqrt(len(log_times))
-
-    @property
     def levels(self) -> dict[int, Level]:
         """What was timed of its own size, and of those that took turns with it."""
         if self.turn_times_s:
             return levels_of(self.turn_times_s)
-        return {self.micro_batch_size: Level(self.pass_time_s, self.log_pass_time_se)}
+        return {self.micro_batch_size: level_alone(self.pass_times_s)}
 
     @property
     def num_rounds(self) -> int:

@@ -152,7 +152,8 @@ def _gain(posterior: Posterior, best: int, base: int) -> tuple[float, float, flo
     told = np.append(np.quantile(gains, (0.025, 0.975)), gains.mean(dtype=np.float64))
     own = posterior.own_level[best] - posterior.own_level[base]
     if math.isfinite(own):
-        reach = ALLOWED_SDS * math.hypot(posterior.own_level_sd[best], posterior.own_level_sd[base])
+        both = posterior.own_level_covariance[np.ix_([best, base], [best, base])]
+        reach = ALLOWED_SDS * math.sqrt(max(float(np.trace(both) - 2.0 * both[0, 1]), 0.0))
         told = np.clip(told, own - reach, own + reach)
     low, high, mean = map(float, told)
     return low, mean, high

@@ -40,7 +40,7 @@ class Posterior:
         represented: (D,), candidates that each size of the domain stands for.
         surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
         own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
-        own_level_sd: (D,), the standard error of that.
+        own_level_covariance: (D, D), of its errors: sizes that took turns share what the machine did meanwhile.
         measured: (D,), number of measured probes.
         measured_exactly: (D,), number of measured probes of the program that the user will run.
         open: (D,), whether the size may be probed.
@@ -54,7 +54,7 @@ class Posterior:
     represented: NDArray[np.int64]
     surprise: Array
     own_level: Array
-    own_level_sd: Array
+    own_level_covariance: Array
     measured: NDArray[np.int64]
     measured_exactly: NDArray[np.int64]
     open: NDArray[np.bool_]
@@ -181,7 +181,7 @@ def fit(
         represented=_represented(space, sizes),
         surprise=curves.surprise,
         own_level=curves.own_level,
-        own_level_sd=curves.own_level_sd,
+        own_level_covariance=curves.own_level_covariance,
         measured=_count(sizes, measured),
         measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
         open=alive & (sizes < limit),

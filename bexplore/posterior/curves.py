@@ -77,7 +77,7 @@ class CurveDraws:
         own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
         surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
         own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
-        own_level_sd: (D,), the standard error of that.
+        own_level_covariance: (D, D), of its errors: sizes that took turns share what the machine did meanwhile.
     """
 
     log_throughput: Draws
@@ -85,7 +85,7 @@ class CurveDraws:
     own_sd: Array
     surprise: Array
     own_level: Array
-    own_level_sd: Array
+    own_level_covariance: Array
 
 
 def draw_curves(
@@ -120,16 +120,16 @@ def draw_curves(
     _turn_down(curves, np.unique(data.at), sizes, seed=prior.seed)
     hyper = Hyper.grid(data.pass_sd)
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
-    own_level, own_level_sd = np.full((2, len(sizes)), np.nan)
     own = np.unique(data.at)
-    own_level[own], own_level_sd[own] = levels_by_themselves(data, float(hyper.probe_sd[best[0]]))
+    own_level, own_level_covariance = np.full(len(sizes), np.nan), np.full((len(sizes), len(sizes)), np.nan)
+    own_level[own], own_level_covariance[np.ix_(own, own)] = levels_by_themselves(data, float(hyper.probe_sd[best[0]]))
     return CurveDraws(
         log_throughput=curves,
         probe_sd=hyper.probe_sd[weighed.hyper],
         own_sd=own_sd,
         surprise=surprise,
         own_level=own_level + center,
-        own_level_sd=own_level_sd,
+        own_level_covariance=own_level_covariance,
     )
 
 

@@ -14,6 +14,7 @@ TENANTS_IGNORED = 0.02  # share of the processors
 WAITING_IGNORED = 0.05  # share of a pass; a quiet machine has up to 2 %
 TENANTS_IN_TURNS = 0.25  # of what neighbours add, where sizes took turns: the rest of it met all of them
 MOST_WAITED = 0.99  # share of a pass; beyond it nothing was measured
+ROUNDING = 1e-6  # of a number of turns that is a whole one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Evidence:
         in_turn: What it tells of these others.
         tenants_sd: Standard deviation that busy neighbours add to `log_throughput`; the passes of one probe do not
             show it.
-        num_passes: Timed passes; rounds, where sizes took turns.
+        num_passes: Timed passes that count; rounds, where sizes took turns, without what somebody else disturbed.
         purpose: Why it was made.
         compilation: Which program was run.
         worker: Ordinal of the worker process; None where unknown.
@@ -117,6 +118,7 @@ class Evidence:
         update_s = observation.update_time_s
         tenants_sd = _tenants_sd(observation.others_share, observation.waited_share)
         levels = observation.levels  # of a size whose peak turned out to be over the budget too: no throughput then
+        num_turns = min(level.num_turns for level in levels.values())
         own = levels.pop(observation.micro_batch_size)
         return cls(
             micro_batch_size=observation.micro_batch_size,
@@ -130,7 +132,7 @@ class Evidence:
                 if observation.is_measured
             ),
             tenants_sd=tenants_sd * (TENANTS_IN_TURNS if levels else 1.0),
-            num_passes=observation.num_rounds or len(observation.pass_times_s),
+            num_passes=max(math.floor(num_turns + ROUNDING), 1) if num_turns else 0,
             purpose=observation.probe.purpose,
             compilation=observation.probe.compilation,
             worker=observation.worker,

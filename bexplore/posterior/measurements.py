@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.posterior.evidence import Evidence
+from bexplore.posterior.evidence import TENANTS_IN_TURNS, Evidence
 from bexplore.probe import Compilation
 
 Array = NDArray[np.float64]
@@ -37,7 +37,6 @@ WANDERING_PRIOR_WEIGHT = 2.0
 # A probe this many standard deviations slower than another of the same size was disturbed.
 DISTURBED_SDS = 4.0
 EXPECTED_PROBE_SD = 0.01  # ln(samples/s), between two probes of one size
-ROUNDS_THAT_TELL = 3  # of turns: fewer do not tell which size of a round was disturbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def levels_by_themselves(data: Measurements, probe_sd: float) -> tuple[Array, Ar
     member = (data.at[:, None] == np.unique(data.at)[None, :]).astype(float)
     weighted = np.linalg.solve(data.noise + probe_sd**2 * np.eye(len(data.at)), member)
     covariance = np.linalg.inv(member.T @ weighted)
-    return covariance @ (weighted.T @ data.values), np.sqrt(np.diag(covariance))
+    return covariance @ (weighted.T @ data.values), covariance
 
 
 def wandering_sd(measured: Sequence[Evidence]) -> float:
@@ -151,20 +150,27 @@ def _wandering(rows: Sequence[_Row], sd: float) -> Array:
     Nothing where none took turns: it is not known to wander then.
     """
     took_turns = np.array([row.took_turns for row in rows])
-    probes = np.array([row.probe for row in rows])
-    together = (probes[:, None] == probes[None, :]) & took_turns[:, None]
-    return max(WANDERING_SD, sd) ** 2 * together + np.diag(np.where(took_turns, 0.0, sd**2))
+    return max(WANDERING_SD, sd) ** 2 * _together(rows) + np.diag(np.where(took_turns, 0.0, sd**2))
 
 
 def _wandering_sd(rows: Sequence[_Row]) -> float:
-    by_program: dict[tuple[int, Compilation], list[float]] = defaultdict(list)
+    """Of sizes that took turns, in several probes or in one beside one alone.
+
+    Where neighbours were seen, they are why a size alone differs from itself in turns: `_of_disturbed`.
+    """
+    by_program: dict[tuple[int, Compilation], list[_Row]] = defaultdict(list)
     for row in rows:
-        if row.took_turns:
-            by_program[row.micro_batch_size, row.compilation].append(row.log_throughput)
-    if not by_program:
+        by_program[row.micro_batch_size, row.compilation].append(row)
+    groups = []
+    for of_size in by_program.values():
+        in_turns = [row for row in of_size if row.took_turns]
+        if in_turns:
+            is_quiet = all(row.tenants_sd == 0.0 for row in of_size)
+            groups.append([row.log_throughput for row in (of_size if is_quiet else in_turns)])
+    if not groups:
         return 0.0
-    squares = sum(len(values) * float(np.var(values)) for values in by_program.values())
-    freedom = sum(len(values) - 1 for values in by_program.values())
+    squares = sum(len(values) * float(np.var(values)) for values in groups)
+    freedom = sum(len(values) - 1 for values in groups)
     prior = WANDERING_PRIOR_WEIGHT * EXPECTED_WANDERING_SD**2
     return math.sqrt((prior + squares) / (WANDERING_PRIOR_WEIGHT + freedom))
 
@@ -172,21 +178,31 @@ def _wandering_sd(rows: Sequence[_Row]) -> float:
 def _of_disturbed(rows: Sequence[_Row], at: Index, values: Array, noise: Array) -> Array:
     """(n, n), of measurements that another of the same size contradicts: the slower of two is the disturbed one.
 
-    Another tenant slows a probe down, and nothing speeds it up. What the neighbours of a size say is no reason to doubt
-    its own measurement: throughput does fall between two sizes. In one or two rounds of turns nobody can tell whether
-    the size was disturbed or all of them were; in more the size would have recovered, so it was all of them.
+    Another tenant slows a probe down, and nothing speeds it up: what a size once reached it reaches alone at the least,
+    whatever its neighbours did meanwhile. So they excuse the slower of the two and never the faster one. What the
+    neighbours of a size say is no reason to doubt its own measurement: throughput does fall between two sizes. Where it
+    took turns, all of them were slowed down; by as much as it was but for a share, unless other tenants were seen, who
+    take more from short passes than from long ones.
     """
     same = (at[:, None] == at[None, :]) & _same_program(rows)
     variance = np.diag(noise)
-    apart_sd = np.sqrt(np.maximum(variance[:, None] + variance[None, :] - 2.0 * noise, 0.0) + EXPECTED_PROBE_SD**2)
+    tenants_variance = np.array([row.tenants_sd for row in rows]) ** 2
+    apart = np.maximum(variance[:, None] + variance[None, :] - 2.0 * noise, 0.0) - tenants_variance[None, :]
+    apart_sd = np.sqrt(np.maximum(apart, 0.0) + EXPECTED_PROBE_SD**2)
     behind = np.where(same, values[None, :] - values[:, None], 0.0)  # (n, n), of the first behind the second
     excess = np.where(behind > DISTURBED_SDS * apart_sd, behind, 0.0).max(axis=1, initial=0.0)
-    probes = np.array([row.probe for row in rows])
-    took_turns = np.array([row.took_turns for row in rows])
-    by_itself = ~took_turns | (np.array([row.num_passes for row in rows]) < ROUNDS_THAT_TELL)
-    together = (probes[:, None] == probes[None, :]) & took_turns[:, None]
+    together = _together(rows)
     of_all = np.where(together, np.where(together, excess[None, :], 0.0).max(axis=1)[:, None], 0.0)
-    return np.diag(np.where(by_itself, excess, 0.0) ** 2) + of_all**2
+    is_alike = [row.took_turns and row.tenants_sd == 0.0 for row in rows]
+    own = np.where(is_alike, TENANTS_IN_TURNS, 1.0) * excess
+    return np.diag(own**2) + of_all**2
+
+
+def _together(rows: Sequence[_Row]) -> NDArray[np.bool_]:
+    """(n, n), which took turns with each other."""
+    took_turns = np.array([row.took_turns for row in rows])
+    probes = np.array([row.probe for row in rows])
+    return np.asarray((probes[:, None] == probes[None, :]) & took_turns[:, None])
 
 
 def _same_program(rows: Sequence[_Row]) -> NDArray[np.bool_]:
