@@ -12,6 +12,7 @@ from search_builders import CurveRunner, measured, saturating
 from bexplore.errors import NothingFitsError
 from bexplore.explorer import ProbeFinished, Result, explore
 from bexplore.posterior import fit
+from bexplore.posterior.evidence import Evidence, InTurn
 from bexplore.probe import Compilation, Observation, Probe, Purpose
 from bexplore.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.simulator import Family, SimulatedRunner, World, draw_world
@@ -87,6 +88,55 @@ def test_of_two_probes_of_one_size_the_slower_is_the_disturbed_one():
     assert own == pytest.approx(saturating(32), rel=0.03)
 
 
+@pytest.mark.parametrize("num_rounds", [2, 4, 10])
+@pytest.mark.parametrize("tenants_sd", [0.0, 0.3, 0.7, 1.2])
+def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(tenants_sd: float, num_rounds: int):
+    """Seen on a machine with two busy programs: short passes suffer more from them, and size 4 is the best by 1.4x."""
+    turns = {"num_passes": num_rounds, "log_throughput_se": 0.02, "tenants_sd": 0.17, "compilation": Compilation.SHARED}
+    evidence = [
+        measured(1, 11.2, log_throughput_se=0.05, tenants_sd=tenants_sd, compilation=Compilation.SHARED),
+        *(
+            measured(
+                64,
+                speed,
+                in_turn=(InTurn(micro_batch_size=1, log_throughput=math.log(slow), log_throughput_se=0.02),),
+                **turns,
+            )
+            for speed, slow in ((17.3, 1.1), (16.5, 1.05))
+        ),
+    ]
+
+    belief = fit(Space.of(range(1, 65)), evidence, user_compilation=Compilation.SHARED)
+    best = recommend(belief, evidence, base=1, tolerance=0.05)
+
+    assert best.relative_performance < 10.0
+    assert best.relative_performance_interval[0] < 1.43 < best.relative_performance_interval[1]
+    assert best.confidence < 50
+    assert math.exp(belief.own_level[belief.index(1)]) > 5.0
+
+
+def test_turns_that_neighbours_made_slow_are_overruled_by_quicker_turns_of_the_same_sizes():
+    """Recorded beside two busy programs; alone on the machine size 64 is 1.4 times as fast as size 1."""
+    turns = {"num_passes": 2, "log_throughput_se": 0.02, "tenants_sd": 0.3, "compilation": Compilation.SHARED}
+
+    def in_turns(size: int, samples_per_s: float, of_base: float) -> Evidence:
+        base = InTurn(micro_batch_size=1, log_throughput=math.log(of_base), log_throughput_se=0.02)
+        return measured(size, samples_per_s, in_turn=(base,), **turns)
+
+    evidence = [
+        measured(1, 2.54, log_throughput_se=0.15, tenants_sd=1.43, compilation=Compilation.SHARED),
+        in_turns(64, 8.12, 0.29),
+        in_turns(62, 10.3, 4.09),
+        in_turns(32, 11.69, 2.92),
+    ]
+
+    best = recommend(fit(Space.of(range(1, 65)), evidence), evidence, base=1, tolerance=0.05)
+
+    assert best.relative_performance < 5.0
+    assert best.relative_performance_interval[0] < 2.5
+    assert best.confidence < 50
+
+
 def bursts_of(seed: int) -> World:
     return draw_world(Family.BURSTS, seed)
 
@@ -108,9 +158,9 @@ def test_turns_that_bursts_of_others_hit_decide_nothing():
         right.append(world.regret(best.micro_batch_size) <= 0.02)
         close.append(abs(best.relative_performance / truth - 1.0) <= 0.1)
         sure += right[-1:] if best.confidence >= 90 else []
-    assert np.mean(right) >= 0.75
-    assert np.mean(close) >= 0.7
-    assert np.mean(sure) >= 0.85
+    assert np.mean(right) >= 0.93
+    assert np.mean(close) >= 0.95
+    assert np.mean(sure) >= 0.93
 
 
 def told_otherwise(speeds: dict[int, float]) -> Recommendation:

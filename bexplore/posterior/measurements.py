@@ -85,7 +85,8 @@ def measurements_of(
     values = np.array([row.log_throughput for row in rows])
     wanders_sd = _wandering_sd(rows)
     noise = np.diag(np.maximum(_standard_errors(rows), MIN_SE) ** 2)
-    noise += _drift(rows) + _wandering(rows, wanders_sd)
+    quiet = [row for row in rows if row.tenants_sd == 0.0]  # what neighbours did that were seen is no wandering
+    noise += _drift(rows) + _wandering(rows, _wandering_sd(quiet))
     noise += _between_compilations(rows, at, values, user_compilation, wanders_sd)
     noise += _of_disturbed(rows, at, values, noise)
     center = float(values.mean())
