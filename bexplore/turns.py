@@ -39,10 +39,10 @@ SURELY = 2.5
 MOST_SDS = 2.0  # from the median, beyond which a turn counts as disturbed
 QUARTILES_APART = 1.349  # standard deviations of a normal sample between its quartiles
 # A turn that takes longer by this, ln, and by so many times what most differ by, than its size's fastest and its round
-# let expect is no noise of its size.
+# let expect is no noise of its size: six standard deviations of a usual turn (5 %, `EXPECTED_TURN_SD`).
 LEAST_DISTURBANCE = 0.3
 DISTURBED_TIMES = 4.0
-SURE_DISTURBANCE = math.log(2.0)
+SURE_DISTURBANCE = math.log(2.0)  # five standard deviations of a machine that wanders by 12 %
 PASSES_OF_MEDIAN = 5  # of a size alone; the median of fewer may be a disturbed one
 DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed
 USUAL_SHARE = 0.6  # of the turns: as many are taken to be undisturbed
@@ -190,8 +190,8 @@ class Rounds:
 
     Attributes:
         size: The probe's own; the others ran before.
-        max_rounds: Upper bound.
-        budget_s: Seconds of turns after which it is enough, once the fewest rounds are there.
+        max_rounds: Upper bound; `DISTURBED_FACTOR` times as many where some are disturbed.
+        budget_s: Seconds of undisturbed turns after which it is enough, once the fewest rounds are there.
         is_look: Whether the size is only looked at, so that it needs less precision, and one clearly worse none.
         tolerance: Two sizes within this share of each other are as good as each other.
         turn_times_s: By size, seconds of a pass in each round.
@@ -257,6 +257,7 @@ class Rounds:
         return ~are_disturbed(np.log(np.array(list(self.turn_times_s.values()))))
 
     def _is_clearly_worse(self, counts: NDArray[np.bool_]) -> bool:
+        """Whether it is so beside any other, by the rounds in which neither was disturbed."""
         sizes = np.array(list(self.turn_times_s))
         logs = np.log(sizes)[:, None] - np.log(np.array(list(self.turn_times_s.values())))
         own = int(np.flatnonzero(sizes == self.size)[0])

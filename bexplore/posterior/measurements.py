@@ -95,7 +95,7 @@ def measurements_of(
 
 
 def levels_by_themselves(data: Measurements, probe_sd: float) -> tuple[Array, Array]:
-    """(m,) and (m,), what the measurements of each of m sizes say of it, whatever its neighbours say, and its error.
+    """(m,) and (m, m), what the measurements of m sizes say of each, whatever its neighbours say, and the covariance.
 
     Source: generalised least squares with a level for each size (Aitken, 1936): sizes that took turns are compared
     within them.
@@ -105,7 +105,7 @@ def levels_by_themselves(data: Measurements, probe_sd: float) -> tuple[Array, Ar
         probe_sd: ln(samples/s), between two probes of one size.
 
     Returns:
-        Levels, ln(samples/s), centred like the values; their standard errors.
+        Levels, ln(samples/s), centred like the values; the covariance of their errors.
     """
     member = (data.at[:, None] == np.unique(data.at)[None, :]).astype(float)
     weighted = np.linalg.solve(data.noise + probe_sd**2 * np.eye(len(data.at)), member)
