@@ -39,7 +39,8 @@ SURELY = 2.5
 MOST_SDS = 2.0  # from the median, beyond which a turn counts as disturbed
 QUARTILES_APART = 1.349  # standard deviations of a normal sample between its quartiles
 # A turn that takes longer by this, ln, and by so many times what most differ by, than its size's fastest and its round
-# let expect is no noise of its size: six standard deviations of a usual turn (5 %, `EXPECTED_TURN_SD`).
+# let expect is no noise of its size: six standard deviations of a usual turn (5 %, `EXPECTED_TURN_SD`). Simulated
+# bursts and wandering machines end alike with 0.2 to 0.45, 3 to 6 times, and a usual share of 0.5 to 0.7.
 LEAST_DISTURBANCE = 0.3
 DISTURBED_TIMES = 4.0
 SURE_DISTURBANCE = math.log(2.0)  # five standard deviations of a machine that wanders by 12 %
