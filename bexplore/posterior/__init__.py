@@ -22,7 +22,7 @@ from bexplore.space import MemoryAccount, MemoryPrior, Space
 
 Array = NDArray[np.float64]
 
-ENGINE_VERSION = 4  # goes up when the same evidence would give another answer
+ENGINE_VERSION = 5  # goes up when the same evidence would give another answer
 RIVAL_SDS = 3.0  # sizes this close to the best, in standard deviations of their own part, may turn out to be the best
 DENSE_DOMAIN = 128  # up to this many candidates the belief covers every one
 
