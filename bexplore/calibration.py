@@ -10,7 +10,7 @@ LEAST_PROBABILITY = 1e-3  # or most, less than 1: a few hundred draws tell none 
 USUAL_TOLERANCE, LEAST_TOLERANCE = 0.02, 0.001
 USUAL_CANDIDATES, MOST_CANDIDATES = 8, 64  # beyond the last, sizes are neighbours that tell of each other
 # Of the log-odds, in the order of `terms_of`. Fitted by benchmarks/fit_calibration.py: results/calibration.md there.
-WEIGHTS = (0.677, 0.905, -0.167, -0.091, 0.193)
+WEIGHTS = (0.799, 0.892, 0.053, -0.1, 0.292)
 # The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others
 # then is nothing but the prior. Between a tenth and nine tenths nearly none is right, beyond that nearly all are (the
 # same file): too few to fit.
