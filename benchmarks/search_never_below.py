@@ -14,6 +14,7 @@ from benchmarks.search_problems import TOLERANCE, Problem, explored, simulated_p
 from benchmarks.search_statistics import wilson
 from bexplore.probe import Observation
 from bexplore.simulator import Family
+from bexplore.turns import level_alone
 
 ROUNDING = 1e-9  # of a mean of logarithms
 SURELY = 2.0  # standard errors of the difference beyond which a size was seen to be slower without a doubt
@@ -67,7 +68,7 @@ def below(observations: Sequence[Observation], size: int) -> Below:
 def _level(probes: Sequence[Observation]) -> tuple[float, float]:
     """ln(samples/s) of one size's probes, and its standard error."""
     values = [math.log(item.samples_per_s) for item in probes]
-    of_passes = math.sqrt(np.mean([np.nan_to_num(item.log_pass_time_se) ** 2 for item in probes]))
+    of_passes = math.sqrt(np.mean([np.nan_to_num(level_alone(item.pass_times_s).log_se) ** 2 for item in probes]))
     of_probes = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return float(np.mean(values)), max(of_passes, of_probes) / math.sqrt(len(values))
 

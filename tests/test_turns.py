@@ -416,7 +416,7 @@ def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
                 confident[takes_turns] += 1
                 right[takes_turns] += world.regret(result.recommendation.micro_batch_size) <= 0.02
 
-    assert confident[True] >= 40
+    assert confident[True] >= 35
     assert right[True] / confident[True] >= 0.85
     assert confident[True] > confident[False]
 
