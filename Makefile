@@ -11,7 +11,7 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-gpu-trace check guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
+.PHONY: help setup explore test test-gpu-trace check guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -24,6 +24,7 @@ help:
 	@echo "make gpu-check     what must be seen on a GPU, in 9 minutes a call, with GPU_PYTHON_BIN=$(GPU_PYTHON_BIN); ARGS=--cpu to exercise it"
 	@echo "make bench-gpu     make bench on a CUDA device, with GPU_PYTHON_BIN; ARGS=--cpu to exercise it"
 	@echo "make bench-search  the search, replayed and simulated"
+	@echo "make fit-calibration  what the confidence score is worth, fitted anew"
 	@echo "make bench-trace   the trace against the allocator"
 	@echo "make bench-trace-cuda  the trace for a CUDA device that is not there"
 	@echo "make bench-guard   the guard: false alarms, misses, planted changes"
@@ -87,6 +88,9 @@ bench-all: bench bench-search bench-trace bench-guard bench-faults bench-view
 
 bench-search: $(BENCH_STAMP)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.search $(ARGS)
+
+fit-calibration: $(BENCH_STAMP)
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fit_calibration $(ARGS)
 
 bench-trace: $(STAMP)
 	$(BIN)/python -m benchmarks.trace $(ARGS)
