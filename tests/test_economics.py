@@ -66,6 +66,12 @@ def test_no_probe_saves_more_than_is_left_to_gain():
     assert savings.max() <= gains.mean() + 1e-6
 
 
+def test_a_probe_saves_less_than_the_whole_training_however_much_faster_a_size_may_be():
+    fitted = fit(Space.of(range(1, 3_000)), [measured(1, 40.0)])
+    savings = expected_savings(fitted, leader=0, candidates=np.arange(len(fitted.sizes)))
+    assert 0.5 < savings.max() < 1.0
+
+
 def test_a_size_that_surely_does_not_fit_saves_nothing():
     fitted = fit(SIZES, SEEN)
     feasible = fitted.feasible.copy()

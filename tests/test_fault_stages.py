@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -100,7 +101,8 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
     [
         ("hang", "no progress in stage 'trace'"),
         ("segfault", "SIGSEGV"),
-        ("close_pipe", "the worker "),  # closed its pipe; or was ended, by what then takes the explorer for gone
+        # Its process is still there after a while, or was ended meanwhile by whoever takes the explorer for gone.
+        ("close_pipe", "without an answer|ended by SIGKILL"),
         ("raise", "the user's own mistake"),
     ],
 )
@@ -111,7 +113,7 @@ def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatc
     found = trace_in_worker(job("bugs:misbehaves"), tmp_path, lambda message: None)
 
     assert isinstance(found, str)
-    assert reason in found
+    assert re.search(reason, found)
 
 
 def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_on_from_its_journal(tmp_path):

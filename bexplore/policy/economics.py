@@ -86,7 +86,8 @@ def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) ->
     told = np.sqrt(variance / (variance + np.mean(posterior.probe_sd**2)))
     after = np.maximum(mean + told * (gains - mean), 0.0)
     now = np.maximum(mean, 0.0) * (posterior.measured[against] > 0)
-    return np.maximum((after * fits).sum(axis=0) / len(fits) - now, 0.0)
+    gained = np.maximum((after * fits).sum(axis=0) / len(fits) - now, 0.0)  # ln(samples/s)
+    return np.asarray(-np.expm1(-gained))
 
 
 def _challenger(posterior: Posterior, leader: int) -> int:
