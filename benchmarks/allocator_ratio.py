@@ -4,7 +4,7 @@ The allocations and frees of traced steps run through the model of CUDA's cachin
 probe has them: weights, gradients and states, then steps of two accumulation passes and an update. The programs are
 those of the CPU, which stand in for those of CUDA. Two ratios come of it: of what is reserved where nothing limits it,
 and of the lowest limit under which the steps still run, because the cache is released. The first is the prior of
-`bexplore.posterior.reserved`.
+`bexplore.search.posterior.reserved_memory`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.caching_allocator import OutOfMemoryError, Peaks, replay
 from bexplore import load_config
-from bexplore.caching_allocator import OutOfMemoryError, Peaks, replay
 from bexplore.job import Job
 from bexplore.trace import tracer
 from bexplore.trace.passes import modules_of

@@ -43,7 +43,7 @@ from benchmarks.engine_jobs import (
     truth_sizes,
 )
 from benchmarks.engine_report import markdown, summary
-from bexplore.engine.machine import package_version, processor_name
+from bexplore.host.machine import package_version, processor_name
 
 RESULTS = Path(__file__).parent / "results"
 RIVALS = ("lightning_power", "accelerate", "doubling_compiled", "lightning_binsearch")

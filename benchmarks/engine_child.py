@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_jobs import load
-from bexplore.config import Config
+from bexplore.config.config import Config
 from bexplore.job import Job
 
 WARM_UP_STEPS = 2
@@ -36,9 +36,9 @@ def say(**record: Any) -> None:
 
 def floor(config: Config, size: str) -> None:
     """The least that a first recommendation can cost: import, build, one cold compile with its probe, and the trace."""
-    from bexplore.engine.shared import SharedMode
+    from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.session import Session
-    from bexplore.probe import Compilation, Probe
+    from bexplore.measurement.probe import Compilation, Probe
     from bexplore.trace import trace_job
 
     began_s = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bexplore.settings import TRAINING_TIME_S
+from bexplore.config.schema import TRAINING_TIME_S
 
 TRAINING_S = TRAINING_TIME_S
 OURS, SWEEP = "bexplore", "sweep"

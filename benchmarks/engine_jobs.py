@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from bexplore import dialects
-from bexplore.config import Config
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
 
 FOLDER = Path(__file__).parent / "jobs"
 SMALLEST_OF_SWEEP = 2  # from 1 on the sweep would be longer, and every ratio to it better for the exploration
@@ -125,7 +125,7 @@ def _write_overridden(source: Path, overrides: Sequence[str], target: Path) -> N
 
 def load(config: Path) -> Config:
     """A job's file, checked; `cuda` becomes its first device, since these processes ask no explorer which one it is."""
-    loaded = dialects.load(config)
+    loaded = load_config(config)
     return loaded.on_device("cuda:0") if loaded.job.device == "cuda" else loaded
 
 

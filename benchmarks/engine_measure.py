@@ -25,8 +25,8 @@ import psutil
 
 from benchmarks.engine_jobs import load
 from bexplore.engine import EngineRunner
-from bexplore.probe import Compilation, Observation, Probe
-from bexplore.turns import num_passes_of_turn
+from bexplore.measurement.interleaving import num_passes_of_turn
+from bexplore.measurement.probe import Compilation, Observation, Probe
 
 ROOT = Path(__file__).parent.parent
 TURN_S = 1.0  # passes of one turn of the truth last about this long

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_jobs import load
-from bexplore.config import Config
+from bexplore.config.config import Config
 
 STEPS_PER_TRIAL = 3  # Lightning's default, and here everybody's
 FIRST_SIZE = 2  # Lightning's default
@@ -66,9 +66,9 @@ def capped(config: Config, workload: Any = None) -> Iterator[None]:
     """
     import torch
 
-    from bexplore.engine.worker.allocator import storage_bytes
     from bexplore.engine.worker.compilation import around_compilations
-    from bexplore.engine.worker.limits import DataLimit
+    from bexplore.engine.worker.memory_limit import DataLimit
+    from bexplore.engine.worker.peak_memory import storage_bytes
 
     budget_bytes = config.explore.memory_budget_bytes(0)
     assert budget_bytes is not None, "a job of this benchmark says its memory"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.engine import EngineRunner
-from bexplore.engine.memory_watch import resident_bytes
+from bexplore.engine.process.memory_watchdog import resident_bytes
 from bexplore.job import CompileSettings, Job
-from bexplore.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Probe
 
 ROOT = Path(__file__).parent.parent
 WARM_PROBES = 20  # after so many, everything that is loaded once is loaded

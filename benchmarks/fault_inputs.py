@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bexplore import dialects
+from bexplore.config.load import load_config
 from bexplore.errors import BexploreError
+from bexplore.exploration.journal import Journal
+from bexplore.exploration.run_directory import find_runs, open_run
 from bexplore.guard.baseline import read_baseline
-from bexplore.journal import Journal, find_runs, open_run
-from bexplore.probe import Observation, Outcome, Probe
+from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.replay.table import load_table
 
 ROOT = Path(__file__).parent.parent
@@ -80,8 +81,8 @@ def targets(folder: Path) -> list[Target]:
     ]
     baseline = ROOT / "configs" / "guard_tiny.json"
     return [
-        Target("configuration", _of_file(folder / "job.yaml", lambda path: dialects.load(path)), configs, 0.4),
-        Target("--set", lambda text: dialects.load(plain, overrides=(text.decode(errors="replace"),)), sets, 0.25),
+        Target("configuration", _of_file(folder / "job.yaml", lambda path: load_config(path)), configs, 0.4),
+        Target("--set", lambda text: load_config(plain, overrides=(text.decode(errors="replace"),)), sets, 0.25),
         Target("replay table", _of_file(folder / "table.csv", load_table), tables, 0.15),
         Target(
             "journal",

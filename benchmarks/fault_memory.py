@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 
 from bexplore.engine import EngineRunner
-from bexplore.engine.machine import oom_kills
-from bexplore.engine.memory_watch import resident_bytes, swapped_bytes
+from bexplore.engine.process.memory_watchdog import resident_bytes, swapped_bytes
+from bexplore.host.machine import oom_kills
 from bexplore.job import CompileSettings, Job
-from bexplore.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Probe
 
 ROOT = Path(__file__).parent.parent
 GIB = 2**30

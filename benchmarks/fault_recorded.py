@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from bexplore import explorer
-from bexplore.journal import Journal
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.recommendation import SearchSettings
+from bexplore.exploration.journal import Journal
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.replay.table import Curve, load_table
-from bexplore.sampler import study
-from bexplore.space import Space
+from bexplore.search import loop
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import Space
+from bexplore.search.study import trials
 
 CURVES = Path(__file__).parent / "curves"
 SETTINGS = SearchSettings(
@@ -58,12 +58,12 @@ class RecordedRunner:
 
 
 def explore_recorded(
-    folder: Path, curve: Curve, *, storage: str | None = None, pause_s: float = 0.0, lease_s: float = study.LEASE_S
-) -> explorer.Result:
+    folder: Path, curve: Curve, *, storage: str | None = None, pause_s: float = 0.0, lease_s: float = trials.LEASE_S
+) -> loop.Result:
     """Explore a recorded curve with its journal and its study in a folder; goes on where an earlier one ended."""
     journal = Journal(folder / "journal.jsonl")
-    explorer.studies.leased = functools.partial(study.leased, seconds=lease_s)
-    events = explorer.explore(
+    loop.studies.leased = functools.partial(trials.leased, seconds=lease_s)
+    events = loop.explore(
         RecordedRunner(curve=curve, journal=journal, pause_s=pause_s),
         space=Space.of(curve.points),
         settings=SETTINGS,
@@ -187,5 +187,5 @@ def _searched_twice(observations: Sequence[Observation]) -> int:
     return sum(count - 1 for count in sizes.values())
 
 
-def _size(result: explorer.Result) -> int | None:
+def _size(result: loop.Result) -> int | None:
     return result.recommendation.micro_batch_size if result.recommendation else None

@@ -33,7 +33,7 @@ from benchmarks.fault_campaign import strike_explorations
 from benchmarks.fault_flatness import memory_over_probes
 from benchmarks.fault_memory import four_times_the_budget
 from benchmarks.fault_recorded import kill_and_resume, several_on_one_study
-from bexplore.engine.machine import package_version, processor_name
+from bexplore.host.machine import package_version, processor_name
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -2,9 +2,9 @@
 
 The search runs on recorded sweeps that it was developed on, at four levels of noise, and on simulated jobs, on seeds of
 their own. Whatever it recommends on the way, the belief's probability is held against what is true, at four tolerances,
-and the weights of `bexplore.calibration` are fitted by logistic regression. Odd seeds are fitted, even ones tell how
-well the fit does on what it was not made from. Which messages a search streams depends on the weights in use: copy what
-was found into `bexplore/calibration.py` and run it again until it stays.
+and the weights of `bexplore.search.calibration` are fitted by logistic regression. Odd seeds are fitted, even ones tell
+how well the fit does on what it was not made from. Which messages a search streams depends on the weights in use: copy
+what was found into `bexplore/search/calibration.py` and run it again until it stays.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 from benchmarks.search import facts_of
 from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import DEVELOPED_ON, STEPS, Problem, public_problems, simulated_problems
-from bexplore import calibration
-from bexplore import posterior as belief
-from bexplore.calibration import Grounds, terms_of
 from bexplore.errors import NothingFitsError
-from bexplore.explorer import ProbeFinished, explore
-from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation
-from bexplore.recommendation import SearchSettings, grounds_of, recommend
-from bexplore.simulator import Family
+from bexplore.measurement.probe import Compilation
+from bexplore.search import calibration
+from bexplore.search.calibration import Grounds, terms_of
+from bexplore.search.evidence import Evidence
+from bexplore.search.loop import ProbeFinished, explore
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.recommendation import SearchSettings, grounds_of, recommend
+from bexplore.testing.simulator import Family
 
 Array = NDArray[np.float64]
 
@@ -127,7 +127,7 @@ def messages_of(problem: Problem) -> list[Message]:
 def _messages(problem: Problem, evidence: Sequence[Evidence], compilation: Compilation) -> Iterator[Message]:
     if not any(item.is_measured for item in evidence):
         return
-    fitted = belief.fit(problem.space, evidence, memory=problem.memory, user_compilation=compilation)
+    fitted = fit_posterior(problem.space, evidence, memory=problem.memory, user_compilation=compilation)
     grounds = grounds_of(fitted, evidence)
     for tolerance in TOLERANCES:
         best = recommend(fitted, evidence, base=problem.space.base, tolerance=tolerance)
@@ -146,7 +146,7 @@ def report_of(messages: Sequence[Message]) -> dict[str, Any]:
     """The weights, and how well they do on the seeds that they were not fitted on."""
     halves = [[message for message in messages if message.seed % 2 == odd] for odd in (1, 0)]
     fitted, held_out = halves
-    weights = fit([message for message in fitted if not message.grounds.is_one_size])
+    weights = fit_posterior([message for message in fitted if not message.grounds.is_one_size])
     usual = [message for message in held_out if message.tolerance == calibration.USUAL_TOLERANCE]
     groups = sorted({message.group for message in usual})
     return {

@@ -30,14 +30,10 @@ from typing import Any
 from benchmarks.guard_jobs import PLANTED
 from benchmarks.guard_rivals import RIVALS
 from bexplore.engine import EngineRunner
-from bexplore.engine.machine import package_version, processor_name
-from bexplore.engine.program import facts_in_worker
-from bexplore.facts import ProgramFacts
+from bexplore.engine.metrics_client import facts_in_worker
 from bexplore.guard import Status, Tier
 from bexplore.guard.compare import compare_facts
-from bexplore.guard.observation import block_of
-from bexplore.guard.statistics import Judgement
-from bexplore.guard.timing import (
+from bexplore.guard.paired_timing import (
     PAIRS_PER_STAGE,
     TIME_LIMIT_S,
     Block,
@@ -48,8 +44,12 @@ from bexplore.guard.timing import (
     num_rounds,
     run_pair,
 )
+from bexplore.guard.snapshot import block_of
+from bexplore.guard.statistics import Judgement
+from bexplore.host.machine import package_version, processor_name
 from bexplore.job import CompileSettings, Job, Precision
-from bexplore.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Probe
+from bexplore.trace.program_metrics import ProgramFacts
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

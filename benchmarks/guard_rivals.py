@@ -1,6 +1,6 @@
 """What a project would use instead, each judging the same samples by its own published rule.
 
-A run is a list of pairs; a pair is a list of rounds; see `bexplore.guard.timing`. `previous` is the run before it.
+A run is a list of pairs; a pair is a list of rounds; see `bexplore.guard.paired_timing`. `previous` is the run before.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from statistics import mean, stdev
 
 import numpy as np
 
+from bexplore.guard.paired_timing import PAIRS_PER_STAGE, Block, Round
 from bexplore.guard.statistics import Judgement
-from bexplore.guard.timing import PAIRS_PER_STAGE, Block, Round
 
 Run = list[list[Round]]
 Rival = Callable[[Run, Run | None], Judgement]

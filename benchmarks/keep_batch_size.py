@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from bexplore import dialects
 from bexplore.batching import is_valid_global_batch_size
-from bexplore.conclusion import keeps_batch_size
-from bexplore.config import Config
-from bexplore.events import KeepsBatchSize
-from bexplore.exploration import keeping_sizes
-from bexplore.explorer import ProbeFinished, Result, explore
-from bexplore.identity import search_settings
-from bexplore.probe import Compilation, Observation, Purpose
-from bexplore.simulator import Family, SimulatedRunner, draw_world
-from bexplore.space import Space, candidate_sizes
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.exploration.events import KeepsBatchSize
+from bexplore.exploration.exploration import keeping_sizes
+from bexplore.exploration.fingerprint import search_settings
+from bexplore.exploration.finish import keeps_batch_size
+from bexplore.measurement.probe import Compilation, Observation, Purpose
+from bexplore.search.loop import ProbeFinished, Result, explore
+from bexplore.search.space import Space, candidate_sizes
+from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 
 HEAD = """\
 # The second answer: the fastest size that keeps the user's batch size
@@ -144,7 +144,7 @@ def load(job: dict[str, Any]) -> Config:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "job.yaml")
         path.write_text(yaml.safe_dump(job))
-        return dialects.load(path)
+        return load_config(path)
 
 
 def explored(config: Config, seed: int, family: Family) -> Found:

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.engine_cost import OURS, SWEEP, finders, sums
 from benchmarks.search_problems import IN_TURNS
 from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
-from bexplore.config import json_schema
+from bexplore.config.config import json_schema
 
 README = Path(__file__).parent.parent / "README.md"
 RESULTS = Path(__file__).parent / "results"

@@ -51,11 +51,11 @@ from benchmarks.search_statistics import (
     variable_cost_ratio,
 )
 from benchmarks.search_total_cost import total_cost
-from bexplore.policy import decide
-from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation, Probe
-from bexplore.recommendation import SearchSettings
-from bexplore.simulator import Family, SimulatedRunner, draw_world
+from bexplore.measurement.probe import Compilation, Probe
+from bexplore.search.evidence import Evidence
+from bexplore.search.policy.decision import decide
+from bexplore.search.recommendation import SearchSettings
+from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 3_000_000

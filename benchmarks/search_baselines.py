@@ -10,7 +10,7 @@ from collections.abc import Callable
 import optuna
 
 from benchmarks.search_problems import STEPS, Answer, Problem, exhaustive_cost_s
-from bexplore.probe import Probe
+from bexplore.measurement.probe import Probe
 
 TRIALS = 16
 DEEPSPEED_SIZES = 3

@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import TOLERANCE, Problem, explored, simulated_problems
 from benchmarks.search_statistics import wilson
-from bexplore.probe import Observation
-from bexplore.simulator import Family
-from bexplore.turns import level_alone
+from bexplore.measurement.interleaving import level_alone
+from bexplore.measurement.probe import Observation
+from bexplore.testing.simulator import Family
 
 ROUNDING = 1e-9  # of a mean of logarithms
 SURELY = 2.0  # standard errors of the difference beyond which a size was seen to be slower without a doubt

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bexplore.errors import NothingFitsError
-from bexplore.explorer import ProbeFinished, Result, explore
-from bexplore.probe import Compilation, Observation, Probe
-from bexplore.recommendation import Recommendation, SearchSettings
-from bexplore.replay import ReplayOptions, TableRunner
+from bexplore.measurement.probe import Compilation, Observation, Probe
+from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, load_table
-from bexplore.simulator import Family, SimulatedRunner, World, draw_world
-from bexplore.space import MemoryPrior, Space
+from bexplore.search.loop import ProbeFinished, Result, explore
+from bexplore.search.recommendation import Recommendation, SearchSettings
+from bexplore.search.space import MemoryPrior, Space
+from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
 
 CURVES = Path(__file__).parent / "curves"
 DEVELOPED_ON = ("milabench_h100", "zeus", "gavel")

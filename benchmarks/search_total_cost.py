@@ -14,7 +14,7 @@ from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import GROUPS, Problem, explored, public_problems, simulated_problems
 from benchmarks.search_statistics import RESAMPLES
 from bexplore.replay.table import Curve
-from bexplore.simulator import Family
+from bexplore.testing.simulator import Family
 
 Array = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared_kernels_child import DEVICE, KEPT_BLOCKS, STATIC
-from bexplore.engine.machine import package_version
+from bexplore.host.machine import package_version
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

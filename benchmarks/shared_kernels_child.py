@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.kernel_counts import count_kernels
-from bexplore.devices import find_device
+from bexplore.host.accelerators import find_device
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties
 
@@ -50,20 +50,20 @@ def write_program(
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from bexplore import dialects
-    from bexplore.engine.shared import SharedMode
+    from bexplore.config.load import load_config
+    from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.compilation import (
         CompilerWatch,
         compile_workload,
         make_limits_loud,
         mark_batch_dimension,
     )
-    from bexplore.engine.worker.regions import repeated_classes
-    from bexplore.engine.worker.shortening import shorten
-    from bexplore.probe import Compilation
-    from bexplore.trace.building import build_fake
+    from bexplore.engine.worker.nested_regions import repeated_classes
+    from bexplore.engine.worker.truncated_layers import shorten
+    from bexplore.measurement.probe import Compilation
+    from bexplore.trace.fake_build import build_fake
 
-    job = dataclasses.replace(dialects.load(JOBS / f"engine_cuda_{name}.yaml").job, device="cuda:0")
+    job = dataclasses.replace(load_config(JOBS / f"engine_cuda_{name}.yaml").job, device="cuda:0")
     compilation = Compilation.EXACT if mode == STATIC else Compilation.SHARED
     workload, fake_mode = build_fake(job)
     block_classes = repeated_classes(workload)
@@ -104,7 +104,7 @@ def write_program(
 
 
 def _num_blocks(workload: Any) -> int:
-    from bexplore.trace.depth import find_repeats
+    from bexplore.trace.repeated_blocks import find_repeats
 
     return max(repeat.copies for module in workload.compiled_modules for repeat in find_repeats(module))
 

@@ -137,7 +137,7 @@ def measure_child(name: str, size: int) -> dict[str, Any]:
     """Run a job at one size and read the allocator's peak in its third step."""
     import torch
 
-    from bexplore.engine.worker.allocator import measure_peak, storage_bytes
+    from bexplore.engine.worker.peak_memory import measure_peak, storage_bytes
     from bexplore.workloads import build
 
     traced = _find(name)

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from benchmarks.trace_cuda_jobs import EAGER_JOBS
-from bexplore.devices import device_by_name
+from bexplore.host.accelerators import device_by_name
 from bexplore.job import Job
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties

@@ -18,15 +18,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bexplore import journal
-from bexplore.engine.machine import package_version, processor_name
-from bexplore.events import Planned, Recommended, Traced
-from bexplore.explorer import ProbeFinished, ProbeStarted
+from bexplore.exploration import run_directory
+from bexplore.exploration.events import Planned, Recommended, Traced
+from bexplore.host.machine import package_version, processor_name
 from bexplore.job import Job
-from bexplore.probe import Observation, Outcome, Probe
-from bexplore.recommendation import Recommendation
-from bexplore.report import html, read_facts, write_text
-from bexplore.sinks.console import Progress
+from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.output.console import Progress
+from bexplore.output.report.files import html, read_facts, write_text
+from bexplore.search.loop import ProbeFinished, ProbeStarted
+from bexplore.search.recommendation import Recommendation
 
 RESULTS = Path(__file__).parent / "results" / "view.json"
 PROBE_S, PASS_S = 4.0, 0.25
@@ -91,7 +91,7 @@ def report_s(probes: list[Observation]) -> float:
     """Seconds of reading a run and writing its report."""
     with tempfile.TemporaryDirectory() as folder:
         meta = {"job": Job(workload="decoder").as_dict(), "question": {}, "environment": {}, "title": "job"}
-        run = journal.create_run(Path(folder), meta=meta, now=datetime.now(UTC))
+        run = run_directory.create_run(Path(folder), meta=meta, now=datetime.now(UTC))
         for observation in probes:
             run.journal.append(observation)
         began = time.perf_counter()

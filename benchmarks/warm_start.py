@@ -23,10 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bexplore import dialects
+from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner
-from bexplore.engine.machine import package_version, processor_name
-from bexplore.probe import Compilation, Outcome, Probe, Purpose
+from bexplore.host.machine import package_version, processor_name
+from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -43,11 +43,11 @@ def child(config: str, saves: str | None, loads: str | None) -> dict[str, float]
     """One training process: build, compile, a first and a second step."""
     import torch
 
-    from bexplore.engine.shared import SharedMode
+    from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.compilation import compile_workload
     from bexplore.workloads import build
 
-    job = dialects.load(Path(config)).on_device("cpu").job
+    job = load_config(Path(config)).on_device("cpu").job
     began_s, began_cpu_s = time.perf_counter(), _processor_s()
     if loads is not None:
         torch.compiler.load_cache_artifacts(Path(loads).read_bytes())
@@ -86,7 +86,7 @@ def start(config: Path, cache: Path, *options: str) -> dict[str, float]:
 
 def keep(config: Path, folder: Path) -> Path:
     """Verify the size once as an exploration does; returns the cache that is kept."""
-    job = dialects.load(config).on_device("cpu").job
+    job = load_config(config).on_device("cpu").job
     probe = Probe(
         number=0,
         micro_batch_size=MICRO_BATCH_SIZE,

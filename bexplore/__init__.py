@@ -21,18 +21,18 @@ __version__ = "0.1.0"
 # Public name -> module. Imported on first use, so that `import bexplore` costs nothing.
 _PUBLIC = {
     "BexploreError": "bexplore.errors",
-    "Config": "bexplore.config",
-    "Finished": "bexplore.events",
-    "Planned": "bexplore.events",
-    "ProbeFinished": "bexplore.explorer",
-    "ProbeStarted": "bexplore.explorer",
-    "Recommended": "bexplore.events",
-    "Stored": "bexplore.events",
-    "Surroundings": "bexplore.exploration",
-    "Traced": "bexplore.events",
-    "TrainingStep": "bexplore.training_step",
-    "explore": "bexplore.exploration",
-    "load_config": "bexplore.dialects",
+    "Config": "bexplore.config.config",
+    "Finished": "bexplore.exploration.events",
+    "Planned": "bexplore.exploration.events",
+    "ProbeFinished": "bexplore.search.loop",
+    "ProbeStarted": "bexplore.search.loop",
+    "Recommended": "bexplore.exploration.events",
+    "Stored": "bexplore.exploration.events",
+    "Surroundings": "bexplore.exploration.exploration",
+    "Traced": "bexplore.exploration.events",
+    "TrainingStep": "bexplore.workloads.training_step",
+    "explore": "bexplore.exploration.exploration",
+    "load_config": "bexplore.config.load",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -41,8 +41,8 @@ __all__ = ["__version__", *_PUBLIC]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'bexplore' has no attribute {name!r}")
-    attribute = "load" if name == "load_config" else name
-    return getattr(import_module(_PUBLIC[name]), attribute)
+
+    return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

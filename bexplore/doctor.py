@@ -24,11 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.config import Config
-from bexplore.devices import find_device
-from bexplore.engine import nvidia_smi
-from bexplore.engine.failures import Failure
-from bexplore.engine.machine import (
+from bexplore.config.config import Config
+from bexplore.engine.process.worker_process import WorkerProcess
+from bexplore.engine.protocol.failures import Failure
+from bexplore.engine.trace_client import trace_in_worker
+from bexplore.exploration.one_shot import probe_once
+from bexplore.host import nvidia_smi
+from bexplore.host.accelerators import find_device
+from bexplore.host.machine import (
     BUSY_SHARE,
     CGROUP,
     Tenants,
@@ -38,10 +41,7 @@ from bexplore.engine.machine import (
     package_version,
     processor_name,
 )
-from bexplore.engine.process import WorkerProcess
-from bexplore.engine.tracer import trace_in_worker
 from bexplore.job import Job
-from bexplore.single import probe_once
 from bexplore.units import format_bytes, format_seconds
 
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)

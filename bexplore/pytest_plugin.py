@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from bexplore.facts import ProgramFacts
     from bexplore.guard import Report
+    from bexplore.trace.program_metrics import ProgramFacts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,10 +42,10 @@ def bexplore_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
     def check(
         config: str | Path, *, baseline: str | Path, overrides: tuple[str, ...] = (), portable: bool = False
     ) -> Report | None:
-        from bexplore import dialects
+        from bexplore.config.load import load_config
         from bexplore.guard import Tier, Verdict
-        from bexplore.guard.session import EXACT, GuardOptions, guard, update_baseline
-        from bexplore.sinks.guard_table import guard_table
+        from bexplore.guard.guard import EXACT, GuardOptions, guard, update_baseline
+        from bexplore.output.guard_table import guard_table
 
         root = request.config.rootpath
         options = GuardOptions(
@@ -53,7 +53,7 @@ def bexplore_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
             tiers=frozenset({Tier.ANY_MACHINE}) if portable else EXACT,
             model_dir=str(tmp_path / "model_dir"),
         )
-        loaded = dialects.load(root / config, overrides=overrides)
+        loaded = load_config(root / config, overrides=overrides)
         if request.config.getoption("--bexplore-update"):
             update_baseline(loaded, options)
             return None
@@ -77,12 +77,12 @@ def bexplore_facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[C
     known: dict[tuple[str, tuple[str, ...]], ProgramFacts] = {}
 
     def facts(config: str | Path, overrides: tuple[str, ...] = ()) -> ProgramFacts:
-        from bexplore import dialects
-        from bexplore.engine.program import facts_in_worker
+        from bexplore.config.load import load_config
+        from bexplore.engine.metrics_client import facts_in_worker
 
         key = (str(config), tuple(overrides))
         if key not in known:
-            loaded = dialects.load(request.config.rootpath / config, overrides=overrides).on_device("cpu")
+            loaded = load_config(request.config.rootpath / config, overrides=overrides).on_device("cpu")
             known[key], _ = facts_in_worker(loaded.job, tmp_path / "facts.log", device="cpu")
         return known[key]
 

@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.engine import EngineRunner
 from bexplore.job import CompileSettings, Job
-from bexplore.probe import Observation, Outcome, Probe
+from bexplore.measurement.probe import Observation, Outcome, Probe
 
 JOBS = Path(__file__).parent / "jobs"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.search.evidence import Evidence
 
 GIB = 2**30
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from bexplore.advice import advise, shape_hints
-from bexplore.devices import DEVICES
+from bexplore.exploration.bottlenecks import advise, shape_hints
+from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job, Precision, TorchSettings
-from bexplore.probe import Observation, Outcome, Probe
+from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
 

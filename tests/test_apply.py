@@ -16,16 +16,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore import dialects, journal
-from bexplore.apply import BatchSizeRule, paste, plan_edit, write_edit
 from bexplore.cli.apply import apply
 from bexplore.cli.common import Common
-from bexplore.config import Config
-from bexplore.document.reader import YamlReader
-from bexplore.document.writer import with_number
+from bexplore.config.config import Config
+from bexplore.config.document.reader import YamlReader
+from bexplore.config.document.writer import with_number
+from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
+from bexplore.exploration import run_directory
+from bexplore.exploration.apply import BatchSizeRule, paste, plan_edit, write_edit
+from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
-from bexplore.journal import Run
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SECTIONS = """\
@@ -67,7 +68,7 @@ def job_file(folder: Path, text: str = SECTIONS) -> Path:
 
 def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config: Config | None = None) -> Run:
     """A run on disk as `explore` would leave it for the file as it is now."""
-    config = config or dialects.load(path)
+    config = config or load_config(path)
     meta = {
         "job": config.job.as_dict(),
         "environment": {"code": code_digests(config.job), "processor": "another machine's"},
@@ -79,7 +80,7 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
             "num_replicas": config.num_replicas,
         },
     }
-    run = journal.create_run(journal.model_directory(config.mode, config.model_dir), meta=meta, now=NOW)
+    run = run_directory.create_run(run_directory.model_directory(config.mode, config.model_dir), meta=meta, now=NOW)
     result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
     second = {"micro_batch_size": keeps, "relative_performance": 1.4, "confidence": 92, "samples_per_s": 390.0}
     second |= {"free_micro_batch_size": size, "over_recommended": 0.97}
@@ -93,7 +94,7 @@ def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def applied(path: Path, rule: BatchSizeRule | None = None) -> str:
-    write_edit(plan_edit(dialects.load(path), batch_size=rule))
+    write_edit(plan_edit(load_config(path), batch_size=rule))
     return path.read_bytes().decode()
 
 
@@ -136,7 +137,7 @@ def test_a_value_that_other_keys_share_is_not_touched(tmp_path):
     before = path.read_bytes()
 
     with pytest.raises(UserInputError, match="shares its value with other keys"):
-        plan_edit(dialects.load(path))
+        plan_edit(load_config(path))
     assert path.read_bytes() == before
 
 
@@ -154,9 +155,9 @@ def test_a_job_that_changed_since_is_refused_with_what_changed(tmp_path):
     path.write_text(path.read_text().replace("hidden_size: 32", "hidden_size: 64"))
 
     with pytest.raises(UserInputError, match=r"(?s)has changed since.*hidden_size: 32 -> 64") as refused:
-        plan_edit(dialects.load(path))
+        plan_edit(load_config(path))
     assert refused.value.hint.startswith(f"bexplore explore {path}, or write it all the same")
-    assert plan_edit(dialects.load(path), force=True).after != path.read_bytes()
+    assert plan_edit(load_config(path), force=True).after != path.read_bytes()
 
 
 def test_code_that_changed_since_is_named(tmp_path):
@@ -169,7 +170,7 @@ def test_code_that_changed_since_is_named(tmp_path):
     (tmp_path / "data.py").write_text("def batch(n): return n")
 
     with pytest.raises(UserInputError, match=r"\n  code.data.py: \w{16} -> \w{16}$"):
-        plan_edit(dialects.load(path))
+        plan_edit(load_config(path))
 
 
 FLAG = "csx.performance.micro_batch_size"
@@ -217,7 +218,7 @@ def test_the_flag_of_a_trainer_without_it_is_written_where_its_layout_wants_it(t
         assert changed == text.replace("    model_dir", f"    {new}model_dir".replace("\n", newline))
     else:
         assert changed == (TRAINER_INIT + after + TRAINER_FIT).replace("\n", newline)
-    assert dialects.load(path).request.value == 6
+    assert load_config(path).request.value == 6
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_the_flag_of_a_trainer_without_it_is_written_where_its_layout_wants_it(t
 )
 def test_what_is_to_be_pasted_is_yaml_and_asks_for_the_size_where_it_is_pasted(tmp_path, text):
     path = job_file(tmp_path, text)
-    pasted = paste(dialects.load(path), 6)
+    pasted = paste(load_config(path), 6)
 
     values = YamlReader("paste").read(pasted)
     place = re.search("# under (.*)", pasted)[1].split(".")
@@ -248,7 +249,7 @@ def test_bounds_that_changed_since_are_refused_too(tmp_path):
     path.write_text(path.read_text().replace("max: 16", "max: 4"))
 
     with pytest.raises(UserInputError, match="maximum: 16 -> 4"):
-        plan_edit(dialects.load(path))
+        plan_edit(load_config(path))
 
 
 def test_a_comment_or_another_effort_is_no_change(tmp_path):
@@ -256,7 +257,7 @@ def test_a_comment_or_another_effort_is_no_change(tmp_path):
     finished_run(path)
     path.write_text("# new\n" + path.read_text().replace("max: 16", "max: 16, effort: thorough, seed: 0"))
 
-    assert plan_edit(dialects.load(path)).after != plan_edit(dialects.load(path)).before
+    assert plan_edit(load_config(path)).after != plan_edit(load_config(path)).before
 
 
 def test_a_run_without_a_recommendation_cannot_be_applied(tmp_path):
@@ -264,14 +265,14 @@ def test_a_run_without_a_recommendation_cannot_be_applied(tmp_path):
     finished_run(path, size=None)
 
     with pytest.raises(UserInputError, match="no recommendation"):
-        plan_edit(dialects.load(path))
+        plan_edit(load_config(path))
 
 
 def test_without_a_run_it_says_what_to_type(tmp_path):
     path = job_file(tmp_path)
 
     with pytest.raises(UserInputError) as refused:
-        plan_edit(dialects.load(path))
+        plan_edit(load_config(path))
     assert f"bexplore explore {path}" in refused.value.hint
 
 
@@ -280,7 +281,7 @@ def test_a_batch_size_that_does_not_go_with_the_size_is_never_changed_unasked(tm
     finished_run(path, size=5)
 
     with pytest.raises(UserInputError, match="batch_size 24 is not valid with micro_batch_size 5") as refused:
-        plan_edit(dialects.load(path))
+        plan_edit(load_config(path))
     assert f"bexplore apply {path} --keep-batch-size (writes micro_batch_size 4, 0.97x" in refused.value.hint
     assert f"bexplore apply {path} --change-batch-size (writes micro_batch_size 5, batch_size 20)" in refused.value.hint
     assert applied(path, BatchSizeRule.KEEP) == SECTIONS.replace("size: explore ", "size: 4 ")
@@ -329,7 +330,7 @@ def test_the_command_asks_which_of_the_two_gives_way_on_a_terminal_alone(tmp_pat
 def test_a_file_that_changes_while_the_user_is_asked_is_not_overwritten(tmp_path):
     path = job_file(tmp_path)
     finished_run(path)
-    edit = plan_edit(dialects.load(path))
+    edit = plan_edit(load_config(path))
     path.write_text(path.read_text() + "# a thought\n")
 
     with pytest.raises(UserInputError, match="changed meanwhile"):
@@ -426,16 +427,16 @@ def test_a_file_of_json_stays_json(tmp_path, values):
         path = job_file(tmp_path, text)
         finished_run(path, size=6, keeps=6)
 
-        changed, pasted = applied(path), paste(dialects.load(path), 6)
+        changed, pasted = applied(path), paste(load_config(path), 6)
 
         path.write_text(json.dumps(json.loads(changed)))
-        assert dialects.load(path).request.value == 6
+        assert load_config(path).request.value == 6
         assert json.loads(f"[{pasted.partition('#')[0]}]" if pasted[0] == "{" else f"{{{pasted.partition('#')[0]}}}")
 
 
 def test_what_is_to_be_typed_for_either_answer_names_the_options_too(tmp_path):
     path = job_file(tmp_path)
-    config = dataclasses.replace(dialects.load(path), options=("--model-dir", "two words"), model_dir="two words")
+    config = dataclasses.replace(load_config(path), options=("--model-dir", "two words"), model_dir="two words")
     finished_run(path, size=7, config=config)
 
     with pytest.raises(UserInputError) as refused:

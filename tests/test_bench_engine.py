@@ -14,7 +14,7 @@ from benchmarks.engine_cost import finders
 from benchmarks.engine_jobs import JOBS, sweep_sizes, truth_sizes
 from benchmarks.engine_measure import MeasurementError, exhaustive_s
 from benchmarks.engine_report import Truth, markdown, summary
-from bexplore import dialects
+from bexplore.config.load import load_config
 from bexplore.engine.worker import memory_step
 
 TINY = """
@@ -399,7 +399,7 @@ def test_sizes_end_at_what_fits_and_the_truth_holds_every_answer():
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_job_is_a_valid_file_that_says_its_memory(name):
-    config = dialects.load(JOBS[name].config)
+    config = load_config(JOBS[name].config)
 
     assert config.request.is_search
     assert config.explore.memory_budget_bytes(0) > 0

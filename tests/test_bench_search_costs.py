@@ -15,10 +15,10 @@ from benchmarks.search_problems import Answer, Problem, answered, explored, publ
 from benchmarks.search_report import markdown
 from benchmarks.search_statistics import summary
 from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED, OURS, TRAINING_S, costs_of, totals
-from bexplore.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.table import Curve, Point
-from bexplore.simulator import Family, draw_world
-from bexplore.space import Space
+from bexplore.search.space import Space
+from bexplore.testing.simulator import Family, draw_world
 
 KNOWN = json.loads((search.RESULTS / "search.json").read_text())
 

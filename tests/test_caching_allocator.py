@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.caching_allocator import CachingAllocator, OutOfMemoryError, replay
+from benchmarks.caching_allocator import CachingAllocator, OutOfMemoryError, replay
 
 KIB, MIB = 2**10, 2**20
 RECORDINGS = [

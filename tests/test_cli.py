@@ -19,9 +19,9 @@ from conftest import JOBS
 from rich.console import Console
 
 from bexplore.cli import cli
-from bexplore.engine.device_lock import LockHolder, device_lock
-from bexplore.events import Planned
-from bexplore.sinks.console import Progress
+from bexplore.engine.process.device_lock import LockHolder, device_lock
+from bexplore.exploration.events import Planned
+from bexplore.output.console import Progress
 
 LINE = re.compile(
     r"^BEXP202 (\d\d:\d\d:\d\d) GMT  Current recommended micro_batch_size: (\d+), "

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from conftest import JOBS
 
-from bexplore import journal, load_config
-from bexplore.conclusion import Conclusion
-from bexplore.events import event_record
-from bexplore.explorer import Result
-from bexplore.policy.economics import NextProbe
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.recommendation import Recommendation
-from bexplore.sinks.last_words import last_words
+from bexplore import load_config
+from bexplore.exploration import run_directory
+from bexplore.exploration.events import event_record
+from bexplore.exploration.finish import Conclusion
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.output.summary import last_words
+from bexplore.search.loop import Result
+from bexplore.search.policy.economics import NextProbe
+from bexplore.search.recommendation import Recommendation
 
 SIZE = 8
 
@@ -56,7 +57,7 @@ def concluded(
         f"explore:\n  device: cpu\n  compile: {enabled}\n"
         '  workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"}\n'
     )
-    run = journal.create_run(folder / "runs", meta={}, now=datetime(2026, 1, 2, tzinfo=UTC))
+    run = run_directory.create_run(folder / "runs", meta={}, now=datetime(2026, 1, 2, tzinfo=UTC))
     probe = Probe(number=0, micro_batch_size=SIZE, compilation=Compilation.EXACT, purpose=Purpose.VERIFY)
     run.journal.append(Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=(1.0, 1.0), num_graphs=2))
     best = Recommendation(

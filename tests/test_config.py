@@ -7,13 +7,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bexplore.config import Config, ExploreSettings, Request, RequestKind, json_schema
-from bexplore.document import Document, Problems
-from bexplore.document.reader import YamlReader
+from bexplore.config.config import Config, ExploreSettings, Request, RequestKind, json_schema
+from bexplore.config.document.document import Document, Problems
+from bexplore.config.document.reader import YamlReader
+from bexplore.config.schema import CODE_KEYS, EFFORTS, read_settings
 from bexplore.errors import UserInputError
-from bexplore.identity import Identity, search_settings
+from bexplore.exploration.fingerprint import Identity, search_settings
 from bexplore.job import Job, Mode, Precision, TorchSettings
-from bexplore.settings import CODE_KEYS, EFFORTS, read_settings
 
 GIB = 2**30
 

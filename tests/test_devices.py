@@ -6,7 +6,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from bexplore.cli import cli
-from bexplore.devices import (
+from bexplore.errors import UserInputError
+from bexplore.host.accelerators import (
     _FURTHER_WORDS,
     DEVICES,
     MULTIPROCESSORS,
@@ -15,7 +16,6 @@ from bexplore.devices import (
     find_device,
     published_device,
 )
-from bexplore.errors import UserInputError
 
 GIB = 2**30
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore.config import Config, RequestKind, json_schema
-from bexplore.dialects import load
-from bexplore.dialects.cerebras.known_keys import SHOWN_DECODERS
-from bexplore.document import Document, read
+from bexplore.config.config import Config, RequestKind, json_schema
+from bexplore.config.dialects.cerebras.known_keys import SHOWN_DECODERS
+from bexplore.config.document.document import Document, read
+from bexplore.config.load import load
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.decoder_config import DecoderConfig
@@ -811,6 +811,6 @@ def test_every_example_loads_without_a_warning_and_satisfies_the_schema(path):
 
 
 def test_reading_a_file_does_not_import_torch():
-    program = f"from bexplore.dialects import load; load({str(CONFIGS / 'quickstart.yaml')!r})"
+    program = f"from bexplore.config.load import load; load({str(CONFIGS / 'quickstart.yaml')!r})"
     check = "import sys; assert 'torch' not in sys.modules and 'optuna' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"{program}; {check}"], check=True)

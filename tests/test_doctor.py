@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from conftest import JOBS
 
-from bexplore import dialects, doctor
+from bexplore import doctor
 from bexplore.cli.doctor import doctor as command
+from bexplore.config.load import load_config
 from bexplore.doctor import Check, Status
 
 JOB = """\
@@ -147,10 +148,10 @@ def test_a_cache_that_cannot_be_written_is_a_problem(monkeypatch, no_worker):
 
 def test_a_job_that_traces_is_ok_and_one_with_a_bug_is_a_problem(tmp_path, monkeypatch, no_worker):
     monkeypatch.chdir(tmp_path)
-    good = names(doctor.examine(dialects.load(job(tmp_path, "perceptron")), noise_s=0))["job"]
+    good = names(doctor.examine(load_config(job(tmp_path, "perceptron")), noise_s=0))["job"]
     assert good.status is Status.OK and "parameters" in good.message
     monkeypatch.setattr(doctor, "trace_in_worker", lambda *arguments: "no trace")
-    bad = names(doctor.examine(dialects.load(job(tmp_path, "shape_error")), noise_s=0))["job"]
+    bad = names(doctor.examine(load_config(job(tmp_path, "shape_error")), noise_s=0))["job"]
     assert bad.status is Status.PROBLEM and "--compilation eager" in bad.fix
     assert not (tmp_path / "local_compile_train").exists()
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore import document
-from bexplore.document import Document, Override, Problems
-from bexplore.document.reader import YamlReader, resolve_plain
+from bexplore.config.document import document
+from bexplore.config.document.document import Document, Override, Problems
+from bexplore.config.document.reader import YamlReader, resolve_plain
 from bexplore.errors import UserInputError
 
 LAYERS_OF_ALIASES = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 9))

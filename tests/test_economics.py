@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from search_builders import CurveRunner, measured
 
-from bexplore.explorer import Result, explore
-from bexplore.policy import StopReason, decide
-from bexplore.policy.acquisition import MOST_RISK
-from bexplore.policy.costs import Costs
-from bexplore.policy.economics import expected_savings, next_probe, training_time_s
-from bexplore.posterior import fit
-from bexplore.probe import Compilation
-from bexplore.recommendation import SearchSettings
-from bexplore.space import Space
+from bexplore.measurement.probe import Compilation
+from bexplore.search.loop import Result, explore
+from bexplore.search.policy.acquisition import MOST_RISK
+from bexplore.search.policy.decision import StopReason, decide
+from bexplore.search.policy.economics import expected_savings, next_probe, training_time_s
+from bexplore.search.policy.probe_cost import Costs
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import Space
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=98)
 SIZES = Space.of([8, 16, 32, 64, 128, 256])
@@ -49,7 +49,7 @@ def test_an_exploration_ends_with_fewer_probes_the_shorter_the_training(training
 
 
 def test_a_training_of_known_samples_takes_as_long_as_the_recommended_size_needs_for_them():
-    fitted = fit(SIZES, SEEN)
+    fitted = fit_posterior(SIZES, SEEN)
     samples = dataclasses.replace(EXACT, training_samples=260_000, training_time_s=1.0)
 
     assert training_time_s(fitted, samples, fitted.index(64)) == pytest.approx(1_000.0, rel=0.05)
@@ -57,7 +57,7 @@ def test_a_training_of_known_samples_takes_as_long_as_the_recommended_size_needs
 
 
 def test_no_probe_saves_more_than_is_left_to_gain():
-    fitted = fit(SIZES, SEEN)
+    fitted = fit_posterior(SIZES, SEEN)
     leader = fitted.index(64)
     savings = expected_savings(fitted, leader=leader, candidates=np.arange(len(SIZES.sizes)))
     assert (savings >= 0.0).all()
@@ -67,13 +67,13 @@ def test_no_probe_saves_more_than_is_left_to_gain():
 
 
 def test_a_probe_saves_less_than_the_whole_training_however_much_faster_a_size_may_be():
-    fitted = fit(Space.of(range(1, 3_000)), [measured(1, 40.0)])
+    fitted = fit_posterior(Space.of(range(1, 3_000)), [measured(1, 40.0)])
     savings = expected_savings(fitted, leader=0, candidates=np.arange(len(fitted.sizes)))
     assert 0.5 < savings.max() < 1.0
 
 
 def test_a_size_that_surely_does_not_fit_saves_nothing():
-    fitted = fit(SIZES, SEEN)
+    fitted = fit_posterior(SIZES, SEEN)
     feasible = fitted.feasible.copy()
     feasible[:, fitted.index(128)] = False
     candidates = np.array([fitted.index(128), fitted.index(32)])
@@ -82,7 +82,7 @@ def test_a_size_that_surely_does_not_fit_saves_nothing():
 
 
 def test_where_probes_are_noisy_one_of_them_saves_less():
-    fitted = fit(SIZES, SEEN)
+    fitted = fit_posterior(SIZES, SEEN)
     leader, candidates = fitted.index(64), np.array([fitted.index(32), fitted.index(128)])
     noisy = dataclasses.replace(fitted, probe_sd=np.full_like(fitted.probe_sd, 0.5))
     clear, blurred = (expected_savings(belief, leader=leader, candidates=candidates) for belief in (fitted, noisy))
@@ -90,7 +90,7 @@ def test_where_probes_are_noisy_one_of_them_saves_less():
 
 
 def test_a_dear_probe_gives_way_to_a_cheap_one_that_saves_nearly_as_much():
-    fitted = fit(Space.of([8, 16, 32]), [measured(8, 100.0), measured(16, 101.0)])
+    fitted = fit_posterior(Space.of([8, 16, 32]), [measured(8, 100.0), measured(16, 101.0)])
     candidates, leader = np.arange(3), fitted.index(16)
     costs = Costs.learnt([measured(8, 100.0)], EXACT)
     cheap = next_probe(fitted, EXACT, dataclasses.replace(costs, compile_s=0.0), leader=leader, candidates=candidates)

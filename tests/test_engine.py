@@ -12,11 +12,11 @@ import psutil
 import pytest
 from conftest import imported_job, step_job
 
-from bexplore.engine.device_lock import LockHolder, device_lock
+from bexplore.engine.process.device_lock import LockHolder, device_lock
 from bexplore.errors import UserInputError
-from bexplore.events import probe_record
+from bexplore.exploration.events import probe_record
 from bexplore.job import CompileSettings, Job, Mode
-from bexplore.probe import Compilation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Outcome, Probe
 
 MIB = 2**20
 

@@ -11,9 +11,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.graph import GraphLowering
 
-from bexplore.engine.worker import convolution as ours
+from bexplore.engine.worker import opaque_convolution as ours
 from bexplore.job import Precision
-from bexplore.probe import Outcome, Probe
+from bexplore.measurement.probe import Outcome, Probe
 
 CASES = [
     ((2, 3, 9), (4, 3, 3), {"stride": 2, "padding": 1}),

@@ -9,13 +9,13 @@ import pytest
 import torch
 from conftest import imported_job
 
-from bexplore.engine.shared import SharedMode
-from bexplore.engine.succession import must_replace
+from bexplore.engine.process.pool import Worker
+from bexplore.engine.process.reuse import must_replace
+from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import Steps
-from bexplore.engine.workers import Worker
 from bexplore.job import CompileSettings
-from bexplore.probe import Compilation, Probe, Purpose
+from bexplore.measurement.probe import Compilation, Probe, Purpose
 from bexplore.workloads import build
 
 NOT_COMPILED = CompileSettings(enabled=False)

@@ -14,18 +14,19 @@ import torch
 from conftest import imported_job
 from test_report import cost_model
 
-from bexplore import dialects, exploration, single
-from bexplore.engine import nvidia_smi
-from bexplore.engine.budget import resolve_budget
-from bexplore.engine.device_lock import LockHolder, device_lock, lock_name, try_device_lock
-from bexplore.engine.device_tenants import DeviceTenants
+from bexplore.config.load import load_config
+from bexplore.config.schema import ExploreSettings
+from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
 from bexplore.engine.worker import __main__ as worker
 from bexplore.engine.worker import device as worker_device
 from bexplore.engine.worker import steps
 from bexplore.engine.worker.device import await_memory, bound_memory, device_facts, is_nearly_full, resolve_device
 from bexplore.errors import UserInputError
-from bexplore.probe import Probe
-from bexplore.settings import ExploreSettings
+from bexplore.exploration import exploration, one_shot
+from bexplore.exploration.memory_budget import resolve_budget
+from bexplore.host import nvidia_smi
+from bexplore.host.accelerator_contention import DeviceTenants
+from bexplore.measurement.probe import Probe
 
 GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -335,7 +336,7 @@ def config_on(tmp_path: Path):
     def load(device: str):
         path = tmp_path / "job.yaml"
         path.write_text(CONFIG.format(device=device))
-        return dialects.load(path)
+        return load_config(path)
 
     return load
 
@@ -371,11 +372,11 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
 def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hides(config_on, monkeypatch, tmp_path):
     seen = {}
     free = {"free_memory_bytes": 60 * GIB, "total_memory_bytes": 80 * GIB}
-    monkeypatch.setattr(single, "torch_is_for_cpu", lambda: False)
-    monkeypatch.setattr(single.EngineRunner, "facts", lambda self: FACTS | free)
-    monkeypatch.setattr(single, "recall_or_trace", lambda job, *_, **names: seen.update(job=job) or cost_model())
+    monkeypatch.setattr(one_shot, "torch_is_for_cpu", lambda: False)
+    monkeypatch.setattr(one_shot.EngineRunner, "facts", lambda self: FACTS | free)
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: seen.update(job=job) or cost_model())
 
-    record = single.trace_once(config_on("auto"), micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path))
+    record = one_shot.trace_once(config_on("auto"), micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path))
 
     assert seen["job"].device == "cuda:0"
     assert "60.0 GiB free on the device" in record["why_budget"]
@@ -385,12 +386,12 @@ def test_one_trace_for_a_device_that_is_not_here_asks_for_its_memory(config_on, 
     def unseen(runner):
         raise UserInputError("device 'cuda' cannot be used")
 
-    monkeypatch.setattr(single.EngineRunner, "facts", unseen)
-    monkeypatch.setattr(single, "recall_or_trace", lambda job, *_, **names: cost_model())
+    monkeypatch.setattr(one_shot.EngineRunner, "facts", unseen)
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: cost_model())
 
     def trace(**options):
         options = {"micro_batch_sizes": None, "device_name": None, "model_dir": str(tmp_path)} | options
-        return single.trace_once(config_on("cuda"), **options)
+        return one_shot.trace_once(config_on("cuda"), **options)
 
     with pytest.raises(UserInputError, match="memory of device 'cuda' is not known"):
         trace()

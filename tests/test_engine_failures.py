@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import imported_job
 
-from bexplore.engine.failures import classify_exception
+from bexplore.engine.protocol.failures import classify_exception
 from bexplore.engine.worker import __main__ as worker
 from bexplore.job import CompileSettings
-from bexplore.probe import Compilation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Outcome, Probe
 
 MEMORY, CRASH = Outcome.OUT_OF_MEMORY, Outcome.CRASHED
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from bexplore.engine.worker.passes import Passes
-from bexplore.engine.worker.run_queue import longest_wait_s
+from bexplore.engine.worker.scheduler_wait import longest_wait_s
 from bexplore.engine.worker.steps import with_dense_gradients
+from bexplore.engine.worker.stopping_rule import Passes
 
 
 def timed(*passes: tuple[float, float], **changes: float) -> Passes:

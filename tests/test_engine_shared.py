@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks import shared_kernels
 from benchmarks.kernel_counts import count_kernels
-from bexplore.engine.shared import SharedMode, mode_after, shared_modes
+from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.engine.worker.compilation import compile_workload, feasible_mode, mark_batch_dimension
 from bexplore.engine.worker.session import Session
 from bexplore.job import Job
-from bexplore.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import build
 
 NESTED, UNBACKED, DYNAMIC, STATIC = SharedMode

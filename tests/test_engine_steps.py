@@ -10,12 +10,12 @@ import torch
 from conftest import JOBS, imported_job
 from torch import nn
 
-from bexplore.engine.shared import SharedMode
+from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps
 from bexplore.engine.worker.timing import Timed, run_pass, time_alone, time_in_turns
 from bexplore.job import CompileSettings, Job, TorchSettings
-from bexplore.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Workload, build
 
 

@@ -7,21 +7,21 @@ import dataclasses
 import pytest
 from conftest import imported_job
 
-from bexplore.engine import eager
-from bexplore.engine.eager import Verdict
+from bexplore.engine import eager_comparison
+from bexplore.engine.eager_comparison import Verdict
 from bexplore.job import CompileSettings
-from bexplore.probe import Compilation, Probe, Purpose
-from bexplore.turns import TURN_S
+from bexplore.measurement.interleaving import TURN_S
+from bexplore.measurement.probe import Compilation, Probe, Purpose
 
 
-def judged(compiled_s: list[float], eager_s: list[float], *, asked: bool = True) -> eager.EagerComparison:
+def judged(compiled_s: list[float], eager_s: list[float], *, asked: bool = True) -> eager_comparison.EagerComparison:
     """Of turns with 20 passes each."""
     answer = {
         "compiled_turns": [(20, 20 * seconds) for seconds in compiled_s],
         "eager_turns": [(20, 20 * seconds) for seconds in eager_s],
         "eager_peak_memory_bytes": None,
     }
-    comparison = eager.judge(answer, micro_batch_size=8, tolerance=0.02, asked=asked)
+    comparison = eager_comparison.judge(answer, micro_batch_size=8, tolerance=0.02, asked=asked)
     assert comparison is not None
     return comparison
 
@@ -63,11 +63,11 @@ def test_what_was_timed_of_each_side_is_recorded():
 def test_a_look_that_was_cut_short_says_nothing():
     short = {"compiled_turns": [(1, 1.0)] * 4, "eager_turns": [(1, 1.0)] * 4, "eager_peak_memory_bytes": None}
 
-    assert eager.judge(short, micro_batch_size=8, tolerance=0.02, asked=False) is None
+    assert eager_comparison.judge(short, micro_batch_size=8, tolerance=0.02, asked=False) is None
 
 
 def test_eager_that_does_not_run_is_neither_faster_nor_slower():
-    comparison = eager.judge({"problem": "no memory"}, micro_batch_size=8, tolerance=0.02, asked=True)
+    comparison = eager_comparison.judge({"problem": "no memory"}, micro_batch_size=8, tolerance=0.02, asked=True)
 
     assert (comparison.verdict, comparison.over_compiled, comparison.problem) == (None, None, "no memory")
 
@@ -89,21 +89,23 @@ def test_pairs_of_turns_follow_until_the_interval_is_narrow_or_the_time_is_spent
     compiled_s = [1.0 + scatter * (-1) ** number for number in range(num_pairs)]
     options = {"tolerance": 0.02, "is_spent": is_spent, "asked": asked}
 
-    assert eager.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
+    assert eager_comparison.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
 
 
 def test_a_look_ends_as_soon_as_eager_is_seen_to_be_slower():
     compiled_s, eager_s = [1.0, 1.2, 1.0, 1.2, 1.0], [2.0] * 5
     options = {"tolerance": 0.02, "is_spent": False}
 
-    assert eager.are_enough(compiled_s, eager_s, asked=False, **options)
-    assert not eager.are_enough(compiled_s, eager_s, asked=True, **options)
+    assert eager_comparison.are_enough(compiled_s, eager_s, asked=False, **options)
+    assert not eager_comparison.are_enough(compiled_s, eager_s, asked=True, **options)
 
 
 def test_a_look_that_nobody_asked_for_stays_cheap():
-    assert eager.look_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
-    assert not eager.look_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
-    assert not eager.look_is_cheap(pass_time_s=1e-4, elapsed_s=10.0)  # short passes are timed for as long as others
+    assert eager_comparison.look_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
+    assert not eager_comparison.look_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
+    assert not eager_comparison.look_is_cheap(
+        pass_time_s=1e-4, elapsed_s=10.0
+    )  # short passes are timed for as long as others
 
 
 def test_eager_and_compiled_passes_are_timed_in_long_turns_in_the_worker_that_ran_the_size_exactly(run_on):
@@ -113,13 +115,13 @@ def test_eager_and_compiled_passes_are_timed_in_long_turns_in_the_worker_that_ra
 
     answer = runner.compare_eager(micro_batch_size=4, tolerance=10.0, asked=True)
 
-    assert len(answer["compiled_turns"]) == len(answer["eager_turns"]) >= eager.MIN_PAIRS
+    assert len(answer["compiled_turns"]) == len(answer["eager_turns"]) >= eager_comparison.MIN_PAIRS
     for num_passes, seconds in answer["compiled_turns"] + answer["eager_turns"]:
         assert seconds >= TURN_S
         assert num_passes > 1  # one pass of this job takes far less
-    comparison = eager.judge(answer, micro_batch_size=4, tolerance=0.02, asked=True)
+    comparison = eager_comparison.judge(answer, micro_batch_size=4, tolerance=0.02, asked=True)
     assert comparison.low < comparison.over_compiled < comparison.high
-    assert min(comparison.compiled_timed_s, comparison.eager_timed_s) >= eager.MIN_PAIRS * TURN_S
+    assert min(comparison.compiled_timed_s, comparison.eager_timed_s) >= eager_comparison.MIN_PAIRS * TURN_S
     assert answer["eager_peak_memory_bytes"] > 0
     assert runner.compare_eager(micro_batch_size=8, tolerance=0.02, asked=True) is None
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from test_report import cost_model, make_run
 
-from bexplore.estimate import expected_duration
+from bexplore.exploration.estimate import expected_duration
 from bexplore.trace.polynomial import Polynomial
 
 MACHINE = {"torch": "2.13.0", "processor": None, "accelerator": None, "threads": None}

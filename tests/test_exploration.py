@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bexplore import dialects
-from bexplore.config import Config
-from bexplore.engine.budget import MemoryBudget
-from bexplore.exploration import Surroundings, _Exploration
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.exploration.exploration import Surroundings, _Exploration
+from bexplore.exploration.memory_budget import MemoryBudget
 from bexplore.job import TorchSettings
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
@@ -40,7 +40,7 @@ def config(tmp_path: Path, device: str, compile_mode: str = "default") -> Config
         f"explore:\n  device: {device}\n  compile: {{mode: {compile_mode}}}\n  torch: {{cudnn_benchmark: true}}\n"
         "  workload: {model: programs:perceptron, batch: programs:samples, loss: programs:cross_entropy}\n"
     )
-    return dialects.load(path)
+    return load_config(path)
 
 
 @pytest.mark.parametrize(

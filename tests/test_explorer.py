@@ -14,15 +14,15 @@ import pytest
 from search_builders import CurveRunner, failed, measured, saturating
 
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
-from bexplore.explorer import ProbeFinished, ProbeStarted, Result, explore
-from bexplore.policy import unseen_gap
-from bexplore.policy.acquisition import rank
-from bexplore.policy.costs import Costs
-from bexplore.posterior import fit
-from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.recommendation import Recommendation, SearchSettings, recommend
-from bexplore.space import MemoryAccount, MemoryPrior, Space, default_candidates
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.search.evidence import Evidence
+from bexplore.search.loop import ProbeFinished, ProbeStarted, Result, explore
+from bexplore.search.policy.acquisition import rank
+from bexplore.search.policy.decision import unseen_gap
+from bexplore.search.policy.probe_cost import Costs
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
+from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings()
@@ -378,7 +378,7 @@ def test_a_long_stretch_that_could_hide_a_better_size_is_not_left_unprobed():
 def gap_in(sizes: list[int], ran: dict[int, float]) -> int | None:
     """The size that an end of the search would leave unseen."""
     evidence = [measured(size, samples_per_s) for size, samples_per_s in ran.items()]
-    fitted = fit(Space.of(sizes), evidence)
+    fitted = fit_posterior(Space.of(sizes), evidence)
     best = recommend(fitted, evidence, base=sizes[0], tolerance=0.02)
     assert best is not None
     index = unseen_gap(fitted, best)
@@ -413,7 +413,7 @@ def test_after_a_refusal_the_program_of_the_search_is_still_warm_unless_a_larger
 
 def test_where_little_is_left_to_learn_most_probes_look_worthless():
     evidence = [measured(size, 1000.0, log_throughput_se=0.01, num_passes=4) for size in range(1, 41)]
-    fitted = fit(Space.of(range(1, 41)), evidence)
+    fitted = fit_posterior(Space.of(range(1, 41)), evidence)
     values = [choice.value for choice in rank(fitted, EXACT, Costs.learnt(evidence, EXACT))]
     assert statistics.median(values) <= 0.0
 

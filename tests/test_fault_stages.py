@@ -19,16 +19,17 @@ from conftest import JOBS, imported_job
 from search_builders import CurveRunner
 
 from benchmarks.fault_recorded import in_child
-from bexplore import explorer
-from bexplore.engine import stage_limits, tracer
-from bexplore.engine.memory_watch import MemoryWatch
-from bexplore.engine.stage_limits import StageLimits
-from bexplore.engine.tracer import trace_in_worker
+from bexplore.engine import trace_client
+from bexplore.engine.process import timeouts
+from bexplore.engine.process.memory_watchdog import MemoryWatch
+from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.trace_client import trace_in_worker
 from bexplore.errors import EngineError
+from bexplore.exploration.journal import Journal
 from bexplore.job import CompileSettings
-from bexplore.journal import Journal
-from bexplore.probe import Compilation, Observation, Outcome, Probe
-from bexplore.space import Space
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.search import loop
+from bexplore.search.space import Space
 
 MIB = 2**20
 NEXT_PROBE_S = 5.0  # within so many seconds of the end of a failed probe the next one must start
@@ -71,7 +72,7 @@ def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
     monkeypatch.setenv("BUG", bug)
     monkeypatch.setenv("CHILD", str(tmp_path / "child"))
     if bug == "hang":
-        monkeypatch.setattr(stage_limits, "FIRST_LIMITS_S", {**stage_limits.FIRST_LIMITS_S, "compile": 3.0})
+        monkeypatch.setattr(timeouts, "FIRST_LIMITS_S", {**timeouts.FIRST_LIMITS_S, "compile": 3.0})
     limits = StageLimits(floor_s=3.0)
     runner = run_on(job("bugs:misbehaves", compile=CompileSettings(backend="misbehaving")), limits=limits)
 
@@ -108,7 +109,7 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
 )
 def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatch, tmp_path, bug, reason):
     monkeypatch.setenv("BUG", bug)
-    monkeypatch.setattr(tracer, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
+    monkeypatch.setattr(trace_client, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
 
     found = trace_in_worker(job("bugs:misbehaves"), tmp_path, lambda message: None)
 
@@ -127,10 +128,10 @@ def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_
                 study.write(b"\0\0 not a record\n{}\n")
         return curve(question)
 
-    def explored(runner) -> explorer.Result:
+    def explored(runner) -> loop.Result:
         book = Journal(tmp_path / "journal.jsonl")
         options = {"storage": tmp_path / "study.log", "record": book.append, "history": book.read()}
-        *_, result = explorer.explore(runner, space=Space.of([1, 2, 4, 8]), lock_path=tmp_path / ".lock", **options)
+        *_, result = loop.explore(runner, space=Space.of([1, 2, 4, 8]), lock_path=tmp_path / ".lock", **options)
         return result
 
     with pytest.raises(EngineError, match="the study's storage failed") as error:

@@ -21,23 +21,27 @@ from rich.console import Console
 from benchmarks import postgres
 from benchmarks.fault_inputs import generate
 from benchmarks.fault_recorded import in_child, kill_and_resume, several_on_one_study
-from bexplore import dialects, exploration, explorer, identity, journal, locks
-from bexplore.engine import guardian, memory_watch
-from bexplore.engine.memory_watch import MemoryWatch
-from bexplore.engine.stage_limits import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STAGE_FLOOR_S, StageLimits
+from bexplore.config.load import load_config
+from bexplore.engine.process import memory_watchdog, reaper
+from bexplore.engine.process.memory_watchdog import MemoryWatch
+from bexplore.engine.process.timeouts import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STAGE_FLOOR_S, StageLimits
 from bexplore.errors import EngineError, UserInputError
-from bexplore.events import failures_of
-from bexplore.exploration import Surroundings
+from bexplore.exploration import exploration, fingerprint, run_directory
+from bexplore.exploration.events import failures_of
+from bexplore.exploration.exploration import Surroundings
+from bexplore.exploration.journal import Journal
+from bexplore.host import json_files, locks
 from bexplore.job import CompileSettings
-from bexplore.journal import Journal
-from bexplore.policy import StopReason
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.recommendation import SearchSettings
-from bexplore.sampler import BexploreSampler, open_study, storage, study
-from bexplore.sinks.append import AppendFile
-from bexplore.sinks.console import Progress
-from bexplore.sinks.last_words import last_words
-from bexplore.space import Space, candidate_sizes
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.output.append_file import AppendFile
+from bexplore.output.console import Progress
+from bexplore.output.summary import last_words
+from bexplore.search import loop
+from bexplore.search.policy.decision import StopReason
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import Space, candidate_sizes
+from bexplore.search.study import storage, trials
+from bexplore.search.study.sampler import BexploreSampler, open_study
 
 MIB = 2**20
 SPACE = Space.of([1, 2, 4, 8, 16])
@@ -51,10 +55,10 @@ def answers(probe: Probe) -> Observation:
     )
 
 
-def explored(folder: Path, runner=answers, **options) -> explorer.Result:
+def explored(folder: Path, runner=answers, **options) -> loop.Result:
     book = Journal(folder / "journal.jsonl")
     options = {"storage": folder / "study.log", "record": book.append, "history": book.read()} | options
-    *_, result = explorer.explore(runner, space=SPACE, lock_path=folder / ".lock", **options)
+    *_, result = loop.explore(runner, space=SPACE, lock_path=folder / ".lock", **options)
     return result
 
 
@@ -103,25 +107,25 @@ def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_prob
     path = tmp_path / "study.log"
     books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
     running = [
-        explorer.explore(answers, space=SPACE, storage=path, record=book.append, lock_path=tmp_path / ".lock")
+        loop.explore(answers, space=SPACE, storage=path, record=book.append, lock_path=tmp_path / ".lock")
         for book in books
     ]
     for events in running:
-        while not isinstance(next(events), explorer.ProbeFinished):
+        while not isinstance(next(events), loop.ProbeFinished):
             pass
     path.write_bytes(damage(path.read_bytes()))
 
     for events in running:
         try:
             *_, last = events
-            assert isinstance(last, explorer.Result)
+            assert isinstance(last, loop.Result)
         except EngineError as error:
             assert error.hint
 
     for book in books:
         known = book.read()
         options = {"storage": path, "record": book.append, "history": known, "lock_path": tmp_path / ".lock"}
-        *_, result = explorer.explore(answers, space=SPACE, **options)
+        *_, result = loop.explore(answers, space=SPACE, **options)
         assert book.read()[: len(known)] == known
         assert result.recommendation.micro_batch_size == 8
 
@@ -204,14 +208,14 @@ def _is_shared_well(found: dict) -> None:
 
 def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({study.PARAMETER: BexploreSampler(SPACE).distribution})
-    with study.leased(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
+    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    with trials.leased(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
         time.sleep(0.9)
         (running,) = asked.get_trials()
-        assert not study.is_abandoned(running, time.time())
+        assert not trials.is_abandoned(running, time.time())
 
     (left,) = asked.get_trials()
-    assert study.is_abandoned(left, time.time() + 0.5)
+    assert trials.is_abandoned(left, time.time() + 0.5)
 
 
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
@@ -235,7 +239,7 @@ def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
         other = open_study(BexploreSampler(SPACE, settings), storage=path)
         number = len(other.trials)
         if number < 2:
-            study.rebuild(other, [observed(2**n, number=n) for n in range(2)], now=time.time())
+            trials.rebuild(other, [observed(2**n, number=n) for n in range(2)], now=time.time())
 
     result = explored(tmp_path, storage=path, settings=settings, should_stop=another_finishes)
 
@@ -245,22 +249,22 @@ def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
 
 def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({study.PARAMETER: BexploreSampler(SPACE).distribution})
-    study.abandon(asked, trial)
+    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    trials.abandon(asked, trial)
 
-    study.tell(asked, trial, observed(trial.params[study.PARAMETER], number=trial.number))
+    trials.tell(asked, trial, observed(trial.params[trials.PARAMETER], number=trial.number))
 
-    kept = [item for item in asked.get_trials() if not study.is_abandoned(item, time.time())]
-    assert [study.evidence_of(item).outcome for item in kept] == [Outcome.MEASURED]
+    kept = [item for item in asked.get_trials() if not trials.is_abandoned(item, time.time())]
+    assert [trials.evidence_of(item).outcome for item in kept] == [Outcome.MEASURED]
 
 
 def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twice(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({study.PARAMETER: BexploreSampler(SPACE).distribution})
-    observation = observed(trial.params[study.PARAMETER], number=trial.number)
+    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    observation = observed(trial.params[trials.PARAMETER], number=trial.number)
 
-    study.rebuild(asked, [observation], now=time.time())
-    study.tell(asked, trial, observation)
+    trials.rebuild(asked, [observation], now=time.time())
+    trials.tell(asked, trial, observation)
 
     assert len(asked.get_trials()) == 1
 
@@ -288,16 +292,16 @@ def test_a_full_disk_is_an_error_that_says_where_and_loses_nothing(tmp_path):
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path):
     path = tmp_path / "result.json"
-    journal.write_json(path, {"a": 1})
+    json_files.write_json(path, {"a": 1})
 
     def fill() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))
         with pytest.raises(EngineError, match="cannot write"):
-            journal.write_json(path, {"a": list(range(100))})
+            json_files.write_json(path, {"a": list(range(100))})
 
     assert os.waitpid(in_child(fill), 0)[1] == 0
-    assert journal.read_json(path) == {"a": 1}
+    assert json_files.read_json(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -353,13 +357,13 @@ def earlier(tmp_path, monkeypatch):
     (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
     path = tmp_path / "job.yaml"
     path.write_text(CONFIG)
-    ours = exploration._Exploration(dialects.load(path), Surroundings())
+    ours = exploration._Exploration(load_config(path), Surroundings())
     ours._new_run()
     return path
 
 
 def plan_of(path: Path, **options) -> tuple[str, ...]:
-    config = dialects.load(path, **options)
+    config = load_config(path, **options)
     (plan,) = exploration.explore(config, Surroundings(dry_run=True))
     return plan.changes
 
@@ -373,7 +377,7 @@ def test_nothing_changed_goes_on(earlier):
     [("package_version", "torch"), ("processor_name", "processor"), ("accelerator_name", "accelerator")],
 )
 def test_another_torch_or_machine_starts_over_and_is_named(earlier, monkeypatch, name, told):
-    monkeypatch.setattr(identity, name, lambda *_arguments: "another")
+    monkeypatch.setattr(fingerprint, name, lambda *_arguments: "another")
 
     (change,) = [line for line in plan_of(earlier) if line.startswith(told)]
 
@@ -401,7 +405,7 @@ def test_changed_code_starts_over_and_is_named(earlier):
 
 
 def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
-    config = dialects.load(earlier)
+    config = load_config(earlier)
     shared, alone = (
         exploration._Exploration(config, Surroundings()),
         exploration._Exploration(config, Surroundings(fresh=True)),
@@ -416,7 +420,7 @@ def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
 
 def in_new_process(body: str) -> subprocess.CompletedProcess[str]:
     """Run statements in a process that has a heap of its own, as a worker has: a forked one may reuse its parent's."""
-    head = "import numpy as np\nfrom bexplore.engine.worker.limits import DataLimit\nMIB = 2**20\n"
+    head = "import numpy as np\nfrom bexplore.engine.worker.memory_limit import DataLimit\nMIB = 2**20\n"
     command = [sys.executable, "-c", head + textwrap.dedent(body)]
     return subprocess.run(command, check=False, text=True, capture_output=True)
 
@@ -495,7 +499,7 @@ def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts
     pid = in_child(hold)
     try:
         parent, child = (
-            MemoryWatch(os.getpid(), memory_watch.resident_bytes(os.getpid()) + 64 * MIB),
+            MemoryWatch(os.getpid(), memory_watchdog.resident_bytes(os.getpid()) + 64 * MIB),
             MemoryWatch(pid, 64 * MIB),
         )
         deadline = time.monotonic() + 20
@@ -519,7 +523,7 @@ def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
             held[start] = 1
         time.sleep(60)
 
-    room = memory_watch.resident_bytes(os.getpid()) + 96 * MIB
+    room = memory_watchdog.resident_bytes(os.getpid()) + 96 * MIB
     pids = [in_child(idle)]
     try:
         watch = MemoryWatch(os.getpid(), room)
@@ -527,7 +531,7 @@ def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
         assert watch.violation() == ""
         pids.append(in_child(writes))
         _until(lambda: "resident memory" in watch.violation())
-        assert watch.poll_s < memory_watch.POLL_S
+        assert watch.poll_s < memory_watchdog.POLL_S
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -541,11 +545,11 @@ def test_the_watch_looks_closer_only_where_what_is_left_could_be_used_up_before_
 
     pid = in_child(hold)
     try:
-        held = memory_watch.resident_bytes(os.getpid())
+        held = memory_watchdog.resident_bytes(os.getpid())
         far, near = MemoryWatch(os.getpid(), held + 2**40), MemoryWatch(os.getpid(), held + 160 * MIB)
-        _until(lambda: near.violation() == "" and near.poll_s < memory_watch.POLL_S)
+        _until(lambda: near.violation() == "" and near.poll_s < memory_watchdog.POLL_S)
         assert far.violation() == ""
-        assert far.poll_s == memory_watch.POLL_S
+        assert far.poll_s == memory_watchdog.POLL_S
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -555,11 +559,11 @@ def test_a_worker_that_is_swapped_out_or_a_host_that_is_full_ends_the_probe(monk
     watch = MemoryWatch(os.getpid(), 2**40)
     assert watch.violation() == ""
     watch._looked_at_s = 0.0
-    monkeypatch.setattr(memory_watch, "swapped_bytes", lambda pid: 2**30)
+    monkeypatch.setattr(memory_watchdog, "swapped_bytes", lambda pid: 2**30)
     assert "swap" in watch.violation()
 
     full = MemoryWatch(os.getpid(), 2**40)
-    monkeypatch.setattr(memory_watch, "available_memory_bytes", lambda: MIB)
+    monkeypatch.setattr(memory_watchdog, "available_memory_bytes", lambda: MIB)
     assert "memory left" in full.violation()
 
 
@@ -569,12 +573,12 @@ def test_a_winner_that_fails_its_exact_run_is_not_recommended_and_the_search_goe
             return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY, reason="its second step", elapsed_s=1.0)
         return answers(probe)
 
-    events = list(explorer.explore(runner, space=SPACE, settings=SearchSettings(max_probes=12)))
+    events = list(loop.explore(runner, space=SPACE, settings=SearchSettings(max_probes=12)))
 
     verified = [
         item.observation
         for item in events
-        if isinstance(item, explorer.ProbeFinished) and item.observation.probe.purpose is Purpose.VERIFY
+        if isinstance(item, loop.ProbeFinished) and item.observation.probe.purpose is Purpose.VERIFY
     ]
     assert [item.outcome for item in verified] == [Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
     assert events[-1].recommendation.micro_batch_size == verified[-1].micro_batch_size == 4
@@ -621,7 +625,7 @@ def test_the_floor_of_the_stages_is_the_users_to_set(tmp_path):
     path = tmp_path / "job.yaml"
     job = Path("configs/quickstart.yaml").read_text()
     path.write_text(job.replace("\nexplore:\n", "\nexplore:\n    stage_time_floor: 2h\n"))
-    limits = StageLimits(floor_s=dialects.load(path).explore.stage_time_floor)
+    limits = StageLimits(floor_s=load_config(path).explore.stage_time_floor)
     limits.learn(observed(4, pass_times_s=(0.001,), compile_time_s=1.0))
 
     assert {limits.limit_s(stage, 4) for stage in ("start", "import", "build", "compile", "passes")} == {7200.0}
@@ -652,25 +656,26 @@ def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at
     assert died.outcome is Outcome.CRASHED
     assert "SIGKILL" in died.reason
     assert died.elapsed_s < 60  # a child held the pipe open: no end of file came, and nobody waited for one
-    assert guardian.marked_processes(mark) == []
+    assert reaper.marked_processes(mark) == []
     assert runner(probe(1)).outcome is Outcome.MEASURED
 
 
 def test_what_a_worker_started_ends_with_an_explorer_that_is_killed(tmp_path):
     script = (
-        "import os, sys, time; from pathlib import Path; from bexplore.engine.process import WorkerProcess\n"
+        "import os, sys, time; from pathlib import Path\n"
+        "from bexplore.engine.process.worker_process import WorkerProcess\n"
         "worker = WorkerProcess(Path(sys.argv[1]) / 'log'); print(worker._mark, flush=True)\n"
         "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],\n"
         "    env=os.environ | {'BEXPLORE_WORKER': worker._mark}, start_new_session=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     mark = process.stdout.readline().strip()
-    _until(lambda: len(guardian.marked_processes(mark)) >= 2)
+    _until(lambda: len(reaper.marked_processes(mark)) >= 2)
 
     process.kill()
     process.wait()
 
-    _until(lambda: not guardian.marked_processes(mark))
+    _until(lambda: not reaper.marked_processes(mark))
 
 
 @pytest.mark.parametrize(("bug", "outcome"), [("flood", Outcome.MEASURED), ("close_pipe", Outcome.CRASHED)])
@@ -716,7 +721,7 @@ def test_a_model_that_trains_at_odd_sizes_only_is_explored_at_those():
             return Observation(probe=probe, outcome=Outcome.CRASHED, reason="ValueError: odd only", elapsed_s=1.0)
         return answers(probe)
 
-    *_, result = explorer.explore(runner, space=Space.of(range(1, 10)), settings=SearchSettings(max_probes=16))
+    *_, result = loop.explore(runner, space=Space.of(range(1, 10)), settings=SearchSettings(max_probes=16))
 
     assert result.recommendation.micro_batch_size % 2 == 1
     assert set(result.outcomes) == {"measured", "crashed"}
@@ -788,12 +793,12 @@ def test_generated_inputs_never_show_a_traceback_take_long_or_write_elsewhere(tm
 def test_folders_and_files_may_be_called_anything(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    run = journal.create_run(
+    run = run_directory.create_run(
         folder / "runs", meta={"config": str(folder)}, now=exploration.datetime.now(exploration.UTC)
     )
     run.journal.append(observed(1))
 
-    assert journal.open_run(run.log_path).journal.read() == [observed(1)]
+    assert run_directory.open_run(run.log_path).journal.read() == [observed(1)]
     assert explored(folder / "runs").stop_reason != StopReason.INTERRUPTED
     AppendFile(run.log_path).write("line\n")
     assert run.log_path.read_text() == "line\n"
@@ -805,7 +810,7 @@ def test_a_size_that_is_none_is_refused_with_its_line(tmp_path, size):
     path.write_text(f"train_input:\n  batch_size: 8\n  micro_batch_size: {size}\nmodel: {{}}\n")
 
     with pytest.raises(UserInputError, match=r"job\.yaml:3: .*(micro_batch_size|min must)"):
-        dialects.load(path)
+        load_config(path)
 
 
 def test_a_replica_batch_of_a_thousand_million_samples_has_its_candidates_at_once():

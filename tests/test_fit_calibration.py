@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import fit_calibration
 from benchmarks.fit_calibration import Message, bands, fit, shares_of
-from bexplore.calibration import Grounds, terms_of
-from bexplore.simulator import Family
+from bexplore.search.calibration import Grounds, terms_of
+from bexplore.testing.simulator import Family
 
 TRUE_WEIGHTS = (0.5, 0.8, 0.1, -0.1, 0.3)
 

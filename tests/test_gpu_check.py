@@ -24,7 +24,7 @@ from benchmarks.gpu_check.report import markdown
 from benchmarks.gpu_check.state import State
 from benchmarks.gpu_check.steps import STEPS
 from benchmarks.gpu_check.verdict import Word, judged
-from bexplore import dialects
+from bexplore.config.load import load_config
 
 JOBS = Path(__file__).parent / "jobs"
 CHILD = (sys.executable, str(JOBS / "gpu_check_child.py"))
@@ -180,7 +180,7 @@ def test_the_jobs_for_cuda_have_tiny_twins_on_the_cpu(tmp_path):
     tiny = tiny_jobs(tmp_path)
     assert tiny.keys() == CUDA_JOBS.keys()
     for job in tiny.values():
-        loaded = dialects.load(job.config)
+        loaded = load_config(job.config)
         assert loaded.job.device == "cpu"
         assert loaded.job.compile.backend == "eager"
 

@@ -12,14 +12,14 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from bexplore.errors import EngineError, ExitCode, UserInputError
-from bexplore.facts import Item, ProgramFacts
 from bexplore.guard import Baseline, Finding, Report, Status, Tier, Verdict, read_baseline, write_baseline
 from bexplore.guard.baseline import SizeTimes
 from bexplore.guard.compare import compare_facts
+from bexplore.guard.neighbour_sizes import relative_performance, sizes_around, still_wins, times_of_another_day
 from bexplore.guard.report import NotCompared
-from bexplore.guard.sizes import relative_performance, sizes_around, still_wins, times_of_another_day
-from bexplore.sinks.guard_ci import append_step_summary, github_annotations, write_junit
-from bexplore.sinks.guard_table import guard_table
+from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
+from bexplore.output.guard_table import guard_table
+from bexplore.trace.program_metrics import Item, ProgramFacts
 
 BOTH = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
 
@@ -78,7 +78,7 @@ def worker(**pass_times_ms: float) -> tuple[SizeTimes, ...]:
 
 
 def test_the_guard_judges_without_importing_torch():
-    code = "import sys, bexplore.guard.session, bexplore.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, bexplore.guard.guard, bexplore.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import imported_job
 
-from bexplore.engine.worker.facts import program_facts
-from bexplore.facts import ProgramFacts
+from bexplore.engine.worker.program_metrics import program_facts
 from bexplore.guard import Status, Tier
 from bexplore.guard.compare import compare_facts
 from bexplore.job import CompileSettings, Job, Mode, Precision
+from bexplore.trace.program_metrics import ProgramFacts
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

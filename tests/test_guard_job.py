@@ -15,11 +15,11 @@ from conftest import JOBS, imported_job
 
 from bexplore.engine import EngineRunner
 from bexplore.errors import EngineError, UserInputError
-from bexplore.guard.observation import block_of
+from bexplore.guard.paired_timing import run_pair
 from bexplore.guard.pairs import refuse_foreign
 from bexplore.guard.reference import Reference, foreign_files, open_reference
-from bexplore.guard.timing import run_pair
-from bexplore.probe import Compilation, Probe
+from bexplore.guard.snapshot import block_of
+from bexplore.measurement.probe import Compilation, Probe
 
 pytest_plugins = ["pytester"]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bexplore.guard.statistics import Judgement, Ratio, judge, ratio_of, unpaired_ratio, workers_needed
-from bexplore.guard.timing import (
+from bexplore.guard.paired_timing import (
     MAX_ROUNDS,
     MIN_ROUNDS,
     PAIRS_PER_STAGE,
@@ -20,6 +19,7 @@ from bexplore.guard.timing import (
     num_rounds,
     run_pair,
 )
+from bexplore.guard.statistics import Judgement, Ratio, judge, ratio_of, unpaired_ratio, workers_needed
 
 
 def block(wall_s: float, cpu_s: float | None = None, loss: float = 1.0) -> Block:

@@ -10,11 +10,11 @@ from conftest import observed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore import journal
 from bexplore.errors import UserInputError
+from bexplore.exploration import run_directory
+from bexplore.exploration.journal import Journal
 from bexplore.job import Mode
-from bexplore.journal import Journal
-from bexplore.probe import Observation, Outcome
+from bexplore.measurement.probe import Observation, Outcome
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 
@@ -88,16 +88,16 @@ def test_an_observation_with_every_field_survives_json():
     ],
 )
 def test_results_go_under_local_compile_of_the_mode(model_dir, expected):
-    assert str(journal.model_directory(Mode.TRAIN, model_dir)) == expected
+    assert str(run_directory.model_directory(Mode.TRAIN, model_dir)) == expected
 
 
 def test_two_runs_within_one_second_get_directories_of_their_own_and_latest_is_the_newest(tmp_path):
-    first, second = (journal.create_run(tmp_path, meta={}, now=NOON) for _ in range(2))
-    third = journal.create_run(tmp_path, meta={}, now=NOON + timedelta(hours=1))
+    first, second = (run_directory.create_run(tmp_path, meta={}, now=NOON) for _ in range(2))
+    third = run_directory.create_run(tmp_path, meta={}, now=NOON + timedelta(hours=1))
 
     assert first.directory != second.directory
     assert (tmp_path / "latest").resolve() == third.log_path
-    assert [run.directory for run in journal.find_runs(tmp_path)] == [
+    assert [run.directory for run in run_directory.find_runs(tmp_path)] == [
         third.directory,
         second.directory,
         first.directory,
@@ -105,12 +105,12 @@ def test_two_runs_within_one_second_get_directories_of_their_own_and_latest_is_t
 
 
 def test_a_run_is_found_by_its_folder_its_log_the_link_or_the_folder_above(tmp_path):
-    run = journal.create_run(tmp_path, meta={}, now=NOON)
+    run = run_directory.create_run(tmp_path, meta={}, now=NOON)
 
     for path in (run.directory, run.log_path, tmp_path / "latest", tmp_path):
-        assert journal.open_run(path) == run
+        assert run_directory.open_run(path) == run
 
 
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
     with pytest.raises(UserInputError, match="is not a run of bexplore"):
-        journal.open_run(tmp_path)
+        run_directory.open_run(tmp_path)

@@ -11,16 +11,16 @@ from search_builders import CurveRunner, failed, measured, saturating
 
 from benchmarks.keep_batch_size import Found, draw_job, explored, found, load
 from bexplore.errors import NothingFitsError
-from bexplore.exploration import keeping_sizes
-from bexplore.explorer import KeepingSizes, ProbeFinished, ProbeStarted, Result, SearchEnded, explore
-from bexplore.policy.keeping import MOST_PROBES
-from bexplore.posterior import fit
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.recommendation import Recommendation, SearchSettings
-from bexplore.sampler import BexploreSampler, open_study
-from bexplore.sampler.study import evidence_of
-from bexplore.simulator import Family
-from bexplore.space import Space, candidate_sizes, default_candidates, largest_wanted
+from bexplore.exploration.exploration import keeping_sizes
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.search.loop import KeepingSizes, ProbeFinished, ProbeStarted, Result, SearchEnded, explore
+from bexplore.search.policy.keep_batch_size import MOST_PROBES
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.recommendation import Recommendation, SearchSettings
+from bexplore.search.space import Space, candidate_sizes, default_candidates, largest_wanted
+from bexplore.search.study.sampler import BexploreSampler, open_study
+from bexplore.search.study.trials import evidence_of
+from bexplore.testing.simulator import Family
 
 MANY = Space.of(default_candidates(1, 512))
 SEEDS = range(4)
@@ -215,7 +215,7 @@ def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for
 
 def test_a_belief_among_some_sizes_forgets_what_was_near_the_best_of_all():
     evidence = [measured(size, saturating(size)) for size in (1, 8, 64, 512)]
-    posterior = fit(MANY, evidence)
+    posterior = fit_posterior(MANY, evidence)
     at = posterior.index(8)
 
     assert posterior.near_best(0.02)[:, at].mean() < 0.1

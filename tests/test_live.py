@@ -17,12 +17,12 @@ import pytest
 from conftest import JOBS, observed
 from rich.console import Console
 
-from bexplore.events import Planned, Recommended, Traced
-from bexplore.explorer import ProbeFinished, ProbeStarted
-from bexplore.probe import Outcome, Probe
-from bexplore.recommendation import Recommendation
-from bexplore.sinks.console import Progress
-from bexplore.sinks.live import View
+from bexplore.exploration.events import Planned, Recommended, Traced
+from bexplore.measurement.probe import Outcome, Probe
+from bexplore.output.console import Progress
+from bexplore.output.live_view import View
+from bexplore.search.loop import ProbeFinished, ProbeStarted
+from bexplore.search.recommendation import Recommendation
 
 GIB = 2**30
 

@@ -10,26 +10,27 @@ import pytest
 import torch
 from test_report import make_run, probe
 
-from bexplore import dialects, events, single
 from bexplore.batching import MAX_SAMPLES
-from bexplore.config import ExploreSettings
-from bexplore.engine.budget import (
+from bexplore.config.config import ExploreSettings
+from bexplore.config.load import load_config
+from bexplore.engine.worker.memory_step import MemoryStep
+from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
+from bexplore.exploration import events, one_shot
+from bexplore.exploration.exploration import Surroundings, _Exploration
+from bexplore.exploration.memory_budget import (
     CUDA_CONTEXT_BYTES,
     gradient_bytes_of,
     judged_by,
     memory_of_absent_device,
     resolve_budget,
 )
-from bexplore.engine.worker.allocator import PeakMemory, measure_peak
-from bexplore.engine.worker.memory_step import MemoryStep
-from bexplore.exploration import Surroundings, _Exploration
 from bexplore.job import Job, Mode, Precision
-from bexplore.posterior.reserved import EXPECTED_RATIO
-from bexplore.probe import Observation, Outcome, Probe
-from bexplore.report.facts import judged_account, read_facts
-from bexplore.report.page import sizes_table
-from bexplore.sinks.trace_table import trace_table
-from bexplore.space import MemoryAccount
+from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.output.report.page import sizes_table
+from bexplore.output.report.report_data import judged_account, read_facts
+from bexplore.output.trace_table import trace_table
+from bexplore.search.posterior.reserved_memory import EXPECTED_RATIO
+from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Peak, Phase
@@ -172,11 +173,11 @@ def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
 def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text(BFLOAT16_JOB)
-    monkeypatch.setattr(single, "recall_or_trace", lambda *_, **__: cost_model())
-    config = dialects.load(path)
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: cost_model())
+    config = load_config(path)
     facts = {"device": "cpu", "total_memory_bytes": None, "free_memory_bytes": None}
 
-    traced = single.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+    traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
     explored = _Exploration(config, Surroundings(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
     assert explored.reserve_bytes == 2 * cost_model().num_parameters
@@ -186,11 +187,11 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
 def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {min: 3, max: 6, "))
-    monkeypatch.setattr(single, "recall_or_trace", lambda *_, **__: cost_model())
-    config = dialects.load(path)
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: cost_model())
+    config = load_config(path)
     budget = resolve_budget(config.explore, {"device": "cpu"}, num_replicas=1, gradient_bytes=None)
 
-    traced = single.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+    traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
     assert traced["bounds"] == [3, 6]
     exploration = _Exploration(config, Surroundings(model_dir=str(tmp_path / "x")))

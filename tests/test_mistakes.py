@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bexplore.cli import main
-from bexplore.engine import tracer
-from bexplore.engine.process import WorkerProcess
+from bexplore.engine import trace_client
+from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.worker.__main__ import _Server
 from bexplore.errors import ExitCode
 
@@ -200,7 +200,7 @@ def test_a_mistake_in_code_is_the_users_as_soon_as_the_job_is_built(name, comman
     code, workload, message, hint = KNOWN_ONCE_BUILT[name]
     module = f"own_{abs(hash((name, command)))}"  # of its own: Python imports a name once
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tracer, "WorkerProcess", InThisProcess)
+    monkeypatch.setattr(trace_client, "WorkerProcess", InThisProcess)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path(f"{module}.py").write_text(code)
     Path("job.yaml").write_text(

@@ -11,15 +11,15 @@ import pytest
 from conftest import observed
 from search_builders import GIB, measured, saturating
 
-from bexplore.posterior import Posterior, fit
-from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation, Outcome, Purpose
-from bexplore.recommendation import recommend
-from bexplore.space import MemoryAccount, MemoryPrior, Space, default_candidates
+from bexplore.measurement.probe import Compilation, Outcome, Purpose
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.posterior import Posterior, fit_posterior
+from bexplore.search.recommendation import recommend
+from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
 
 
 def believed(sizes, evidence, **options) -> Posterior:
-    return fit(Space.of(sizes), evidence, **options)
+    return fit_posterior(Space.of(sizes), evidence, **options)
 
 
 def mean_of(posterior: Posterior, size: int) -> float:

@@ -6,8 +6,8 @@ import dataclasses
 
 from conftest import observed
 
-from bexplore.probe import Compilation, Probe
-from bexplore.program_warnings import program_warnings, samples_are_seen
+from bexplore.measurement.probe import Compilation, Probe
+from bexplore.search.program_warnings import program_warnings, samples_are_seen
 
 
 def test_compilations_of_the_search_beyond_the_first_are_counted_charged_and_explained():

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from search_builders import measured, saturating
 
-from bexplore import calibration
-from bexplore.calibration import Grounds, score
-from bexplore.posterior import fit
-from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Compilation, Outcome, Purpose
-from bexplore.recommendation import Recommendation, recommend
-from bexplore.space import Space
+from bexplore.measurement.probe import Compilation, Outcome, Purpose
+from bexplore.search import calibration
+from bexplore.search.calibration import Grounds, score
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.recommendation import Recommendation, recommend
+from bexplore.search.space import Space
 
 ROOT = Path(__file__).parent.parent
 
 
 def recommended(sizes, evidence) -> Recommendation | None:
     space = Space.of(sizes)
-    return recommend(fit(space, evidence), evidence, base=space.base, tolerance=0.02)
+    return recommend(fit_posterior(space, evidence), evidence, base=space.base, tolerance=0.02)
 
 
 def test_only_a_size_that_was_run_is_recommended():
@@ -62,7 +62,7 @@ def test_noise_keeps_the_score_low():
 def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_round(ran):
     space = Space.of([8, 16, 32, 64, 128])
     evidence = [measured(size, saturating(size)) for size in ran]
-    belief = fit(space, evidence)
+    belief = fit_posterior(space, evidence)
 
     answers = [
         (tolerance, recommend(belief, evidence, base=space.base, tolerance=tolerance))
@@ -76,7 +76,7 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
 
 
 def test_how_far_a_size_may_be_is_not_told_where_others_are_likely_to_be_out_of_all_proportion():
-    belief = fit(Space.of([8, 16]), [measured(8, 100.0)])
+    belief = fit_posterior(Space.of([8, 16]), [measured(8, 100.0)])
     dropped = dataclasses.replace(belief, feasible=np.zeros_like(belief.feasible))
     assert recommend(belief, [measured(8, 100.0)], base=8, tolerance=0.02).shortfall_at_90 is not None
     assert recommend(dropped, [measured(8, 100.0)], base=8, tolerance=0.02).shortfall_at_90 is None

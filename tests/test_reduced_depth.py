@@ -10,14 +10,14 @@ import pytest
 from conftest import imported_job, observed
 from search_builders import CurveRunner
 
-from bexplore import explorer
-from bexplore.depths import Depths
-from bexplore.engine.reduced import ReducedDepthRunner, whole_depth_of
-from bexplore.exploration import Surroundings, explore
+from bexplore.engine.reduced_depth import ReducedDepthRunner, whole_depth_of
+from bexplore.exploration.exploration import Surroundings, explore
 from bexplore.job import CompileSettings, Job
-from bexplore.probe import Compilation, Observation, Outcome, Probe
-from bexplore.recommendation import SearchSettings
-from bexplore.space import Space
+from bexplore.measurement.depth_extrapolation import Depths
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.search import loop
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import Space
 from bexplore.trace import trace_job
 
 GIB = 2**30
@@ -101,11 +101,11 @@ def test_an_extrapolated_peak_well_above_the_budget_is_refused_and_one_near_it_i
     assert ("1 and 12 of 48 blocks" in whole.reason) is (outcome == "out_of_memory")
 
 
-def compilations(pass_scale: float, **settings) -> tuple[list[Compilation], explorer.Result]:
+def compilations(pass_scale: float, **settings) -> tuple[list[Compilation], loop.Result]:
     """What a search runs whose passes take so much longer than those of a job that saturates at 1000 samples/s."""
     runner = CurveRunner(lambda size: 1000.0 / pass_scale * size / (size + 30.0))
     events = list(
-        explorer.explore(runner, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS, **settings))
+        loop.explore(runner, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS, **settings))
     )
     return [probe.compilation for probe in runner.probes], events[-1]
 
@@ -135,7 +135,7 @@ def test_a_deep_model_on_a_noisy_machine_is_searched_whole_since_noise_grows_on_
         factors = np.exp(0.06 * rng.standard_normal(len(found.pass_times_s)))
         return dataclasses.replace(found, pass_times_s=tuple(np.multiply(found.pass_times_s, factors).tolist()))
 
-    list(explorer.explore(noisy, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
+    list(loop.explore(noisy, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
 
     assert all(probe.compilation is not Compilation.REDUCED for probe in runner.probes)
 
@@ -148,7 +148,7 @@ def test_short_passes_are_searched_at_reduced_depth_too_where_it_is_asked_for():
 
 def test_the_reduced_search_begins_with_the_size_that_ran_whole():
     runner = CurveRunner(lambda size: 10.0 * size / (size + 30.0))
-    list(explorer.explore(runner, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
+    list(loop.explore(runner, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
 
     assert runner.probes[0].micro_batch_size == runner.probes[1].micro_batch_size
 
@@ -165,7 +165,7 @@ def test_a_search_whose_model_does_not_run_with_fewer_blocks_goes_on_whole_and_d
             runner(dataclasses.replace(probe, compilation=Compilation.SHARED)), needs_whole_depth=True
         )
 
-    list(explorer.explore(needs_every_block, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
+    list(loop.explore(needs_every_block, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
 
     assert asked.count(Compilation.REDUCED) == 1
     assert len(set(runner.sizes)) >= 3
@@ -175,7 +175,7 @@ def test_a_search_whose_model_does_not_run_with_fewer_blocks_goes_on_whole_and_d
 def test_a_level_of_its_own_at_reduced_depth_does_not_move_the_answer_or_its_speed():
     """Extrapolated times that are all 8 % too good."""
 
-    def answer(factor: float) -> explorer.Result:
+    def answer(factor: float) -> loop.Result:
         runner = CurveRunner(lambda size: 10.0 * size / (size + 30.0))
 
         def biased(probe: Probe) -> Observation:
@@ -185,7 +185,7 @@ def test_a_level_of_its_own_at_reduced_depth_does_not_move_the_answer_or_its_spe
             return found
 
         settings = SearchSettings(depths=DEPTHS)
-        return list(explorer.explore(biased, space=Space.of(range(1, 65)), settings=settings))[-1]
+        return list(loop.explore(biased, space=Space.of(range(1, 65)), settings=settings))[-1]
 
     true, biased = answer(1.0), answer(1.08)
 

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from bexplore.cli import cli
 from bexplore.errors import UserInputError
-from bexplore.explorer import explore
-from bexplore.probe import Compilation
-from bexplore.recommendation import SearchSettings
-from bexplore.replay import ReplayOptions, TableRunner, replay_table
+from bexplore.measurement.probe import Compilation
+from bexplore.replay.replay import ReplayOptions, TableRunner, replay_table
 from bexplore.replay.table import load_table
-from bexplore.space import Space
+from bexplore.search.loop import explore
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import Space
 from bexplore.units import format_seconds
 
 HEADER = "curve_id,micro_batch_size,throughput_samples_per_s,step_time_s,peak_mem_gib,oom"

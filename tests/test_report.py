@@ -17,15 +17,16 @@ import pytest
 from click.testing import CliRunner
 from conftest import observed
 
-from bexplore import journal
 from bexplore.cli.report import report
+from bexplore.exploration import run_directory
+from bexplore.exploration.run_directory import Run
 from bexplore.job import Job, Precision
-from bexplore.journal import Run
-from bexplore.probe import Compilation, Observation, Outcome, Probe
-from bexplore.report import html, markdown, read_facts
-from bexplore.report.figures import figures
-from bexplore.report.page import batch_sizes_table, comparisons_table, probes_table
-from bexplore.report.sink import ReportFile
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.output.report.figures import figures
+from bexplore.output.report.files import html, read_facts
+from bexplore.output.report.markdown import markdown
+from bexplore.output.report.page import batch_sizes_table, comparisons_table, probes_table
+from bexplore.output.report.sink import ReportFile
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Peak, Phase
@@ -82,7 +83,7 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
         "question": {"settings": settings, "minimum": 1, "maximum": None, "candidates": "all"},
         "created_at": NOW.isoformat(),
     }
-    run = journal.create_run(folder, meta=meta, now=NOW)
+    run = run_directory.create_run(folder, meta=meta, now=NOW)
     for item in (
         probe(0, 1, 100.0),
         probe(1, 8, 400.0),
@@ -360,7 +361,7 @@ def test_a_report_that_fails_is_a_warning_and_no_more(tmp_path, monkeypatch):
     warnings: list[str] = []
     run = make_run(tmp_path)
     event = SimpleNamespace(run=run, result=SimpleNamespace(recommendation=True))
-    monkeypatch.setattr("bexplore.report.sink.Finished", SimpleNamespace)
+    monkeypatch.setattr("bexplore.output.report.sink.Finished", SimpleNamespace)
     ReportFile(warnings.append)(event)
     assert "micro_batch_size: 8" in (run.directory / "report.html").read_text()
     assert warnings == []

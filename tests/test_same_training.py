@@ -8,8 +8,8 @@ import textwrap
 import pytest
 import torch
 
-from bexplore.engine.worker import same_training
-from bexplore.engine.worker.same_training import SameTraining, compare_gradients
+from bexplore.engine.worker import gradient_check
+from bexplore.engine.worker.gradient_check import SameTraining, compare_gradients
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads import Workload, build
 
@@ -316,7 +316,7 @@ def test_no_pass_is_larger_than_the_larger_size_and_few_are_run():
     workload.forward_backward = watched
     compare(workload, 1, 50)
     assert max(sizes) <= 50
-    assert sum(sizes) <= 4 * same_training._MOST_SMALL_PASSES
+    assert sum(sizes) <= 4 * gradient_check._MOST_SMALL_PASSES
 
 
 def test_a_compiled_model_is_compared_without_compiling_again():

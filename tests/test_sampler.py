@@ -9,12 +9,12 @@ import pytest
 from optuna.trial import TrialState
 from search_builders import CurveRunner, saturating
 
-from bexplore import explorer
 from bexplore.errors import UserInputError
-from bexplore.probe import Compilation
-from bexplore.recommendation import SearchSettings
-from bexplore.sampler import BexploreSampler, open_study
-from bexplore.space import Space, default_candidates
+from bexplore.measurement.probe import Compilation
+from bexplore.search import loop
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import Space, default_candidates
+from bexplore.search.study.sampler import BexploreSampler, open_study
 
 SETTINGS = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SPACE = Space.of(default_candidates(1, 512))
@@ -152,7 +152,7 @@ def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
 def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(tmp_path):
     storage = f"sqlite:///{tmp_path}/study.db"
     space, runner = Space.of([1, 2, 4, 8]), CurveRunner(largest=4)
-    *_, result = explorer.explore(runner, space=space, settings=SETTINGS, storage=storage)
+    *_, result = loop.explore(runner, space=space, settings=SETTINGS, storage=storage)
 
     study = optuna.load_study(study_name="bexplore", storage=storage)
     told = {trial.params["micro_batch_size"]: trial for trial in study.trials}

@@ -10,13 +10,13 @@ import pytest
 from search_builders import CurveRunner, measured, saturating
 
 from bexplore.errors import NothingFitsError
-from bexplore.explorer import ProbeFinished, Result, explore
-from bexplore.posterior import fit
-from bexplore.posterior.evidence import Evidence, InTurn
-from bexplore.probe import Compilation, Observation, Probe, Purpose
-from bexplore.recommendation import Recommendation, SearchSettings, recommend
-from bexplore.simulator import Family, SimulatedRunner, World, draw_world
-from bexplore.space import Space
+from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
+from bexplore.search.evidence import Evidence, InTurn
+from bexplore.search.loop import ProbeFinished, Result, explore
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
+from bexplore.search.space import Space
+from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED, verify_exact=False)
@@ -83,7 +83,7 @@ def test_a_probe_that_was_disturbed_is_repeated_before_anything_is_concluded_fro
 def test_of_two_probes_of_one_size_the_slower_is_the_disturbed_one():
     evidence = [measured(size, saturating(size)) for size in (1, 8, 16, 64, 128)]
     slowed = [*evidence, measured(32, 0.3 * saturating(32)), measured(32, saturating(32))]
-    posterior = fit(Space.of([1, 8, 16, 32, 64, 128]), slowed)
+    posterior = fit_posterior(Space.of([1, 8, 16, 32, 64, 128]), slowed)
     own = math.exp(posterior.own_level[posterior.index(32)])
     assert own == pytest.approx(saturating(32), rel=0.03)
 
@@ -106,7 +106,7 @@ def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(tenants_s
         ),
     ]
 
-    belief = fit(Space.of(range(1, 65)), evidence, user_compilation=Compilation.SHARED)
+    belief = fit_posterior(Space.of(range(1, 65)), evidence, user_compilation=Compilation.SHARED)
     best = recommend(belief, evidence, base=1, tolerance=0.05)
 
     assert best.relative_performance < 10.0
@@ -130,7 +130,7 @@ def test_turns_that_neighbours_made_slow_are_overruled_by_quicker_turns_of_the_s
         in_turns(32, 11.69, 2.92),
     ]
 
-    best = recommend(fit(Space.of(range(1, 65)), evidence), evidence, base=1, tolerance=0.05)
+    best = recommend(fit_posterior(Space.of(range(1, 65)), evidence), evidence, base=1, tolerance=0.05)
 
     assert best.relative_performance < 5.0
     assert best.relative_performance_interval[0] < 2.5
@@ -166,7 +166,7 @@ def test_turns_that_bursts_of_others_hit_decide_nothing():
 def told_otherwise(speeds: dict[int, float]) -> Recommendation:
     """What is recommended where the belief says that 64 is 2.5 times as fast as 8, and their own measurements this."""
     evidence = [measured(8, 100.0), measured(64, 250.0)]
-    belief = fit(Space.of(speeds), evidence)
+    belief = fit_posterior(Space.of(speeds), evidence)
     own_level = np.log([speeds[size] for size in belief.sizes.tolist()])
     best = recommend(dataclasses.replace(belief, own_level=own_level), evidence, base=8, tolerance=0.02)
     assert best is not None
@@ -199,7 +199,7 @@ def test_where_a_doubling_gained_nothing_hardly_any_far_size_is_believed_to_be_f
     every_size = Space.of(range(1, 2_000))
 
     def share_of_far(throughputs: dict[int, float]) -> float:
-        belief = fit(every_size, [measured(size, value) for size, value in throughputs.items()])
+        belief = fit_posterior(every_size, [measured(size, value) for size, value in throughputs.items()])
         return float((belief.sizes[belief.values.argmax(axis=1)] > 128).mean())
 
     flat = share_of_far({1: 41.0, 12: 68.0, 32: 69.0, 80: 68.5})

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bexplore.errors import NothingFitsError
-from bexplore.explorer import Result, explore
-from bexplore.probe import Compilation, Outcome, Probe
-from bexplore.recommendation import SearchSettings
-from bexplore.simulator import Family, SimulatedRunner, World, draw_world, with_caching_allocator
-from bexplore.space import MemoryAccount
+from bexplore.measurement.probe import Compilation, Outcome, Probe
+from bexplore.search.loop import Result, explore
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import MemoryAccount
+from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world, with_caching_allocator
 
 SETTINGS = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 NUM_WORLDS = 40

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bexplore.recommendation import Recommendation
-from bexplore.sinks.bexp import bexp_line, recommendation_line
-from bexplore.sinks.last_words import last_words
+from bexplore.output.bexp import bexp_line, recommendation_line
+from bexplore.output.summary import last_words
+from bexplore.search.recommendation import Recommendation
 
 WHEN = datetime(2026, 1, 2, 19, 39, 45, tzinfo=UTC)
 

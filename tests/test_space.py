@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.errors import UserInputError
-from bexplore.posterior.evidence import Evidence
-from bexplore.probe import Outcome, Purpose
-from bexplore.space import Space, candidate_sizes, default_candidates, geometric_middle
+from bexplore.measurement.probe import Outcome, Purpose
+from bexplore.search.evidence import Evidence
+from bexplore.search.space import Space, candidate_sizes, default_candidates, geometric_middle
 
 
 def ended(size: int, outcome: Outcome, purpose: Purpose = Purpose.SEARCH) -> Evidence:

@@ -9,7 +9,7 @@ from conftest import imported_job, step_job
 from bexplore.engine.worker.step_check import check_step
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
-from bexplore.probe import Outcome, Probe
+from bexplore.measurement.probe import Outcome, Probe
 from bexplore.workloads import build
 
 

@@ -11,11 +11,11 @@ from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from benchmarks.trace_flops import flops_as_run, flops_of_the_model
-from bexplore.engine.worker.allocator import measure_peak
+from bexplore.engine.worker.peak_memory import measure_peak
 from bexplore.job import CompileSettings, Job, Mode, Precision
 from bexplore.trace import CostModel, TraceError, trace_job
-from bexplore.trace.building import build_fake
-from bexplore.trace.depth import find_repeats, shortened
+from bexplore.trace.fake_build import build_fake
+from bexplore.trace.repeated_blocks import find_repeats, shortened
 from bexplore.workloads import build
 
 DECODER = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "vocab_size": 512, "max_position_embeddings": 32}

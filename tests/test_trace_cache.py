@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.devices import device_by_name
-from bexplore.engine.tracer import recall_or_trace
+from bexplore.engine.trace_client import recall_or_trace
+from bexplore.host.accelerators import device_by_name
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel, cache
 from bexplore.trace.cache import Sources, imported_sources, recall, remember

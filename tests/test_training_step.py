@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from bexplore import dialects
-from bexplore.identity import describe
-from bexplore.probe import Outcome, Probe
-from bexplore.training_step import methods
+from bexplore.config.load import load_config
+from bexplore.exploration.fingerprint import describe
+from bexplore.measurement.probe import Outcome, Probe
 from bexplore.workloads import build
 from bexplore.workloads.optimizers import could_be_fused, names_of
+from bexplore.workloads.training_step import methods
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -41,7 +41,7 @@ def test_the_methods_are_written_as_one_would_write_them():
 
 
 def test_the_example_of_a_step_trains_what_is_not_frozen():
-    workload = build(dialects.load(CONFIGS / "own_step.yaml").on_device("cpu").job)
+    workload = build(load_config(CONFIGS / "own_step.yaml").on_device("cpu").job)
     before = [[parameter.clone() for parameter in module.parameters()] for module in workload.compiled_modules]
 
     workload.forward_backward(workload.make_batch(4))
@@ -66,7 +66,7 @@ def test_optimizers_that_are_fused_or_cannot_be_are_not_among_those_that_could_b
 
 
 def test_the_engine_runs_the_example_and_names_its_optimizers(run_on):
-    config = dialects.load(CONFIGS / "own_step.yaml").on_device("cpu")
+    config = load_config(CONFIGS / "own_step.yaml").on_device("cpu")
 
     observation = run_on(config.job)(Probe(number=0, micro_batch_size=16))
 

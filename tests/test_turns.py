@@ -12,23 +12,24 @@ import pytest
 from conftest import imported_job
 from search_builders import CurveRunner, measured, saturating
 
-from bexplore import explorer, posterior
-from bexplore.depths import Depths
-from bexplore.engine.reduced import ReducedDepthRunner
+from bexplore.engine.reduced_depth import ReducedDepthRunner
 from bexplore.engine.worker.timing import RanPass, Timed, time_in_turns
-from bexplore.events import probe_record
+from bexplore.exploration.events import probe_record
 from bexplore.job import Job
-from bexplore.noise import noise_warnings
-from bexplore.policy import StopReason, decide
-from bexplore.policy.costs import Costs
-from bexplore.policy.turns import in_turn_with
-from bexplore.posterior.evidence import Evidence, InTurn
-from bexplore.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
-from bexplore.recommendation import SearchSettings, recommend
-from bexplore.simulator import Family, SimulatedRunner, draw_world
-from bexplore.sinks.bexp import probe_sentence
-from bexplore.space import Space
-from bexplore.turns import Rounds, levels_of
+from bexplore.measurement.depth_extrapolation import Depths
+from bexplore.measurement.interleaving import Rounds, levels_of
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
+from bexplore.output.bexp import probe_sentence
+from bexplore.search import loop
+from bexplore.search.evidence import Evidence, InTurn
+from bexplore.search.noise_warnings import noise_warnings
+from bexplore.search.policy.decision import StopReason, decide
+from bexplore.search.policy.interleave import in_turn_with
+from bexplore.search.policy.probe_cost import Costs
+from bexplore.search.posterior import posterior
+from bexplore.search.recommendation import SearchSettings, recommend
+from bexplore.search.space import Space
+from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 
 SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=False)
 
@@ -411,7 +412,7 @@ def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
         for takes_turns in right:
             simulated = SimulatedRunner(world, seed=seed, shared_compile=True)
             runner = simulated if takes_turns else _alone(simulated)
-            *_, result = explorer.explore(runner, space=world.space, settings=settings, memory=world.memory)
+            *_, result = loop.explore(runner, space=world.space, settings=settings, memory=world.memory)
             if result.recommendation.confidence >= 90:
                 confident[takes_turns] += 1
                 right[takes_turns] += world.regret(result.recommendation.micro_batch_size) <= 0.02
@@ -427,7 +428,7 @@ def _alone(runner: Runner) -> Runner:
 
 def test_a_runner_that_knows_no_turns_leaves_the_search_as_it_was():
     runner = CurveRunner(saturating)
-    *_, result = explorer.explore(runner, space=Space.of(range(1, 65)), settings=SHARED)
+    *_, result = loop.explore(runner, space=Space.of(range(1, 65)), settings=SHARED)
 
     assert {probe.in_turn_with for probe in runner.probes} == {()}
     assert result.recommendation.confidence >= 90
@@ -563,7 +564,7 @@ def test_one_turn_is_told_as_one():
     asked = Probe(number=3, micro_batch_size=8, in_turn_with=(4,))
     observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
 
-    assert "in 1 turn each" in probe_sentence(explorer.ProbeFinished(observation=observation))
+    assert "in 1 turn each" in probe_sentence(loop.ProbeFinished(observation=observation))
 
 
 def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did():
@@ -571,7 +572,7 @@ def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did(
     asked = Probe(number=3, micro_batch_size=8, in_turn_with=(4,))
     observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
 
-    sentence = probe_sentence(explorer.ProbeFinished(observation=observation))
+    sentence = probe_sentence(loop.ProbeFinished(observation=observation))
 
     assert "1.25x the speed of size 4 in 2 turns each" in sentence
     assert probe_record(observation)["turn_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}

@@ -17,7 +17,7 @@ from benchmarks.gpu_check import running
 from benchmarks.gpu_check.report import markdown
 from benchmarks.gpu_check.state import State
 from benchmarks.gpu_check.steps import STEPS, Step
-from bexplore.engine.machine import package_version, processor_name
+from bexplore.host.machine import package_version, processor_name
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

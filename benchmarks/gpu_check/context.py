@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine_jobs import CUDA_JOBS, TINY_OVERRIDES
-from bexplore import dialects
-from bexplore.config import Config
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
 
 Facts = dict[str, Any]
 
@@ -55,7 +55,7 @@ class Context:
     def config(self, job: str, *overrides: str, few_layers: bool = False) -> Config:
         """A job, checked, on the device of this run."""
         path = CUDA_JOBS[f"cuda_{job}"].config
-        return dialects.load(path, overrides=[*self._overrides(job, few_layers), *overrides]).on_device(self.device)
+        return load_config(path, overrides=[*self._overrides(job, few_layers), *overrides]).on_device(self.device)
 
     def _overrides(self, job: str, few_layers: bool) -> list[str]:
         if self.on_cpu:

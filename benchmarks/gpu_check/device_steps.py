@@ -14,8 +14,8 @@ from benchmarks.gpu_check.commands import bexplore
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.gpu import nvidia_smi
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore.devices import find_device
-from bexplore.engine.machine import accelerator_name, package_version
+from bexplore.host.accelerators import find_device
+from bexplore.host.machine import accelerator_name, package_version
 from bexplore.units import format_bytes
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs" / "quickstart.yaml"

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.gpu_check.commands import bexplore
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged, not_run
-from bexplore.config import Config
+from bexplore.config.config import Config
 
 BUDGET = "8GiB"
 STEPS = 3

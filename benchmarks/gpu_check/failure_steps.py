@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.gpu_check.context import JOBS, Context
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore import dialects
+from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner
-from bexplore.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
 PLANTED_LIMIT_S = 60.0
 REMAINS_BYTES = 16 * 2**20  # as `engine.worker.session.REMAINS_BYTES`, which cannot be imported without torch
@@ -77,7 +77,7 @@ def _told(record: dict[str, Any]) -> str:
 
 def probe_asserting(context: Context) -> Verdict:
     """A job with a wrong label at one size: that probe crashed, with the device's own words, and the next one runs."""
-    config = dialects.load(JOBS / "gpu_asserting.yaml", overrides=_backend(context)).on_device(context.device)
+    config = load_config(JOBS / "gpu_asserting.yaml", overrides=_backend(context)).on_device(context.device)
     with tempfile.TemporaryDirectory() as folder:
         budget_bytes = config.explore.memory_budget_bytes(0)
         with EngineRunner(config.job, run_dir=Path(folder), budget_bytes=budget_bytes) as runner:

@@ -10,8 +10,8 @@ from benchmarks.gpu_check.commands import bexplore
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.gpu import TakenMemory
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore.config import Config
-from bexplore.single import probe_once
+from bexplore.config.config import Config
+from bexplore.exploration.one_shot import probe_once
 from bexplore.units import format_bytes
 
 TRACE_ERROR = 0.02  # of the peak of live tensors
@@ -60,7 +60,7 @@ def _device_name(context: Context) -> str:
     """The name by which `--device-name` knows this device; an H100 where it knows none."""
     import torch
 
-    from bexplore.devices import DEVICES, find_device
+    from bexplore.host.accelerators import DEVICES, find_device
 
     found = None if context.on_cpu else find_device(torch.cuda.get_device_name(context.device))
     return next((name for name, device in DEVICES.items() if device == found), "h100")

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.gpu_check.commands import bexplore
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged
-from bexplore.config import Config
+from bexplore.config.config import Config
 
 SIZE = 4
 PASSES = 2  # accumulated into one gradient

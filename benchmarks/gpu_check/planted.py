@@ -46,7 +46,7 @@ def main(name: str, device: str) -> None:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    from bexplore.engine.failures import classify_exception
+    from bexplore.engine.protocol.failures import classify_exception
 
     failure = classify_exception(error)
     chain, link = [], error

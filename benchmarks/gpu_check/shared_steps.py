@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.verdict import Verdict, judged, not_run
-from bexplore.engine.shared import SharedMode
-from bexplore.single import probe_once
+from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.exploration.one_shot import probe_once
 
 SIZES = (2, 8, 32)
 PASS_BUDGET_S = 3.0
@@ -83,7 +83,7 @@ def _hint_unbacked(hint: int | None) -> None:
 def _session(context: Context, job: str, mode: SharedMode) -> Any:
     from bexplore.engine.worker.compilation import make_limits_loud
     from bexplore.engine.worker.session import Session
-    from bexplore.probe import Compilation
+    from bexplore.measurement.probe import Compilation
 
     config = context.config(job, few_layers=True)
     make_limits_loud()
@@ -97,7 +97,7 @@ def _session(context: Context, job: str, mode: SharedMode) -> Any:
 
 
 def _measured(session: Any, size: int) -> dict[str, Any]:
-    from bexplore.probe import Compilation, Probe
+    from bexplore.measurement.probe import Compilation, Probe
 
     probe = Probe(number=0, micro_batch_size=size, compilation=Compilation.SHARED, max_passes=20)
     facts = session.measure(probe, pass_budget_s=PASS_BUDGET_S)

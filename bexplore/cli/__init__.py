@@ -12,16 +12,17 @@ from collections.abc import Sequence
 
 import click
 
-from bexplore import __version__, blas
+from bexplore import __version__
 from bexplore.cli.apply import apply
 from bexplore.cli.doctor import doctor
 from bexplore.cli.explore import explore
 from bexplore.cli.guard import guard
+from bexplore.cli.one_shot import probe, trace
 from bexplore.cli.report import report
-from bexplore.cli.single import probe, trace
 from bexplore.cli.streams import silence
 from bexplore.cli.tables import batch_sizes, replay, schema
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError
+from bexplore.host import blas_threads
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Behind the program's name; None for those of the process.
     """
-    blas.use_one_thread()
+    blas_threads.use_one_thread()
     given = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in given
     try:

@@ -13,7 +13,7 @@ from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import UserInputError
 
 if TYPE_CHECKING:
-    from bexplore.apply import BatchSizeRule, Choice, Edit
+    from bexplore.exploration.apply import BatchSizeRule, Choice, Edit
 
 
 @click.command(short_help="Write the size that was found into the job's file.")
@@ -58,8 +58,8 @@ def apply(
     """
     import dataclasses
 
-    from bexplore.apply import BatchSizeRule, plan_edit, refuse, write_edit
-    from bexplore.journal import open_run
+    from bexplore.exploration.apply import BatchSizeRule, plan_edit, refuse, write_edit
+    from bexplore.exploration.run_directory import open_run
 
     loaded = common.load(config)
     if common.model_dir is not None:
@@ -103,7 +103,7 @@ def _show(edit: Edit) -> None:
 
 def _choose(choice: Choice) -> BatchSizeRule:
     """Ask the user which of the two sizes gives way."""
-    from bexplore.apply import BatchSizeRule
+    from bexplore.exploration.apply import BatchSizeRule
 
     click.echo(f"{choice.message}.", err=True)
     for rule in BatchSizeRule:

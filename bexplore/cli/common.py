@@ -15,7 +15,7 @@ import click
 from bexplore.errors import BexploreError, UserInputError
 
 if TYPE_CHECKING:
-    from bexplore.config import Config
+    from bexplore.config.config import Config
 
 _MAY_HOLD_A_PASSWORD = "explore.storage="
 
@@ -44,11 +44,11 @@ class Common:
 
     def load(self, path: Path) -> Config:
         """The checked configuration."""
-        from bexplore import dialects
+        from bexplore.config.load import load_config
         from bexplore.job import Mode
 
         mode = None if self.mode is None else Mode(self.mode)
-        config = dialects.load(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
+        config = load_config(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
         return replace(config, options=self._options_of_the_job())
 
     def _options_of_the_job(self) -> tuple[str, ...]:
@@ -77,8 +77,8 @@ class Common:
 
 def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete a key of `--set` at the shell: those of the `explore` section, and those that the file has."""
-    from bexplore import document
-    from bexplore.settings import dotted_keys
+    from bexplore.config.document import document
+    from bexplore.config.schema import dotted_keys
 
     keys = ["micro_batch_size", *dotted_keys()]
     file = next(iter(context.args), None)  # an option that lacks its value keeps click from reading the arguments

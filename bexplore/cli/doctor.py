@@ -37,10 +37,10 @@ def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) ->
       bexplore doctor job.yaml         also whether the job builds and can be traced
       bexplore doctor --noise-s 0      at once
     """
-    from bexplore import dialects
+    from bexplore.config.load import load_config
     from bexplore.doctor import Status, examine
 
-    loaded = None if config is None else dialects.load(config, allow_code=not no_code)
+    loaded = None if config is None else load_config(config, allow_code=not no_code)
     has_problem = False
     for check in examine(loaded, noise_s=noise_s):
         has_problem |= check.status is Status.PROBLEM

@@ -19,9 +19,9 @@ from bexplore.cli.streams import silence, watched_reader
 from bexplore.errors import BexploreError, ExitCode
 
 if TYPE_CHECKING:
-    from bexplore.config import Config
-    from bexplore.events import JobEvent
-    from bexplore.sinks import Sink
+    from bexplore.config.config import Config
+    from bexplore.exploration.events import JobEvent
+    from bexplore.output import Sink
 
 
 @click.command(short_help="Find the micro-batch size of a job.")
@@ -43,8 +43,8 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
       bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
       bexplore explore job.yaml --json | jq 'select(.event == "result")'   the answer, for programs
     """
-    from bexplore.exploration import Surroundings
-    from bexplore.exploration import explore as events_of
+    from bexplore.exploration.exploration import Surroundings
+    from bexplore.exploration.exploration import explore as events_of
 
     if storage is not None:
         common = common.with_override(f"explore.storage={json.dumps(storage)}")
@@ -76,10 +76,10 @@ class _Show:
 
         from rich.console import Console
 
-        from bexplore.report.sink import ReportFile
-        from bexplore.sinks.bexp import BexpStream, RunLog
-        from bexplore.sinks.console import Progress
-        from bexplore.sinks.json_lines import EventFile, JsonLines
+        from bexplore.output.bexp import BexpStream, RunLog
+        from bexplore.output.console import Progress
+        from bexplore.output.json_lines import EventFile, JsonLines
+        from bexplore.output.report.sink import ReportFile
 
         def now() -> datetime:
             return datetime.now(UTC)
@@ -99,7 +99,7 @@ class _Show:
 
     def all(self, events: Iterable[JobEvent]) -> dict[str, Any] | None:
         """Hand every event to every sink; returns the record of the last words."""
-        from bexplore.events import Finished, Stored, event_record
+        from bexplore.exploration.events import Finished, Stored, event_record
 
         last = None
         try:
@@ -129,8 +129,8 @@ class _Show:
             self._on_reader_gone()
 
     def _last_words(self, record: dict[str, Any]) -> None:
-        from bexplore.apply import paste
-        from bexplore.sinks.last_words import last_words
+        from bexplore.exploration.apply import paste
+        from bexplore.output.summary import last_words
 
         report = Path(record["run_dir"], "report.html")
         text = last_words(
@@ -176,7 +176,7 @@ class _Stopper:
         signal.signal(signal.SIGINT, self._before)
 
     def _handle(self, _number: int, _frame: Any) -> None:
-        from bexplore.engine.process import is_waiting
+        from bexplore.engine.process.worker_process import is_waiting
 
         is_second, self._asked = self._asked and not self._is_unattended, True
         if is_second or is_waiting():

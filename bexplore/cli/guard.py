@@ -75,11 +75,11 @@ def guard(
       bexplore guard job.yaml --baseline baseline.json             compare with it
       bexplore guard job.yaml --against main                       compare with another revision, both here
     """
+    from bexplore.guard.guard import GuardOptions, update_baseline
+    from bexplore.guard.guard import guard as run_guard
     from bexplore.guard.report import Tier
-    from bexplore.guard.session import GuardOptions, update_baseline
-    from bexplore.guard.session import guard as run_guard
-    from bexplore.sinks.guard_ci import append_step_summary, github_annotations, write_junit
-    from bexplore.sinks.guard_table import guard_table
+    from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
+    from bexplore.output.guard_table import guard_table
     from bexplore.units import parse_seconds
 
     if update and against is not None:

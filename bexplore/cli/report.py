@@ -26,8 +26,9 @@ def report(run: Path, output: Path | None, as_markdown: bool, figures: str | Non
       bexplore report RUN --figures png -o pictures                throughput.png, memory.png, confidence.png
     """
     from bexplore.errors import UserInputError
-    from bexplore.journal import open_run
-    from bexplore.report import html, markdown, read_facts, write_figures, write_text
+    from bexplore.exploration.run_directory import open_run
+    from bexplore.output.report.files import html, read_facts, write_figures, write_text
+    from bexplore.output.report.markdown import markdown
 
     if as_markdown and figures:
         raise UserInputError("--markdown and --figures exclude each other", hint="type two commands")

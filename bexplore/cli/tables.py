@@ -48,8 +48,8 @@ def replay(
       bexplore replay sweeps.csv                        every curve
       bexplore replay sweeps.csv --curve gpt2 --json    one, with every probe
     """
-    from bexplore.replay import ReplayOptions, replay_table
-    from bexplore.sinks.replay_table import replay_cost_line, replay_line
+    from bexplore.output.replay_table import replay_cost_line, replay_line
+    from bexplore.replay.replay import ReplayOptions, replay_table
     from bexplore.units import parse_device_memory
 
     if curve_id is not None and every_curve:
@@ -115,6 +115,6 @@ def schema() -> None:
       bexplore schema > bexplore.schema.json
       and, in the first line of job.yaml:  # yaml-language-server: $schema=bexplore.schema.json
     """
-    from bexplore.config import json_schema
+    from bexplore.config.config import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))

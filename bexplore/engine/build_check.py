@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from bexplore.engine.answers import refusal
-from bexplore.engine.failures import Failure
-from bexplore.engine.process import WorkerProcess
+from bexplore.engine.process.worker_process import WorkerProcess
+from bexplore.engine.protocol.answers import refusal
+from bexplore.engine.protocol.failures import Failure
 from bexplore.errors import UserProgramError
 from bexplore.job import Job, Precision
 

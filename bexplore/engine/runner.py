@@ -10,21 +10,21 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.answers import asks_the_same, charged, observed, refusal
 from bexplore.engine.build_check import check_build
-from bexplore.engine.device_lock import LockHolder, device_lock, lock_name, try_device_lock
-from bexplore.engine.device_tenants import DeviceTenants
-from bexplore.engine.failures import Failure
-from bexplore.engine.machine import Tenants, package_version
-from bexplore.engine.process import Progress
-from bexplore.engine.shared import SharedMode, mode_after, shared_modes
-from bexplore.engine.stage_limits import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
-from bexplore.engine.succession import is_worth_keeping, may_go_on, must_replace
-from bexplore.engine.workers import Workers
+from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
+from bexplore.engine.process.pool import Workers
+from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
+from bexplore.engine.process.timeouts import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
+from bexplore.engine.process.worker_process import Progress
+from bexplore.engine.protocol.answers import asks_the_same, charged, observed, refusal
+from bexplore.engine.protocol.failures import Failure
+from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.errors import EngineError, UserInputError, UserProgramError
+from bexplore.host.accelerator_contention import DeviceTenants
+from bexplore.host.machine import Tenants, package_version
 from bexplore.job import Job
-from bexplore.probe import Compilation, Observation, Outcome, Probe
-from bexplore.turns import BUDGETS_OF_CONTENDERS
+from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.

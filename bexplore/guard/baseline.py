@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.facts import ProgramFacts
+from bexplore.trace.program_metrics import ProgramFacts
 
 FORMAT_VERSION = 1
 _SHORT_LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")

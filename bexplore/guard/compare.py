@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from bexplore.facts import Item, ProgramFacts, describe_polynomial, evaluate
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
+from bexplore.trace.program_metrics import Item, ProgramFacts, describe_polynomial, evaluate
 from bexplore.units import format_bytes
 
 BYTES_AND_FLOPS_TOLERANCE = 0.01  # relative; counts have none

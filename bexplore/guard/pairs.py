@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from bexplore.engine.machine import Tenants
 from bexplore.errors import EngineError
-from bexplore.guard.observation import Looking, Observed, block_of, first_probe, live_runner
+from bexplore.guard.neighbour_sizes import why_no_times
+from bexplore.guard.paired_timing import TIME_LIMIT_S, Pair, TimeDecision, decide, run_pair
 from bexplore.guard.reference import Reference, foreign_files
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
-from bexplore.guard.sizes import why_no_times
+from bexplore.guard.snapshot import Looking, Observed, block_of, first_probe, live_runner
 from bexplore.guard.statistics import Judgement
-from bexplore.guard.timing import TIME_LIMIT_S, Pair, TimeDecision, decide, run_pair
-from bexplore.probe import Compilation
+from bexplore.host.machine import Tenants
+from bexplore.measurement.probe import Compilation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from bexplore.intervals import LEVEL, NORMAL, student_quantile
+from bexplore.measurement.statistics import LEVEL, NORMAL, student_quantile
 
 TIME_TOLERANCE = 0.03  # of a ratio; the threshold of the guard where the user gives no other
 NUM_RESAMPLES = 2000

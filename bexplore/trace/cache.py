@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 
 from bexplore.errors import BexploreError
+from bexplore.host.json_files import read_json, write_json
 from bexplore.job import Job
-from bexplore.journal import read_json, write_json
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bexplore.devices import (
+from bexplore.host.accelerators import (
     MAX_THREADS_PER_BLOCK,
     MULTIPROCESSORS,
     REGISTERS_PER_MULTIPROCESSOR,

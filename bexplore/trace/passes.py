@@ -12,19 +12,13 @@ from torch.utils._pytree import tree_leaves
 
 from bexplore.errors import UnusableSizeError
 from bexplore.job import Job
-from bexplore.trace.depth import Repeat, shortened
 from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost
-from bexplore.trace.inductor import (
-    CompiledGraph,
-    Observe,
-    SpecializationError,
-    keep_symbolic,
-    planning_only,
-)
+from bexplore.trace.inductor import CompiledGraph, Observe, SpecializationError, keep_symbolic, planning_only
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
 from bexplore.trace.plan import replay
 from bexplore.trace.polynomial import NOTHING, Polynomial
+from bexplore.trace.repeated_blocks import Repeat, shortened
 from bexplore.trace.timeline import Event, Phase, Place
 from bexplore.workloads import Workload
 

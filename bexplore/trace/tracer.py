@@ -18,15 +18,15 @@ import torch
 
 from bexplore.errors import BexploreError, UserProgramError
 from bexplore.job import Job, Mode, Precision
-from bexplore.trace.building import build_fake
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.depth import KEPT_BLOCKS, Repeat, find_repeats, is_steady, lengthen, middle_block
 from bexplore.trace.errors import TraceError
+from bexplore.trace.fake_build import build_fake
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import Observe, version_note
 from bexplore.trace.library_workspaces import blas_workspace_bytes
 from bexplore.trace.passes import TracedPass, choose_prime, is_compiled, modules_of, trace_pass, unique
 from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, is_steady, lengthen, middle_block
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
 from bexplore.trace.update import trace_update
 from bexplore.workloads import Workload

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from bexplore.devices import device_by_name
+from bexplore.host.accelerators import device_by_name
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties
 
@@ -32,10 +32,10 @@ def main(path: Path, num_blocks: int) -> None:
     sys.path.insert(0, str(TESTS))
     from recorded_lines import most_bytes, record_graph, steps_of
 
-    from bexplore import dialects
+    from bexplore.config.load import load_config
     from bexplore.trace import trace_job
 
-    job = dialects.load(path).on_device("cuda:0").job
+    job = load_config(path).on_device("cuda:0").job
     job = dataclasses.replace(job, model=with_blocks(dict(job.model), num_blocks))
     graphs: list[dict[str, Any]] = []
     primes: list[int] = []

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.dialects import load
-from bexplore.single import trace_once
+from bexplore.config.load import load
+from bexplore.exploration.one_shot import trace_once
 
 pytestmark = pytest.mark.gpu_trace
 

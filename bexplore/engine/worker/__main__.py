@@ -16,8 +16,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from bexplore.engine.channel import receive, send
-from bexplore.engine.worker.limits import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
+from bexplore.engine.protocol.channel import receive, send
+from bexplore.engine.worker.memory_limit import die_with_parent, kill_own_group, volunteer_for_the_oom_killer
 from bexplore.errors import BexploreError, UserProgramError
 
 TRACE_DEVICE_BYTES = 256 * 2**20  # of a device that is here, where a trace needs it
@@ -73,7 +73,9 @@ class _Server:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request; a failure of the job is an answer too."""
-        from bexplore.engine.failures import classify_exception  # after `die_with_parent`: this import takes a while
+        from bexplore.engine.protocol.failures import (
+            classify_exception,
+        )
 
         try:
             self._take_device(request)
@@ -138,7 +140,7 @@ class _Server:
 
     def _build(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.job import Job
-        from bexplore.trace.building import build_fake
+        from bexplore.trace.fake_build import build_fake
 
         self._report(stage="build")
         build_fake(Job.from_dict(request["job"]))
@@ -153,7 +155,7 @@ class _Server:
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.worker.session import NotFiniteError
         from bexplore.engine.worker.steps import CompiledEachPassError
-        from bexplore.probe import Outcome, Probe
+        from bexplore.measurement.probe import Outcome, Probe
 
         start_time_s = self._open_session(request)
         probe = Probe.from_dict(request["probe"])
@@ -170,11 +172,11 @@ class _Server:
 
     def _open_session(self, request: dict[str, Any]) -> float:
         """Build the job unless it is there already; return the seconds that this took."""
-        from bexplore.engine.shared import SharedMode
+        from bexplore.engine.protocol.shared_mode import SharedMode
         from bexplore.engine.worker.compilation import make_limits_loud
         from bexplore.engine.worker.session import Session
         from bexplore.job import Job
-        from bexplore.probe import Compilation
+        from bexplore.measurement.probe import Compilation
 
         if self._session is not None:
             return 0.0
@@ -241,7 +243,7 @@ class _Server:
 
     def _program_facts(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.engine.worker.device import device_facts
-        from bexplore.engine.worker.facts import program_facts
+        from bexplore.engine.worker.program_metrics import program_facts
         from bexplore.job import Job
 
         self._report(stage="trace")
@@ -285,7 +287,7 @@ class _Server:
     def _same_training(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses
 
-        from bexplore.engine.worker.same_training import compare_gradients
+        from bexplore.engine.worker.gradient_check import compare_gradients
         from bexplore.job import Job
         from bexplore.workloads import build
 
@@ -307,8 +309,8 @@ class _Server:
         """
         import dataclasses
 
-        from bexplore.engine.failures import classify_exception
-        from bexplore.probe import Compilation, Outcome
+        from bexplore.engine.protocol.failures import classify_exception
+        from bexplore.measurement.probe import Compilation, Outcome
 
         runs_a_step = request["kind"] in ("prepare", "probe")
         is_compiled = runs_a_step and request["probe"]["compilation"] != Compilation.EAGER

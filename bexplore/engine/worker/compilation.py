@@ -17,17 +17,17 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine.shared import SharedMode, shared_modes
-from bexplore.engine.worker.convolution import (
+from bexplore.engine.protocol.shared_mode import SharedMode, shared_modes
+from bexplore.engine.worker.nested_regions import nest
+from bexplore.engine.worker.normalization import check_batch_statistics_at_run_time
+from bexplore.engine.worker.opaque_convolution import (
     can_be_opaque,
     choose_layout_as_for_a_number,
     has_convolutions,
     make_convolutions_opaque,
 )
-from bexplore.engine.worker.normalization import check_batch_statistics_at_run_time
-from bexplore.engine.worker.regions import nest
 from bexplore.job import CompileSettings
-from bexplore.probe import Compilation
+from bexplore.measurement.probe import Compilation
 from bexplore.workloads import Batch, Workload
 
 

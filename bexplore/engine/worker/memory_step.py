@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bexplore.engine.worker.allocator import PeakMemory, measure_peak
-from bexplore.engine.worker.limits import DataLimit
+from bexplore.engine.worker.memory_limit import DataLimit
+from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
 from bexplore.engine.worker.steps import Gradient, Steps, attach_zeros, with_dense_gradients
 from bexplore.engine.worker.timing import RanPass, run_pass
 from bexplore.workloads import Batch

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from bexplore.engine.shared import SharedMode
-from bexplore.engine.worker.allocator import idle_bytes, num_alloc_retries, release_cached_memory
+from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.artifacts import keep_artifacts_in
 from bexplore.engine.worker.compilation import (
     CompilerAccount,
@@ -32,20 +31,21 @@ from bexplore.engine.worker.compilation import (
     feasible_mode,
     mark_batch_dimension,
 )
+from bexplore.engine.worker.cpu_affinity import Placement
 from bexplore.engine.worker.device import bound_memory
-from bexplore.engine.worker.eager_turns import eagerly, time_turns
-from bexplore.engine.worker.limits import COMPILER_BYTES, DataLimit
+from bexplore.engine.worker.eager_timing import eagerly, time_turns
+from bexplore.engine.worker.memory_limit import COMPILER_BYTES, DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
-from bexplore.engine.worker.placement import Placement
-from bexplore.engine.worker.regions import repeated_classes
-from bexplore.engine.worker.shortening import shorten
+from bexplore.engine.worker.nested_regions import repeated_classes
+from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import Steps, len_of, warm_device
 from bexplore.engine.worker.timing import Report, Timed, time_alone, time_in_turns
 from bexplore.engine.worker.toolchain import Toolchain
+from bexplore.engine.worker.truncated_layers import shorten
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
-from bexplore.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Batch, Workload, build
 from bexplore.workloads.optimizers import could_be_fused, names_of
 

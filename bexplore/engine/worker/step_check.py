@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bexplore.engine.worker.inert import inert, restored
+from bexplore.engine.worker.deterministic import inert, restored
 from bexplore.errors import UserInputError
 from bexplore.workloads import Batch, Workload
 from bexplore.workloads.batch_layout import tensor_leaves

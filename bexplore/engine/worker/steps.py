@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine.worker import run_queue
-from bexplore.engine.worker.allocator import storage_bytes
+from bexplore.engine.worker import scheduler_wait
+from bexplore.engine.worker.peak_memory import storage_bytes
 from bexplore.workloads import Batch, Workload
 
 WARM_DEVICE_S = 0.3
@@ -170,12 +170,12 @@ class Steps:
             start, end = self._between_events(run)
             synchronize(self._device)
             return float(start.elapsed_time(end) / 1e3)
-        waited_s = run_queue.waited_s()
+        waited_s = scheduler_wait.waited_s()
         begin = time.perf_counter()
         run()
         synchronize(self._device)
         seconds = time.perf_counter() - begin
-        self.waited_s = run_queue.longest_wait_s(waited_s, run_queue.waited_s())
+        self.waited_s = scheduler_wait.longest_wait_s(waited_s, scheduler_wait.waited_s())
         return seconds
 
     def loss(self) -> float:

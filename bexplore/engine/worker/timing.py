@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bexplore.engine.worker.passes import Passes
 from bexplore.engine.worker.steps import Steps
-from bexplore.probe import Probe, Purpose
-from bexplore.turns import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
+from bexplore.engine.worker.stopping_rule import Passes
+from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
+from bexplore.measurement.probe import Probe, Purpose
 from bexplore.workloads import Batch
 
 Report = Callable[..., None]

@@ -1,0 +1,116 @@
+"""`bexplore probe` and `bexplore trace`: one size, or one look at all sizes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.errors import ExitCode, UserInputError
+from bexplore.host.accelerators import DEVICES
+
+
+@click.command(short_help="Run one size for real.")
+@CONFIG
+@click.option("--micro-batch-size", type=click.IntRange(min=1), required=True, metavar="N", help="The size to run.")
+@click.option(
+    "--compilation", type=click.Choice(["exact", "shared", "eager"]), default="exact", show_default=True, help="How."
+)
+@common_options
+def probe(config: Path, micro_batch_size: int, compilation: str, common: Common) -> None:
+    """Compile and run one size of CONFIG for real, and say what was measured.
+
+    \b
+    Examples:
+      bexplore probe job.yaml --micro-batch-size 8
+      bexplore probe job.yaml --micro-batch-size 8 --compilation eager   without torch.compile
+    """
+    from bexplore.exploration.events import probe_record
+    from bexplore.exploration.one_shot import probe_once
+    from bexplore.output.bexp import probe_sentence
+    from bexplore.search.loop import ProbeFinished
+
+    common.require_torch()
+    observation = probe_once(
+        common.load(config),
+        micro_batch_size=micro_batch_size,
+        compilation=compilation,
+        model_dir=common.model_dir,
+        on_progress=common.tell_wait,
+    )
+    click.echo(
+        json.dumps(probe_record(observation))
+        if common.as_json
+        else probe_sentence(ProbeFinished(observation=observation))
+    )
+    if observation.traceback_text and not observation.is_measured:
+        click.echo(observation.traceback_text, err=True)
+    if not observation.is_measured:
+        sys.exit(ExitCode.NOTHING_FITS if observation.outcome == "out_of_memory" else ExitCode.USER_INPUT)
+
+
+def _device_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a name at the shell."""
+    return [name for name in DEVICES if name.startswith(incomplete.lower())]
+
+
+@click.command(short_help="Tell memory and flops of every size without running it.")
+@CONFIG
+@click.option("--memory-budget", metavar="SIZE", help="Such as 80GiB; same as --set explore.memory_budget=SIZE.")
+@click.option("--micro-batch-sizes", metavar="N,N,...", help="Sizes to print; powers of two where not given.")
+@click.option(
+    "--device-name",
+    metavar="NAME",
+    shell_complete=_device_names,
+    help="Take the memory of a device by name, such as h100.",
+)
+@click.option("--fresh", is_flag=True, help="Trace even if an earlier run did and nothing has changed since.")
+@common_options
+def trace(
+    config: Path,
+    memory_budget: str | None,
+    micro_batch_sizes: str | None,
+    device_name: str | None,
+    fresh: bool,
+    common: Common,
+) -> None:
+    """Trace the step of CONFIG once: memory, flops and bytes at every size, without running it.
+
+    The trace of an earlier run is remembered until CONFIG, your code or an installed package changes.
+
+    \b
+    Examples:
+      bexplore trace job.yaml
+      bexplore trace job.yaml --device-name h100        which sizes would fit an H100
+      bexplore trace job.yaml --micro-batch-sizes 6,7   these two alone
+    """
+    from bexplore.exploration.one_shot import trace_once
+    from bexplore.output.trace_table import trace_table
+
+    common.require_torch()
+    if memory_budget is not None:
+        common = common.with_override(f"explore.memory_budget={memory_budget}")
+    record = trace_once(
+        common.load(config),
+        micro_batch_sizes=_sizes(micro_batch_sizes),
+        device_name=device_name,
+        model_dir=common.model_dir,
+        fresh=fresh,
+        on_progress=common.tell_wait,
+    )
+    click.echo(json.dumps(record) if common.as_json else trace_table(record))
+
+
+def _sizes(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and 0 < int(part) <= 10**9 for part in parts):
+        raise UserInputError(
+            f'--micro-batch-sizes must be positive integers with commas between them, not "{text}"',
+            hint="type --micro-batch-sizes 1,2,4",
+        )
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,1 @@
+"""A training job's YAML file -> `Config`."""

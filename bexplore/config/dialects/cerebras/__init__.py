@@ -1,0 +1,1 @@
+"""The two layouts of the Cerebras ModelZoo."""

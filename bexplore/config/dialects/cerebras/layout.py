@@ -1,0 +1,176 @@
+"""Where each of the two layouts keeps what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bexplore.config.dialects.values import require_mapping
+from bexplore.config.document.document import Problems
+from bexplore.config.document.reader import KeyPath, kind_of
+from bexplore.job import Mode
+
+FLAG = "csx.performance.micro_batch_size"
+_SCOPES = {Mode.TRAIN: ("ScopedTrainFlags", "GlobalFlags"), Mode.EVAL: ("ScopedValidateFlags", "GlobalFlags")}
+_DATALOADERS: Mapping[Mode, tuple[KeyPath, ...]] = {
+    Mode.TRAIN: (("fit", "train_dataloader"),),
+    Mode.EVAL: (("validate", "val_dataloader"), ("fit", "val_dataloader"), ("validate_all", "val_dataloaders")),
+}
+_DATA_KEYS = ("micro_batch_size", "batch_size", "max_sequence_length")
+_STEP_KEYS = ("max_steps", "num_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Paths of what is read; most need not exist.
+
+    Attributes:
+        name: For people.
+        micro: For each side that the file has, that of `micro_batch_size`, or where it would stand.
+        data: For each side that the file has, that of its data section.
+        model: Of the model section.
+        optimizer: Of the optimizer section.
+        precision: Of the precision section.
+        num_csx: Of the number of replicas.
+        model_dir: Of the folder of results.
+        loop: Of the section that says how many steps are trained.
+        unbuilt: Of sections that change the program, and are not built in.
+        near_misses: Sections and the keys of which a slip is looked for there.
+    """
+
+    name: str
+    micro: Mapping[Mode, KeyPath]
+    data: Mapping[Mode, KeyPath]
+    model: KeyPath
+    optimizer: KeyPath
+    precision: KeyPath
+    num_csx: KeyPath
+    model_dir: KeyPath
+    loop: KeyPath
+    unbuilt: tuple[KeyPath, ...]
+    near_misses: Mapping[KeyPath, tuple[str, ...]]
+
+
+def sections_layout(problems: Problems) -> Layout:
+    """The layout with `train_input`, `eval_input`, `model`, `optimizer` and `runconfig`."""
+    names = {Mode.TRAIN: "train_input", Mode.EVAL: "eval_input"}
+    for name in (*names.values(), "model", "optimizer", "runconfig"):
+        require_mapping(problems, (name,))
+    data = {side: (name,) for side, name in names.items() if isinstance(problems.document.get((name,)), dict)}
+    if not data and not problems.found:
+        problems.error((), "train_input and eval_input are both empty", "write batch_size and micro_batch_size there")
+    return Layout(
+        name="cerebras sections",
+        micro={side: (*path, "micro_batch_size") for side, path in data.items()},
+        data=data,
+        model=("model",),
+        optimizer=("optimizer",),
+        precision=("precision",),
+        num_csx=("runconfig", "num_csx"),
+        model_dir=("runconfig", "model_dir"),
+        loop=("runconfig",),
+        unbuilt=(("sparsity",), ("model", "sparsity"), ("optimizer", "sparsity")),
+        near_misses={
+            **{path: _DATA_KEYS for path in data.values()},
+            ("runconfig",): ("num_csx", "use_cs_grad_accum", "model_dir", *_STEP_KEYS),
+            ("optimizer",): ("optimizer_type", "max_gradient_norm"),
+        },
+    )
+
+
+def trainer_layout(problems: Problems) -> Layout:
+    """The layout with one `trainer` section; of a list of trainers, the first."""
+    root = _first_trainer(problems)
+    init: KeyPath = (*root, "init")
+    backend: KeyPath = (*init, "backend")
+    sections = [(*init, name) for name in ("model", "optimizer", "precision", "backend")]
+    for path in (root, init, *sections, (*backend, "cluster_config"), (*root, "fit"), (*root, "validate")):
+        require_mapping(problems, path)
+    found = {side: _dataloader(problems, root, side) for side in Mode}
+    data = {side: path for side, path in found.items() if path is not None}
+    if not data and not problems.found:
+        problems.error(root, "the trainer has neither fit.train_dataloader nor validate.val_dataloader")
+    callbacks: KeyPath = (*init, "callbacks")
+    listed = problems.document.get(callbacks)
+    if listed is not None and not isinstance(listed, list):
+        problems.error(callbacks, f"callbacks must be a list, not {kind_of(listed)}")
+    return Layout(
+        name="cerebras trainer",
+        micro={side: _flag_path(problems, callbacks, side, path) for side, path in data.items()},
+        data=data,
+        model=(*init, "model"),
+        optimizer=(*init, "optimizer"),
+        precision=(*init, "precision"),
+        num_csx=(*backend, "cluster_config", "num_csx"),
+        model_dir=(*init, "model_dir"),
+        loop=(*init, "loop"),
+        unbuilt=tuple((*section, "sparsity") for section in (root, init, (*init, "model"), (*init, "optimizer"))),
+        near_misses={
+            **{path: _DATA_KEYS for path in data.values()},
+            init: ("model", "optimizer", "precision", "backend", "callbacks", "model_dir"),
+            backend: ("cluster_config",),
+            (*init, "loop"): _STEP_KEYS,
+            (*backend, "cluster_config"): ("num_csx",),
+            (*init, "precision"): ("enabled", "fp16_type", "max_gradient_norm"),
+            **_callback_near_misses(listed, callbacks),
+        },
+    )
+
+
+def _first_trainer(problems: Problems) -> KeyPath:
+    document = problems.document
+    trainers = document.values["trainer"]
+    if not isinstance(trainers, list):
+        return ("trainer",)
+    if len(trainers) > 1:
+        problems.warn(("trainer", 1), f"the file has {len(trainers)} trainers; the first is explored")
+    return ("trainer", 0, "trainer") if document.has(("trainer", 0, "trainer")) else ("trainer", 0)
+
+
+def _dataloader(problems: Problems, root: KeyPath, side: Mode) -> KeyPath | None:
+    """The first data section of a side; None where it has none."""
+    for tail in _DATALOADERS[side]:
+        path: KeyPath = (*root, *tail)
+        if isinstance(problems.document.get(path), list):
+            path = (*path, 0)
+        if isinstance(problems.document.get(path), dict):
+            return path
+    return None
+
+
+def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath) -> KeyPath:
+    """Where `micro_batch_size` of a side stands; where it would stand if it is absent."""
+    document = problems.document
+    listed = document.get(callbacks)
+    count = len(listed) if isinstance(listed, list) else 0
+    for scope in _SCOPES[side]:
+        for index in range(count):
+            path: KeyPath = (*callbacks, index, scope, FLAG)
+            if document.has(path):
+                return path
+            unindented: KeyPath = (*callbacks, index, FLAG)  # as one page of the documentation has it
+            if document.has(unindented) and document.has((*callbacks, index, scope)):
+                problems.warn(unindented, f"{FLAG} should be indented below {scope}; read all the same")
+                return unindented
+    beside: KeyPath = (*data, "micro_batch_size")
+    if document.has(beside):
+        where = _SCOPES[side][0]
+        problems.warn(beside, f"in this layout micro_batch_size is the flag {FLAG} of {where}; read all the same")
+        return beside
+    scope = _SCOPES[side][0]
+    present = (index for index in range(count) if document.has((*callbacks, index, scope)))  # with other flags, or none
+    return (*callbacks, next(present, count), scope, FLAG)
+
+
+def _callback_near_misses(listed: Any, callbacks: KeyPath) -> dict[KeyPath, tuple[str, ...]]:
+    """Which slips to look for in the callbacks and in their flags."""
+    scopes = tuple(dict.fromkeys(scope for names in _SCOPES.values() for scope in names))
+    wanted: dict[KeyPath, tuple[str, ...]] = {}
+    for index, callback in enumerate(listed if isinstance(listed, list) else []):
+        if not isinstance(callback, dict):
+            continue
+        if len(callback) == 1 and not set(callback).intersection(scopes):
+            wanted[(*callbacks, index)] = scopes
+        wanted |= {(*callbacks, index, name): (FLAG,) for name in callback if name in scopes}
+    return wanted

@@ -1,0 +1,127 @@
+"""The two layouts of the Cerebras ModelZoo: `train_input` and its neighbours (2.0 to 2.3), and `trainer` (from 2.3).
+
+Source: the parameter files and the configuration classes of the public ModelZoo, releases 2.0 to 2.10.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bexplore.config.config import Config, Request, RequestKind
+from bexplore.config.dialects.cerebras.layout import Layout, sections_layout, trainer_layout
+from bexplore.config.dialects.cerebras.model import read_decoder
+from bexplore.config.dialects.cerebras.optimizer import read_max_gradient_norm, read_optimizer
+from bexplore.config.dialects.cerebras.request import (
+    check_accumulation_flag,
+    check_batch,
+    check_bounds,
+    choose_side,
+    notice_unbuilt,
+    notice_unread,
+    read_request,
+)
+from bexplore.config.dialects.cerebras.steps import read_max_steps
+from bexplore.config.dialects.values import notice_near_misses, read_flag, read_positive
+from bexplore.config.dialects.workload import decoder_job, workload_job
+from bexplore.config.document.document import Problems
+from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.schema import ExploreSettings, read_settings
+from bexplore.job import Job, Mode, Precision
+
+SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
+
+__all__ = ["SECTIONS", "find_layout", "load"]
+
+
+def find_layout(problems: Problems) -> Layout | None:
+    """Where the file keeps what is read; None where it is in neither layout."""
+    values = problems.document.values
+    if values.get("trainer") is not None:
+        return trainer_layout(problems)
+    return sections_layout(problems) if {"train_input", "eval_input"}.intersection(values) else None
+
+
+def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | None) -> Config:
+    """From where things stand to a Config, or to one error with every mistake."""
+    document = problems.document
+    for path, known in layout.near_misses.items():
+        notice_near_misses(problems, path, known)
+    notice_unread(problems, layout)
+    notice_unbuilt(problems, layout)
+    requests = {side: read_request(problems, path) for side, path in layout.micro.items()}
+    side = choose_side(problems, requests, mode)
+    request = requests.get(side, Request(kind=RequestKind.NONE))
+    if request.kind is RequestKind.AUTO and request.position is None:
+        problems.warn(layout.data[side], "micro_batch_size is absent, which means auto; type explore to try every size")
+    effort = "quick" if request.kind is RequestKind.AUTO else "normal"
+    settings = read_settings(document.values.get("explore"), problems, allow_code=allow_code, effort=effort)
+    num_replicas = read_positive(problems, layout.num_csx) or 1
+    batch_path: KeyPath = (*layout.data.get(side, ()), "batch_size")
+    global_batch_size = read_positive(problems, batch_path)
+    check_accumulation_flag(problems, request, global_batch_size, num_replicas)
+    check_batch(problems, request, batch_path, global_batch_size, num_replicas, settings)
+    check_bounds(problems, request, settings)
+    job = _job(layout, problems, side, settings, num_replicas)
+    max_steps = read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
+    problems.raise_if_any()
+    model_dir = document.get(layout.model_dir)
+    return Config(
+        path=document.path,
+        layout=layout.name,
+        mode=side,
+        request=request,
+        batch_size=global_batch_size,
+        batch_size_path=batch_path,
+        max_steps=max_steps,
+        num_replicas=num_replicas,
+        model_dir=model_dir if isinstance(model_dir, str) and model_dir.strip() else "model_dir",
+        job=job,
+        explore=settings,
+        warnings=tuple(problems.warnings),
+    )
+
+
+def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettings, num_replicas: int) -> Job:
+    """One replica's program, from `explore.workload` or from the model section."""
+    document = problems.document
+    precision = Precision(settings.precision) if settings.precision is not None else _precision(layout, problems)
+    common: dict[str, Any] = {
+        "mode": side,
+        "precision": precision,
+        "device": settings.device,
+        "num_replicas": num_replicas,
+        "seed": settings.seed,
+        "import_root": str(document.path.resolve().parent),
+    }
+    common |= read_optimizer(problems, layout.optimizer) | read_max_gradient_norm(problems, layout)
+    if settings.workload is not None:
+        return workload_job(settings, settings.workload, common, problems)
+    if document.has(("explore", "workload")) and document.get(("explore", "workload")) is not None:
+        return Job(workload="imported")  # its mistakes are in the list already
+    if not isinstance(document.get(layout.model), dict):
+        if document.get(layout.model) is None:
+            hint = "write a model section, or explore.workload; configs/ has examples of both"
+            problems.error((), "no model section says what is trained", hint)
+        return Job(workload="decoder")
+    return decoder_job(settings, common, read_decoder(problems, layout.model, layout.data.get(side, ())))
+
+
+def _precision(layout: Layout, problems: Problems) -> Precision:
+    """Number formats by the precision section, else by the model section; float32 where neither speaks."""
+    document = problems.document
+    section = layout.precision if isinstance(document.get(layout.precision), dict) else None
+    if section is not None:
+        enabled, default = read_flag(problems, (*section, "enabled"), True), "bfloat16"
+    else:
+        section = layout.model
+        enabled = read_flag(problems, (*section, "mixed_precision"), False)
+        default = "bfloat16" if read_flag(problems, (*section, "use_bfloat16"), False) else "float16"
+    path = (*section, "fp16_type")
+    half = document.get(path, default)
+    if not enabled:
+        return Precision.FLOAT32
+    if half == "cbfloat16":
+        problems.warn(path, "cbfloat16 exists on one maker's hardware only; explored as bfloat16 under autocast")
+    elif half not in ("float16", "bfloat16"):
+        problems.error(path, f"fp16_type must be float16, bfloat16 or cbfloat16, not {quoted(half)}")
+    return Precision.AUTOCAST_FLOAT16 if half == "float16" else Precision.AUTOCAST_BFLOAT16

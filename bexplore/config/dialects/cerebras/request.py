@@ -1,0 +1,206 @@
+"""`micro_batch_size` in every form that the family has had, and the arithmetic that must agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bexplore import batching
+from bexplore.batching import MAX_SAMPLES
+from bexplore.config.config import Request, RequestKind
+from bexplore.config.dialects.cerebras.layout import FLAG, Layout
+from bexplore.config.dialects.values import as_flag, is_integer, read_positive
+from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.schema import ExploreSettings
+from bexplore.config.validation_errors import close_match
+from bexplore.errors import UserInputError
+from bexplore.job import Mode
+
+_NO_MICRO_BATCHING = ("none", "None", "disable")  # in YAML the first two are texts, and the documentation writes them
+_FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"
+
+
+def read_request(problems: Problems, path: KeyPath) -> Request:
+    """Read every form of `micro_batch_size`; an absent one is `auto`, the family's own default."""
+    document = problems.document
+    position = document.position(path) if document.has(path) else None
+    if position is None:
+        return Request(kind=RequestKind.AUTO, path=path)
+    value = document.get(path)
+    if value is None or (isinstance(value, str) and value in _NO_MICRO_BATCHING):
+        return Request(kind=RequestKind.NONE, path=path, position=position)
+    if isinstance(value, str) and value in ("explore", "auto"):
+        return Request(kind=RequestKind(value), path=path, position=position)
+    if is_integer(value) and 1 <= value <= MAX_SAMPLES:
+        return Request(kind=RequestKind.FIXED, value=value, path=path, position=position)
+    minimum, maximum = None, None
+    if isinstance(value, dict) and set(value) == {"explore"}:
+        minimum, maximum = _read_bounds(problems, (*path, "explore"))
+    else:
+        problems.error(path, f"micro_batch_size must be {_FORMS}, not {quoted(value)}", _form_hint(value))
+    return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
+
+
+def _form_hint(value: Any) -> str:
+    """What was probably meant by a micro_batch_size that is none of the forms."""
+    if isinstance(value, str):
+        bare = value.strip()
+        if bare.isdecimal() and len(bare) < 10 and int(bare) > 0:
+            return f"type {int(bare)} without quotes"
+        near = close_match(bare.lower(), ["explore", "auto", "none", "disable"])
+        return f"did you mean {near}?" if near else "type explore"
+    if isinstance(value, float) and value.is_integer() and 1 <= value <= MAX_SAMPLES:
+        return f"type {int(value)}"
+    if isinstance(value, dict):
+        return "type {explore: {min: 1, max: 64}}; either bound may be left out"
+    if is_integer(value) and value > MAX_SAMPLES:
+        return f"no sensible value is above {MAX_SAMPLES}; type explore"
+    return "type explore, or a number from 1 up"
+
+
+def _read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | None]:
+    """`{min: N, max: M}`, either of which may be missing."""
+    bounds = problems.document.get(path)
+    if bounds is None:
+        return None, None
+    if not isinstance(bounds, dict):
+        problems.error(path, f"explore must be {{min: N, max: M}}, not {quoted(bounds)}")
+        return None, None
+    for key in bounds:
+        if key not in ("min", "max"):
+            near = close_match(key, ["min", "max"], cutoff=0.4)
+            hint = f'did you mean "{near}"?' if near else "known here: min, max"
+            problems.error((*path, key), f"unknown key {quoted(key)} under explore", hint)
+    minimum, maximum = read_positive(problems, (*path, "min")), read_positive(problems, (*path, "max"))
+    if minimum is not None and maximum is not None and minimum > maximum:
+        problems.error((*path, "min"), f"min {minimum} is above max {maximum}", f"type min: {maximum} or less")
+        return None, None
+    return minimum, maximum
+
+
+def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode | None) -> Mode:
+    """The side that is explored: the one asked for by name, else the one whose request is the strongest."""
+    if mode is not None:
+        if mode not in requests:
+            other = f"leave the mode out to use {next(iter(requests))}" if requests else ""
+            problems.error((), f"the file has no data section for {mode}", other)
+        return mode
+    explored = [side for side, request in requests.items() if request.kind is RequestKind.EXPLORE]
+    if len(explored) > 1:
+        problems.warn(requests[Mode.EVAL].path, "training and evaluation both ask for explore; training is explored")
+    automatic = [side for side, request in requests.items() if request.kind is RequestKind.AUTO and request.position]
+    return next(iter([*explored, *automatic, *requests]), Mode.TRAIN)
+
+
+def check_accumulation_flag(
+    problems: Problems, request: Request, global_batch_size: int | None, num_replicas: int
+) -> None:
+    """Accept `use_cs_grad_accum` where it agrees with the request, and refuse it where it contradicts it."""
+    path = ("runconfig", "use_cs_grad_accum")
+    written = problems.document.get(path)
+    flag = as_flag(written)
+    if written is None or request.position is None:
+        return
+    if flag is None:
+        problems.error(path, f"use_cs_grad_accum must be true or false, not {quoted(written)}")
+    elif flag and request.kind is RequestKind.NONE:
+        problems.error(
+            path, "use_cs_grad_accum is true, but micro_batch_size asks for no accumulation", "remove one of the two"
+        )
+    elif not flag and request.kind is RequestKind.AUTO:
+        problems.error(
+            path, "use_cs_grad_accum is false, but micro_batch_size: auto splits the batch", "remove use_cs_grad_accum"
+        )
+    elif not flag and request.kind is RequestKind.EXPLORE:
+        problems.warn(path, "use_cs_grad_accum is false: set it to true, or remove it, to accumulate with the result")
+    elif not flag and request.value is not None and global_batch_size not in (None, request.value * num_replicas):
+        problems.error(
+            path,
+            f"use_cs_grad_accum is false, but {num_replicas} x micro_batch_size {request.value} makes batch_size "
+            f"{global_batch_size} only with accumulation",
+            "remove use_cs_grad_accum",
+        )
+
+
+def check_batch(
+    problems: Problems,
+    request: Request,
+    path: KeyPath,
+    global_batch_size: int | None,
+    num_replicas: int,
+    settings: ExploreSettings,
+) -> None:
+    """Check the batch arithmetic; for `explore` the batch is only a starting point, so there it is a warning."""
+    if global_batch_size is None:
+        if problems.document.get(path) is None:
+            _check_missing_batch(problems, request, path, settings)
+        return
+    rule = batching.Divisibility(settings.divisibility)
+    try:
+        if request.value is None:
+            batching.replica_batch_size_of(global_batch_size, num_replicas, rule)
+            return
+        split = batching.split(global_batch_size, num_replicas, request.value, rule)
+    except UserInputError as error:
+        needs_share = settings.keep_batch_size or settings.candidates in ("divisors", "even")
+        if request.kind is RequestKind.EXPLORE and not needs_share:
+            problems.warn(path, f"{error.message}; it does not matter for the search, only for the training afterwards")
+        else:
+            problems.error(path if request.value is None else request.path, error.message, error.hint)
+        return
+    if split.micro_batch_size != request.value:
+        problems.warn(
+            request.path,
+            f"micro_batch_size {request.value} does not cut {split.replica_batch_size} samples evenly; "
+            f"{split.micro_batch_size} does, in {split.accumulation_steps} micro-batches",
+        )
+
+
+def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, settings: ExploreSettings) -> None:
+    """Only what is cut from the batch needs it."""
+    if request.kind is RequestKind.AUTO:
+        what = "auto needs" if request.position is not None else "an absent micro_batch_size means auto, which needs"
+        problems.error(
+            path, f"micro_batch_size: {what} batch_size, whose divisors it tries", "type batch_size: 64, say"
+        )
+    elif request.kind is RequestKind.EXPLORE and settings.keep_batch_size:
+        problems.error(
+            path, "explore.keep_batch_size needs batch_size, which is to be kept", "type batch_size: 64, say"
+        )
+    elif request.kind is RequestKind.EXPLORE and settings.candidates in ("divisors", "even"):
+        problems.error(
+            path,
+            f"explore.candidates: {settings.candidates} needs batch_size, which is cut",
+            "type batch_size: 64, say",
+        )
+
+
+def check_bounds(problems: Problems, request: Request, settings: ExploreSettings) -> None:
+    """Check that the bounds of the request and those of `explore:` leave something together."""
+    low = max(request.minimum or 1, settings.min or 1)
+    high = min(request.maximum or MAX_SAMPLES, settings.max or MAX_SAMPLES)
+    if request.is_search and low > high:
+        problems.error(
+            request.path, f"with explore.min and explore.max nothing is left to try: from {low} to {high}", "widen one"
+        )
+
+
+def notice_unread(problems: Problems, layout: Layout) -> None:
+    """Warn of a `micro_batch_size` that stands where nobody reads it."""
+    read = set(layout.micro.values())
+    for path in list(problems.document.positions):
+        is_named = path[-1] in ("micro_batch_size", FLAG) and path not in read and problems.document.has(path)
+        is_expected = (
+            path[0] == "explore" or "GlobalFlags" in path or any(str(part).startswith("val_") for part in path)
+        )
+        if is_named and not is_expected:
+            place = dotted_path(next(iter(read), ("train_input", "micro_batch_size")))
+            problems.warn(path, f"{quoted(path[-1])} is not read here, but at {place}")
+
+
+def notice_unbuilt(problems: Problems, layout: Layout) -> None:
+    """Warn of sections that change the program and are left out of what is measured."""
+    for path in layout.unbuilt:
+        if problems.document.get(path):
+            problems.warn(path, f"{path[-1]} is not built in: the dense program is measured")

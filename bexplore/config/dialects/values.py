@@ -1,0 +1,98 @@
+"""Reading single values of a foreign file: tolerant of how it is written, strict about what it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from bexplore.batching import MAX_SAMPLES
+from bexplore.config.document.document import Problems
+from bexplore.config.document.reader import KeyPath, kind_of, quoted
+from bexplore.config.validation_errors import close_match
+
+_NEAR_MISS = 0.85  # similarity from which a key is taken for a slip of another; below, real foreign keys are caught
+
+
+def as_flag(value: Any) -> bool | None:
+    """True and false, and the words that YAML 1.1 takes for them; None for anything else.
+
+    Most training tools read YAML 1.1, where `yes` and `off` are truth values; in YAML 1.2 they are texts.
+    """
+    if isinstance(value, bool):
+        return value
+    words = {"yes": True, "on": True, "no": False, "off": False}
+    return words.get(value.lower()) if isinstance(value, str) else None
+
+
+def as_number(value: Any) -> Any:
+    """A number that stands in quotes; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a finite number; true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_flag(problems: Problems, path: KeyPath, default: bool) -> bool:
+    """A truth value; the default where it is absent or null, and where it is wrong, which is noted."""
+    value = problems.document.get(path)
+    if value is None:
+        return default
+    flag = as_flag(value)
+    if flag is None:
+        problems.error(path, f"{path[-1]} must be true or false, not {quoted(value)}")
+        return default
+    return flag
+
+
+def read_positive(problems: Problems, path: KeyPath, largest: int = MAX_SAMPLES) -> int | None:
+    """A positive integer; None where it is absent or null, and where it is wrong, which is noted."""
+    value = problems.document.get(path)
+    if value is None:
+        return None
+    if is_integer(value) and 1 <= value <= largest:
+        return int(value)
+    hint = f"no sensible value is above {largest}" if is_integer(value) and value > 0 else "type 1 or more"
+    problems.error(path, f"{path[-1]} must be a positive integer, not {quoted(value)}", hint)
+    return None
+
+
+def read_number(problems: Problems, path: KeyPath, default: float) -> float:
+    """A finite number, quoted or not; the default where it is absent or null, and where it is wrong, which is noted."""
+    value = as_number(problems.document.get(path))
+    if value is None:
+        return default
+    if not is_number(value):
+        problems.error(path, f"{path[-1]} must be a number, not {quoted(value)}")
+        return default
+    return float(value)
+
+
+def require_mapping(problems: Problems, path: KeyPath) -> None:
+    """Note a section that is there and is neither a mapping nor empty."""
+    value = problems.document.get(path)
+    if value is not None and not isinstance(value, dict):
+        problems.error(path, f"{path[-1]} must be a mapping, not {kind_of(value)}")
+
+
+def notice_near_misses(problems: Problems, path: KeyPath, known: Sequence[str]) -> None:
+    """Warn of keys that nobody reads and that look like a slip of one that is read and is not there."""
+    section = problems.document.get(path)
+    if not isinstance(section, dict):
+        return
+    for key in section:
+        near = close_match(key, known, cutoff=_NEAR_MISS)
+        if key not in known and near is not None and near not in section:
+            problems.warn((*path, key), f"{quoted(key)} is not read; did you mean {quoted(near)}?")

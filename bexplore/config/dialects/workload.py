@@ -1,0 +1,100 @@
+"""`explore.workload`, or the decoder that a dialect has read, to a `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bexplore.config.dialects.values import is_integer
+from bexplore.config.document.document import Problems
+from bexplore.config.document.reader import quoted
+from bexplore.config.schema import ExploreSettings, TransformersOptions, WorkloadOptions
+from bexplore.job import CompileSettings, Job, Precision, TorchSettings
+
+_TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
+
+
+def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: Mapping[str, Any]) -> Job:
+    """The job of a built-in decoder.
+
+    Args:
+        settings: The `explore:` section.
+        common: Fields of `Job` that do not depend on the kind of workload.
+        decoder: Its `model`, `data` and `sequence_length`.
+    """
+    fields = dict(common) | dict(decoder) | {"workload": "decoder"} | _process(settings)
+    if settings.activation_checkpointing:
+        fields["model"] = fields["model"] | {"activation_checkpointing": True}
+    return Job(**fields)
+
+
+def workload_job(
+    settings: ExploreSettings, workload: WorkloadOptions, common: Mapping[str, Any], problems: Problems
+) -> Job:
+    """The job of the workload section; its optimizer, where it has one, comes before that of the file."""
+    fields = dict(common) | _process(settings) | _optimizer(workload)
+    if workload.transformers is not None:
+        fields |= _transformers(workload.transformers, workload.sequence_length)
+        if settings.activation_checkpointing:
+            fields["model"] = fields["model"] | {"activation_checkpointing": True}
+        return Job(**fields)
+    if settings.activation_checkpointing:
+        problems.error(
+            ("explore", "activation_checkpointing"), "code of your own checkpoints its activations itself", "remove it"
+        )
+    fields |= {"workload": "imported", "model": _imported(workload), "sequence_length": workload.sequence_length}
+    if workload.step is not None:
+        if settings.precision not in (None, "float32"):
+            problems.error(
+                ("explore", "precision"),
+                f"a step of your own decides its precision itself; precision is {quoted(settings.precision)}",
+                "remove it, and use torch.autocast inside the step",
+            )
+        for name in ("optimizer", "optimizer_arguments", "max_gradient_norm"):
+            fields.pop(name, None)
+        fields["precision"] = Precision.FLOAT32
+    return Job(**fields)
+
+
+def _imported(workload: WorkloadOptions) -> dict[str, Any]:
+    names = ("model", "batch", "loss", "step", "loader", "samples_of", "arguments")
+    return {name: getattr(workload, name) for name in names if getattr(workload, name)}
+
+
+def _process(settings: ExploreSettings) -> dict[str, Any]:
+    """How the training's process compiles, and what it sets in torch."""
+    compiling = settings.compile.model_dump() | {"enabled": settings.compile.enabled is not False}
+    return {"compile": CompileSettings(**compiling), "torch": TorchSettings(**settings.torch.model_dump())}
+
+
+def _optimizer(workload: WorkloadOptions) -> dict[str, Any]:
+    if workload.optimizer is None:
+        return {}
+    return {
+        "optimizer": workload.optimizer.name,
+        "optimizer_arguments": dict(workload.optimizer.arguments),
+        "max_gradient_norm": workload.optimizer.max_gradient_norm,
+    }
+
+
+def _transformers(options: TransformersOptions, sequence_length: int | None) -> dict[str, Any]:
+    data = {name: getattr(options, name) for name in _TRANSFORMERS_DATA if getattr(options, name) is not None}
+    if options.task != "image_classification":
+        if sequence_length is not None:
+            data.setdefault("sequence_length", sequence_length)
+        if options.attention_mask:
+            data["attention_mask"] = True
+    return {
+        "workload": "transformers",
+        "model": {"task": options.task, "model_type": options.model_type, "config": dict(options.config)},
+        "data": data,
+        "sequence_length": data.get("sequence_length") or _longest_sequence(options),
+    }
+
+
+def _longest_sequence(options: TransformersOptions) -> int | None:
+    """Tokens a sample where only the model's configuration says; None for images and where it does not."""
+    if options.task == "image_classification":
+        return None
+    lengths = [options.config.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return next((length for length in lengths if is_integer(length) and length > 0), None)

@@ -1,0 +1,298 @@
+"""The file of a training job: its values, where each stands, what was overridden, and everything wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, shown
+from bexplore.errors import UserInputError
+
+MAX_FILE_BYTES = 128 * 1024  # the largest public parameter file has 23 KiB
+_NEAR_KEY = 0.8  # similarity from which a new key is taken for a slip of one that is there
+
+
+@dataclass(slots=True, kw_only=True)
+class Document:
+    """The values of a file and the position of each.
+
+    Attributes:
+        path: The file.
+        values: Its top-level mapping.
+        positions: Position by path of keys and list indices.
+        warnings: Lines on what was read but is dubious, such as a key that stands twice.
+    """
+
+    path: Path
+    values: dict[str, Any]
+    positions: dict[KeyPath, Position] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def get(self, path: Sequence[str | int], default: Any = None) -> Any:
+        """The value at a path of keys and indices; `default` where there is none."""
+        value: Any = self.values
+        for key in path:
+            is_key = isinstance(value, dict) and key in value
+            is_index = isinstance(value, list) and isinstance(key, int) and 0 <= key < len(value)
+            if not is_key and not is_index:
+                return default
+            value = value[key]
+        return value
+
+    def has(self, path: Sequence[str | int]) -> bool:
+        """Whether something stands at a path; null counts."""
+        missing = object()
+        return self.get(path, missing) is not missing
+
+    def dotted_keys(self) -> list[str]:
+        """Every key that holds a plain value, dotted."""
+        return [dotted_path(path) for path in self.positions if not isinstance(self.get(path), dict | list)]
+
+    def position(self, path: Sequence[str | int]) -> Position:
+        """Where a path stands, or the nearest thing around it; without a line where nothing does."""
+        for length in range(len(path), 0, -1):
+            position = self.positions.get(tuple(path[:length]))
+            if position is not None:
+                return position
+        return Position()
+
+    def where(self, path: Sequence[str | int]) -> str:
+        """`file:line` of a path; `--set ...` for a value of the command line."""
+        position = self.position(path)
+        if position.override:
+            return f"--set {position.override}"
+        return f"{self.path}:{position.line}" if position.line is not None else f"{self.path}"
+
+    def apply_override(self, override: Override) -> None:
+        """Set one value, as `--set a.b=c` does; what is missing on the way is made.
+
+        A path may go through list indices (`a.0.b`) and, in a list of single-key mappings, through the key
+        (`callbacks.ScopedTrainFlags.x`). Keys that contain dots are found as they stand in the file.
+
+        Raises:
+            UserInputError: The path leads through something that is neither a mapping nor a list of mappings.
+        """
+        self.put(self._resolve(override), override)
+
+    def put(self, path: KeyPath, override: Override) -> None:
+        """Set the value of an override at a path of keys and indices; what is missing on the way is made.
+
+        Raises:
+            UserInputError: The path leads through something that is neither a mapping nor a list.
+        """
+        container: Any = self.values
+        for depth, key in enumerate(path):
+            if not isinstance(container, dict | list if isinstance(key, int) else dict):
+                place = dotted_path(path[:depth])
+                raise UserInputError(f"{override.source}: {place} is {kind_of(container)}, not a mapping")
+            if depth == len(path) - 1:
+                _assign(container, key, override.value)
+            elif _child(container, key) is None:
+                _assign(container, key, [] if isinstance(path[depth + 1], int) else {})
+            container = _child(container, key)
+        for known in [known for known in self.positions if known[: len(path)] == path]:
+            del self.positions[known]
+        self.positions[path] = Position(override=override.source.removeprefix("--set "))
+
+    def _resolve(self, override: Override) -> KeyPath:
+        """The path that the dotted parts of an override mean in this file."""
+        parts = list(override.parts)
+        path: list[str | int] = []
+        value: Any = self.values
+        while parts:
+            key: str | int | None
+            if isinstance(value, list):
+                key, used = _list_step(value, parts[0])
+            elif value is None or isinstance(value, dict):
+                key, used = _mapping_step(value or {}, parts)
+                self._notice_new_key(value or {}, key, path, override)
+            else:
+                raise UserInputError(f"{override.source}: {dotted_path(path)} is {kind_of(value)}, not a mapping")
+            if key is None:
+                raise UserInputError(f'{override.source}: the list {dotted_path(path)} has no element "{parts[0]}"')
+            path.append(key)
+            parts = parts[used:]
+            value = _child(value, key)
+            if value is None and key == "callbacks":
+                value = []
+        return tuple(path)
+
+    def _notice_new_key(self, container: dict[str, Any], key: Any, path: list[str | int], override: Override) -> None:
+        """A key that is not there yet, beside one that is and looks like it, is probably a slip."""
+        near = difflib.get_close_matches(str(key), list(container), n=1, cutoff=_NEAR_KEY)
+        if key not in container and near and path[:1] != ["explore"]:
+            section = dotted_path(path) or "the file"
+            self.warnings.append(
+                f"{override.source}: {quoted(key)} is new in {section}; did you mean {quoted(near[0])}?"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One `--set a.b=c`.
+
+    Attributes:
+        parts: The path, cut at its dots.
+        value: The value, read as YAML.
+        source: The whole as it is shown in messages.
+    """
+
+    parts: tuple[str, ...]
+    value: Any
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> Override:
+        """Read `a.b=c`.
+
+        Raises:
+            UserInputError: Not of that form, or the value is not YAML.
+        """
+        dotted, equals, written = text.partition("=")
+        if dotted.count(".") >= MAX_DEPTH:
+            raise UserInputError(
+                f"--set {quoted(dotted)} names {dotted.count('.') + 1} levels of keys; {MAX_DEPTH} are the most"
+            )
+        parts = tuple(part.strip() for part in dotted.split("."))
+        if not equals or not all(parts):
+            raise UserInputError(f'--set needs key=value, not "{shown(text)}"', hint="type --set explore.seed=1")
+        source = f"--set {shown(text)}"
+        return cls(parts=parts, value=YamlReader(source).read(written), source=source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong: where, the rule with the value, and what to type."""
+
+    where: str
+    line: int
+    rule: str
+    hint: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Problems:
+    """Everything that is wrong with a document, so that it is said at once.
+
+    Attributes:
+        document: What is read.
+        found: The mistakes.
+        warnings: Lines on what is dubious and does not stop anything.
+    """
+
+    document: Document
+    found: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def error(self, path: Sequence[str | int], rule: str, hint: str = "") -> None:
+        """Note a mistake at a path."""
+        line = self.document.position(path).line or 0
+        problem = Problem(where=self.document.where(path), line=line, rule=rule, hint=hint)
+        if problem not in self.found:
+            self.found.append(problem)
+
+    def warn(self, path: Sequence[str | int], text: str) -> None:
+        """Note something dubious at a path."""
+        line = f"{self.document.where(path)}: {text}"
+        if line not in self.warnings:
+            self.warnings.append(line)
+
+    def raise_if_any(self) -> None:
+        """Raise one UserInputError that lists all mistakes, in the order of the file."""
+        if len(self.found) == 1:
+            only = self.found[0]
+            raise UserInputError(f"{only.where}: {only.rule}", hint=only.hint)
+        if self.found:
+            lines = [f"{len(self.found)} problems in {self.document.path}"]
+            for problem in sorted(self.found, key=lambda problem: problem.line):
+                lines.append(f"  {problem.where}: {problem.rule}")
+                lines.extend([f"      {problem.hint}"] if problem.hint else [])
+            raise UserInputError("\n".join(lines))
+
+
+def read(path: Path) -> Document:
+    """Read a file whose top level is a mapping.
+
+    Raises:
+        UserInputError: Unreadable, too large, not text, not YAML, hostile, empty, or not a mapping.
+    """
+    text = _read_text(path)
+    reader = YamlReader(str(path))
+    values = reader.read(text)
+    if values is None:
+        raise UserInputError(f"{path} is empty", hint="start from one of the files in configs/")
+    if not isinstance(values, dict):
+        raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {kind_of(values)}")
+    return Document(path=path, values=values, positions=reader.positions, warnings=reader.warnings)
+
+
+def dotted_path(path: Sequence[str | int]) -> str:
+    """A path as people write it."""
+    return ".".join(str(key) for key in path)
+
+
+def _read_text(path: Path) -> str:
+    """The text of a file, never more than the limit."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except IsADirectoryError:
+        raise UserInputError(f"{path} is a folder, not a file", hint="name the YAML file in it") from None
+    except FileNotFoundError:
+        raise UserInputError(f"there is no file {path}", hint="try configs/quickstart.yaml") from None
+    except (OSError, ValueError) as error:
+        raise UserInputError(f"{path} cannot be read: {error}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise UserInputError(
+            f"{path} is larger than {MAX_FILE_BYTES // 1024} KiB; no configuration is",
+            hint="name the YAML file of the training job",
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserInputError(f"{path} is not text: byte {error.start} is not UTF-8") from None
+
+
+def _child(container: Any, key: str | int) -> Any:
+    """What stands under a key or an index; None where nothing does."""
+    if isinstance(container, list):
+        return container[key] if isinstance(key, int) and key < len(container) else None
+    return container.get(key) if isinstance(container, dict) else None
+
+
+def _assign(container: Any, key: str | int, value: Any) -> None:
+    """Set an element of a mapping or a list; the index behind the last appends."""
+    if isinstance(container, list) and key == len(container):
+        container.append(value)
+    else:
+        container[key] = value
+
+
+def _list_step(values: list[Any], part: str) -> tuple[int | None, int]:
+    """The index that a part of a path means in a list, and how many parts it takes: none if it is the element's key.
+
+    The key of no element means a new element behind the last; None where the list does not hold mappings.
+    """
+    if part.isdecimal() and int(part) < len(values):
+        return int(part), 1
+    for index, element in enumerate(values):
+        if isinstance(element, dict) and part in element:
+            return index, 0
+    if part.isdecimal() or not all(isinstance(element, dict) for element in values):
+        return None, 1
+    return len(values), 0
+
+
+def _mapping_step(values: dict[str, Any], parts: list[str]) -> tuple[str, int]:
+    """The key that the first parts of a path mean: the longest that stands in the mapping, else the first part.
+
+    A flag such as `csx.performance.micro_batch_size` is one key of its callback, whether it stands there yet or not.
+    """
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in values:
+            return ".".join(parts[:length]), length
+    length = len(parts) if parts[0] == "csx" else 1
+    return ".".join(parts[:length]), length

@@ -1,0 +1,192 @@
+"""One number of a YAML text replaced, or added where it belongs, and every other character kept."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bexplore.config.document.reader import KeyPath, Position, YamlReader
+from bexplore.errors import UserInputError
+
+_ANCHOR = re.compile(r"&\S+\s*")
+_REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?")
+_LINE_BREAK = re.compile(r"\r\n|\r|\n")
+
+
+def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), source: str) -> str:
+    """The text with a number at a path, and nothing else changed: neither a comment nor the order nor the quoting.
+
+    The result is read again before it is believed: where a value is shared (an anchor, a merged mapping), changing it
+    would change other keys too, and that is refused.
+
+    Args:
+        text: A YAML document.
+        path: Keys and list indices from the top.
+        number: What to write.
+        beside: A key of the same mapping, before which a path that is absent is added; what else is absent of the path
+            is made in the style of what is around it.
+        source: The file, for messages.
+
+    Raises:
+        UserInputError: The number cannot be written without changing something else.
+    """
+    reader = YamlReader(source)
+    before = reader.read(text)
+    place = reader.positions.get(path)
+    if place is not None and place.span is not None:
+        changed = _replaced(text, place, number)
+    else:
+        changed = _grown(text, _depth_present(before, path), reader.positions, path, number, beside)
+    _check(before, changed, path, number, source)
+    return changed
+
+
+def fragment(text: str, path: KeyPath, number: int, *, source: str) -> tuple[list[str], KeyPath]:
+    """The YAML lines that are to be written for a number at a path, and the path of what they belong under.
+
+    Raises:
+        UserInputError: The text is not YAML.
+    """
+    reader = YamlReader(source)
+    depth = min(_depth_present(reader.read(text), path), len(path) - 1)
+    parent, rest = path[:depth], path[depth:]
+    start = (reader.positions.get(parent, Position()).span or (0, 0))[0]
+    return [_entry(text, rest, number)] if text.startswith(("{", "["), start) else _block(rest, number), parent
+
+
+def _depth_present(values: Any, path: KeyPath) -> int:
+    """How many keys of a path lead through mappings and lists that are there and hold something."""
+    value = values
+    for depth, key in enumerate(path):
+        is_there = (isinstance(value, dict) and key in value) or (isinstance(value, list) and key in range(len(value)))
+        if not is_there or not value[key]:
+            return depth
+        value = value[key]
+    return len(path)
+
+
+def _grown(
+    text: str, depth: int, positions: Mapping[KeyPath, Position], path: KeyPath, number: int, beside: KeyPath
+) -> str:
+    """The text with what is missing of a path behind its first `depth` keys."""
+    parent, rest = path[:depth], path[depth:]
+    empty = positions.get(path[: depth + 1])
+    if empty is not None and empty.span is not None and empty.key_span is not None:  # `callbacks:`, `[]`, `{}`, `null`
+        start, end = empty.span
+        if not text[start:end].strip(" :"):  # nothing stands behind the key
+            start = end = text.index(":", empty.key_span[1]) + 1
+        gap = "" if text[start - 1].isspace() else " "
+        return f"{text[:start]}{gap}{_flow(text, rest[1:], number)}{text[end:]}"
+    own = positions.get(parent, Position()).span or (0, len(text))
+    inside = [
+        known
+        for known, place in positions.items()
+        if known[:-1] == parent and place.span is not None and own[0] <= place.span[0] <= own[1]
+    ]
+    if not inside:
+        return text  # inherited from elsewhere: the check refuses it
+    if isinstance(rest[0], int):
+        return _appended(text, positions[inside[-1]], rest, number, flow=text.startswith("[", own[0]))
+    starts = {known: place.key_span[0] for known in inside if (place := positions[known]).key_span is not None}
+    index = starts.get(beside, min(starts.values()))
+    if text.startswith("{", own[0]):
+        return f"{text[:index]}{_entry(text, rest, number)}, {text[index:]}"
+    indented = _line_break(text) + " " * (index - _start_of_line(text, index))
+    return text[:index] + "".join(line + indented for line in _block(rest, number)) + text[index:]
+
+
+def _appended(text: str, last: Position, rest: KeyPath, number: int, *, flow: bool) -> str:
+    """The text with an element behind the last one of a list."""
+    assert last.span is not None  # the caller has looked
+    start, end = last.span
+    if flow:
+        return f"{text[:end]}, {_flow(text, rest[1:], number)}{text[end:]}"
+    dash = text.rfind("-", 0, start)
+    rest_of_line = _LINE_BREAK.search(text, end)
+    index = rest_of_line.start() if rest_of_line else len(text)
+    indented = _line_break(text) + " " * (dash - _start_of_line(text, dash))
+    return text[:index] + "".join(indented + line for line in _block(rest, number)) + text[index:]
+
+
+def _block(rest: KeyPath, number: int) -> list[str]:
+    """The lines of a path in block style; an index begins an element of a list."""
+    head, *tail = rest
+    inner = _block(tuple(tail), number) if tail else []
+    if isinstance(head, int):
+        return [("- " if index == 0 else "  ") + line for index, line in enumerate(inner)]
+    return [f"{head}:", *(f"  {line}" for line in inner)] if inner else [f"{head}: {number}"]
+
+
+def _entry(text: str, rest: KeyPath, number: int) -> str:
+    """A path in flow style, as an entry of a mapping or an element of a list."""
+    return _flow(text, rest, number)[1:-1]
+
+
+def _flow(text: str, rest: KeyPath, number: int) -> str:
+    """The value of a path in flow style; keys are quoted where the whole text is, as JSON is."""
+    if not rest:
+        return str(number)
+    quote = '"' if text.lstrip().startswith("{") else ""
+    inner = _flow(text, rest[1:], number)
+    return f"[{inner}]" if isinstance(rest[0], int) else f"{{{quote}{rest[0]}{quote}: {inner}}}"
+
+
+def _line_break(text: str) -> str:
+    found = _LINE_BREAK.search(text)
+    return found[0] if found else "\n"
+
+
+def _start_of_line(text: str, index: int) -> int:
+    return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
+
+
+def _replaced(text: str, place: Position, number: int) -> str:
+    """A value on its key's own line is replaced alone; a block below its key leaves with its lines."""
+    assert place.span is not None  # the caller has looked
+    start, end = place.span
+    anchor = _ANCHOR.match(text, start, end)
+    start = anchor.end() if anchor else start
+    end_of_line = _REST_OF_LINE.match(text, end)
+    if place.key_span is not None and anchor is None and end_of_line is not None:
+        header = text[place.key_span[1] : start]
+        line = _LINE_BREAK.search(header)
+        is_whole = _LINE_BREAK.match(text, end_of_line.end()) or end_of_line.end() == len(text)
+        if line is not None and is_whole and header.lstrip().startswith(":"):
+            colon = place.key_span[1] + header.index(":") + 1
+            comment = text[colon : place.key_span[1] + line.start()]
+            return f"{text[:colon]} {number}{comment}{text[end_of_line.end() :]}"
+    return f"{text[:start]}{number}{text[end:]}"
+
+
+def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -> None:
+    """Read the new text: it must say the same as the old one, but for the number."""
+    expected = _with(copy.deepcopy(before), path, number)
+    try:
+        is_same = _plain(YamlReader(source).read(changed)) == _plain(expected)
+    except UserInputError:
+        is_same = False
+    if not is_same:
+        raise UserInputError(
+            f"{source}: {path[-1]} shares its value with other keys, which would change with it",
+            hint=f"write {path[-1]}: {number} yourself, without the anchor or the merge",
+        )
+
+
+def _with(value: Any, path: KeyPath, number: int) -> Any:
+    """A value with a number at a path below it; what is absent or empty on the way is made."""
+    if not path:
+        return number
+    key, rest = path[0], path[1:]
+    if isinstance(key, int):
+        listed = list(value or [])
+        return [*listed[:key], _with(listed[key] if key < len(listed) else None, rest, number), *listed[key + 1 :]]
+    return {**(value or {}), key: _with((value or {}).get(key), rest, number)}
+
+
+def _plain(value: Any) -> Any:
+    """The value with mappings as sets of pairs, since a new key may stand before others, and NaN equal to itself."""
+    if isinstance(value, dict):
+        return frozenset((key, _plain(inner)) for key, inner in value.items())
+    return tuple(_plain(inner) for inner in value) if isinstance(value, list) else repr(value)

@@ -1,0 +1,174 @@
+"""Values of the `explore:` section that have more than one way to be written, and their JSON Schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeGuard
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from bexplore.batching import MAX_SAMPLES
+from bexplore.config.document.reader import quoted
+from bexplore.config.validation_errors import close_match
+from bexplore.errors import BexploreError
+from bexplore.units import parse_device_memory, parse_seconds
+
+PRECISIONS = ("float32", "bfloat16", "autocast_bfloat16", "autocast_float16")
+_PRECISIONS = {  # how other tools call them
+    **dict.fromkeys(("float16", "fp16", "half", "16", "16-mixed", "fp16-mixed", "amp"), "autocast_float16"),
+    **dict.fromkeys(("bf16-mixed", "amp_bfloat16", "amp_bf16"), "autocast_bfloat16"),
+    **dict.fromkeys(("bf16", "bf16-true"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float", "32", "32-true"), "float32"),
+}
+_SHORTEST_S = 1.0  # of a limit; a step is started, compiled and timed in no less
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class SettingError(ValueError):
+    """A value that is wrong, and what was probably meant: pydantic collects it.
+
+    Attributes:
+        hint: What to type; empty where nothing is known.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def _memory(value: Any) -> Any:
+    """`auto`, a fraction of the device's memory, or a size."""
+    if value == "auto":
+        return value
+    if isinstance(value, float | int) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
+        share = float(value.rstrip("% ")) / 100
+        if 0 < share <= 1:
+            return share
+    if isinstance(value, str) and re.fullmatch(r"(0?\.\d+|1(\.0*)?)", value):
+        raise SettingError(f"{quoted(value)} is a text", f"type {value} without quotes for that fraction of the device")
+    if _is_number(value) and 1 < value <= 100:
+        fraction = f"or {value / 100:g}, that fraction of the device"
+        raise SettingError(f"{value:g} has no unit", f'did you mean "{value:g}GiB", {fraction}?')
+    return _told_as_value_error(parse_device_memory, value)
+
+
+def _size(value: Any) -> Any:
+    """`auto`, 0, or a size."""
+    if value == "auto" or (value == 0 and value is not False):
+        return value
+    if _is_number(value) and 0 < value < 1:
+        raise SettingError(f"{value:g} is less than a byte", "a reserve is a size, such as 2GiB, not a fraction")
+    return _told_as_value_error(parse_device_memory, value)
+
+
+def _duration(value: Any) -> Any:
+    """Null, or seconds."""
+    if value is None:
+        return None
+    seconds: float = _told_as_value_error(parse_seconds, value)
+    if seconds < _SHORTEST_S:
+        meant = (
+            f'did you mean "{value:g}h" or "{value:g}min"?'
+            if _is_number(value)
+            else 'ms are milliseconds; type "10min"'
+        )
+        raise SettingError(f"{seconds:g} s is too short for anything to end within it", meant)
+    return seconds
+
+
+def _percent(value: Any) -> Any:
+    """A score out of 100: what is below 1 was meant as a fraction of 1."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
+        raise SettingError(f"must be a number, not {quoted(value)}", f"type {value.rstrip('% ')}")
+    if _is_number(value) and 0 < value < 1:
+        raise SettingError(f"must be out of 100, not {value:g} out of 1", f"did you mean {100 * value:g}?")
+    return value
+
+
+def _fraction(value: Any) -> Any:
+    """A fraction of 1: what is from 1 to below 100 was meant in percent."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
+        number = float(value.rstrip("% "))
+        raise SettingError(f"must be a number, not {quoted(value)}", f"did you mean {number / 100:g}?")
+    if _is_number(value) and 1 <= value < 100:
+        raise SettingError(f"must be below 1, not {value:g}", f"did you mean {value / 100:g}, {value:g} %?")
+    return value
+
+
+def _precision(value: Any) -> Any:
+    """One of the formats; the short names of others are told from them by hand, since they resemble the wrong ones."""
+    meant = _PRECISIONS.get(str(value).lower())
+    if meant is not None:
+        raise SettingError(f"must be one of {', '.join(PRECISIONS)}, not {quoted(value)}", f"did you mean {meant}?")
+    return value
+
+
+def _candidates(value: Any) -> Any:
+    """A rule by name, or the sizes themselves."""
+    words = ("all", "powers_of_two", "divisors", "even")
+    if value in words:
+        return value
+    is_size = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= MAX_SAMPLES for v in _as_list(value)]
+    if not is_size or not all(is_size):
+        near = close_match(str(value), words)
+        rule = f"must be one of {', '.join(words)}, or a list of positive integers, not {quoted(value)}"
+        raise SettingError(rule, f"did you mean {near}?" if near else "")
+    return tuple(sorted(set(value)))
+
+
+def _enabled(value: Any) -> Any:
+    if not isinstance(value, bool) and value != "both":
+        raise ValueError(f"must be true, false or both, not {quoted(value)}")
+    return value
+
+
+def _import_path(value: Any) -> Any:
+    if not isinstance(value, str) or not _IMPORT_PATH.fullmatch(value):
+        raise ValueError(f'must be an import path such as "my_model:build", not {quoted(value)}')
+    return value
+
+
+def _told_as_value_error(parse: Callable[[Any], Any], value: Any) -> Any:
+    """Call a parser of ours; its message in the form that pydantic collects."""
+    try:
+        return parse(value)
+    except BexploreError as error:
+        raise SettingError(error.message, error.hint) from None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else []
+
+
+_SIZE_SCHEMA = {"type": ["string", "number"], "examples": ["auto", "12GiB", "1.5 GB"]}
+_SECONDS_SCHEMA = {"type": ["string", "number"], "examples": ["10min", "90s", 600]}
+_DURATION_SCHEMA = {**_SECONDS_SCHEMA, "type": ["string", "number", "null"]}
+_ENABLED_SCHEMA = {"enum": [True, False, "both"]}
+_IMPORT_SCHEMA = {"type": "string", "pattern": f"^{_IMPORT_PATH.pattern}$"}
+_CANDIDATES_SCHEMA = {
+    "anyOf": [
+        {"enum": ["all", "powers_of_two", "divisors", "even"]},
+        {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+    ]
+}
+Memory = Annotated[str | float | int, BeforeValidator(_memory), WithJsonSchema(_SIZE_SCHEMA)]
+Size = Annotated[str | int, BeforeValidator(_size), WithJsonSchema(_SIZE_SCHEMA)]
+Seconds = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_SECONDS_SCHEMA)]
+Duration = Annotated[float | None, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)]
+Percent = Annotated[float, BeforeValidator(_percent)]
+Fraction = Annotated[float, BeforeValidator(_fraction)]
+PrecisionName = Annotated[
+    Literal["float32", "bfloat16", "autocast_bfloat16", "autocast_float16"], BeforeValidator(_precision)
+]
+Candidates = Annotated[str | tuple[int, ...], BeforeValidator(_candidates), WithJsonSchema(_CANDIDATES_SCHEMA)]
+Enabled = Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABLED_SCHEMA)]
+ImportPath = Annotated[str, BeforeValidator(_import_path), WithJsonSchema(_IMPORT_SCHEMA)]
+Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+Tokens = Annotated[int, Field(ge=1, le=10**8)]

@@ -1,0 +1,82 @@
+"""Config families that carry a micro-batch size: which one a file is written in, and its `Config`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bexplore.config.config import Config
+from bexplore.config.dialects.cerebras import load as cerebras
+from bexplore.config.document import document
+from bexplore.config.document.document import Override, Problems
+from bexplore.config.document.reader import quoted
+from bexplore.config.validation_errors import close_match
+from bexplore.errors import UserInputError
+from bexplore.job import Mode
+
+_SECTIONS = (*cerebras.SECTIONS, "explore")
+_NEAR_SECTION = 0.75  # similarity from which a section is taken for a slip of one that is read
+_MICRO_BATCH_SIZE = ("micro_batch_size",)  # `--set micro_batch_size=...`: wherever the layout keeps it
+
+
+def load_config(
+    path: Path | str, *, overrides: Sequence[str] = (), allow_code: bool = True, mode: Mode | None = None
+) -> Config:
+    """Read the file of a training job.
+
+    Args:
+        path: A YAML file.
+        overrides: `a.b=c` texts, applied in order before anything is checked. `micro_batch_size=...` alone means the
+            one that is explored, wherever the layout keeps it.
+        allow_code: False refuses import paths.
+        mode: The side to explore; None takes the one that asks for it.
+
+    Raises:
+        UserInputError: The file is wrong; one error lists everything that is, with line, rule, value and what to type.
+    """
+    read = document.read(Path(path))
+    given = [Override.parse(text) for text in overrides]
+    for override in given:
+        if override.parts != _MICRO_BATCH_SIZE:
+            _refuse_unknown_section(override, list(read.values))
+            read.apply_override(override)
+    problems = Problems(document=read, warnings=list(read.warnings))
+    guess = _notice_misspelt_sections(problems)
+    layout = cerebras.find_layout(problems)
+    if layout is None:
+        raise UserInputError(
+            f"{path}: nothing says what to explore: no train_input, eval_input or trainer among {_names(read.values)}",
+            hint=guess or "write train_input: {batch_size: 64, micro_batch_size: explore}; configs/ has whole examples",
+        )
+    side = mode if mode in layout.micro else next(iter(layout.micro), None)
+    for override in given:
+        if override.parts == _MICRO_BATCH_SIZE and side is not None:
+            read.put(layout.micro[side], override)
+    return cerebras.load(layout, problems, allow_code=allow_code, mode=mode)
+
+
+def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
+    """A section that neither stands in the file nor is ours would be set in vain."""
+    name = override.parts[0]
+    if name not in sections and name not in _SECTIONS:
+        near = close_match(name, [*sections, *_SECTIONS])
+        hint = f"did you mean {near}?" if near else f"sections: {', '.join(dict.fromkeys([*sections, 'explore']))}"
+        raise UserInputError(f"{override.source}: the file has no section {quoted(name)}", hint=hint)
+
+
+def _notice_misspelt_sections(problems: Problems) -> str:
+    """Tell of a section that nobody reads, with a name near to one that is read; the last guess, for a hint."""
+    guess = ""
+    for key in problems.document.values:
+        near = close_match(key, _SECTIONS, cutoff=_NEAR_SECTION)
+        if key not in _SECTIONS and near is not None and near not in problems.document.values:
+            guess = f"did you mean {quoted(near)} by {quoted(key)}?"
+            if near == "explore":  # our own section, which no other program reads: its settings would be lost
+                problems.error((key,), f"the section {quoted(key)} is not read", f"did you mean {quoted(near)}?")
+                continue
+            problems.warn((key,), f"the section {quoted(key)} is not read; did you mean {quoted(near)}?")
+    return guess
+
+
+def _names(values: dict[str, object]) -> str:
+    return ", ".join(quoted(name) for name in list(values)[:6]) + (", ..." if len(values) > 6 else "")

@@ -1,0 +1,364 @@
+"""The `explore:` section: every default, every check, every doc line (pydantic's only door)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document.reader import quoted
+from bexplore.config.field_types import (
+    Candidates,
+    Duration,
+    Enabled,
+    Fraction,
+    ImportPath,
+    Memory,
+    Percent,
+    PrecisionName,
+    Samples,
+    Seconds,
+    Size,
+    Tokens,
+)
+from bexplore.config.validation_errors import Path, translate
+
+# Of `explore.workload`; each names code of the user.
+CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
+
+TRAINING_TIME_S = 36_000.0  # 10 h: of a training that nothing is known of
+
+_FEWEST_PLAIN_SECONDS = 60  # below, a number without a unit may have been meant as minutes, or hours
+_MEANT = {"time_budget": "min", "probe_time_limit": "min", "training_time": "h"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much an exploration may cost, by one word.
+
+    Attributes:
+        max_probes: Probes at most.
+        passes_per_probe: Timed passes of one probe at most.
+        target_confidence: The exploration ends at this confidence, out of 100.
+    """
+
+    max_probes: int
+    passes_per_probe: int
+    target_confidence: float
+
+
+EFFORTS: Mapping[str, Effort] = {
+    "quick": Effort(max_probes=8, passes_per_probe=5, target_confidence=75.0),
+    "normal": Effort(max_probes=16, passes_per_probe=10, target_confidence=90.0),
+    "thorough": Effort(max_probes=40, passes_per_probe=30, target_confidence=97.0),
+}
+
+
+class _Section(BaseModel):
+    """Strict, closed and frozen: a text is no number, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class CompileOptions(_Section):
+    """How the user's own training calls torch.compile; true, false and both are short for `enabled`."""
+
+    enabled: Enabled = Field(
+        True,
+        description="Whether the training is compiled; false explores it eagerly; both compares the two at the winner.",
+    )
+    backend: str = Field("inductor", description="Backend of torch.compile.")
+    mode: str | None = Field(None, description="Mode of torch.compile, such as reduce-overhead; null: its default.")
+    fullgraph: bool = Field(False, description="Whether a graph break is an error.")
+    dynamic: bool | None = Field(False, description="As in torch.compile; false: each size has its own static program.")
+    options: dict[str, Any] | None = Field(None, description="Options of the backend; excludes mode.")
+
+    @model_validator(mode="after")
+    def _mode_excludes_options(self) -> CompileOptions:
+        if self.mode is not None and self.options is not None:
+            raise ValueError("mode and options exclude each other, in torch.compile too; keep one")
+        return self
+
+
+class TorchOptions(_Section):
+    """Process-wide settings of torch that the training makes; each bears the name of torch's own."""
+
+    float32_matmul_precision: Literal["highest", "high", "medium"] | None = Field(
+        None,
+        description="As torch.set_float32_matmul_precision: highest, high (TF32 on CUDA) or medium; null: torch's "
+        "default, highest.",
+    )
+    cudnn_benchmark: bool | None = Field(
+        None, description="As torch.backends.cudnn.benchmark; null: torch's default, false."
+    )
+
+
+def _short_for_enabled(value: Any) -> Any:
+    return {"enabled": value} if isinstance(value, bool) or value == "both" else value
+
+
+class OptimizerOptions(_Section):
+    """The optimizer of a workload that the file's own `optimizer` section does not describe."""
+
+    name: str = Field("AdamW", description="Class of torch.optim.")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
+    max_gradient_norm: float | None = Field(None, gt=0, description="Clip the global gradient norm to this; null: not.")
+
+
+class TransformersOptions(_Section):
+    """A model of the transformers package, made from its configuration; nothing is downloaded."""
+
+    task: Literal["causal_lm", "masked_lm", "seq2seq_lm", "image_classification"] = Field(
+        description="What is trained: causal_lm, masked_lm, seq2seq_lm or image_classification."
+    )
+    model_type: str = Field(description="As in transformers, such as bert, t5, vit.")
+    config: dict[str, Any] = Field(default_factory=dict, description="Values of its configuration class.")
+    sequence_length: Tokens | None = Field(None, description="Tokens a sample; null: what the model allows.")
+    target_length: Tokens | None = Field(None, description="Tokens of the target of seq2seq_lm; null: as the source.")
+    attention_mask: bool = Field(False, description="Give the model a mask of ones, as a padding collator would.")
+    image_size: Annotated[int, Field(ge=1, le=65536)] | None = Field(
+        None, description="Pixels of the side of a square image; null: that of the configuration."
+    )
+
+
+class WorkloadOptions(_Section):
+    """What is trained, where the file itself does not describe it: one of transformers, model, step."""
+
+    transformers: TransformersOptions | None = Field(None, description="A model of the transformers package.")
+    model: ImportPath | None = Field(None, description="Import path: (...) -> torch.nn.Module.")
+    batch: ImportPath | None = Field(None, description="Import path: (micro_batch_size, ...) -> a batch of that size.")
+    loss: ImportPath | None = Field(
+        None, description="Import path: (output, targets, ...) -> scalar loss; null: the model's own."
+    )
+    step: ImportPath | None = Field(None, description="Import path: (...) -> a whole training step of your own.")
+    loader: ImportPath | None = Field(
+        None, description="Import path: (micro_batch_size, ...) -> your real DataLoader; timed apart from the step."
+    )
+    samples_of: ImportPath | None = Field(
+        None, description="Import path: (batch, ...) -> its number of samples, where shapes do not show it."
+    )
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments; each callable gets those that its signature names."
+    )
+    optimizer: OptimizerOptions | None = Field(None, description="Optimizer; null: the file's own, else AdamW.")
+    sequence_length: Tokens | None = Field(None, description="Tokens a sample, to count tokens; null: unknown.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> WorkloadOptions:
+        given = [name for name in ("transformers", "model", "step") if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = " and ".join(given) if given else "none of them"
+            raise ValueError(f"needs exactly one of transformers, model, step; given: {what}")
+        if self.model is not None and self.batch is None:
+            raise ValueError("model needs batch: the import path of a callable that makes a batch of a given size")
+        if self.model is None and (self.batch or self.loss):
+            raise ValueError(f"batch and loss go with model; {given[0]} brings its own")
+        own = next((name for name in ("loader", "samples_of") if getattr(self, name)), None)
+        if self.transformers is not None and own is not None:
+            raise ValueError(f"{own} goes with model or step; what transformers builds has samples of its own")
+        if self.step is not None and self.optimizer is not None:
+            raise ValueError("step brings its own optimizers; remove optimizer")
+        return self
+
+
+class ExploreSettings(_Section):
+    """The optional top-level section `explore:`. Every key has a default; `--set explore.KEY=VALUE` overrides one."""
+
+    effort: Literal["quick", "normal", "thorough"] = Field(
+        "normal", description="How much to spend: sets max_probes, passes_per_probe and target_confidence."
+    )
+    max_probes: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        EFFORTS["normal"].max_probes,
+        description="Probes of the search at most (sizes compiled and run, repeats included); up to two more look for "
+        "a size that keeps batch_size.",
+    )
+    passes_per_probe: Annotated[int, Field(ge=2, le=10_000)] = Field(
+        EFFORTS["normal"].passes_per_probe, description="Timed passes of one probe at most."
+    )
+    target_confidence: Annotated[Percent, Field(gt=0, lt=100)] = Field(
+        EFFORTS["normal"].target_confidence, description="Stop at this confidence score, out of 100; below 100."
+    )
+    tolerance: Annotated[Fraction, Field(ge=0, lt=1)] = Field(
+        0.02,
+        description="A size counts as best when its throughput is within this fraction of the best; sizes are timed no "
+        "closer than that asks.",
+    )
+    time_budget: Duration = Field(
+        None, description='Seconds, or text such as "10min", that the search may take; null: no limit.'
+    )
+    training_time: Duration = Field(
+        None,
+        description='Seconds, or text such as "3d", that the training will take: the search ends where another probe '
+        "costs more than it is expected to save of them. null: as long as the file's own steps say, else 10h.",
+    )
+    probe_time_limit: Duration = Field(
+        1800.0, description="Seconds, or text, after which one probe is given up as timed_out; null: no limit."
+    )
+    stage_time_floor: Seconds = Field(
+        60.0, description="Seconds, or text, for which a stage (build, compile, a step) may be silent in any case."
+    )
+    device: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        "auto", description="A torch device such as cpu, cuda, cuda:1; auto: the accelerator if there is one, else cpu."
+    )
+    memory_budget: Memory = Field(
+        "auto", description='Memory of one replica: a size ("12GiB"), a fraction of the device (0.8), or auto.'
+    )
+    replica_reserve: Size = Field(
+        "auto", description="Memory kept free for gradient buckets and collectives of several replicas: a size or auto."
+    )
+    min: Samples | None = Field(None, description="Smallest micro-batch size to try, samples; null: 1.")
+    max: Samples | None = Field(
+        None,
+        description="Largest micro-batch size to try, samples; null: what fits, at most 65536 samples and 16777216 "
+        "tokens, beyond which one pass is by itself more than any batch that is published.",
+    )
+    candidates: Candidates = Field(
+        "all", description="Which sizes: all, powers_of_two, divisors or even (of the replica batch), or a list."
+    )
+    divisibility: Literal["strict", "even"] = Field(
+        "strict", description="When a global batch size is valid: whole micro-batches only, or equal parts (even)."
+    )
+    keep_batch_size: bool = Field(
+        False,
+        description="Recommend the fastest size with which batch_size is valid, instead of telling it beside the "
+        "fastest of all.",
+    )
+    precision: PrecisionName | None = Field(
+        None, description="Number formats; null: as the model's own section says, else float32."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass (built-in decoder and transformers models)."
+    )
+    compile: Annotated[CompileOptions, BeforeValidator(_short_for_enabled)] = Field(
+        default_factory=lambda: CompileOptions.model_validate({}),
+        description="How the training is compiled; true, false or both for short.",
+    )
+    torch: TorchOptions = Field(
+        default_factory=lambda: TorchOptions.model_validate({}),
+        description="Process-wide settings of torch that the training makes; part of the job's fingerprint.",
+    )
+    depth: Literal["auto", "whole", "reduced"] = Field(
+        "auto",
+        description="Search deep models of identical blocks at two reduced depths and extrapolate: auto (where it is "
+        "clearly cheaper), whole (never), reduced (wherever possible). The answer is always run whole.",
+    )
+    storage: str | None = Field(
+        None,
+        description="URL of the Optuna storage (sqlite:///study.db, or postgresql://..., with the extra postgresql); "
+        "null: in the run directory.",
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        0, description="Of the weights, the samples and the search; the same seed asks the same next probe."
+    )
+    workload: WorkloadOptions | None = Field(
+        None, description="What is trained, where the file does not describe it; null: the file's model section."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_effort(cls, values: Any) -> Any:
+        """The word sets what is not given."""
+        if not isinstance(values, dict) or not isinstance(values.get("effort", "normal"), str):
+            return values
+        effort = EFFORTS.get(values.get("effort", "normal"))
+        return values if effort is None else dataclasses.asdict(effort) | values
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> ExploreSettings:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+    @property
+    def time_budget_s(self) -> float | None:
+        """Seconds that the search may take; None for no limit."""
+        return self.time_budget
+
+    @property
+    def training_time_s(self) -> float | None:
+        """Seconds that the training will take; None where the user does not say."""
+        return self.training_time
+
+    @property
+    def probe_time_limit_s(self) -> float | None:
+        """Seconds after which one probe is given up; None for no limit."""
+        return self.probe_time_limit
+
+    @property
+    def replica_reserve_bytes(self) -> int | None:
+        """Bytes kept free for several replicas; None for `auto`."""
+        return None if self.replica_reserve == "auto" else int(self.replica_reserve)
+
+    def memory_budget_bytes(self, device_memory_bytes: int) -> int | None:
+        """Bytes of the budget that the user gave; None for `auto`.
+
+        Args:
+            device_memory_bytes: Memory of the device, of which a fraction is taken.
+        """
+        if self.memory_budget == "auto":
+            return None
+        if isinstance(self.memory_budget, float):
+            return int(self.memory_budget * device_memory_bytes)
+        return int(self.memory_budget)
+
+
+def read_settings(
+    section: Any, problems: Problems, *, allow_code: bool = True, effort: str = "normal"
+) -> ExploreSettings:
+    """Check the `explore:` section; every mistake goes to `problems`, and the defaults stand in for it.
+
+    Args:
+        section: Its value; None where there is none.
+        problems: Receives the mistakes.
+        allow_code: False refuses import paths.
+        effort: The word where the section has none.
+    """
+    if section is not None and not isinstance(section, dict):
+        problems.error(("explore",), f"explore must be a mapping of settings, not {quoted(section)}")
+    values = {"effort": effort} | section if isinstance(section, dict) else {"effort": effort}
+    workload = values.get("workload")
+    if isinstance(workload, dict) and not allow_code:
+        for key in (key for key in CODE_KEYS if workload.get(key) is not None):
+            problems.error(
+                ("explore", "workload", key),
+                f"explore.workload.{key} imports code, {quoted(workload[key])}, and --no-code refuses that",
+                "leave out --no-code if you trust the file",
+            )
+    for key, unit in _MEANT.items():
+        value = values.get(key)
+        if isinstance(value, int | float) and 1 < value < _FEWEST_PLAIN_SECONDS:
+            word = "hours" if unit == "h" else "minutes"
+            text = f"{key} {value:g} without a unit is taken as seconds; write {value:g}{unit} for {word}"
+            problems.warn(("explore", key), text)
+    try:
+        return ExploreSettings.model_validate(values)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            translate(detail, problems, _known_keys)
+        return ExploreSettings.model_validate({"effort": effort})
+
+
+def dotted_keys() -> list[str]:
+    """Every key of the section, dotted."""
+    return [
+        dotted_path(("explore", *path, name)) for path, section in _SECTIONS.items() for name in section.model_fields
+    ]
+
+
+def _known_keys(path: Path) -> Sequence[str]:
+    """The keys of the section at a path below `explore`."""
+    return list(_SECTIONS[path].model_fields)
+
+
+_SECTIONS: Mapping[Path, type[BaseModel]] = {
+    (): ExploreSettings,
+    ("compile",): CompileOptions,
+    ("torch",): TorchOptions,
+    ("workload",): WorkloadOptions,
+    ("workload", "transformers"): TransformersOptions,
+    ("workload", "optimizer"): OptimizerOptions,
+}

@@ -1,0 +1,68 @@
+"""Which worker runs a probe: when one must go, when its program is worth keeping, and when it is as good as before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bexplore.engine.process.pool import Worker
+from bexplore.engine.protocol.failures import Failure
+from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+
+
+def must_replace(
+    worker: Worker, probe: Probe, *, shared_mode: SharedMode, largest_measured: int, uses_cuda_graphs: bool
+) -> bool:
+    """Whether a worker must not run a probe: it is good for more of the same program only.
+
+    Args:
+        worker: At work.
+        probe: What is asked.
+        shared_mode: The kind of shared program that the search uses.
+        largest_measured: The largest size that is known to run, samples; 0 for none.
+        uses_cuda_graphs: Whether the job's passes are recorded into CUDA graphs: those of an earlier size stay, and
+            hold memory that the allocator cannot give back.
+    """
+    if worker.compilation is None:
+        return False
+    own_program_per_size = probe.compilation is Compilation.EXACT or (
+        probe.compilation is Compilation.SHARED and (shared_mode is SharedMode.STATIC or uses_cuda_graphs)
+    )
+    return (
+        probe.fresh_worker
+        or probe.compilation is not worker.compilation
+        or (probe.micro_batch_size > largest_measured and not worker.has_room)
+        or (own_program_per_size and probe.micro_batch_size != worker.micro_batch_size)
+        or not worker.process.is_alive
+    )
+
+
+def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, on_cpu: bool) -> bool:
+    """Whether a later probe of the search may need a worker's program; an accelerator's memory is not shared by two.
+
+    Args:
+        worker: At work.
+        probe: For which it must go.
+        shared_mode: The kind of shared program that the search uses.
+        on_cpu: Whether the job runs there.
+    """
+    has_shared_program = worker.compilation is Compilation.SHARED and shared_mode is not SharedMode.STATIC
+    return has_shared_program and probe.compilation is Compilation.EXACT and on_cpu and worker.process.is_alive
+
+
+def may_go_on(answer: Mapping[str, Any] | Failure, refused: Observation, *, largest_measured: int) -> bool:
+    """Whether a worker is as good as before a size that it has refused.
+
+    Not where a larger size ran: then it is the process, not the size, that lacks the memory.
+
+    Args:
+        answer: The worker's.
+        refused: What came of it.
+        largest_measured: The largest size that is known to run, samples; 0 for none.
+    """
+    if isinstance(answer, Failure) or refused.outcome is not Outcome.OUT_OF_MEMORY:
+        return False
+    is_over_budget = answer["outcome"] == Outcome.MEASURED  # nothing was refused
+    is_larger = refused.micro_batch_size > largest_measured > 0
+    return is_larger and (is_over_budget or bool(answer.get("is_intact")))

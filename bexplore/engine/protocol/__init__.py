@@ -1,0 +1,1 @@
+"""What both sides of the pipe between explorer and worker share."""

@@ -1,0 +1,99 @@
+"""Compiled and eager passes of one size, timed in turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from bexplore.engine.eager_comparison import are_enough
+from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, Steps
+from bexplore.measurement.interleaving import TURN_S
+from bexplore.workloads import Batch
+
+
+class Turn(NamedTuple):
+    """Passes of one kind that ran one after another.
+
+    Attributes:
+        num_passes: How many.
+        seconds: Of all of them.
+    """
+
+    num_passes: int
+    seconds: float
+
+    @property
+    def pass_s(self) -> float:
+        """Mean seconds of a pass."""
+        return self.seconds / self.num_passes
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """Where the compiler is left out."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def time_turns(
+    steps: Steps,
+    batch: Batch,
+    *,
+    usual_pass_s: float,
+    is_warm: bool,
+    budget_s: float,
+    tolerance: float,
+    asked: bool,
+    report: Callable[[], None],
+) -> tuple[list[Turn], list[Turn]]:
+    """Time turns of compiled and of eager passes in pairs, each pair the other way round than the one before.
+
+    So a steady drift of the machine meets both alike, and neither always has the other's caches.
+
+    Args:
+        steps: Runs and times them.
+        batch: Of the size.
+        usual_pass_s: About how long a compiled pass takes.
+        is_warm: Whether the first pass of a kind takes what the next ones take.
+        budget_s: Seconds of passes, those that warm up included, after which it is enough.
+        tolerance: A share of speed that counts as none.
+        asked: Whether the configuration asks for it, so that the fewest pairs are run whatever they take.
+        report: Called after each turn.
+
+    Returns:
+        The compiled and the eager turns; as many of both.
+    """
+    kinds: dict[bool, Callable[[], AbstractContextManager[Any]]] = {False: nullcontext, True: eagerly}
+    last_s, turns, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Turn]() for kind in kinds}, 0.0
+    for kind, context in kinds.items() if not is_warm else ():
+        with context():
+            last_s[kind] = steps.timed_pass(batch)
+        spent_s += last_s[kind]
+
+    def enough() -> bool:
+        compiled_s, eager_s = ([turn.pass_s for turn in turns[kind]] for kind in kinds)
+        return are_enough(compiled_s, eager_s, tolerance=tolerance, is_spent=spent_s >= budget_s, asked=asked)
+
+    order = list(kinds)
+    while not enough():
+        for kind in order:
+            with kinds[kind]():
+                turns[kind].append(_turn(steps, batch, last_s[kind]))
+            last_s[kind] = turns[kind][-1].pass_s
+            spent_s += turns[kind][-1].seconds
+            report()
+        order.reverse()
+    return turns[False], turns[True]
+
+
+def _turn(steps: Steps, batch: Batch, pass_s: float) -> Turn:
+    """Time passes of which one takes about so many seconds until they have lasted `TURN_S`."""
+    num_passes, seconds = 0, 0.0
+    while seconds < TURN_S:
+        wanted = math.ceil((TURN_S - seconds) / max(pass_s, 1e-6))
+        together = min(max(1, wanted), MAX_BACK_TO_BACK)
+        pass_s = steps.timed_pass(batch, together)
+        num_passes, seconds = num_passes + together, seconds + together * pass_s
+    return Turn(num_passes, seconds)

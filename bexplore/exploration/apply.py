@@ -1,0 +1,283 @@
+"""The size that a run found, written into the user's own file: what changes, and whether it may."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
+from bexplore.config.config import Config
+from bexplore.config.document.document import dotted_path
+from bexplore.config.document.writer import fragment, with_number
+from bexplore.errors import UserInputError
+from bexplore.exploration import run_directory
+from bexplore.exploration.run_directory import Run
+from bexplore.job import code_digests
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# What of the question a file alone decides; the rest (effort, seed, storage) does not make another answer wrong.
+_BOUNDS = ("minimum", "maximum", "candidates", "memory_budget", "num_replicas")
+
+
+class BatchSizeRule(StrEnum):
+    """Which answer is written where the user's `batch_size` is not valid with the recommended size."""
+
+    KEEP = "keep"  # the fastest size that keeps it
+    CHANGE = "change"  # the recommended size; `batch_size` moves to the nearest that is valid with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A `batch_size` that is not valid with the recommended size: one of the two has to give way.
+
+    Attributes:
+        typed: The user's file and its options, as a shell wants them.
+        message: What does not fit, and where that stands.
+        batch_size: The user's global batch size.
+        micro_batch_size: The recommended size.
+        nearest: The global batch size nearest to the user's that is valid with it.
+        keeps: `keeps_batch_size` of the result; None where it keeps another batch size, or there is none.
+    """
+
+    typed: str
+    message: str
+    batch_size: int
+    micro_batch_size: int
+    nearest: int
+    keeps: Mapping[str, Any] | None
+
+    def sentence(self, rule: BatchSizeRule) -> str:
+        """What a rule writes."""
+        if rule is BatchSizeRule.CHANGE:
+            return f"micro_batch_size {self.micro_batch_size}, batch_size {self.nearest}"
+        if self.keeps is None:
+            return f"nothing: no size that was run keeps batch_size {self.batch_size}"
+        speed = f"{self.keeps['over_recommended']:.2f}x the speed of {self.keeps['free_micro_batch_size']}"
+        return f"micro_batch_size {self.keeps['micro_batch_size']}, {speed}; batch_size stays {self.batch_size}"
+
+    def refused(self) -> UserInputError:
+        """The error where nobody chooses."""
+        keep, change = (f"bexplore apply {self.typed} --{rule}-batch-size" for rule in BatchSizeRule)
+        return UserInputError(
+            self.message,
+            hint=f"{keep} (writes {self.sentence(BatchSizeRule.KEEP)}), or\n"
+            f"{change} (writes {self.sentence(BatchSizeRule.CHANGE)})",
+        )
+
+
+def refuse(choice: Choice) -> BatchSizeRule:
+    """Choose nothing.
+
+    Raises:
+        UserInputError: Always; the hint is what to type for the one and for the other.
+    """
+    raise choice.refused()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What would be written.
+
+    Attributes:
+        path: The user's file.
+        before: Its bytes.
+        after: Its bytes with the new values.
+        run: The run that found them.
+        answer: What it says of the size: `micro_batch_size`, `relative_performance`, `confidence`.
+        base_micro_batch_size: The size that its performance is relative to.
+        batch_size_change: The global batch size before and after; None if it stays.
+    """
+
+    path: Path
+    before: bytes
+    after: bytes
+    run: Run
+    answer: Mapping[str, Any]
+    base_micro_batch_size: int
+    batch_size_change: tuple[int, int] | None
+
+    @property
+    def diff(self) -> str:
+        """The change as a unified diff; empty where the file says so already."""
+        old, new = (data.decode("utf-8-sig").splitlines(keepends=True) for data in (self.before, self.after))
+        lines = difflib.unified_diff(old, new, str(self.path), str(self.path), n=2)
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def plan_edit(
+    config: Config,
+    *,
+    run: Run | None = None,
+    batch_size: BatchSizeRule | None = None,
+    choose: Callable[[Choice], BatchSizeRule] = refuse,
+    force: bool = False,
+) -> Edit:
+    """What to write into the file of a configuration, from a run of the same job.
+
+    Args:
+        config: The file as it is now.
+        run: The run; None for the newest finished one of this job.
+        batch_size: Which answer to write where the global batch size is not valid with the recommended size; None asks
+            `choose`.
+        choose: Asked where the two do not fit together.
+        force: Take the run even if the job has changed since.
+
+    Raises:
+        UserInputError: There is no such run, it is not finished, the job has changed since, or the number cannot be
+            written without changing something else.
+    """
+    chosen = run or _newest_run(config)
+    if not force:
+        _refuse_another_job(config, chosen)
+    result = chosen.result()
+    if result is None or result.get("micro_batch_size") is None:
+        raise UserInputError(
+            f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.typed}"
+        )
+    answer, new_batch_size = _answer(config, result, batch_size, choose)
+    before = _read(config.path)
+    text = before.removeprefix(_BYTE_ORDER_MARK).decode()
+    mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
+    source = str(config.path)
+    changed = with_number(
+        text, config.request.path, answer["micro_batch_size"], beside=config.batch_size_path, source=source
+    )
+    if new_batch_size is not None:
+        changed = with_number(changed, config.batch_size_path, new_batch_size, source=source)
+    return Edit(
+        path=config.path,
+        before=before,
+        after=mark + changed.encode(),
+        run=chosen,
+        answer=answer,
+        base_micro_batch_size=result["base_micro_batch_size"],
+        batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
+    )
+
+
+def paste(config: Config, micro_batch_size: int) -> str:
+    """The lines of YAML that `plan_edit` would write, and under what; empty where the file cannot be read any more."""
+    try:
+        text = _read(config.path).decode("utf-8-sig")
+        lines, parent = fragment(text, config.request.path, micro_batch_size, source=str(config.path))
+    except (UserInputError, UnicodeDecodeError):
+        return ""
+    place = f"  # under {dotted_path(parent)}" if parent else ""
+    return "\n".join([f"{lines[0]}{place}", *lines[1:]])
+
+
+def write_edit(edit: Edit, target: Path | None = None) -> Path:
+    """Write the file in one step, or another file; returns which.
+
+    Raises:
+        UserInputError: The file changed while the user was asked, or cannot be written.
+    """
+    path = (target or edit.path).resolve()  # a link stays a link
+    if target is None and _read(path) != edit.before:
+        raise UserInputError(f"{edit.path} changed meanwhile; nothing was written", hint="type the command again")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(edit.after)
+        shutil.copymode(edit.path, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserInputError(f"cannot write {path}: {error.strerror}", hint="write another file with -o") from error
+    return path
+
+
+def _newest_run(config: Config) -> Run:
+    """The newest finished run of this job; one of another job is refused later, with what differs."""
+    folder = run_directory.model_directory(config.mode, config.model_dir)
+    finished = [run for run in run_directory.find_runs(folder) if run.result() is not None]
+    if not finished:
+        raise UserInputError(
+            f"no finished run of this job under {folder}",
+            hint=f"bexplore explore {config.typed}, or name a run: --run RUN",
+        )
+    return next((run for run in finished if not _changes(config, run)), finished[0])
+
+
+def _refuse_another_job(config: Config, run: Run) -> None:
+    changes = _changes(config, run)
+    if changes:
+        listed = "".join(f"\n  {line}" for line in changes)
+        raise UserInputError(
+            f"the job of {config.path} has changed since {run.directory}:{listed}",
+            hint=f"bexplore explore {config.typed}, or write it all the same: bexplore apply {config.typed} --force",
+        )
+
+
+def _changes(config: Config, run: Run) -> tuple[str, ...]:
+    """What differs between the file now and what was explored; the machine may be another one."""
+    meta = run.meta()
+    before: dict[str, Any] = {
+        "job": meta.get("job", {}),
+        "environment": {"code": meta.get("environment", {}).get("code", {})},
+    }
+    after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digests(config.job)}}
+    if config.request.is_search and config.request.position is not None:
+        bounds = {
+            "minimum": config.minimum,
+            "maximum": config.maximum,
+            "candidates": config.candidates,
+            "memory_budget": config.explore.memory_budget,
+            "num_replicas": config.num_replicas,
+        }
+        before["question"] = {name: meta.get("question", {}).get(name) for name in _BOUNDS}
+        after["question"] = bounds
+    return run_directory.differences(before, after)
+
+
+def _answer(
+    config: Config,
+    result: Mapping[str, Any],
+    rule: BatchSizeRule | None,
+    choose: Callable[[Choice], BatchSizeRule],
+) -> tuple[Mapping[str, Any], int | None]:
+    """What to write, and the global batch size that goes with it; None leaves that as it is."""
+    choice = _choice(config, result)
+    if choice is None:
+        return result, None
+    rule = rule or choose(choice)
+    if rule is BatchSizeRule.CHANGE:
+        return result, choice.nearest
+    if choice.keeps is None:
+        raise UserInputError(
+            f"no size that was run keeps batch_size {choice.batch_size}",
+            hint=f"bexplore explore {config.typed}, which goes on from what is known",
+        )
+    return choice.keeps, None
+
+
+def _choice(config: Config, result: Mapping[str, Any]) -> Choice | None:
+    """What the user has to choose between; None where the recommended size keeps the global batch size."""
+    size, given = result["micro_batch_size"], config.batch_size
+    replicas, rule = config.num_replicas, config.divisibility
+    if given is None or is_valid_global_batch_size(given, size, replicas, rule):
+        return None
+    keeps = result.get("keeps_batch_size")
+    is_kept = keeps and is_valid_global_batch_size(given, keeps["micro_batch_size"], replicas, rule)
+    sizes = valid_global_batch_sizes(size, replicas, given, rule)
+    message = near_value_message(given, size, replicas, rule)
+    return Choice(
+        typed=config.typed,
+        message=f"{dotted_path(config.batch_size_path)}: {message}",
+        batch_size=given,
+        micro_batch_size=size,
+        nearest=min((size.global_batch_size for size in sizes), key=lambda size: abs(size - given)),
+        keeps=keeps if is_kept else None,
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserInputError(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,103 @@
+"""How long an exploration may take, by what earlier ones have taken on the same machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bexplore.errors import BexploreError
+from bexplore.exploration import run_directory
+from bexplore.host import json_files
+from bexplore.trace.cost_model import CostModel
+
+# Beyond this ratio of operations a sample, an earlier run is of another kind: compilation no longer outweighs passes.
+FARTHEST_RATIO = 10.0
+_OF_THE_MACHINE = ("torch", "processor", "accelerator", "threads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The expected length of an exploration.
+
+    Attributes:
+        seconds: None where nothing is known.
+        why: By which earlier run, or why nothing is known.
+    """
+
+    seconds: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Earlier:
+    """What a finished run took, in seconds: timed passes, the rest of its probes, and all else."""
+
+    run: run_directory.Run
+    flops_per_sample: float
+    num_probes: int
+    passes_s: float
+    preparation_s: float
+    rest_s: float
+
+
+def expected_duration(
+    folder: Path, environment: Mapping[str, Any], cost_model: CostModel | None, *, max_probes: int
+) -> Estimate:
+    """Scale the nearest earlier run of this machine: its passes by the operations of a sample, all else as it was.
+
+    Args:
+        folder: The job's model directory; runs of other jobs are looked for beside it.
+        environment: Of `Identity.environment`.
+        cost_model: The job's trace; None where there is none.
+        max_probes: Probes at most.
+    """
+    if cost_model is None or not cost_model.hardware_flops_per_sample:
+        return Estimate(seconds=None, why="the job has no trace")
+    own = cost_model.hardware_flops_per_sample
+    earlier = list(_earlier_runs(folder.parent, environment))
+    if not earlier:
+        return Estimate(seconds=None, why=f"no finished run of this machine under {folder.parent}")
+    nearest = min(earlier, key=lambda run: abs(math.log(own / run.flops_per_sample)))
+    ratio = own / nearest.flops_per_sample
+    told = f"{nearest.run.directory}, whose samples take {1 / ratio:.2g}x as many operations"
+    if not 1 / FARTHEST_RATIO <= ratio <= FARTHEST_RATIO:
+        return Estimate(seconds=None, why=f"the nearest run of this machine is {told}")
+    share = min(1.0, max_probes / nearest.num_probes)
+    seconds = nearest.rest_s + share * (nearest.preparation_s + ratio * nearest.passes_s)
+    return Estimate(seconds=seconds, why=f"by {told}")
+
+
+def _earlier_runs(parent: Path, environment: Mapping[str, Any]) -> Iterator[_Earlier]:
+    for folder in sorted(parent.glob("*/")):
+        for run in run_directory.find_runs(folder):
+            try:
+                earlier = _read(run, environment)
+            except (BexploreError, KeyError, TypeError, ValueError):
+                continue  # damaged, or of another version: an estimate goes on without it
+            if earlier is not None:
+                yield earlier
+
+
+def _read(run: run_directory.Run, environment: Mapping[str, Any]) -> _Earlier | None:
+    result, trace = run.result(), run.directory / "trace.json"
+    before: Mapping[str, Any] = run.meta().get("environment", {})
+    is_same_machine = all(before.get(name) == environment[name] for name in _OF_THE_MACHINE)
+    if result is None or not is_same_machine or not trace.exists():
+        return None
+    flops = CostModel.from_dict(json_files.read_json(trace)).hardware_flops_per_sample
+    observations = run.journal.read()
+    if not flops or not observations:
+        return None
+    probes_s = sum(one.elapsed_s for one in observations)
+    passes_s = sum(sum(one.pass_times_s) + sum(one.update_times_s) for one in observations)
+    return _Earlier(
+        run=run,
+        flops_per_sample=flops,
+        num_probes=len(observations),
+        passes_s=min(passes_s, probes_s),
+        preparation_s=max(0.0, probes_s - passes_s),
+        rest_s=max(0.0, float(result["elapsed_s"]) - probes_s),
+    )

@@ -1,0 +1,457 @@
+"""A whole exploration, from a checked configuration to the last words; the command line and Python share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bexplore import logs
+from bexplore.batching import MAX_SAMPLES, sizes_that_keep
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.engine import EngineRunner
+from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.reduced_depth import ReducedDepthRunner
+from bexplore.engine.trace_client import recall_or_trace
+from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
+from bexplore.exploration import events, run_directory
+from bexplore.exploration.estimate import expected_duration
+from bexplore.exploration.events import JobEvent, Planned, Recommended, Stored, Traced
+from bexplore.exploration.fingerprint import Identity, describe, search_settings
+from bexplore.exploration.finish import Conclusion, batch_question, global_batch_sizes
+from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
+from bexplore.host.machine import available_memory_bytes, num_usable_processors
+from bexplore.measurement.probe import Compilation, Observation, Probe
+from bexplore.search import loop
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.gpu_properties import GpuProperties
+
+# Largest size that is a candidate where nothing bounds it: no `max`, no trace, no batch to divide.
+DEFAULT_MAXIMUM = 4096
+# Rules that name no end; other candidates were written down by the user, or are cut from the user's own batch.
+OPEN_RULES = ("all", "powers_of_two")
+# Sizes up to this factor beyond what the trace says fits stay candidates: the trace may be wrong, the probes decide.
+BEYOND_TRACE = 1.25
+# A size surely fits where the trace's peak, raised by so many standard deviations of its error, is within the budget.
+SURE_SDS = 3.0
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What comes from outside: places, time, and who listens.
+
+    Attributes:
+        model_dir: Folder of the results; None for what the configuration says.
+        fresh: Start over even if an earlier run could go on, and trace anew.
+        dry_run: End after the plan.
+        on_progress: Called with what a worker reports while it works.
+        should_stop: Asked before each probe; its words, if any, end the exploration.
+        clock: Seconds; only differences count.
+        now: The present.
+    """
+
+    model_dir: str | None = None
+    fresh: bool = False
+    dry_run: bool = False
+    on_progress: Progress = lambda message: None
+    should_stop: Callable[[], str | None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepingSizes | None:
+    """The sizes that keep the user's global batch size; None where the file gives none, or it has no whole share.
+
+    Where every size is a candidate, it is any between the smallest and the largest: far up, neighbouring candidates are
+    8 and more apart, and the size that cuts a batch need not be one of them.
+    """
+    if config.replica_batch_size is None:
+        return None
+    sizes = sizes_that_keep(config.replica_batch_size, config.divisibility)
+    tried = set(candidates)
+    is_dense = config.candidates == "all"
+    kept = (size for size in sizes if size in tried or (is_dense and candidates[0] <= size <= candidates[-1]))
+    return loop.KeepingSizes(sizes=tuple(kept), is_answer=config.explore.keep_batch_size)
+
+
+def explore(config: Config | str | Path, surroundings: Surroundings | None = None) -> Iterator[JobEvent]:
+    """Find the micro-batch size of a training job; yields what happens as it happens.
+
+    Args:
+        config: The job's YAML file, or the file already loaded.
+        surroundings: Places, time and listeners; None for the defaults.
+
+    Yields:
+        `Planned`; `Traced`; for each probe `ProbeStarted`, `ProbeFinished` and, once something was measured,
+        `Recommended`; `Finished`. Or `Stored` alone where a finished run of the same job is on disk.
+
+    Raises:
+        UserInputError: The configuration is wrong, or asks for nothing that could be explored.
+        NothingFitsError: Not even the smallest candidate fits the memory budget.
+        UserProgramError: The user's own program fails at every size.
+        EngineError: The device, the disk or the storage cannot be used.
+    """
+    loaded = config if isinstance(config, Config) else load_config(Path(config))
+    if not loaded.request.is_search:
+        raise UserInputError(
+            f"{loaded.path}: micro_batch_size is {loaded.request.kind.value}: there is nothing to explore",
+            hint="set micro_batch_size: explore",
+        )
+    for event in _Exploration(loaded, surroundings or Surroundings()).events():
+        record = events.event_record(event)
+        if record is not None:
+            logs.log.debug(record.pop("event"), **record)
+        yield event
+
+
+class _Exploration:
+    """The state of one exploration while it goes on."""
+
+    def __init__(self, config: Config, surroundings: Surroundings) -> None:
+        self.config = config
+        self.out = surroundings
+        self.folder = run_directory.model_directory(config.mode, surroundings.model_dir or config.model_dir)
+        self.identity = Identity(config=config, folder_name=self.folder.name)
+        self.began_s = surroundings.clock()
+        self.on_progress = _logged(surroundings.on_progress)
+        self.known: list[Observation] = []
+        self.host_available_bytes: int | None = None
+        self.is_interrupted = False
+
+    def events(self) -> Iterator[JobEvent]:
+        """Plan, trace, explore, check, conclude."""
+        run, changes = self._earlier_run()
+        stored = run.result() if run else None
+        if run is not None and stored is not None and self._answers(stored):
+            yield Stored(record=stored, run=run)
+            return
+        if self.out.dry_run:
+            yield self._planned_only(changes)
+            return
+        if run is None:
+            with run_directory.exclusively(self.folder):
+                run, changes = self._earlier_run()  # again: another explorer may have made it meanwhile
+                run = run or self._new_run()
+        self.known = run.journal.read()
+        logs.attach_file(run.directory / "log.jsonl")
+        try:
+            yield self._plan(run, changes)
+            yield from self._run(run)
+        except (NothingFitsError, UserProgramError) as error:
+            # What the user mends now must not meet the old failures again: such a run is over.
+            run.write_error(error.message)
+            raise
+        finally:
+            logs.detach_file()
+
+    def _answers(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a stored result is of today's batch size and steps.
+
+        Another batch size asks for another second answer, a longer training for more of the search, no more.
+        """
+        return all(stored.get(name) == value for name, value in batch_question(self.config).items())
+
+    def _new_run(self, *, apart: bool = False) -> run_directory.Run:
+        """A run of its own; one that stands apart shares its study with no earlier run."""
+        now = self.out.now()
+        meta = self.identity.meta(now)
+        if apart or self.out.fresh or self._has_failed_before(meta):
+            meta["study"] += f"-{now:%Y%m%d%H%M%S}-{os.getpid()}"
+        return run_directory.create_run(self.folder, meta=meta, now=now)
+
+    def _has_failed_before(self, meta: dict[str, Any]) -> bool:
+        runs = run_directory.find_runs(self.folder)
+        return any(run.has_failed and not run_directory.differences(run.meta(), meta) for run in runs)
+
+    def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
+        with EngineRunner(
+            self.config.job,
+            run_dir=run.directory,
+            budget_bytes=None,
+            on_progress=self.on_progress,
+            keeps_artifacts=True,
+        ) as runner:
+            cost_model, reason, facts = self._look(runner, run)
+            if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
+                self.known = []
+                run = self._new_run(apart=True)
+                run.remember_trace(cost_model.as_dict())
+                yield self._plan(run, ("the program itself: its trace has another fingerprint",))
+            budget = self._budget(facts, cost_model)
+            runner.budget_bytes = budget.budget_bytes
+            runner.limits = self._stage_limits(cost_model)
+            runner.largest_measured = max((o.micro_batch_size for o in self.known if o.is_measured), default=0)
+            yield self._traced(cost_model, reason, budget)
+            self._refuse_the_impossible(cost_model, budget)
+            if not self.known:
+                self._prepare(runner, cost_model, budget)
+            end = Conclusion(
+                config=self.config,
+                runner=runner,
+                run=run,
+                cost_model=cost_model,
+                device_facts=facts,
+                elapsed_s=lambda: self.out.clock() - self.began_s,
+            )
+            result = None
+            for event in self._search(runner, run, cost_model, budget):
+                if isinstance(event, loop.Result):
+                    result = event
+                elif isinstance(event, loop.SearchEnded):
+                    end.compare_eager(event.result)
+                elif isinstance(event, loop.Recommendation):
+                    sizes = global_batch_sizes(self.config, event.micro_batch_size)
+                    yield Recommended(recommendation=event, global_batch_sizes=sizes)
+                else:
+                    yield event
+            assert result is not None  # the loop ends with a result or an error
+            yield end.of(result)
+
+    def _look(self, runner: EngineRunner, run: run_directory.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
+        """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces.
+
+        The trace begins at once only on the CPU: elsewhere it is told which device it is for, and where it needs that
+        device itself, its context would be missing from what is free.
+        """
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            early = pool.submit(self._trace, run, None) if self.config.job.device == "cpu" else None
+            facts = self._on_device(runner)
+            tracing = early or pool.submit(self._trace, run, GpuProperties.of_facts(facts))
+            self._begin(runner, facts)
+            traced = tracing.result()
+        cost_model = traced if isinstance(traced, CostModel) else None
+        return cost_model, "" if cost_model else str(traced), facts
+
+    def _trace(self, run: run_directory.Run, gpu: GpuProperties | None) -> CostModel | str:
+        return recall_or_trace(self.config.job, run.directory, self.on_progress, gpu=gpu, fresh=self.out.fresh)
+
+    def _begin(self, runner: EngineRunner, facts: Mapping[str, Any]) -> None:
+        """Begin to compile while the trace goes on, where a processor is free and the trace decides nothing of it."""
+        needs_gradients = self.config.num_replicas > 1 and self.config.explore.replica_reserve_bytes is None
+        trace_decides = needs_gradients or self._is_tuned_at_first_launch
+        if self.known or trace_decides or num_usable_processors() < 2 or not self._compiles_ahead:
+            return
+        budget = self._budget(facts, None)
+        runner.budget_bytes = budget.budget_bytes
+        runner.begin(self._first_probe(None, budget))
+
+    def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:
+        """Compile what the first probe will run, while the process of the final answer starts: nothing is timed yet."""
+        if not self._compiles_ahead:
+            return
+        try:
+            runner.prepare(self._probe_to_prepare(cost_model, budget))
+        except KeyboardInterrupt:  # as in a probe: the exploration ends with what is known
+            self.is_interrupted = True
+
+    @property
+    def _compiles_ahead(self) -> bool:
+        return search_settings(self.config).search_compilation is Compilation.SHARED
+
+    def _first_probe(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
+        smallest = self._candidates(cost_model, budget)[0]
+        return Probe(number=0, micro_batch_size=smallest, time_limit_s=search_settings(self.config).probe_time_limit_s)
+
+    def _probe_to_prepare(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
+        """The first probe; or one of a middle size, where the kernels of all sizes are tuned at their first launch."""
+        first = self._first_probe(cost_model, budget)
+        if cost_model is None or not self._is_tuned_at_first_launch:
+            return first
+        sure_bytes = budget.budget_bytes / (1 + SURE_SDS * cost_model.relative_sd)
+        sizes = self._candidates(cost_model, budget)
+        middle = geometric_middle(sizes, largest=cost_model.max_micro_batch_size(sure_bytes))
+        return dataclasses.replace(first, micro_batch_size=middle)
+
+    @property
+    def _is_tuned_at_first_launch(self) -> bool:
+        """Whether the shared program keeps the kernel configurations that are the fastest at the size it ran first.
+
+        Source: `CachingAutotuner.run` in torch/_inductor/runtime/triton_heuristics.py. Not where each size has a worker
+        of its own.
+        """
+        job = self.config.job
+        return job.device.partition(":")[0] not in ("auto", "cpu") and not job.compile.uses_cuda_graphs(job.device)
+
+    def _should_stop(self) -> str | None:
+        return "interrupted" if self.is_interrupted else self.out.should_stop()
+
+    def _on_device(self, runner: EngineRunner) -> dict[str, Any]:
+        facts = runner.facts()
+        self.host_available_bytes = available_memory_bytes()
+        self.config = self.config.on_device(facts["device"])
+        runner.job = self.config.job
+        logs.log.debug("device", **facts)
+        return facts
+
+    def _budget(self, facts: Mapping[str, Any], cost_model: CostModel | None) -> MemoryBudget:
+        num_parameters = None if cost_model is None else cost_model.num_parameters
+        return resolve_budget(
+            self.config.explore,
+            facts,
+            num_replicas=self.config.num_replicas,
+            gradient_bytes=gradient_bytes_of(self.config.job, num_parameters),
+            host_available_bytes=self.host_available_bytes,
+        )
+
+    def _stage_limits(self, cost_model: CostModel | None) -> StageLimits:
+        limits = StageLimits(
+            flops_per_sample=cost_model.hardware_flops_per_sample if cost_model else None,
+            floor_s=self.config.explore.stage_time_floor,
+        )
+        for observation in self.known:
+            limits.learn(observation)
+        return limits
+
+    def _traced(self, cost_model: CostModel | None, reason: str, budget: MemoryBudget) -> Traced:
+        record = None
+        if cost_model is not None:
+            account = judged_by(self.config.job.device)
+            record = events.trace_facts(
+                cost_model,
+                budget_bytes=budget.budget_bytes,
+                judged_by=account,
+                minimum=self.config.minimum,
+                maximum=self.config.maximum,
+            )
+        return Traced(
+            record=record,
+            reason=reason,
+            memory_budget_bytes=budget.budget_bytes,
+            why_budget=budget.why,
+            warnings=budget.warnings,
+        )
+
+    def _search(
+        self, runner: EngineRunner, run: run_directory.Run, cost_model: CostModel | None, budget: MemoryBudget
+    ) -> Iterator[loop.Event]:
+        settings, candidates = self._settings(cost_model), self._candidates(cost_model, budget)
+        with ReducedDepthRunner(runner, settings.depths) if settings.depths else nullcontext(runner) as probes:
+            yield from loop.explore(
+                probes,
+                space=Space.of(candidates),
+                settings=settings,
+                keeping=keeping_sizes(self.config, candidates),
+                memory=MemoryPrior(
+                    peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
+                    relative_sd=cost_model.relative_sd if cost_model else 0.12,
+                    budget_bytes=budget.budget_bytes,
+                    judged_by=judged_by(self.config.job.device),
+                ),
+                storage=self.config.explore.storage or run.directory / "study.log",
+                study_name=run.meta().get("study", self.identity.study_name()),
+                lock_path=run.lock_path,
+                record=run.journal.append,
+                history=self.known,
+                clock=self.out.clock,
+                spent_s=self.out.clock() - self.began_s,
+                should_stop=self._should_stop,
+            )
+
+    def _settings(self, cost_model: CostModel | None) -> SearchSettings:
+        if cost_model is None:
+            return search_settings(self.config)
+        return search_settings(self.config, num_blocks=cost_model.num_blocks, block_share=cost_model.block_share)
+
+    def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:
+        """End before the first compilation where the trace says that even the smallest size is far too big."""
+        if cost_model is None:
+            return
+        smallest = self.config.minimum
+        peak = cost_model.peak_memory_bytes(smallest)
+        if peak > 2.0 * budget.budget_bytes:
+            raise NothingFitsError(
+                f"micro-batch size {smallest}, the smallest, needs {peak / 2**30:.2f} GiB by the trace; the budget is "
+                f"{budget.budget_bytes / 2**30:.2f} GiB ({cost_model.num_parameters:,} parameters)",
+                hint="use a smaller model or sequence length, or a device with more memory",
+            )
+
+    def _candidates(self, cost_model: CostModel | None, budget: MemoryBudget) -> tuple[int, ...]:
+        maximum = self.config.maximum
+        if maximum is None:
+            maximum = DEFAULT_MAXIMUM
+            if cost_model is not None:
+                fits = cost_model.max_micro_batch_size(budget.budget_bytes) or 0
+                maximum = min(int(fits * BEYOND_TRACE) + 2, MAX_SAMPLES)
+            if self.config.candidates in OPEN_RULES:
+                maximum = min(maximum, largest_wanted(self.config.job.sequence_length))
+        return candidate_sizes(
+            self.config.candidates,
+            minimum=self.config.minimum,
+            maximum=max(maximum, self.config.minimum),
+            replica_batch_size=self.config.replica_batch_size,
+        )
+
+    def _plan(self, run: run_directory.Run | None, changes: Sequence[str]) -> Planned:
+        settings = search_settings(self.config)
+        rule = self.config.candidates
+        sizes = f"{len(rule)} given sizes" if not isinstance(rule, str) else f"sizes by the rule '{rule}'"
+        upper = self.config.maximum if self.config.maximum is not None else "what fits"
+        if self.config.maximum is None and rule in OPEN_RULES:
+            upper = f"what fits, at most {largest_wanted(self.config.job.sequence_length)}"
+        return Planned(
+            title=describe(self.config),
+            run=run,
+            num_known_probes=len(self.known),
+            changes=tuple(changes),
+            device=self.config.job.device,
+            candidates=f"{sizes} from {self.config.minimum} to {upper}",
+            max_probes=settings.max_probes,
+            expected_s=None,
+            warnings=self.config.warnings,
+        )
+
+    def _planned_only(self, changes: Sequence[str]) -> Planned:
+        """The plan of a dry run: the job is built and traced, so that its mistakes are told, and nothing is kept."""
+        gpu = None
+        with tempfile.TemporaryDirectory() as folder:
+            if self.config.job.device != "cpu":
+                with EngineRunner(self.config.job, run_dir=Path(folder), budget_bytes=None) as runner:
+                    gpu = GpuProperties.of_facts(self._on_device(runner))
+            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, gpu=gpu, fresh=self.out.fresh)
+        cost_model = traced if isinstance(traced, CostModel) else None
+        plan, settings = self._plan(None, changes), search_settings(self.config)
+        environment = self.identity.environment()
+        expected = expected_duration(self.folder, environment, cost_model, max_probes=settings.max_probes)
+        limits_s = [one for one in (expected.seconds, settings.time_budget_s) if one is not None]
+        return dataclasses.replace(
+            plan,
+            num_parameters=None if cost_model is None else cost_model.num_parameters,
+            expected_s=min(limits_s) if expected.seconds is not None else None,
+            why_expected=expected.why,
+            warnings=(*plan.warnings, *(() if cost_model else (f"the job cannot be traced: {traced}",))),
+        )
+
+    def _earlier_run(self) -> tuple[run_directory.Run | None, tuple[str, ...]]:
+        """The newest run that this one can go on from, and else what changed since the newest."""
+        if self.out.fresh:
+            return None, ()
+        runs = run_directory.find_runs(self.folder)
+        wanted = self.identity.meta(self.out.now())
+        for run in runs:
+            if not run.has_failed and not run_directory.differences(run.meta(), wanted):
+                return run, ()
+        return None, run_directory.differences(runs[0].meta(), wanted) if runs else ()
+
+
+def _logged(listener: Progress) -> Progress:
+    """A listener that also keeps in the log which stage a worker entered."""
+
+    def listen(message: dict[str, Any]) -> None:
+        if message.get("stage"):
+            logs.log.debug("stage", stage=message["stage"])
+        listener(message)
+
+    return listen

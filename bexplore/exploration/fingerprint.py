@@ -1,0 +1,134 @@
+"""What decides whether two runs may stand for each other: the job, the machine, and the question that was asked.
+
+All of it is read without importing torch, so that a finished run is found in a moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from datetime import datetime
+from typing import Any
+
+from bexplore.config.config import Config
+from bexplore.config.schema import TRAINING_TIME_S
+from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
+from bexplore.job import Mode, code_digests
+from bexplore.measurement.depth_extrapolation import Depths
+from bexplore.measurement.probe import Compilation
+from bexplore.search.posterior.posterior import ENGINE_VERSION
+from bexplore.search.recommendation import SearchSettings
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The identity of a run.
+
+    Attributes:
+        config: As the user gave it: its device may still be `auto`, so that the next call finds the same run.
+        folder_name: Name of the model directory; a study is named after it.
+    """
+
+    config: Config
+    folder_name: str
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits of the job and of everything that decides its speed."""
+        return self.config.job.fingerprint(**self.environment())
+
+    def environment(self) -> dict[str, Any]:
+        """Facts beside the job that decide whether two measurements may be compared."""
+        return {
+            "torch": package_version("torch"),
+            "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
+            "processor": processor_name(),
+            "accelerator": accelerator_name(),
+            "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
+            "engine": str(ENGINE_VERSION),
+            "code": code_digests(self.config.job),
+        }
+
+    def question(self) -> dict[str, Any]:
+        """What decides the search beside the job: another question is another run.
+
+        So is another `training_time`, as every setting that says when a search stops. The samples that the file's own
+        steps make are not: they change with its batch size, with which a search is gone on from.
+        """
+        settings = dataclasses.asdict(search_settings(self.config))
+        del settings["training_samples"]
+        return {
+            "settings": settings,
+            "compares_eager": self.config.explore.compile.enabled == "both",
+            "depth": self.config.explore.depth,
+            "minimum": self.config.minimum,
+            "maximum": self.config.maximum,
+            "candidates": self.config.candidates,
+            "memory_budget": self.config.explore.memory_budget,
+            "replica_reserve": self.config.explore.replica_reserve,
+            "num_replicas": self.config.num_replicas,
+            "storage": self.config.explore.storage,
+        }
+
+    def study_name(self) -> str:
+        """Explorers of one job and one question share a study, on whatever host of the same kind they run."""
+        question = json.dumps(self.question(), sort_keys=True, default=str)
+        return f"{self.folder_name}-{self.fingerprint()}-{hashlib.sha256(question.encode()).hexdigest()[:8]}"
+
+    def meta(self, created_at: datetime) -> dict[str, Any]:
+        """What `meta.json` of a run holds."""
+        return {
+            "fingerprint": self.fingerprint(),
+            "study": self.study_name(),
+            "config": str(self.config.path),
+            "typed": self.config.typed,
+            "title": describe(self.config),
+            "job": self.config.job.as_dict(),
+            "environment": self.environment(),
+            "question": self.question(),
+            "batch_size": self.config.batch_size,
+            "created_at": created_at.isoformat(),
+        }
+
+
+def search_settings(config: Config, *, num_blocks: int = 0, block_share: float = 0.0) -> SearchSettings:
+    """What a configuration says of the search.
+
+    Args:
+        config: The job's file.
+        num_blocks: Identical blocks of the model, as the trace found them; 0 for none.
+        block_share: Share of a pass's operations that lies in them.
+    """
+    explore, compiled = config.explore, config.job.compile.enabled
+    return SearchSettings(
+        tolerance=explore.tolerance,
+        target_confidence=int(explore.target_confidence),
+        max_probes=explore.max_probes,
+        time_budget_s=explore.time_budget_s,
+        training_time_s=explore.training_time_s or TRAINING_TIME_S,
+        training_samples=config.training_samples,
+        seed=explore.seed,
+        search_compilation=Compilation.SHARED if compiled else Compilation.EAGER,
+        user_compilation=Compilation.EXACT if compiled else Compilation.EAGER,
+        verify_exact=compiled,
+        max_passes=explore.passes_per_probe,
+        probe_time_limit_s=explore.probe_time_limit_s,
+        depths=None if explore.depth == "whole" else Depths.of(num_blocks=num_blocks, block_share=block_share),
+        forces_reduced_depth=explore.depth == "reduced",
+    )
+
+
+def describe(config: Config) -> str:
+    """A job in a few words."""
+    job = config.job
+    names = (job.model.get(key) for key in ("model_type", "model", "step"))  # of transformers, or an import path
+    words = [job.workload if job.workload == "decoder" else next((str(name) for name in names if name), job.workload)]
+    if job.workload == "decoder":
+        words.append(f"{job.model.get('num_layers')} layers of width {job.model.get('hidden_size')}")
+    if job.sequence_length:
+        words.append(f"{job.sequence_length} tokens")
+    optimizer = "optimizers of its own" if "step" in job.model else job.optimizer
+    words += [job.precision.value, optimizer if job.mode is Mode.TRAIN else "evaluation"]
+    words.append(f"{config.num_replicas} replica{'s' if config.num_replicas > 1 else ''}")
+    return ", ".join(words)

@@ -1,0 +1,132 @@
+"""How much memory one replica may use, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from bexplore.config.config import ExploreSettings
+from bexplore.errors import UserInputError
+from bexplore.host.machine import available_memory_bytes
+from bexplore.job import Job, Mode, Precision
+from bexplore.search.space import MemoryAccount
+from bexplore.units import format_bytes
+
+# Share of the host's available memory that a job on the CPU may take; the rest is for page cache and other programs.
+HOST_SHARE = 0.8
+# Interpreter, torch and the compiler at work, beside the job's tensors. Measured: 0.6 to 1.4 GiB resident.
+HOST_OVERHEAD_BYTES = int(1.5 * 2**30)
+# Kept free on an accelerator: fragmentation, and libraries that load late.
+DEVICE_MARGIN_SHARE = 0.03
+DEVICE_MARGIN_BYTES = 512 * 2**20
+# What collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
+COLLECTIVES_BYTES = 2**30
+# What a process of CUDA takes of the device before its first tensor: context, kernels of the libraries. Source: reports
+# of 0.4 to 0.6 GiB; to be measured.
+CUDA_CONTEXT_BYTES = int(0.6 * 2**30)
+
+
+def judged_by(device: str) -> MemoryAccount:
+    """Return the account of memory that the limit of a device is about: see `engine.worker.limits` and `device`."""
+    kind = device.split(":")[0]
+    if kind == "cuda":
+        return MemoryAccount.RESERVED
+    return MemoryAccount.RESIDENT if kind == "cpu" and sys.platform == "linux" else MemoryAccount.TENSORS
+
+
+def gradient_bytes_of(job: Job, num_parameters: int | None) -> int | None:
+    """Return the bytes of one copy of a job's gradients; None where its parameters are unknown or not trained."""
+    if num_parameters is None or job.mode is Mode.EVAL:
+        return None
+    return num_parameters * (2 if job.precision is Precision.BFLOAT16 else 4)  # autocast keeps weights in float32
+
+
+def memory_of_absent_device(memory_bytes: int) -> dict[str, int]:
+    """Return what torch would say of the memory of an idle device that is known by name alone."""
+    return {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes - CUDA_CONTEXT_BYTES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """The bytes that one replica's tensors may take at their peak.
+
+    Attributes:
+        budget_bytes: The limit in force.
+        reserve_bytes: Of the whole, kept free for what several replicas add.
+        why: One line for people.
+        warnings: What a reader must know: other tenants, a budget beyond the device.
+    """
+
+    budget_bytes: int
+    reserve_bytes: int
+    why: str
+    warnings: tuple[str, ...] = ()
+
+
+def resolve_budget(
+    settings: ExploreSettings,
+    facts: Mapping[str, Any],
+    *,
+    num_replicas: int,
+    gradient_bytes: int | None,
+    host_available_bytes: int | None = None,
+) -> MemoryBudget:
+    """The budget that the user gave, or a safe one.
+
+    Args:
+        settings: The `explore:` section.
+        facts: What the worker's torch says of the device.
+        num_replicas: Data-parallel replicas; a reserve is kept from two on.
+        gradient_bytes: One copy of the gradients; None if unknown.
+        host_available_bytes: What the host had to give before the job's own worker took of it; None for what it has
+            now.
+
+    Raises:
+        UserInputError: torch keeps no account of the device's memory, and the configuration gives no budget in bytes.
+    """
+    device, free = str(facts.get("device", "cpu")), facts.get("free_memory_bytes")
+    on_host = device.partition(":")[0] == "cpu" and free is None
+    if not on_host and free is None and not isinstance(settings.memory_budget, int):
+        raise UserInputError(
+            f"the memory of device '{device}' is not known: torch keeps no account of it here",
+            hint="give the size: explore.memory_budget: 16GiB",
+        )
+    total = facts.get("total_memory_bytes") or psutil.virtual_memory().total
+    warnings: tuple[str, ...] = ()
+    available = available_memory_bytes() if host_available_bytes is None else host_available_bytes
+    given = settings.memory_budget_bytes(total)
+    if given is not None:
+        whole, why = given, "as the configuration says"
+        limit = available if on_host else free
+        if limit is not None and given > limit:
+            warnings = (
+                f"the memory budget of {format_bytes(given)} is more than the {format_bytes(limit)} that are free",
+            )
+    elif free is None:  # on the host
+        whole = max(0, int(available * HOST_SHARE) - HOST_OVERHEAD_BYTES)
+        overhead = format_bytes(HOST_OVERHEAD_BYTES)
+        why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available, less {overhead} for torch"
+    else:
+        margin = max(DEVICE_MARGIN_BYTES, int(DEVICE_MARGIN_SHARE * total))
+        whole = max(0, free - margin)
+        why = f"{format_bytes(free)} free on the device, less a margin of {format_bytes(margin)}"
+        if total - free > 2 * margin:
+            warnings = (f"{format_bytes(total - free)} of the device's memory are used by others already",)
+    reserve = _reserve(settings, num_replicas=num_replicas, gradient_bytes=gradient_bytes, on_host=on_host)
+    if reserve:
+        why += f"; {format_bytes(reserve)} kept free for gradient buckets and collectives of {num_replicas} replicas"
+    return MemoryBudget(budget_bytes=max(0, whole - reserve), reserve_bytes=reserve, why=why, warnings=warnings)
+
+
+def _reserve(settings: ExploreSettings, *, num_replicas: int, gradient_bytes: int | None, on_host: bool) -> int:
+    """Gradient buckets take up to one more copy of the gradients. Source: DistributedDataParallel's bucket views."""
+    given = settings.replica_reserve_bytes
+    if given is not None:
+        return given
+    if num_replicas < 2:
+        return 0
+    return (gradient_bytes or 0) + (0 if on_host else COLLECTIVES_BYTES)

@@ -1,0 +1,142 @@
+"""One probe, or one trace, of a configuration; for people who want to see a single size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bexplore.config.config import Config
+from bexplore.engine import EngineRunner
+from bexplore.engine.process.worker_process import Progress
+from bexplore.engine.trace_client import recall_or_trace
+from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
+from bexplore.exploration import events, run_directory
+from bexplore.exploration.memory_budget import gradient_bytes_of, judged_by, memory_of_absent_device, resolve_budget
+from bexplore.host.accelerators import Device, device_by_name
+from bexplore.host.machine import torch_is_for_cpu
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.trace.gpu_properties import GpuProperties
+
+
+def probe_once(
+    config: Config,
+    *,
+    micro_batch_size: int,
+    compilation: str,
+    model_dir: str | None,
+    on_progress: Progress = lambda message: None,
+) -> Observation:
+    """Compile and run one size for real.
+
+    Args:
+        config: The job.
+        micro_batch_size: The size.
+        compilation: `exact`, `shared` or `eager`.
+        model_dir: Folder of the worker's log; None for the configuration's own.
+        on_progress: Called with what the worker reports.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+        EngineError: The device cannot be used.
+    """
+    folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
+    run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    with EngineRunner(config.job, run_dir=run_dir, budget_bytes=None, on_progress=on_progress) as runner:
+        facts = runner.facts()
+        runner.job = config.on_device(facts["device"]).job
+        budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=None)
+        runner.budget_bytes = budget.budget_bytes
+        return runner(
+            Probe(
+                number=0,
+                micro_batch_size=micro_batch_size,
+                compilation=Compilation(compilation),
+                purpose=Purpose.VERIFY,
+                max_passes=config.explore.passes_per_probe,
+                time_limit_s=config.explore.probe_time_limit_s,
+            )
+        )
+
+
+def trace_once(
+    config: Config,
+    *,
+    micro_batch_sizes: Sequence[int] | None,
+    device_name: str | None,
+    model_dir: str | None,
+    fresh: bool = False,
+    on_progress: Progress = lambda message: None,
+) -> dict[str, Any]:
+    """Trace the step; the `trace` event.
+
+    Args:
+        config: The job.
+        micro_batch_sizes: Sizes to tell of; None for powers of two.
+        device_name: A device, here or not, whose program and memory it is about; None for this machine's.
+        model_dir: Folder of the worker's log; None for the configuration's own.
+        fresh: Trace even if an earlier run did and nothing has changed since.
+        on_progress: Called with what a worker reports.
+
+    Raises:
+        EngineError: The program cannot be traced.
+        UserProgramError: It fails without being traced, too.
+        UserInputError: The job itself is wrong, or nothing tells the memory of its device.
+    """
+    folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "traces"
+    device = device_by_name(device_name) if device_name else None
+    log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    facts = _facts_here(config, log_dir) if device is None else _facts_of(device)
+    job = config.on_device(str(facts["device"])).job
+    gpu = GpuProperties.of_facts(facts) if device is None else GpuProperties.of_device(device)
+    traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
+    if isinstance(traced, str):
+        raise _untraceable(config, traced, is_here=device is None, model_dir=model_dir, on_progress=on_progress)
+    gradient_bytes = gradient_bytes_of(job, traced.num_parameters)
+    budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
+    facts_of_trace = events.trace_facts(
+        traced,
+        budget_bytes=budget.budget_bytes,
+        judged_by=judged_by(job.device),
+        minimum=config.minimum,
+        maximum=config.maximum,
+        micro_batch_sizes=micro_batch_sizes,
+    )
+    return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+
+
+def _untraceable(
+    config: Config, reason: str, *, is_here: bool, model_dir: str | None, on_progress: Progress
+) -> BexploreError:
+    """Whose fault it is that a job cannot be traced: one pass without the compiler tells, where its device is here."""
+    message = f"this job cannot be traced: {reason}"
+    if not is_here:
+        return EngineError(message)
+    size = config.minimum
+    run = probe_once(config, micro_batch_size=size, compilation="eager", model_dir=model_dir, on_progress=on_progress)
+    if run.is_measured:
+        return EngineError(
+            message, hint=f"it runs at size {size}: bexplore explore {config.typed} works without a trace"
+        )
+    if run.outcome is Outcome.CRASHED:
+        told = f"your program fails at micro_batch_size {size}: {run.reason}"
+        return UserProgramError(told, traceback_text=run.traceback_text)
+    return EngineError(f"{message}; at size {size} it ends as {run.outcome.value}: {run.reason}")
+
+
+def _facts_here(config: Config, log_dir: Path) -> dict[str, Any]:
+    """What a worker's torch says of the job's device; its name alone where torch does not see it."""
+    device = config.job.device
+    if device == "cpu" or (device == "auto" and torch_is_for_cpu()):
+        return {"device": "cpu"}
+    with EngineRunner(config.job, run_dir=log_dir, budget_bytes=None) as runner:
+        try:
+            return runner.facts()
+        except UserInputError:
+            return {"device": device}
+
+
+def _facts_of(device: Device) -> dict[str, Any]:
+    """What torch would say of an empty device of the table."""
+    return {"device": "cuda:0"} | memory_of_absent_device(device.total_memory_bytes)

@@ -1,0 +1,175 @@
+"""Does the recommended size still win? A few sizes around it in live workers, and what the baseline says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy as np
+
+from bexplore.guard.baseline import Baseline, SizeTimes
+from bexplore.guard.paired_timing import Block, block_length
+from bexplore.guard.report import Finding, NotCompared, Status, Tier
+from bexplore.guard.statistics import Judgement, Ratio, judge, ratio_of, unpaired_ratio
+
+NUM_WORKERS = 3
+NUM_TURNS = 4
+TURN_S = 0.15  # seconds of passes of one size in its turn: a change of size costs some passes of its own
+Times = Sequence[Sequence[SizeTimes]]
+
+
+def sizes_around(recommended: int, base: int | None, *, maximum: int | None, fits: int | None) -> tuple[int, ...]:
+    """The recommended size, half and twice of it where they may be run, and the base.
+
+    Args:
+        recommended: The size that is guarded.
+        base: What its speed is relative to; None where none is known.
+        maximum: Largest size that the configuration allows; None for no bound.
+        fits: Largest size that the trace says fits the budget; None where unknown.
+    """
+    limit = min((bound for bound in (maximum, fits) if bound is not None), default=2 * recommended)
+    near = {recommended, max(1, recommended // 2), *([base] if base else [])}
+    return tuple(sorted(near | ({2 * recommended} if 2 * recommended <= limit else set())))
+
+
+def run_turns(
+    run: Callable[[int, int], Block], sizes: Sequence[int], pass_times_s: dict[int, float]
+) -> list[SizeTimes]:
+    """Let the sizes take turns in one worker, there and back, so that a drift falls on all of them.
+
+    Args:
+        run: (micro_batch_size, passes) -> block.
+        sizes: Sizes that the worker has measured before.
+        pass_times_s: Rough seconds of a pass of each.
+    """
+    blocks: dict[int, list[Block]] = {size: [] for size in sizes}
+    for _ in range(NUM_TURNS):
+        for size in (*sizes, *reversed(sizes)):
+            blocks[size].append(run(size, block_length(pass_times_s[size], TURN_S)))
+    return [
+        SizeTimes(
+            micro_batch_size=size,
+            pass_times_s=tuple(seconds for block in own for seconds in block.pass_times_s)
+            if all(math.isfinite(block.loss) for block in own)
+            else (math.nan,),
+            cpu_time_s=sum(block.cpu_time_s for block in own),
+        )
+        for size, own in blocks.items()
+    ]
+
+
+def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: bool = False) -> list[Finding]:
+    """Compare the recommended size with its neighbours, within this job.
+
+    Args:
+        times: Passes by worker.
+        recommended: The size that is guarded.
+        tolerance: Relative difference that counts as none.
+        is_busy: Whether other processes ran: a scheduler then favours short passes, and wall time alone is no proof.
+    """
+    own = {one.micro_batch_size for worker in times for one in worker}
+    rivals = [(size, _speedup(times, size, recommended, _log_wall)) for size in sorted(own - {recommended})]
+    better = [(size, ratio) for size, ratio in rivals if judge(ratio, tolerance) is Judgement.SLOWER]
+    computed = [judge(_speedup(times, size, recommended, _log_cpu), tolerance) for size, _ in better]
+    doubtful = is_busy and any(judgement is not Judgement.SLOWER for judgement in computed)
+    broken = any(math.isnan(ratio.value) for _, ratio in rivals)
+    winner = max(better, key=lambda one: one[1].value, default=None)
+    status = Status.WORSE if broken else Status.UNSURE if doubtful else Status.CHANGED if winner else Status.SAME
+    told = [f"size {size} has {ratio} the throughput of size {recommended}" for size, ratio in rivals]
+    return [
+        Finding(
+            name="recommended_micro_batch_size",
+            title="the recommended size still wins",
+            tier=Tier.SAME_JOB,
+            status=status,
+            before=str(recommended),
+            after="a time is not a number" if broken else str(winner[0] if winner else recommended),
+            details=tuple(told) if status is not Status.SAME else (),
+        )
+    ]
+
+
+def relative_performance(
+    before: Baseline, times: Times, recommended: int, base: int, tolerance: float
+) -> list[Finding]:
+    """Compare the speed of the recommended size relative to the base, a ratio that carries over between machines."""
+    old = _relative(before.times, recommended, base, _log_wall)
+    new = _relative(times, recommended, base, _log_wall)
+    if not old or not new:
+        return []
+    return [
+        _finding(
+            "relative_performance",
+            f"throughput of size {recommended} relative to size {base}",
+            Tier.SAME_JOB,
+            unpaired_ratio([-value for value in old], [-value for value in new]),
+            tolerance,
+            before=f"{math.exp(median(old)):.2f}x",
+            after=f"{math.exp(median(new)):.2f}x" if all(map(math.isfinite, new)) else "not a number",
+        )
+    ]
+
+
+def times_of_another_day(before: Baseline, times: Times, recommended: int, tolerance: float) -> list[Finding]:
+    """Compare times with those of the baseline; only for the same machine."""
+    findings = []
+    for name, title, read in (("pass_time_s", "wall time", _log_wall), ("cpu_time_s", "processor time", _log_cpu)):
+        old, new = _values(before.times, recommended, read), _values(times, recommended, read)
+        if old and new:
+            ratio = unpaired_ratio(old, new)
+            texts = [f"{math.exp(median(values)) * 1e3:.4g} ms" for values in (old, new)]
+            what = f"{title} of a pass of size {recommended}"
+            findings.append(_finding(name, what, Tier.SAME_MACHINE, ratio, tolerance, before=texts[0], after=texts[1]))
+    return findings
+
+
+def _finding(name: str, title: str, tier: Tier, ratio: Ratio, tolerance: float, *, before: str, after: str) -> Finding:
+    statuses = {
+        Judgement.SLOWER: Status.WORSE,
+        Judgement.FASTER: Status.BETTER,
+        Judgement.SAME: Status.SAME,
+        Judgement.UNSURE: Status.UNSURE,
+    }
+    return Finding(
+        name=name,
+        title=title,
+        tier=tier,
+        status=statuses[judge(ratio, tolerance)],
+        before=before,
+        after=after,
+        details=(f"ratio of times {ratio}",),
+    )
+
+
+def why_no_times(reason: str, recommended: int | None) -> NotCompared:
+    """Times that were not compared, and why."""
+    size = f" of size {recommended}" if recommended else ""
+    return NotCompared(title=f"times{size}", reason=reason)
+
+
+def _speedup(times: Times, size: int, recommended: int, read: Callable[[SizeTimes], float]) -> Ratio:
+    """Throughput of a size over that of the recommended one, one value a worker."""
+    return ratio_of([[value] for value in _relative(times, size, recommended, read)])
+
+
+def _relative(times: Times, size: int, base: int, read: Callable[[SizeTimes], float]) -> list[float]:
+    """ln(throughput of size / throughput of base) of each worker that ran both."""
+    values = []
+    for worker in times:
+        by_size = {one.micro_batch_size: one for one in worker}
+        if size in by_size and base in by_size:
+            values.append(math.log(size / base) + read(by_size[base]) - read(by_size[size]))
+    return values
+
+
+def _values(times: Times, size: int, read: Callable[[SizeTimes], float]) -> list[float]:
+    return [read(one) for worker in times for one in worker if one.micro_batch_size == size]
+
+
+def _log_wall(times: SizeTimes) -> float:
+    return float(np.log(np.median(times.pass_times_s)))
+
+
+def _log_cpu(times: SizeTimes) -> float:
+    return float(np.log(max(times.cpu_time_s / len(times.pass_times_s), 1e-9)))

@@ -1,0 +1,250 @@
+"""Takes everything that a baseline holds of the program as it is now: facts, machine, times."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bexplore.config.config import Config
+from bexplore.engine import EngineRunner
+from bexplore.engine.metrics_client import facts_in_worker
+from bexplore.errors import EngineError
+from bexplore.exploration import run_directory
+from bexplore.exploration.memory_budget import gradient_bytes_of, resolve_budget
+from bexplore.guard import neighbour_sizes
+from bexplore.guard.baseline import Baseline, SizeTimes
+from bexplore.guard.paired_timing import Block
+from bexplore.guard.report import Tier
+from bexplore.host.machine import package_version, processor_name
+from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
+
+# Changes whenever the same program gives other facts than before.
+FACTS_VERSION = "2"
+DEVICE_KEYS = ("device", "device_name", "capability")  # decide planned memory, kernels and fusions
+HOST_KEYS = ("processor", "num_processors", "num_threads", "host")  # decide times, along with the device
+PASSES_OF_A_PROBE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """How one side is looked at.
+
+    Attributes:
+        run_dir: Workers' logs go here.
+        tiers: What is taken.
+        environment: Variables of the workers.
+        say: Told what is going on, a line at a time.
+    """
+
+    run_dir: Path
+    tiers: frozenset[Tier]
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    say: Callable[[str], None] = lambda line: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One side, looked at.
+
+    Attributes:
+        config: Its configuration, on its device.
+        snapshot: What a baseline would hold; without times.
+        device_facts: What its worker's torch says of the device.
+    """
+
+    config: Config
+    snapshot: Baseline
+    device_facts: Mapping[str, Any]
+
+
+def observe(config: Config, looking: Looking, *, recommended: int | None, base: int | None) -> Observed:
+    """Take the exact facts of a configuration's program, and those of the machine.
+
+    The program is traced for the CPU, which every machine can do; where the job's device is another and facts of the
+    same toolchain are wanted, for that device too.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+        EngineError: A worker could not answer, or the device cannot be used.
+    """
+    looking.say(f"tracing {config.path.name}")
+    needs_device = Tier.SAME_TOOLCHAIN in looking.tiers
+    wanted = config.job.device if needs_device else "cpu"
+    on_cpu = config.on_device("cpu")
+    log_path = looking.run_dir / "workers" / "facts.log"
+    any_device, facts = facts_in_worker(on_cpu.job, log_path, device=wanted, environment=looking.environment)
+    device = None
+    name = str(facts.get("device", "cpu"))
+    placed = config.on_device(name)
+    if needs_device and name.partition(":")[0] != "cpu":
+        looking.say(f"tracing it for {name}")
+        device, _ = facts_in_worker(placed.job, log_path, device=name, environment=looking.environment)
+    return Observed(
+        config=placed,
+        device_facts=facts,
+        snapshot=Baseline(
+            config=config.path.name,
+            job=config.job.as_dict() | {"import_root": None},
+            job_fingerprint=config.job.fingerprint(),
+            toolchain=toolchain(config),
+            machine=machine(facts),
+            any_device=any_device,
+            device=device,
+            recommended_micro_batch_size=recommended,
+            base_micro_batch_size=base,
+            memory_budget_bytes=declared_budget_bytes(config),
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        ),
+    )
+
+
+def guarded_sizes(config: Config, wanted: int | None, folder: Path) -> tuple[int | None, int | None]:
+    """The recommended size and the base: what the user says, the configuration's own number, or the newest result."""
+    base = config.minimum
+    if wanted is not None:
+        return wanted, base
+    if config.request.value is not None:
+        return config.request.value, base
+    for run in run_directory.find_runs(folder):
+        result = run.result()
+        if result and result.get("micro_batch_size"):
+            return int(result["micro_batch_size"]), int(result.get("base_micro_batch_size") or base)
+    return None, None
+
+
+class RecommendedSizeFailedError(EngineError):
+    """The recommended size does not run any more.
+
+    Attributes:
+        told: How its probe ended.
+    """
+
+    def __init__(self, micro_batch_size: int, told: str) -> None:
+        super().__init__(
+            f"micro-batch size {micro_batch_size} could not be timed: {told}",
+            hint=f"bexplore probe CONFIG --micro-batch-size {micro_batch_size} shows what happens",
+        )
+        self.told = told
+
+
+def time_sizes(
+    observed: Observed, looking: Looking, sizes: tuple[int, ...], recommended: int
+) -> tuple[tuple[SizeTimes, ...], ...]:
+    """Passes of several sizes in `NUM_WORKERS` live workers, one after the other.
+
+    A neighbour of the recommended size that does not run is left out: it cannot win.
+
+    Raises:
+        RecommendedSizeFailedError: The recommended size does not run.
+    """
+    workers = []
+    for number in range(neighbour_sizes.NUM_WORKERS):
+        looking.say(f"timing sizes {', '.join(map(str, sizes))}: worker {number + 1} of {neighbour_sizes.NUM_WORKERS}")
+        with live_runner(observed, looking) as runner:
+            pass_times_s = _started(runner, sizes, recommended)
+            sizes = tuple(pass_times_s)
+            workers.append(tuple(neighbour_sizes.run_turns(_turn_of(runner), sizes, pass_times_s)))
+    return tuple(workers)
+
+
+def _started(runner: EngineRunner, sizes: tuple[int, ...], recommended: int) -> dict[int, float]:
+    """Run each size once in one live worker; size -> rough seconds of a pass."""
+    compilation = Compilation.SHARED if runner.job.compile.enabled else Compilation.EAGER
+    pass_times_s: dict[int, float] = {}
+    for size in sizes:
+        observation = first_probe(runner, size, compilation)
+        if observation.is_measured:
+            pass_times_s[size] = observation.pass_time_s
+        elif size == recommended:
+            raise RecommendedSizeFailedError(size, f"{observation.outcome}: {observation.reason}")
+        else:  # the worker is gone, and the sizes before have to be run again in the next one
+            return _started(runner, tuple(one for one in sizes if one != size), recommended)
+    return pass_times_s
+
+
+def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
+    """A runner whose worker stays for the guard's turns."""
+    budget = resolve_budget(
+        observed.config.explore,
+        observed.device_facts,
+        num_replicas=observed.config.num_replicas,
+        gradient_bytes=gradient_bytes_of(observed.config.job, observed.snapshot.any_device.num_parameters),
+    )
+    return EngineRunner(
+        observed.config.job,
+        run_dir=looking.run_dir,
+        budget_bytes=budget.budget_bytes,
+        environment=looking.environment,
+        device_facts=observed.device_facts,
+        on_progress=lambda message: _tell_wait(message, looking),
+    )
+
+
+def _tell_wait(message: Mapping[str, Any], looking: Looking) -> None:
+    if message.get("stage") == "lock":
+        looking.say(f"waiting for the device, which {message['holder']} uses")
+
+
+def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compilation) -> Observation:
+    """Compile and run a size once, so that its passes can be timed."""
+    return runner(
+        Probe(
+            number=0,
+            micro_batch_size=micro_batch_size,
+            compilation=compilation,
+            purpose=Purpose.VERIFY,
+            max_passes=PASSES_OF_A_PROBE,
+        )
+    )
+
+
+def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int, turn: int | None = None) -> Block:
+    """Let a live worker run its turn; those who run the same turn do so on the same processors."""
+    answer = runner.time_passes(micro_batch_size=micro_batch_size, num_passes=num_passes, turn=turn)
+    return Block(
+        pass_times_s=tuple(answer["pass_times_s"]), cpu_time_s=answer["cpu_time_s"], loss=float(answer["loss"])
+    )
+
+
+def _turn_of(runner: EngineRunner) -> Callable[[int, int], Block]:
+    return lambda size, num_passes: block_of(runner, size, num_passes)
+
+
+def toolchain(config: Config) -> dict[str, str]:
+    """Versions that decide exact facts; a local build of torch (`+cpu`) is the same version."""
+    versions = {"torch": package_version("torch").partition("+")[0], "bexplore facts": FACTS_VERSION}
+    if config.job.workload == "transformers":
+        versions["transformers"] = package_version("transformers")
+    return versions
+
+
+def machine(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts that decide where numbers may be compared; the host's own name does not leave it."""
+    host = hashlib.sha256(f"{platform.node()} {_machine_id()}".encode()).hexdigest()[:12]
+    return {
+        **{key: facts.get(key) for key in DEVICE_KEYS},
+        "processor": processor_name(),
+        "num_processors": os.cpu_count(),
+        "num_threads": facts.get("num_threads"),
+        "host": host,
+    }
+
+
+def declared_budget_bytes(config: Config) -> int | None:
+    """The memory budget that the configuration declares in bytes; None for a fraction of a device, and for `auto`."""
+    budget = config.explore.memory_budget
+    return budget if isinstance(budget, int) else None
+
+
+def _machine_id() -> str:
+    try:
+        return Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return ""  # the name of the host has to do

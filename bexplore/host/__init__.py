@@ -1,0 +1,1 @@
+"""The machine: accelerators, memory, other processes, locks, and files that are replaced in one step."""

@@ -1,0 +1,52 @@
+"""JSON files that are read whole and replaced in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bexplore.errors import EngineError, UserInputError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Raises:
+        UserInputError: The file is missing, unreadable or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserInputError(
+            f"cannot read {path}: {error}", hint="restore the file, or start over with --fresh"
+        ) from error
+    if not isinstance(value, dict):
+        raise UserInputError(f"{path}: expected a JSON object", hint="restore the file, or start over with --fresh")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file in one step: a reader sees the old one or the new one, whole.
+
+    Raises:
+        EngineError: The disk is full or read-only; the old file is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as handle:
+            json.dump(value, handle, indent=1, default=str)
+            handle.write("\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise EngineError(
+            f"cannot write {path}: {error.strerror}",
+            hint="make room or make the folder writable, then run the same command again: nothing finished is repeated",
+        ) from error

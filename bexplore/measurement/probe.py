@@ -1,0 +1,248 @@
+"""One question to the hardware and its answer: `Probe` and `Observation`.
+
+`Runner` is the only seam that touches hardware. The engine, the replay of a recorded table and the simulator are its
+three implementations; nothing else measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from bexplore.measurement.interleaving import Level, level_alone, levels_of
+
+
+class Outcome(StrEnum):
+    """How a probe ended. A closed set: a failed probe is data, a broken program is an exception."""
+
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out_of_memory"
+    COMPILE_FAILED = "compile_failed"
+    TIMED_OUT = "timed_out"
+    CRASHED = "crashed"
+    NOT_FINITE = "not_finite"
+
+
+class Compilation(StrEnum):
+    """Which program was run: the search's shared one, the same at reduced depth, the user's exact one, or none."""
+
+    SHARED = "shared"
+    REDUCED = "reduced"
+    EXACT = "exact"
+    EAGER = "eager"
+
+    @property
+    def is_for_search(self) -> bool:
+        """Whether the search alone runs this program, and no training does."""
+        return self in (Compilation.SHARED, Compilation.REDUCED)
+
+
+class Purpose(StrEnum):
+    """Why a probe was made; a replicate, a base re-measurement and a confirmation each count as a probe."""
+
+    SEARCH = "search"
+    REPLICATE = "replicate"
+    BASE = "base"
+    CONTENDER = "contender"
+    VERIFY = "verify"
+    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search has ended, and no evidence of it: see `policy.keeping`
+
+    @property
+    def is_verification(self) -> bool:
+        """Whether the probe runs what the training will run, in a process of its own."""
+        return self in (Purpose.VERIFY, Purpose.KEEP_BATCH_SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One size to compile and run for real.
+
+    Attributes:
+        number: Position in the exploration, from 0; the Optuna trial has the same number.
+        micro_batch_size: Samples of one replica in one forward and backward pass.
+        compilation: Which program to run.
+        purpose: Why the probe is made.
+        fresh_worker: Start a new process first, so that process-to-process noise is seen.
+        max_passes: Upper bound on timed passes; the runner may stop earlier when the noise allows it.
+        predicted_peak_memory_bytes: What the trace or the memory model expects; None where unknown.
+        time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
+        worse_pass_s: A size whose passes take longer than this is clearly worse than one that was run, and the runner
+            need not time it any more closely; None where every size is of interest.
+        tolerance: Two sizes within this share of each other are as good as each other, and the runner need not time any
+            more closely than that asks for.
+        in_turn_with: Sizes that ran before, to be timed in turns with this one, so that the machine's wandering meets
+            all of them; a runner that cannot do so leaves them out.
+    """
+
+    number: int
+    micro_batch_size: int
+    compilation: Compilation = Compilation.SHARED
+    purpose: Purpose = Purpose.SEARCH
+    fresh_worker: bool = False
+    max_passes: int = 10
+    predicted_peak_memory_bytes: int | None = None
+    time_limit_s: float | None = None
+    worse_pass_s: float | None = None
+    tolerance: float = 0.02
+    in_turn_with: tuple[int, ...] = ()
+
+    @property
+    def program(self) -> tuple[Compilation, int]:
+        """What a worker must have compiled to run it at once: an exact program serves its own size alone, 0 is any."""
+        return self.compilation, self.micro_batch_size if self.compilation is Compilation.EXACT else 0
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Probe:
+        """Rebuild a probe from `dataclasses.asdict`.
+
+        Raises:
+            TypeError, ValueError: The record is not one of ours.
+        """
+        compilation, purpose = Compilation(record["compilation"]), Purpose(record["purpose"])
+        in_turn_with = tuple(record.get("in_turn_with", ()))
+        return cls(**record | {"compilation": compilation, "purpose": purpose, "in_turn_with": in_turn_with})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a probe found. Raw times are kept; every statistic is derived from them.
+
+    Attributes:
+        probe: The question.
+        outcome: How it ended.
+        reason: Why, for people; empty for a measurement without remarks.
+        pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded; on an accelerator
+            each is the mean of passes that ran back to back: of how many, `details` has as `num_back_to_back`.
+        update_times_s: Seconds of each timed optimizer update; empty in evaluation.
+        turn_times_s: By size, its own among them, seconds of a pass in each round of turns (the median where a turn has
+            several passes); empty where the size was timed alone.
+        start_time_s: Seconds to start the worker and build the job, where this probe did; else 0.
+        compile_time_s: Seconds of the first pass beyond a warm one, where this probe compiled; else 0.
+        elapsed_s: Seconds that the whole probe cost, start and compile included.
+        started_at_s: Unix time of its start.
+        worker: Ordinal of the worker process within the exploration; None where there was none.
+        peak_memory_bytes: Of live tensors at their peak, which a trace predicts; None if unknown.
+        held_memory_bytes: What was held for them at its peak, free pieces included: memory that the caching allocator
+            reserved (CUDA), resident memory of the process (CPU); None where there is no account of it.
+        num_alloc_retries: Times the caching allocator was at the limit, released its cache and tried again. From one on
+            `held_memory_bytes` is the limit, and not what the size would take without one.
+        memory_budget_bytes: The budget in force; None for no limit.
+        ran_eagerly: Whether no compiled graph took part, whatever the question was.
+        num_graphs: Graphs that this probe compiled; 0 where an earlier one had; None if not compiled.
+        num_graph_breaks: Graph breaks; None if not compiled.
+        graph_break_reasons: A line per distinct break.
+        num_recompiles: Compilations of this probe beyond the first; None if not compiled.
+        loss: The loss of the last pass; None if unknown.
+        others_share: Share of the host's processors, 0 to 1, that other processes used meanwhile; None if unknown.
+        waited_share: Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no processor;
+            None if unknown.
+        warnings: What a reader must know before believing the numbers.
+        traceback_text: The user's own traceback of a crash.
+        needs_whole_depth: Whether the search asked for reduced depth, which the model does not run at, so that this is
+            the whole one.
+        details: Extra facts by name, JSON values only.
+    """
+
+    probe: Probe
+    outcome: Outcome
+    reason: str = ""
+    pass_times_s: tuple[float, ...] = ()
+    update_times_s: tuple[float, ...] = ()
+    turn_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    start_time_s: float = 0.0
+    compile_time_s: float = 0.0
+    elapsed_s: float = 0.0
+    started_at_s: float = 0.0
+    worker: int | None = None
+    peak_memory_bytes: int | None = None
+    held_memory_bytes: int | None = None
+    num_alloc_retries: int = 0
+    memory_budget_bytes: int | None = None
+    ran_eagerly: bool = False
+    num_graphs: int | None = None
+    num_graph_breaks: int | None = None
+    graph_break_reasons: tuple[str, ...] = ()
+    num_recompiles: int | None = None
+    loss: float | None = None
+    others_share: float | None = None
+    waited_share: float | None = None
+    warnings: tuple[str, ...] = ()
+    traceback_text: str = ""
+    needs_whole_depth: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one replica in one pass."""
+        return self.probe.micro_batch_size
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are times to rank."""
+        return self.outcome is Outcome.MEASURED
+
+    @property
+    def needed_memory_bytes(self) -> int | None:
+        """What must fit the budget: the peak of the tensors, or what was held for them where that is more."""
+        return needed_bytes(self.peak_memory_bytes, self.held_memory_bytes)
+
+    @property
+    def pass_time_s(self) -> float:
+        """Median seconds of a pass; NaN if nothing was timed."""
+        return float(np.median(self.pass_times_s)) if self.pass_times_s else math.nan
+
+    @property
+    def update_time_s(self) -> float:
+        """Median seconds of an update; NaN if nothing was timed."""
+        return float(np.median(self.update_times_s)) if self.update_times_s else math.nan
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of the pass, the quantity that is ranked; NaN if nothing was timed."""
+        return self.micro_batch_size / self.pass_time_s
+
+    @property
+    def levels(self) -> dict[int, Level]:
+        """What was timed of its own size, and of those that took turns with it."""
+        if self.turn_times_s:
+            return levels_of(self.turn_times_s)
+        return {self.micro_batch_size: level_alone(self.pass_times_s)}
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds in which sizes took turns; 0 where none did."""
+        return len(self.turn_times_s.get(self.micro_batch_size, ()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary that `from_dict` turns back into an equal observation."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Observation:
+        """Rebuild an observation from `as_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: The record is not one of ours.
+        """
+        fields = dict(record)
+        question = Probe.from_dict(fields.pop("probe"))
+        fields["outcome"] = Outcome(fields["outcome"])
+        for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
+            fields[name] = tuple(fields.get(name, ()))
+        turns = fields.get("turn_times_s", {})
+        fields["turn_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
+        return cls(probe=question, **fields)
+
+
+def needed_bytes(peak_bytes: int | None, held_bytes: int | None) -> int | None:
+    """The larger of two accounts of one peak; None where there is neither."""
+    return max((account for account in (peak_bytes, held_bytes) if account is not None), default=None)
+
+
+Runner = Callable[[Probe], Observation]

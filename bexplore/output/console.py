@@ -1,0 +1,118 @@
+"""Progress for people on stderr: lines anywhere, and on a terminal a live view below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from bexplore.exploration.events import Finished, JobEvent, Planned, Stored, Traced
+from bexplore.output.bexp import probe_sentence, trace_sentence
+from bexplore.output.live_view import View
+from bexplore.search.loop import ProbeFinished
+from bexplore.units import counted, format_seconds
+
+# A drawing takes about 2 ms of processor time; more often would be felt by the passes that are timed meanwhile.
+DRAWINGS_PER_S = 1.5
+MOST_CHANGES = 4  # lines on why a run is not gone on from: more of them say no more than that it is another job
+
+
+class Progress:
+    """A sink, and the listener of what workers report."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._view = View()
+        self._live: Live | None = None
+        self._is_live = console.is_terminal and not console.is_dumb_terminal and not console.quiet
+
+    def __call__(self, event: JobEvent) -> None:
+        """Say what happened."""
+        if self._is_live:
+            self._view(event)
+        if isinstance(event, Planned):
+            self._plan(event)
+        elif isinstance(event, Traced):
+            self._say(trace_sentence(event))
+            self._warn(event.warnings)
+        elif isinstance(event, ProbeFinished):
+            self._say(probe_sentence(event))
+            self._warn(event.observation.warnings)
+        elif isinstance(event, Stored):
+            self._say(f"already explored: this is the stored result of {event.run.directory} (--fresh explores again)")
+        elif isinstance(event, Finished):
+            self.close()
+
+    def report(self, message: dict[str, Any]) -> None:
+        """Show what a worker is doing; what it waits for is a line of its own, on a terminal and elsewhere."""
+        if message.get("stage") == "lock":
+            self._say(f"waiting for the device, which {message['holder']} uses")
+        if not self._is_live:
+            return
+        self._view.report(message)
+        if self._live is None:
+            self._live = self._started()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the view away while something else writes to the terminal."""
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live = self._started()
+
+    def warn(self, text: str) -> None:
+        """Say what a reader must know."""
+        self._say(f"warning: {text}")
+
+    def close(self) -> None:
+        """Take the view away for good."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _started(self) -> Live:
+        # Without the redirections: what goes to stdout belongs there, whatever is drawn on stderr.
+        live = Live(
+            self._view,
+            console=self._console,
+            refresh_per_second=DRAWINGS_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        live.start()
+        return live
+
+    def _plan(self, event: Planned) -> None:
+        self._say(f"{event.title} on {event.device}")
+        known = f"; going on from {counted(event.num_known_probes, 'probe')}" if event.num_known_probes else ""
+        about = f", about {format_seconds(event.expected_s)}" if event.expected_s else ""
+        if event.why_expected:
+            about = f"{about or ', time unknown'} ({event.why_expected})"
+        if event.num_parameters is not None:
+            about += f"; {event.num_parameters:,} parameters"
+        self._say(f"{event.candidates}; at most {counted(event.max_probes, 'probe')}{about}{known}")
+        if event.changes:
+            self._say("not going on from the last run here, because it differs in:")
+            num_hidden = max(0, len(event.changes) - MOST_CHANGES)
+            for line in event.changes[:MOST_CHANGES]:
+                self._say(f"  {line}")
+            if num_hidden:
+                self._say(f"  and {num_hidden} more: it was another job; --model-dir keeps them apart")
+        self._warn(event.warnings)
+
+    def _warn(self, warnings: tuple[str, ...]) -> None:
+        for text in warnings:
+            self.warn(text)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

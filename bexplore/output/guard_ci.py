@@ -1,0 +1,111 @@
+"""A report of the guard where continuous integration looks for it: JUnit XML, annotations, a step summary."""
+
+from __future__ import annotations
+
+import os
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from bexplore.errors import EngineError, ExitCode
+from bexplore.guard import Finding, Report, Status, Verdict
+from bexplore.output.guard_table import MEANINGS, guard_markdown
+
+_NOT_THE_SAME = (Status.WORSE, Status.UNSURE, Status.BETTER, Status.CHANGED)
+
+
+def write_junit(report: Report, path: Path) -> None:
+    """Write one test case a fact, and one for the verdict, which alone fails where nothing was measured.
+
+    What the exit code calls a regression fails. What is neither a pass nor a regression is skipped with its reason:
+    unsure, better, changed, worse by another toolchain, not compared.
+
+    Raises:
+        EngineError: The file cannot be written.
+    """
+    suite = ElementTree.Element("testsuite", name=f"bexplore guard {report.config}", time=f"{report.elapsed_s:.3f}")
+    verdict = _case(suite, "verdict")
+    if report.exit_code is not ExitCode.DONE:
+        text = "\n".join([*report.toolchain_changes, *report.job_changes, *report.advice])
+        tag = "failure" if report.exit_code is ExitCode.REGRESSION else "skipped"
+        _child(verdict, tag, f"{report.verdict}: {MEANINGS[report.verdict]}", text)
+    for one in report.findings:
+        case = _case(suite, one.title)
+        if one.status is not Status.SAME:
+            tag = "failure" if report.is_regression(one) else "skipped"
+            _child(case, tag, _sentence(one), "\n".join(one.details))
+    for missing in report.not_compared:
+        _child(_case(suite, missing.title), "skipped", missing.reason, "")
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(sum(case.find("failure") is not None for case in suite)))
+    suite.set("skipped", str(sum(case.find("skipped") is not None for case in suite)))
+    suite.set("errors", "0")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    except OSError as error:
+        raise EngineError(f"cannot write {path}: {error.strerror}", hint="check the folder") from error
+
+
+def github_annotations(report: Report, config_folder: Path) -> list[str]:
+    """Workflow commands that GitHub shows at the lines they name.
+
+    Args:
+        report: What was found.
+        config_folder: Folder of the configuration, relative to the repository, beside which the user's code lies.
+    """
+    lines = []
+    for one in report.those(*_NOT_THE_SAME):
+        level = "error" if report.is_regression(one) else "notice" if report.toolchain_changes else "warning"
+        place = _place(one.where, config_folder, report.config)
+        message = "\n".join([_sentence(one), *one.details])
+        lines.append(f"::{level} {place},title=bexplore guard::{_escaped(message)}")
+    if report.verdict in (Verdict.TOOLCHAIN_CHANGED, Verdict.NOTHING_MEASURED):
+        level = "error" if report.verdict is Verdict.NOTHING_MEASURED else "warning"
+        message = "; ".join([f"{report.verdict}: {MEANINGS[report.verdict]}", *report.toolchain_changes])
+        lines.append(f"::{level} title=bexplore guard::{_escaped(message)}")
+    return lines
+
+
+def append_step_summary(report: Report) -> None:
+    """Add the report to the summary page of the step, where GitHub offers one.
+
+    Raises:
+        EngineError: The file cannot be written.
+    """
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with Path(path).open("a") as handle:
+            handle.write(guard_markdown(report))
+    except OSError as error:
+        raise EngineError(f"cannot write the step summary {path}: {error.strerror}") from error
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname="bexplore.guard", name=name)
+
+
+def _child(case: ElementTree.Element, tag: str, message: str, text: str) -> None:
+    ElementTree.SubElement(case, tag, message=message).text = text
+
+
+def _sentence(one: Finding) -> str:
+    return f"{one.title}: {one.before} -> {one.after} ({one.status})"
+
+
+def _place(where: str, folder: Path, config: str) -> str:
+    """`file=...,line=...`: the user's line if its file lies beside the configuration, else the configuration."""
+    name, _, line = where.rpartition(":")
+    path = folder / name
+    if name and path.is_file():
+        return f"file={_property(str(path))},line={line}"
+    return f"file={_property(config)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")

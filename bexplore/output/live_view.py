@@ -1,0 +1,205 @@
+"""What is shown on a terminal while an exploration goes on: the stage, the curve so far, memory, the best size."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bexplore.exploration.events import JobEvent, Planned, Recommended, Traced
+from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.output.plot import ASCII, LABEL, UNICODE, plot
+from bexplore.search.loop import ProbeFinished, ProbeStarted
+from bexplore.search.posterior.credible_band import Band, band_of
+from bexplore.search.recommendation import Recommendation
+from bexplore.search.space import MemoryPrior
+from bexplore.units import format_bytes, format_seconds
+
+STAGES = {
+    "start": "starting a worker",
+    "import": "importing torch",
+    "trace": "tracing the step",
+    "build": "building the job",
+    "warm": "warming the device",
+    "compile": "compiling",
+    "first pass": "running the first pass",
+    "memory": "reading the peak memory",
+    "eager": "timing passes with and without the compiler",
+    "passes": "timing passes",
+    "updates": "timing updates",
+    "step check": "checking that the step trains",
+    "eager check": "looking whose mistake it is, without the compiler",
+    "gradients": "comparing the gradients of both splits",
+    "batch": "making a batch",
+    "loader": "timing the data loader",
+    "lock": "waiting for another exploration on this device",
+}
+PLOT_ROWS = 8
+BELIEF_SIZES = 32  # sizes at which the belief is drawn: as many as can be told apart
+LEARNING_SHARE = 0.004  # of the time that has passed
+SMALLEST_WIDTH, SMALLEST_HEIGHT = 48, 18  # characters; below, the plot is left out
+BAR = 20  # characters of the memory bar
+
+
+class View:
+    """The state of an exploration, and how it looks just now; rich asks for it as often as it draws."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = self._stage_began_s = clock()
+        self._stage = "start"
+        self._probe: Probe | None = None
+        self._expected_s: float | None = None  # of the probe
+        self._planned_s: float | None = None  # of the whole
+        self._pass_times_s: list[float] = []
+        self._observations: list[Observation] = []
+        self._band: Band | None = None
+        self._learning_s = 0.0
+        self._best: Recommendation | None = None
+        self._plots: dict[tuple[int, bool], Text] = {}
+        self._max_probes = 0
+        self._budget_bytes: int | None = None
+
+    def __call__(self, event: JobEvent) -> None:
+        """Take an event in."""
+        if isinstance(event, Planned):
+            self._max_probes = event.max_probes - event.num_known_probes
+            self._planned_s = event.expected_s
+        elif isinstance(event, Traced):
+            self._budget_bytes = event.memory_budget_bytes
+        elif isinstance(event, ProbeStarted):
+            self._probe, self._expected_s, self._pass_times_s = event.probe, event.expected_s, []
+            self._stage_began_s = self._clock()
+        elif isinstance(event, ProbeFinished):
+            self._probe = self._expected_s = None
+            self._observations.append(event.observation)
+            self._learn()
+        elif isinstance(event, Recommended):
+            self._best, self._plots = event.recommendation, {}
+
+    def report(self, message: Mapping[str, Any]) -> None:
+        """Take in what a worker says."""
+        if "pass_time_s" in message:
+            self._pass_times_s.append(float(message["pass_time_s"]))
+        elif message.get("stage"):
+            self._stage = str(message["stage"])
+            if self._probe is None:
+                self._stage_began_s = self._clock()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Any:
+        """Draw, in the room that the terminal has."""
+        yield self.render(options.max_width, console.height, is_unicode="utf" in console.encoding.lower())
+
+    def render(self, width: int, height: int, *, is_unicode: bool = True) -> RenderableType:
+        """The lines for a terminal of so many characters and lines."""
+        parts: list[RenderableType] = []
+        if self._band is not None and width >= SMALLEST_WIDTH and height >= SMALLEST_HEIGHT:
+            picture = self._plot(min(width, 100), is_unicode)
+            parts += [Text(""), Text("samples/s", style="dim"), picture]
+        rows = [
+            self._best_row(),
+            self._memory_row(is_unicode),
+            self._probes_row(),
+            self._time_row(),
+            self._stage_row(),
+            self._passes_row(),
+        ]
+        table = Table.grid(padding=(0, 1), pad_edge=False)
+        table.add_column(justify="right", style="dim", no_wrap=True, min_width=LABEL)
+        table.add_column(overflow="fold")
+        for label, *text in (row for row in rows if row is not None):
+            table.add_row(label, Text(*text))
+        return Group(*parts, table)
+
+    def _plot(self, columns: int, is_unicode: bool) -> Text:
+        """The picture, drawn anew only when there is something new."""
+        key = (columns, is_unicode)
+        if key not in self._plots and self._band is not None:
+            best = None if self._best is None else self._best.micro_batch_size
+            glyphs = UNICODE if is_unicode else ASCII
+            self._plots[key] = plot(
+                self._band, self._observations, best=best, width=columns, height=PLOT_ROWS, glyphs=glyphs
+            )
+        return self._plots[key]
+
+    def _best_row(self) -> tuple[str, str, str] | None:
+        best = self._best
+        if best is None:
+            return None
+        text = (
+            f"size {best.micro_batch_size}: {best.relative_performance:.2f}x base, {best.samples_per_s:.4g} samples/s, "
+            f"confidence {best.confidence}"
+        )
+        return ("best", text, "bold green")
+
+    def _memory_row(self, is_unicode: bool) -> tuple[str, str] | None:
+        needed = {item.micro_batch_size: item.needed_memory_bytes for item in self._observations}
+        peaks = {size: num_bytes for size, num_bytes in needed.items() if num_bytes}
+        size = self._best.micro_batch_size if self._best else max(peaks, default=None)
+        if self._budget_bytes is None:
+            return None
+        peak = peaks.get(size) if size is not None else None
+        if peak is None:
+            return ("memory", f"budget {format_bytes(self._budget_bytes)}")
+        filled = min(BAR, math.ceil(BAR * peak / self._budget_bytes)) if self._budget_bytes else BAR
+        full, empty = ("█", "░") if is_unicode else ("#", ".")
+        bar = full * filled + empty * (BAR - filled)
+        return ("memory", f"{bar} {format_bytes(peak)} of {format_bytes(self._budget_bytes)} at size {size}")
+
+    def _probes_row(self) -> tuple[str, str] | None:
+        counts = Counter(item.outcome for item in self._observations)
+        words = [f"{counts[outcome]} {outcome.value.replace('_', ' ')}" for outcome in Outcome if counts[outcome]]
+        return ("probes", ", ".join(words)) if words else None
+
+    def _time_row(self) -> tuple[str, str]:
+        return ("time", f"{format_seconds(self._clock() - self._began_s)} so far{self._left()}")
+
+    def _left(self) -> str:
+        """An upper bound from the length of the probes so far: when the score is reached nobody knows."""
+        remaining = self._max_probes - len(self._observations)
+        if not self._observations and self._planned_s:
+            return f" of about {format_seconds(self._planned_s)}"
+        if not self._observations or remaining <= 0:
+            return ""
+        each_s = statistics.median(item.elapsed_s for item in self._observations)
+        left_s = remaining * each_s
+        if self._probe is not None:
+            now_s = self._clock() - self._stage_began_s
+            left_s = (remaining - 1) * each_s + max(0.0, (self._expected_s or each_s) - now_s)
+        return f", at most about {format_seconds(max(1.0, left_s))} left"
+
+    def _stage_row(self) -> tuple[str, str, str]:
+        what = STAGES.get(self._stage, self._stage)
+        if self._probe is not None:
+            what = f"probe {self._probe.number}, size {self._probe.micro_batch_size}: {what}"
+        elapsed = format_seconds(self._clock() - self._stage_began_s)
+        expected = f" of about {format_seconds(self._expected_s)}" if self._expected_s else ""
+        return ("now", f"{what}, {elapsed}{expected}", "bold")
+
+    def _passes_row(self) -> tuple[str, str]:
+        latest = ", ".join(format_seconds(seconds) for seconds in self._pass_times_s[-6:])
+        more = "... " if len(self._pass_times_s) > 6 else ""
+        return ("passes", f"{more}{latest}")
+
+    def _learn(self) -> None:
+        """Form the belief anew, but only while that has cost a small share of the time; the marks are drawn anyway."""
+        self._plots = {}
+        if self._band is not None and self._learning_s > LEARNING_SHARE * (self._clock() - self._began_s):
+            return
+        began_s = time.perf_counter()
+        self._band = self._belief()
+        self._learning_s += time.perf_counter() - began_s
+
+    def _belief(self) -> Band | None:
+        """The curve so far, up to a little beyond what was tried."""
+        tried = [item.micro_batch_size for item in self._observations]
+        ends = math.log(min(tried)), math.log(max(tried) * 1.125 + 1)
+        sizes = {round(math.exp(ends[0] + (ends[1] - ends[0]) * part / BELIEF_SIZES)) for part in range(BELIEF_SIZES)}
+        return band_of(self._observations, sizes=sorted(sizes), memory=MemoryPrior(budget_bytes=self._budget_bytes))

@@ -1,0 +1,75 @@
+"""A short report for pull requests and issues, in Markdown."""
+
+from __future__ import annotations
+
+from bexplore.output.report.page import (
+    Table,
+    advice,
+    batch_sizes_table,
+    comparisons_table,
+    eager_line,
+    first_steps,
+    left_line,
+    outcomes,
+    sizes_table,
+)
+from bexplore.output.report.report_data import ReportFacts
+from bexplore.units import counted, format_bytes, format_seconds
+
+
+def markdown(facts: ReportFacts) -> str:
+    """The answer, what to do, the speed of each size and the valid global batch sizes."""
+    result, size = facts.result, facts.micro_batch_size
+    lines = [f"### bexplore: {facts.meta.get('title', '')}", ""]
+    if size is None:
+        lines.append("No recommendation yet.")
+    else:
+        speed = result.get("samples_per_s")
+        lines.append(
+            f"**Use `micro_batch_size: {size}`**: {result['relative_performance']:.2f}x the speed of the smallest size"
+            + ("" if speed is None else f", {speed:.4g} samples/s")
+            + f"; confidence {result['confidence']} out of 100."
+        )
+    lines += [
+        "",
+        f"{counted(len(facts.observations), 'probe')} ({outcomes(facts) or 'none'})" + _took(facts) + _memory(facts),
+        "",
+    ]
+    lines += [left, ""] if (left := left_line(facts)) else []
+    lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in first_steps(facts)]
+    found = advice(facts)
+    lines += [""] if found else []
+    lines += [f"- {item.finding}{f'; try: {item.action}' if item.action else ''}" for item in found]
+    lines += ["", f"{eager}."] if (eager := eager_line(facts)) else []
+    tables = (
+        ("Speed of each size", sizes_table(facts)),
+        ("Sizes that were timed in turns", comparisons_table(facts)),
+        ("Global batch sizes", batch_sizes_table(facts)),
+    )
+    for title, table in tables:
+        if table.rows:
+            lines += ["", f"**{title}**", "", *_table(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(table: Table) -> list[str]:
+    rule = ["---:" if is_number else "---" for is_number in table.is_number]
+    rows = [
+        [f"**{cell}**" if index == table.highlighted and cell else cell for cell in row]
+        for index, row in enumerate(table.rows)
+    ]
+    return [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in [list(table.headings), rule, *rows]]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _took(facts: ReportFacts) -> str:
+    elapsed_s = facts.result.get("elapsed_s")
+    return "." if elapsed_s is None else f" in {format_seconds(elapsed_s)}."
+
+
+def _memory(facts: ReportFacts) -> str:
+    peak = facts.result.get("peak_memory_bytes")
+    return "" if peak is None else f" Peak memory {format_bytes(peak)} of {format_bytes(facts.budget_bytes)}."

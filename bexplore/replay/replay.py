@@ -1,0 +1,259 @@
+"""The same engine over a recorded table: a `Runner` whose hardware is a CSV file."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bexplore.errors import BexploreError, UserInputError
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.replay.table import GIB, Curve, load_table
+from bexplore.search.loop import ProbeFinished, Result, explore
+from bexplore.search.recommendation import Recommendation, SearchSettings
+from bexplore.search.space import MemoryPrior, Space
+
+START_TIME_S = 5.0  # charged for each worker process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What a replay pretends, and how long it searches.
+
+    Attributes:
+        seed: Of the noise and of the search.
+        noise: Standard deviation, as a fraction, of a pass and of a run; a size with repeats draws one of them instead.
+        compile_time_s: Seconds to compile one program.
+        start_time_s: Seconds to start a worker.
+        shared_compile: One program for all sizes; otherwise each size is compiled on its own, in a fresh worker.
+        steps: Upper bound on timed passes of a probe.
+        max_probes: Stop after this many probes.
+        target_confidence: Stop at this score.
+        tolerance: Two sizes within this share of each other are as good as each other.
+        memory_hint_gib: The memory budget, which the table does not say; None for unknown.
+    """
+
+    seed: int = 0
+    noise: float = 0.01
+    compile_time_s: float = 30.0
+    start_time_s: float = START_TIME_S
+    shared_compile: bool = False
+    steps: int = 10
+    max_probes: int = 16
+    target_confidence: int = 90
+    tolerance: float = 0.02
+    memory_hint_gib: float | None = None
+
+    @property
+    def compilation(self) -> Compilation:
+        """The program of every probe; a table knows only one, so there is nothing to verify."""
+        return Compilation.SHARED if self.shared_compile else Compilation.EXACT
+
+    @property
+    def settings(self) -> SearchSettings:
+        """What the search is told."""
+        return SearchSettings(
+            tolerance=self.tolerance,
+            target_confidence=self.target_confidence,
+            max_probes=self.max_probes,
+            seed=self.seed,
+            search_compilation=self.compilation,
+            user_compilation=self.compilation,
+            verify_exact=False,
+            max_passes=self.steps,
+            start_time_s=self.start_time_s,
+            compile_time_s=self.compile_time_s,
+        )
+
+
+class TableRunner:
+    """Answers probes from a recorded curve, and keeps account of what they would have cost."""
+
+    def __init__(self, curve: Curve, options: ReplayOptions) -> None:
+        """Begin with no worker alive."""
+        self.curve = curve
+        self.options = options
+        self.cost_s = 0.0
+        self._rng = np.random.default_rng([options.seed, zlib.crc32(curve.curve_id.encode())])
+        self._unused: dict[int, list[float]] = {}
+        self._worker = -1
+        self._program: tuple[Compilation, int] | None = None  # of the worker that is alive
+
+    def __call__(self, probe: Probe) -> Observation:
+        """Run one probe."""
+        options = self.options
+        point = self.curve.points[probe.micro_batch_size]
+        starts = not options.shared_compile or probe.fresh_worker or probe.program != self._program
+        self._worker += starts
+        self._program = probe.program if point.fits else None
+        start_s = options.start_time_s if starts else 0.0
+        compile_s = options.compile_time_s if starts else 0.0
+        factor = np.exp(options.noise * self._rng.standard_normal(probe.max_passes))
+        times = (
+            probe.micro_batch_size / self._throughput(probe.micro_batch_size) * factor if point.fits else np.zeros(0)
+        )
+        elapsed = start_s + compile_s + len(times) * point.pass_time_s
+        self.cost_s += elapsed
+        hint = options.memory_hint_gib
+        return Observation(
+            probe=probe,
+            outcome=Outcome.MEASURED if point.fits else Outcome.OUT_OF_MEMORY,
+            reason="" if point.fits else "out of memory in the table",
+            pass_times_s=tuple(map(float, times)),
+            start_time_s=start_s,
+            compile_time_s=compile_s,
+            elapsed_s=elapsed,
+            worker=self._worker,
+            peak_memory_bytes=point.peak_memory_bytes,
+            memory_budget_bytes=None if hint is None else round(hint * GIB),
+        )
+
+    def _throughput(self, size: int) -> float:
+        """A repeat not drawn yet where the table has repeats; else the recorded value with noise."""
+        repeats = self.curve.points[size].throughputs
+        if len(repeats) == 1:
+            return repeats[0] * math.exp(self.options.noise * self._rng.standard_normal())
+        unused = self._unused.setdefault(size, [])
+        if not unused:
+            unused.extend(self._rng.permutation(repeats))
+        return float(unused.pop())
+
+
+def exhaustive_cost_s(curve: Curve, options: ReplayOptions) -> float:
+    """Seconds of one probe of every size, under the same charges."""
+    runner = TableRunner(curve, options)
+    for number, size in enumerate(curve.points):
+        runner(Probe(number=number, micro_batch_size=size, compilation=options.compilation, max_passes=options.steps))
+    return runner.cost_s
+
+
+def replay_curve(curve: Curve, options: ReplayOptions) -> Iterator[dict[str, Any]]:
+    """Explore one recorded curve.
+
+    Yields:
+        A `probe` event and, once something was measured, a `recommendation` event per probe; at the end a `result`.
+
+    Raises:
+        NothingFitsError: Not even the smallest recorded size ran.
+    """
+    runner = TableRunner(curve, options)
+    budget = None if options.memory_hint_gib is None else options.memory_hint_gib * GIB
+    events = explore(
+        runner,
+        space=Space.of(curve.points),
+        settings=options.settings,
+        memory=MemoryPrior(budget_bytes=budget),
+        clock=lambda: runner.cost_s,
+    )
+    for event in events:
+        if isinstance(event, ProbeFinished):
+            yield {"event": "probe", "curve_id": curve.curve_id} | _probe_fields(event.observation)
+        elif isinstance(event, Recommendation):
+            yield {"event": "recommendation", "curve_id": curve.curve_id} | _recommendation_fields(event)
+        elif isinstance(event, Result):
+            costs = {"cost_s": runner.cost_s, "exhaustive_cost_s": exhaustive_cost_s(curve, options)}
+            yield {"event": "result", "curve_id": curve.curve_id} | _result_fields(event) | costs
+
+
+def replay_table(
+    table: str | Path, options: ReplayOptions, *, curve_id: str | None = None, num_processes: int = 2
+) -> Iterator[dict[str, Any]]:
+    """Explore every curve of a table, or one.
+
+    Args:
+        table: CSV file; see `load_table`.
+        options: What the replay pretends.
+        curve_id: Only this curve; None for all.
+        num_processes: Curves explored at the same time.
+
+    Yields:
+        The events of `replay_curve`, curve by curve in the order of the table; a curve where nothing fits ends in a
+        `result` without a recommendation.
+
+    Raises:
+        UserInputError: The table or the curve's name is wrong.
+    """
+    curves = load_table(table)
+    if curve_id is not None:
+        curves = tuple(curve for curve in curves if curve.curve_id == curve_id) or _unknown_curve(curves, curve_id)
+    jobs = [(curve, options) for curve in curves]
+    if num_processes <= 1 or len(jobs) < 4:
+        for job in jobs:
+            yield from _events(job)
+        return
+    with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+        for events in pool.imap(_events, jobs, chunksize=2):
+            yield from events
+
+
+def _events(job: tuple[Curve, ReplayOptions]) -> list[dict[str, Any]]:
+    curve, options = job
+    try:
+        return list(replay_curve(curve, options))
+    except BexploreError as error:
+        return [
+            {
+                "event": "result",
+                "curve_id": curve.curve_id,
+                "micro_batch_size": None,
+                "stop_reason": "nothing_fits",
+                "reason": error.message,
+            }
+        ]
+
+
+def _probe_fields(observation: Observation) -> dict[str, Any]:
+    return {
+        "number": observation.probe.number,
+        "micro_batch_size": observation.micro_batch_size,
+        "outcome": observation.outcome.value,
+        "reason": observation.reason,
+        "pass_times_s": list(observation.pass_times_s),
+        "update_times_s": list(observation.update_times_s),
+        "compile_time_s": observation.compile_time_s,
+        "peak_memory_bytes": observation.peak_memory_bytes,
+        "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
+        "compilation": observation.probe.compilation.value,
+        "num_graphs": observation.num_graphs,
+        "num_graph_breaks": observation.num_graph_breaks,
+        "num_recompiles": observation.num_recompiles,
+        "samples_per_s": observation.samples_per_s if observation.is_measured else None,
+    }
+
+
+def _recommendation_fields(best: Recommendation) -> dict[str, Any]:
+    return {
+        "micro_batch_size": best.micro_batch_size,
+        "relative_performance": best.relative_performance,
+        "confidence": best.confidence,
+        "samples_per_s": best.samples_per_s,
+        "shortfall_at_90": best.shortfall_at_90,
+        "left_to_gain": best.left_to_gain,
+        "num_probes": best.num_probes,
+        "elapsed_s": best.elapsed_s,
+    }
+
+
+def _result_fields(result: Result) -> dict[str, Any]:
+    best = _recommendation_fields(result.recommendation) if result.recommendation else {"micro_batch_size": None}
+    return best | {
+        "base_micro_batch_size": result.base_micro_batch_size,
+        "stop_reason": result.stop_reason,
+        "smallest_within_tolerance": result.smallest_within_tolerance,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "memory_headroom_bytes": result.memory_headroom_bytes,
+        "outcomes": dict(result.outcomes),
+        "warnings": list(result.warnings),
+    }
+
+
+def _unknown_curve(curves: Sequence[Curve], curve_id: str) -> tuple[Curve, ...]:
+    names = [curve.curve_id for curve in curves]
+    close = [name for name in names if curve_id.lower() in name.lower()][:5] or names[:5]
+    raise UserInputError(f"the table has no curve {curve_id!r}", hint=f"use one of: {', '.join(close)} ...")

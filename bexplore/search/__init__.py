@@ -1,0 +1,1 @@
+"""Observations -> the next probe and the recommendation. No torch."""

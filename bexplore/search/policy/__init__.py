@@ -1,0 +1,1 @@
+"""What to probe next, and when to stop."""

@@ -1,0 +1,159 @@
+"""Which probe is worth most per second, and whether any is worth its cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.search.evidence import Evidence
+from bexplore.search.policy.probe_cost import Costs, expected_pass_s
+from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.posterior.throughput import Draws
+from bexplore.search.recommendation import SearchSettings
+
+Array = NDArray[np.float64]
+
+MAX_CANDIDATES = 32
+MIN_FEASIBLE = 0.02  # a size less likely to fit than this is not probed
+MIN_REPLICATE_NEAR_BEST = 0.05  # a measured size less likely near the best than this is not measured again
+NUM_BINS = 8
+NEAR_WEIGHT = 0.8  # utility: this much for being within the tolerance, the rest for being close to it
+GAP_SCALE = 0.10  # ln(samples/s) at which the rest of the utility is gone
+WITHIN_PROBE_SD = 0.004
+# A probe is put off whose passes take this many times what was spent so far, if its size is no faster than the nearest
+# smaller one that ran: early on the belief hopes for much where nothing was seen.
+MOST_RISK = 3.0
+WORTHLESS = 0.004  # expected gain in utility below which no single probe tells anything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The probe that is worth most per second.
+
+    Attributes:
+        index: Position in the posterior's domain.
+        value: Expected gain in utility (0 to 1) of the recommendation after it.
+        is_contender: Whether it is one of the last two contenders' turns.
+    """
+
+    index: int
+    value: float
+    is_contender: bool = False
+
+
+def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_size: int = 0) -> list[Choice]:
+    """Every candidate probe, the one that is worth most per second first.
+
+    Where no single probe tells anything, or a contender would be measured again, the last two contenders take turns.
+
+    Source: the value of information of Frazier's knowledge gradient, with the outcome cut into bins.
+    """
+    near = posterior.near_best(settings.tolerance)
+    candidates = _candidates(posterior, near)
+    if not len(candidates):
+        return []
+    utility = _utility(posterior, near)
+    measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
+    cost = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
+    values = _values(posterior, utility, measured, candidates)
+    # Every exploration starts a worker and compiles: beside that the seconds of short probes are nothing.
+    worth = np.maximum(values, 1e-12) / (cost[candidates] + costs.program_s)
+    risky = _risk_s(posterior, costs)[candidates] > MOST_RISK * costs.spent_s
+    worth = np.where(risky, 1e-9 * worth, worth)
+    order = np.argsort(-worth, kind="stable")
+    ranked = [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
+    if not len(measured):
+        return ranked
+    contenders = _contenders(posterior, near, measured)
+    is_replicate = posterior.measured[ranked[0].index] > 0 and ranked[0].index in contenders
+    if ranked[0].value >= WORTHLESS and not is_replicate:
+        return ranked
+    first = min(contenders, key=lambda index: _turn(posterior, index, last_size))
+    return [Choice(index=first, value=ranked[0].value, is_contender=True), *ranked]
+
+
+def _candidates(posterior: Posterior, near: NDArray[np.bool_]) -> NDArray[np.intp]:
+    probability_near = near.mean(axis=0)
+    fits = posterior.feasible.mean(axis=0)
+    best = np.bincount(posterior.values.argmax(axis=1), minlength=len(posterior.sizes)) / len(near)
+    allowed = posterior.open & (fits > MIN_FEASIBLE)
+    again = posterior.measured > 0
+    allowed &= ~again | (probability_near > MIN_REPLICATE_NEAR_BEST)
+    merit = np.where(allowed, probability_near + 2 * best, -1.0)
+    order = np.argsort(-merit, kind="stable")[:MAX_CANDIDATES]
+    return order[merit[order] >= 0]
+
+
+def _risk_s(posterior: Posterior, costs: Costs) -> Array:
+    """(D,), seconds of a probe's passes if its size is no faster than the nearest smaller one that ran."""
+    measured = np.flatnonzero(posterior.measured > 0)
+    below = np.maximum(np.searchsorted(measured, np.arange(len(posterior.sizes)), side="right") - 1, 0)
+    return costs.fewest_passes_s(posterior.sizes / np.exp(posterior.mean[measured[below]]))
+
+
+def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Draws:
+    gap = posterior.best - posterior.values
+    close = np.clip(1.0 - gap / np.float32(GAP_SCALE), 0.0, 1.0)
+    return np.float32(1 - NEAR_WEIGHT) * close + np.float32(NEAR_WEIGHT) * near
+
+
+def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], candidates: NDArray[np.intp]) -> Array:
+    """(C,), expected gain of the best recommendation when each candidate is probed.
+
+    The draws are sorted by what the probe would find and cut into bins; in each bin the best option is taken. Draws in
+    which the candidate does not fit are a bin of their own, in which it is no option. Which option is the best of a bin
+    is decided by one half of its draws and valued by the other: the best of many noisy means looks better than it is.
+    """
+    num_draws, num_candidates = len(utility), len(candidates)
+    fits = posterior.feasible[:, candidates]
+    normal = np.random.default_rng(11).standard_normal((num_draws, num_candidates), dtype=np.float32)
+    noise = normal * np.hypot(posterior.probe_sd, WITHIN_PROBE_SD).astype(np.float32)[:, None]
+    found = np.where(fits, posterior.log_throughput[:, candidates] + noise, np.float32(np.inf))
+    order = np.argsort(np.ascontiguousarray(found.T), axis=1)
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(num_draws)[None, :], axis=1)
+    bins = np.where(fits.T, rank * NUM_BINS // np.maximum(fits.sum(axis=0), 1)[:, None], NUM_BINS)
+    member = (bins[:, None, :] == np.arange(NUM_BINS + 1)[None, :, None]).astype(np.float32)  # (C, bins, S)
+    gains = []
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        known = member[:, :, half] @ utility[half, measured]  # (C, bins, M)
+        own = member[:, :, half] @ utility[half, candidates].T[:, :, None]
+        own[:, NUM_BINS] = 0.0
+        gains.append(np.concatenate([known, own], axis=2))
+    chosen = [gain.argmax(axis=2, keepdims=True) for gain in gains]
+    valued = [np.take_along_axis(gains[1 - i], chosen[i], axis=2).sum(axis=(1, 2)) for i in (0, 1)]
+    now = utility[:, measured].sum(axis=0).max(initial=0.0)
+    return (valued[0] + valued[1] - now) / num_draws
+
+
+def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> tuple[int, ...]:
+    """The leader, and the size that is most often the best where the leader is not good enough."""
+    leader = int(measured[np.argmax(near[:, measured].mean(axis=0))])
+    doubt = ~near[:, leader]
+    values = np.where(posterior.open[None, :], posterior.values, -np.inf)
+    rows = values[doubt] if doubt.any() else values
+    winners = np.bincount(rows.argmax(axis=1), minlength=len(posterior.sizes))
+    winners[leader] = 0
+    return (leader, int(winners.argmax())) if winners.any() else (leader,)
+
+
+def _turn(posterior: Posterior, index: int, last_size: int) -> tuple[int, bool]:
+    """Whose turn it is: the fewest measurements first, and never the same twice in a row, so that drift cancels."""
+    return int(posterior.measured[index]), int(posterior.sizes[index]) == last_size
+
+
+def fantasy(posterior: Posterior, item: Evidence) -> Evidence | None:
+    """What a probe in flight will probably find, so that a parallel asker looks elsewhere; None if it will not fit."""
+    index = posterior.index(item.micro_batch_size)
+    if index >= len(posterior.sizes) or posterior.feasible[:, index].mean() < 0.5:
+        return None
+    return Evidence(
+        micro_batch_size=item.micro_batch_size,
+        outcome=item.outcome,
+        log_throughput=float(posterior.log_throughput[:, index].mean()),
+        log_throughput_se=math.nan,
+        compilation=item.compilation,
+    )

@@ -1,0 +1,421 @@
+"""One decision: given everything that was observed, probe this next, or stop for that reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from bexplore.measurement.probe import Compilation, Outcome, Purpose
+from bexplore.search.evidence import Evidence
+from bexplore.search.policy.acquisition import Choice, fantasy, rank
+from bexplore.search.policy.economics import NextProbe, next_probe
+from bexplore.search.policy.interleave import in_turn_with
+from bexplore.search.policy.probe_cost import Costs, expected_pass_s
+from bexplore.search.policy.reduced_depth import search_compilation
+from bexplore.search.posterior.noise_model import wandering_sd
+from bexplore.search.posterior.posterior import Posterior, fit_posterior
+from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
+from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
+
+GAP_RATIO = 2.05  # the search does not end with an unprobed stretch wider than this ...
+GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in ln ...
+GAP_CANDIDATES = 4  # ... which holds this many candidates.
+# In a list of at most so many sizes a probe is dear beside what could be found: only a stretch that is twice as wide,
+# beside one of the best sizes, is looked into, where at least half of the best throughput is expected. The last was
+# chosen with a sweep of gavel in sight that lost a half, so that family counts among those developed on.
+SHORT_LIST = 16
+SHORT_GAP_RATIO = 4.05
+SHORT_GAP_DEPTH = 0.7
+SHORTFALL = 0.1  # a winner that loses this share when compiled exactly has its runner-up compiled exactly too
+SURELY = 2.0  # standard deviations of what the machine's wandering makes of a size that ran in two processes
+# A size whose only probe is slower than this share of what the others let expect is probed again ...
+DOUBTED_TAIL = 0.02
+DOUBTED_NEAR_BEST = 0.1  # ... where it would be among the best without that probe with this probability
+SUSPICIOUS_Z = 3.0  # a winner this many standard deviations faster than the others say is measured again
+BASE_AGAIN_PROBES = 8  # a long exploration measures the base again after this many probes, against drift
+EARLY_FAILURES = 4  # failed probes before anything was measured after which the search gives up
+
+
+class StopReason(StrEnum):
+    """Why an exploration ended; `explorer.explore` may also end with its caller's own words."""
+
+    TARGET_CONFIDENCE = "target_confidence"
+    COSTS_MORE_THAN_IT_SAVES = "costs_more_than_it_saves"
+    NOTHING_LEFT = "nothing_left"
+    MAX_PROBES = "max_probes"
+    TIME_BUDGET = "time_budget"
+    INTERRUPTED = "interrupted"
+    NOTHING_FITS = "nothing_fits"
+    BROKEN_PROGRAM = "broken_program"
+    NOTHING_MEASURED = "nothing_measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do next.
+
+    Attributes:
+        stop_reason: Why to stop; None to go on.
+        micro_batch_size: The size to probe; 0 where the search stops.
+        purpose: Why.
+        compilation: Which program.
+        fresh_worker: Whether a new process must run it.
+        max_passes: Upper bound on timed passes.
+        in_turn_with: Sizes that ran before, to be timed in turns with it.
+        expected_s: Seconds that the probe is expected to cost.
+        recommendation: What to recommend now; None where nothing was measured.
+        next_probe: The further probe that would save most, and whether it pays; None where nothing can be probed.
+        posterior: The belief; None where nothing was measured.
+    """
+
+    stop_reason: StopReason | None = None
+    micro_batch_size: int = 0
+    purpose: Purpose = Purpose.SEARCH
+    compilation: Compilation = Compilation.SHARED
+    fresh_worker: bool = False
+    max_passes: int = 10
+    in_turn_with: tuple[int, ...] = ()
+    expected_s: float = 0.0
+    recommendation: Recommendation | None = None
+    next_probe: NextProbe | None = None
+    posterior: Posterior | None = None
+
+
+def decide(
+    space: Space,
+    evidence: Sequence[Evidence],
+    settings: SearchSettings,
+    *,
+    memory: MemoryPrior | None = None,
+    num_unassigned: int = 0,
+) -> Decision:
+    """Decide on the next probe; a pure function of its arguments.
+
+    Args:
+        space: The candidates.
+        evidence: Every probe in order; those in flight have no outcome, those that sought a size which keeps the batch
+            size do not count.
+        settings: What is wanted.
+        memory: What the trace says of memory.
+        num_unassigned: Askers that are about to choose and have not said what: that many best choices are left to them.
+    """
+    evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
+    finished = [item for item in evidence if item.outcome is not None]
+    in_flight = [item for item in evidence if item.outcome is None]
+    if not any(item.is_measured for item in finished):
+        return _first(space, finished, in_flight, settings)
+
+    def fit(known: Sequence[Evidence]) -> Posterior:
+        return fit_posterior(
+            space, known, memory=memory, seed=settings.seed, user_compilation=settings.user_compilation
+        )
+
+    fitted = fit(finished)
+    best = recommend(fitted, finished, base=space.base, tolerance=settings.tolerance)
+    ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
+    costs = Costs.learnt(finished, settings)
+    compilation = search_compilation(ahead, finished, settings, costs)
+    settings = dataclasses.replace(settings, search_compilation=compilation)
+    turn = _Turn(
+        space=space,
+        finished=finished,
+        num_probes=len(evidence),
+        settings=settings,
+        costs=costs,
+        fitted=ahead,
+        best=best,
+        fit=fit,
+    )
+    decision = turn.next(num_unassigned)
+    return dataclasses.replace(decision, recommendation=best, next_probe=turn.next_probe, posterior=fitted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Turn:
+    """Everything that one decision looks at; `fitted` already imagines the probes in flight."""
+
+    space: Space
+    finished: Sequence[Evidence]
+    num_probes: int
+    settings: SearchSettings
+    costs: Costs
+    fitted: Posterior
+    best: Recommendation | None
+    fit: Callable[[Sequence[Evidence]], Posterior]
+
+    @cached_property
+    def choices(self) -> Sequence[Choice]:
+        """What may be probed, the one that is worth most first."""
+        return rank(self.fitted, self.settings, self.costs, last_size=self.finished[-1].micro_batch_size)
+
+    @cached_property
+    def next_probe(self) -> NextProbe | None:
+        """What a further probe would save; None where none is possible, or nothing is recommended."""
+        if self.best is None or not self.choices:
+            return None
+        candidates = np.unique([choice.index for choice in self.choices])
+        leader = self.fitted.index(self.best.micro_batch_size)
+        return next_probe(self.fitted, self.settings, self.costs, leader=leader, candidates=candidates)
+
+    def next(self, num_unassigned: int) -> Decision:
+        choices = self.choices
+        reason = self._stop_reason()
+        if reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
+            doubt = self._doubt()
+            if doubt is not None:
+                return doubt
+        if reason is not None and only_base_runs(self.space, self.finished):
+            return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
+        if reason is not None:
+            return self._verification() or Decision(stop_reason=reason)
+        if self._base_is_due():
+            return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
+        if self._depth_is_new():
+            smallest = min(item.micro_batch_size for item in self.finished if item.is_measured)
+            return self._probe(self.fitted.index(smallest), Purpose.BASE)
+        choice = choices[min(num_unassigned, len(choices) - 1)]
+        if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
+            return self._exactly(choice.index)
+        return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
+
+    @property
+    def _verifies(self) -> bool:
+        return self.settings.verify_exact and self.settings.search_compilation is not self.settings.user_compilation
+
+    def _stop_reason(self) -> StopReason | None:
+        settings = self.settings
+        if self.best is not None and self.best.confidence >= settings.target_confidence:
+            return StopReason.TARGET_CONFIDENCE
+        if self.num_probes >= settings.max_probes - self._verifies:
+            return StopReason.MAX_PROBES
+        spent_s = sum(item.elapsed_s for item in self.finished)
+        if settings.time_budget_s is not None and spent_s >= settings.time_budget_s:
+            return StopReason.TIME_BUDGET
+        if self.next_probe is not None and not self.next_probe.pays:
+            return StopReason.COSTS_MORE_THAN_IT_SAVES
+        if self.choices and not self._is_settled():
+            return None
+        return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
+
+    def _doubt(self) -> Decision | None:
+        """A probe that the score alone does not ask for: a stretch that hides, or a winner too good to be true."""
+        if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
+            return None
+        if not self._finds_may_pay():
+            return None
+        doubted = self._doubted()
+        if doubted is not None:
+            return self._probe(doubted, Purpose.REPLICATE)
+        hidden = unseen_gap(self.fitted, self.best)
+        if hidden is not None:
+            return self._probe(hidden, Purpose.SEARCH)
+        winner = self.fitted.index(self.best.micro_batch_size)
+        runner_up = self._runner_up(winner)
+        if runner_up is not None and self._verifies and self._falls_short(self.best.micro_batch_size):
+            return self._exactly(runner_up)
+        if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
+            return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
+        return None
+
+    def _finds_may_pay(self) -> bool:
+        """Whether a size that turned out better by the tolerance would save more than a probe costs."""
+        probe = self.next_probe
+        return probe is None or self.settings.tolerance * probe.training_time_s > probe.cost_s
+
+    def _doubted(self) -> int | None:
+        """A size whose only probe is far slower than all others let expect, and which would be among the best without.
+
+        A fall of throughput looks like a disturbed probe until it is seen twice.
+        """
+        known = self.fitted.measured > 0
+        slower = self.fitted.own_level < self.fitted.own_level[known].max() + math.log1p(-self.settings.tolerance)
+        once = np.flatnonzero((self.fitted.measured == 1) & self.fitted.open & slower & (self.fitted.surprise < 0.0))
+        return next((int(index) for index in once if self._is_doubtful(int(index))), None)
+
+    def _is_doubtful(self, index: int) -> bool:
+        others = [item for item in self.finished if item.micro_batch_size != self.fitted.sizes[index]]
+        if not any(item.is_measured for item in others):
+            return False
+        without = self.fit(others)
+        at = without.index(int(self.fitted.sizes[index]))
+        is_slower = without.log_throughput[:, at] <= self.fitted.own_level[index]
+        near = without.near_best(self.settings.tolerance)[:, at]
+        return bool(is_slower.mean() <= DOUBTED_TAIL and near.mean() >= DOUBTED_NEAR_BEST)
+
+    def _is_settled(self) -> bool:
+        """Whether the winner ran exactly and no further exact program could tell more.
+
+        So it is where sizes took turns: between two processes the machine wanders by more than they differ.
+        """
+        took_turns = any(item.in_turn for item in self.finished)
+        if self.best is None or not took_turns or not self._verifies or not self.fitted.measured_exactly.any():
+            return False
+        return not self._falls_short(self.best.micro_batch_size)
+
+    def _falls_short(self, size: int) -> bool:
+        """Whether a size is far slower when compiled exactly, which may be so at this size alone: none other ran so."""
+        by_kind = {
+            is_exact: [
+                item.log_throughput
+                for item in self.finished
+                if item.is_measured
+                and item.micro_batch_size == size
+                and (item.compilation is self.settings.user_compilation) is is_exact
+            ]
+            for is_exact in (True, False)
+        }
+        if not all(by_kind.values()) or (self.fitted.measured_exactly > 0).sum() > 1:
+            return False
+        chance = SURELY * math.sqrt(2.0) * wandering_sd([item for item in self.finished if item.is_measured])
+        return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-SHORTFALL) - chance
+
+    def _runner_up(self, winner: int) -> int | None:
+        near = self.fitted.near_best(self.settings.tolerance).mean(axis=0)
+        near = np.where(self.fitted.open, near, -1.0)
+        near[winner] = -1.0
+        return int(np.argmax(near)) if near.max() > 0.0 else None
+
+    def _verification(self) -> Decision | None:
+        """The winner once more, in a fresh process and as the user will compile it, where that was not done."""
+        if not self._verifies or self.best is None:
+            return None
+        winner = self.fitted.index(self.best.micro_batch_size)
+        return None if self.fitted.measured_exactly[winner] else self._exactly(winner)
+
+    def _exactly(self, index: int) -> Decision:
+        return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
+
+    def _depth_is_new(self) -> bool:
+        """Whether the search begins at reduced depth now: with what ran at the whole depth, so that both are known."""
+        is_reduced = self.settings.search_compilation is Compilation.REDUCED
+        return is_reduced and all(item.compilation is not Compilation.REDUCED for item in self.finished)
+
+    def _base_is_due(self) -> bool:
+        at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]
+        is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
+        if any(item.in_turn for item in self.finished):  # which no drift deceives
+            return False
+        return is_open and len(self.finished) - (at[-1] if at else 0) > BASE_AGAIN_PROBES
+
+    def _probe(
+        self,
+        index: int,
+        purpose: Purpose | None = None,
+        *,
+        compilation: Compilation | None = None,
+        fresh_worker: bool = False,
+    ) -> Decision:
+        compilation = compilation or self.settings.search_compilation
+        purpose = purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH)
+        others: tuple[int, ...] = ()
+        if not fresh_worker:
+            others = in_turn_with(
+                self.fitted,
+                self.finished,
+                self.settings,
+                self.costs,
+                index=index,
+                purpose=purpose,
+                compilation=compilation,
+            )
+        all_pass_s, costs = expected_pass_s(self.fitted), self.costs
+        pass_s = all_pass_s[index]
+        max_passes = costs.passes(float(pass_s), compilation=compilation, fresh_worker=fresh_worker)
+        others_s = max_passes * sum(float(all_pass_s[self.fitted.index(size)]) for size in others)
+        return Decision(
+            micro_batch_size=int(self.fitted.sizes[index]),
+            purpose=purpose,
+            compilation=compilation,
+            fresh_worker=fresh_worker,
+            max_passes=max_passes,
+            in_turn_with=others,
+            expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
+        )
+
+
+def _imagined(fitted: Posterior, item: Evidence) -> Evidence:
+    guess = fantasy(fitted, item)
+    if guess is None:
+        return dataclasses.replace(item, outcome=Outcome.OUT_OF_MEMORY)
+    return dataclasses.replace(guess, outcome=Outcome.MEASURED)
+
+
+def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
+    """The middle of a stretch of sizes in which nothing was run and a better one could hide; None if there is none.
+
+    A posterior that is sure of a smooth curve is not sure that it is smooth: throughput is known to fall by a third
+    between two neighbouring powers of two. So the search does not end with such a stretch wider than `GAP_RATIO`.
+    """
+    is_short = fitted.represented.sum() <= SHORT_LIST
+    mean = fitted.mean
+    matters = fitted.open & (fitted.feasible.mean(axis=0) > 0.5)
+    matters &= mean >= mean[fitted.index(best.micro_batch_size)] - (SHORT_GAP_DEPTH if is_short else GAP_DEPTH)
+    is_best = np.isin(fitted.sizes, best.within_tolerance)
+    run = np.flatnonzero(fitted.measured > 0)
+    widest, where = math.log(SHORT_GAP_RATIO if is_short else GAP_RATIO), None
+    for low, high in itertools.pairwise(run):
+        inside = np.flatnonzero(matters[low + 1 : high]) + low + 1
+        if len(inside) < (1 if is_short else GAP_CANDIDATES) or (is_short and not is_best[[low, high]].any()):
+            continue
+        start = max(inside[0] - 1, low)
+        width = math.log(fitted.sizes[high] / fitted.sizes[start])
+        if width > widest:
+            middle = math.sqrt(float(fitted.sizes[high]) * float(fitted.sizes[start]))
+            widest, where = width, int(inside[np.argmin(np.abs(np.log(fitted.sizes[inside] / middle)))])
+    return where
+
+
+def _first(
+    space: Space, finished: Sequence[Evidence], in_flight: Sequence[Evidence], settings: SearchSettings
+) -> Decision:
+    """The base first; where it fails for a reason of its own, a size that is clearly different."""
+    open_sizes = space.open_sizes(finished)
+    failures = [item for item in finished if item.outcome is not Outcome.OUT_OF_MEMORY]
+    if same_everywhere(space, finished):
+        return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
+    if not open_sizes:
+        return Decision(stop_reason=StopReason.NOTHING_MEASURED if failures else StopReason.NOTHING_FITS)
+    if len(failures) >= EARLY_FAILURES:
+        return Decision(stop_reason=StopReason.NOTHING_MEASURED)
+    tried = {item.micro_batch_size for item in (*failures, *in_flight)}
+    untried = [size for size in open_sizes if size not in tried] or list(open_sizes)
+    size = untried[0] if not tried else untried[int(np.argmin([abs(np.log(s / (4 * max(tried)))) for s in untried]))]
+    costs = Costs.learnt(finished, settings)
+    return Decision(
+        micro_batch_size=size,
+        purpose=Purpose.BASE if size == space.base else Purpose.SEARCH,
+        compilation=settings.search_compilation,
+        fresh_worker=bool(finished),
+        max_passes=settings.max_passes,
+        expected_s=float(costs.of(np.array(0.0), compilation=settings.search_compilation, fresh_worker=True)),
+    )
+
+
+def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
+    """Whether nothing was measured and two sizes failed for one reason (one, where only one exists)."""
+    causes: dict[tuple[Outcome | None, str], list[int]] = {}
+    for item in finished:
+        if item.outcome in (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE):
+            causes.setdefault((item.outcome, without_numbers(item.reason)), []).append(item.micro_batch_size)
+    enough = min(2, len(space.sizes))
+    return any(len(set(sizes)) >= enough for sizes in causes.values())
+
+
+def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
+    """Whether the base ran and every other size that was tried failed for a reason of its own."""
+    failed = [item for item in finished if item.outcome in OWN_REASONS and item.micro_batch_size != space.base]
+    others = [item for item in finished if item not in failed]
+    return bool(failed) and all(item.is_measured and item.timed_sizes == (space.base,) for item in others)
+
+
+def without_numbers(reason: str) -> str:
+    """A reason by which failures at different sizes are told to be one."""
+    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", reason)

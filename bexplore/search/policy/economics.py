@@ -1,0 +1,97 @@
+"""Whether looking on pays: what a further probe is expected to save of a training, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.search.policy.probe_cost import Costs, expected_pass_s
+from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.recommendation import SearchSettings
+
+Array = NDArray[np.float64]
+Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextProbe:
+    """The further probe that is expected to save most after its own cost.
+
+    Attributes:
+        micro_batch_size: What it would run.
+        saves: Share of a training's time that it is expected to save, 0 to 1.
+        cost_s: Seconds that it is expected to cost.
+        training_time_s: Seconds of the training.
+    """
+
+    micro_batch_size: int
+    saves: float
+    cost_s: float
+    training_time_s: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is expected to save more seconds than it costs."""
+        return self.saves * self.training_time_s > self.cost_s
+
+
+def next_probe(
+    posterior: Posterior, settings: SearchSettings, costs: Costs, *, leader: int, candidates: Index
+) -> NextProbe:
+    """The candidate whose probe is expected to save most, less what it costs.
+
+    Args:
+        posterior: The belief.
+        settings: The training, and the program of the search.
+        costs: Of a probe.
+        leader: Position of the recommended size in the domain.
+        candidates: (C,), positions of the sizes that may be probed; at least one.
+    """
+    training_s = training_time_s(posterior, settings, leader)
+    cost_s = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
+    saves = expected_savings(posterior, leader=leader, candidates=candidates)
+    best = int(np.argmax(saves * training_s - cost_s[candidates]))
+    return NextProbe(
+        micro_batch_size=int(posterior.sizes[candidates[best]]),
+        saves=float(saves[best]),
+        cost_s=float(cost_s[candidates[best]]),
+        training_time_s=training_s,
+    )
+
+
+def training_time_s(posterior: Posterior, settings: SearchSettings, leader: int) -> float:
+    """Seconds of the training at the recommended size."""
+    if settings.training_samples is None:
+        return settings.training_time_s
+    return settings.training_samples / math.exp(posterior.mean[leader])
+
+
+def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) -> Array:
+    """(C,), share of a training's time that each probe is expected to save by what is recommended after it.
+
+    Source: the expected value of sample information by moment matching (Heath, Manolopoulou and Baio, "Estimating the
+    expected value of sample information across different sample sizes using moment matching and nonlinear regression",
+    2019): draws of the gain over the leader, drawn in to as much as a probe with noise can tell of them.
+    """
+    challenger = _challenger(posterior, leader)
+    against = np.where(candidates == leader, challenger, candidates)
+    fits = posterior.feasible[:, against]
+    gains = np.where(fits, posterior.log_throughput[:, against] - posterior.log_throughput[:, [leader]], 0.0)
+    count = np.maximum(fits.sum(axis=0), 1)
+    mean = gains.sum(axis=0) / count
+    variance = np.maximum((gains**2).sum(axis=0) / count - mean**2, 0.0)
+    told = np.sqrt(variance / (variance + np.mean(posterior.probe_sd**2)))
+    after = np.maximum(mean + told * (gains - mean), 0.0)
+    now = np.maximum(mean, 0.0) * (posterior.measured[against] > 0)
+    gained = np.maximum((after * fits).sum(axis=0) / len(fits) - now, 0.0)  # ln(samples/s)
+    return np.asarray(-np.expm1(-gained))
+
+
+def _challenger(posterior: Posterior, leader: int) -> int:
+    """The measured size with the next highest throughput: what may be recommended if the leader turns out slower."""
+    rivals = np.where((posterior.measured > 0) & posterior.open, posterior.mean, -np.inf)
+    rivals[leader] = -np.inf
+    return int(np.argmax(rivals)) if np.isfinite(rivals).any() else leader

@@ -1,0 +1,1 @@
+"""The posterior of throughput and memory at every size (numpy only)."""

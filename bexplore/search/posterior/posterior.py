@@ -1,0 +1,269 @@
+"""The belief about throughput and memory at every size, given everything that was observed (numpy only)."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.measurement.probe import Compilation
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.memory import MemoryFacts, Peak, draw_boundaries, draw_ends
+from bexplore.search.posterior.prior import ShapePrior
+from bexplore.search.posterior.reserved_memory import ReservedPeak
+from bexplore.search.posterior.throughput import NUM_DRAWS, Draws, draw_curves
+from bexplore.search.space import MemoryAccount, MemoryPrior, Space
+
+Array = NDArray[np.float64]
+
+ENGINE_VERSION = 5  # goes up when the same evidence would give another answer
+RIVAL_SDS = 3.0  # sizes this close to the best, in standard deviations of their own part, may turn out to be the best
+DENSE_DOMAIN = 128  # up to this many candidates the belief covers every one
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Posterior:
+    """Joint draws of the throughput curve and of the memory boundary.
+
+    Attributes:
+        sizes: (D,), the domain: every candidate, or those that can matter.
+        log_throughput: (S, D), ln(samples/s), as the user's exact compilation would reach it.
+        feasible: (S, D), whether the size fits and runs, and was not dropped for its own reasons.
+        probe_sd: (S,), ln(samples/s), noise between two probes of one size.
+        own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
+        represented: (D,), candidates that each size of the domain stands for.
+        surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
+        own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
+        own_level_covariance: (D, D), of its errors: sizes that took turns share what the machine did meanwhile.
+        measured: (D,), number of measured probes.
+        measured_exactly: (D,), number of measured probes of the program that the user will run.
+        open: (D,), whether the size may be probed.
+    """
+
+    sizes: NDArray[np.int64]
+    log_throughput: Draws
+    feasible: NDArray[np.bool_]
+    probe_sd: Array
+    own_sd: Array
+    represented: NDArray[np.int64]
+    surprise: Array
+    own_level: Array
+    own_level_covariance: Array
+    measured: NDArray[np.int64]
+    measured_exactly: NDArray[np.int64]
+    open: NDArray[np.bool_]
+    _near: dict[float, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
+
+    def index(self, size: int) -> int:
+        """Position of a size in the domain."""
+        return int(np.searchsorted(self.sizes, size))
+
+    @cached_property
+    def values(self) -> Draws:
+        """(S, D), ln(samples/s) where the size fits, and -infinity where it does not."""
+        return np.where(self.feasible, self.log_throughput, np.float32(-np.inf))
+
+    @cached_property
+    def best(self) -> Draws:
+        """(S, 1), ln(samples/s) of the best size that fits."""
+        return self.values.max(axis=1, keepdims=True)
+
+    @cached_property
+    def mean(self) -> Array:
+        """(D,), expected ln(samples/s)."""
+        return self.log_throughput.mean(axis=0, dtype=np.float64)
+
+    def near_best(self, tolerance: float) -> NDArray[np.bool_]:
+        """(S, D): in which draws a size fits and is within the tolerance of the best that fits."""
+        if tolerance not in self._near:
+            self._near[tolerance] = self._near_best(tolerance)
+        return self._near[tolerance]
+
+    def among(self, sizes: Iterable[int]) -> Posterior:
+        """The same belief with these sizes, all of the domain, as the only candidates."""
+        kept = np.isin(self.sizes, list(sizes))
+        return dataclasses.replace(
+            self,
+            feasible=self.feasible & kept,
+            open=self.open & kept,
+            represented=kept.astype(np.int64),
+            _near={},
+        )
+
+    def shortfall(self, size: int) -> Array:
+        """(S,), share of the speed of the best that fits which a size misses; 1 where it does not fit itself."""
+        fits = self.feasible[:, self.index(size)]
+        own = self.log_throughput[:, self.index(size)].astype(np.float64)
+        behind = np.subtract(own, self.best[:, 0] + self._unseen, where=fits, out=np.full(len(own), -np.inf))
+        return -np.expm1(np.minimum(behind, 0.0))
+
+    def _near_best(self, tolerance: float) -> NDArray[np.bool_]:
+        bonus = math.log1p(-tolerance) + self._unseen
+        return self.feasible & (self.values >= self.best + bonus.astype(np.float32)[:, None])
+
+    @cached_property
+    def _unseen(self) -> Array:
+        """(S,), ln(samples/s) by which the best of all candidates is better than the best of those in the domain.
+
+        It is what the largest of many normal draws, sd sqrt(2 ln n), exceeds that of few by.
+        """
+        rivals = self.values >= self.best - (RIVAL_SDS * self.own_sd).astype(np.float32)[:, None]
+        weights = np.stack([self.represented, np.ones(len(self.sizes))], axis=1).astype(np.float32)
+        many, few = np.sqrt(2.0 * np.log(np.maximum(rivals.astype(np.float32) @ weights, 1.0))).T
+        return self.own_sd * (many - few)
+
+
+def fit_posterior(
+    space: Space,
+    evidence: Sequence[Evidence],
+    *,
+    memory: MemoryPrior | None = None,
+    seed: int = 0,
+    user_compilation: Compilation = Compilation.EXACT,
+    covered: Sequence[int] = (),
+) -> Posterior:
+    """Form the belief.
+
+    Args:
+        space: The candidates.
+        evidence: Every finished probe, in order.
+        memory: What the trace says of memory.
+        seed: Of all random numbers.
+        user_compilation: The program that the user will run; other compilations are evidence with an extra variance.
+        covered: Candidates that the domain holds in any case.
+
+    Raises:
+        ValueError: Nothing was measured yet.
+    """
+    measured = [item for item in evidence if item.is_measured]
+    if not measured:
+        raise ValueError("a posterior needs at least one measurement")
+    limit = space.smallest_out_of_memory(evidence)
+    largest_ok = max((item.micro_batch_size for item in measured if item.micro_batch_size < limit), default=0)
+    is_reserved = memory is not None and memory.judged_by is MemoryAccount.RESERVED
+    facts = MemoryFacts(
+        peaks=_tensor_peaks(measured) if is_reserved else _needed_peaks(measured),
+        reserved=_reserved_peaks(measured) if is_reserved else (),
+        budget_bytes=next((item.memory_budget_bytes for item in reversed(measured) if item.memory_budget_bytes), None),
+        largest_measured=largest_ok,
+        smallest_out_of_memory=limit,
+    )
+    largest = space.sizes[-1]
+    uniforms = np.random.default_rng([seed, 1]).random((6, NUM_DRAWS))
+    boundaries = draw_boundaries(facts, memory, base=space.base, largest=largest, uniforms=uniforms)
+    failed = space.failed_beyond(evidence)
+    largest_run = max(item.micro_batch_size for item in measured)
+    ends = draw_ends(
+        failed,
+        largest_measured=largest_run,
+        base=space.base,
+        uniforms=np.random.default_rng([seed, 2]).random((2, NUM_DRAWS)),
+    )
+    boundaries = np.minimum(boundaries, ends)
+    lowest = min(limit, failed[0] if failed else math.inf)
+    certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
+    sizes = _domain(space, certain, boundaries, largest_ok, lowest)
+    prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
+    curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
+    alive = ~np.isin(sizes, list(space.dropped(evidence)))
+    return Posterior(
+        sizes=sizes,
+        log_throughput=curves.log_throughput,
+        feasible=(sizes[None, :] <= boundaries[:, None]) & alive[None, :],
+        probe_sd=curves.probe_sd,
+        own_sd=curves.own_sd,
+        represented=_represented(space, sizes),
+        surprise=curves.surprise,
+        own_level=curves.own_level,
+        own_level_covariance=curves.own_level_covariance,
+        measured=_count(sizes, measured),
+        measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
+        open=alive & (sizes < limit),
+    )
+
+
+def _tensor_peaks(measured: Sequence[Evidence]) -> list[Peak]:
+    return [
+        Peak(size=item.micro_batch_size, num_bytes=float(item.peak_memory_bytes))
+        for item in measured
+        if item.peak_memory_bytes
+    ]
+
+
+def _reserved_peaks(measured: Sequence[Evidence]) -> list[ReservedPeak]:
+    """Of each size once; a size that made the allocator retry shows the limit and not itself."""
+    at_the_limit = {item.micro_batch_size for item in measured if item.num_alloc_retries}
+    by_size = {
+        item.micro_batch_size: ReservedPeak(
+            allocated_bytes=float(item.peak_memory_bytes), reserved_bytes=float(item.held_memory_bytes)
+        )
+        for item in measured
+        if item.peak_memory_bytes and item.held_memory_bytes and item.micro_batch_size not in at_the_limit
+    }
+    return list(by_size.values())
+
+
+def _needed_peaks(measured: Sequence[Evidence]) -> list[Peak]:
+    return [
+        Peak(size=item.micro_batch_size, num_bytes=float(needed), is_held=needed == item.held_memory_bytes)
+        for item in measured
+        if (needed := item.needed_memory_bytes)
+    ]
+
+
+def _count(sizes: NDArray[np.int64], measured: Sequence[Evidence]) -> NDArray[np.int64]:
+    """(D,), how many of the probes timed each size; the domain covers every one of them."""
+    timed = [size for item in measured for size in item.timed_sizes]
+    at = np.searchsorted(sizes, np.array(timed, dtype=np.int64))
+    return np.bincount(at, minlength=len(sizes)).astype(np.int64)
+
+
+def _reach(space: Space, memory: MemoryPrior | None) -> float:
+    """The largest size that was thought possible before anything was run; curve shapes are drawn up to it."""
+    if memory is None or memory.peak_bytes is None or memory.budget_bytes is None:
+        return float(space.sizes[-1])
+    peak_bytes, budget = memory.peak_bytes, memory.budget_bytes * (1.0 + memory.relative_sd)
+    above = bisect.bisect_right(space.sizes, budget, key=peak_bytes)
+    return float(space.sizes[max(above - 1, 0)])
+
+
+def _represented(space: Space, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(D,), how many candidates are nearer to each size of the domain than to any other."""
+    if len(sizes) == len(space.sizes):
+        return np.ones(len(sizes), dtype=np.int64)
+    borders = (sizes[1:] + sizes[:-1]) / 2.0
+    return np.bincount(np.searchsorted(borders, _as_array(space)), minlength=len(sizes)).astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _as_array(space: Space) -> NDArray[np.int64]:
+    """(num candidates,), the candidates."""
+    return np.array(space.sizes, dtype=np.int64)
+
+
+def _domain(
+    space: Space, certain: Sequence[int], boundaries: Array, largest_ok: int, limit: float
+) -> NDArray[np.int64]:
+    """The sizes that the belief covers: all of a small space; of a large one those that can matter."""
+    candidates = _as_array(space)
+    if len(candidates) <= DENSE_DOMAIN:
+        return candidates
+    top = candidates[-1]
+    wanted = [float(size) for size in certain]
+    wanted += list(range(space.base, space.base + 16))
+    wanted += [2.0**power for power in range(int(math.log2(top)) + 1)]
+    wanted += [3 * 2.0**power for power in range(int(math.log2(top)) + 1)]
+    ladder = space.base * 1.1 ** np.arange(int(math.log(top / space.base) / math.log(1.1)) + 1)
+    grain = 8.0 ** np.clip(np.floor(np.log(ladder / 16) / np.log(8)), 0, 2)
+    wanted += list(np.round(ladder / grain) * grain)
+    wanted += list(np.quantile(boundaries, np.linspace(0.02, 0.98, 11)))
+    if math.isfinite(limit):
+        wanted += list(np.linspace(largest_ok, limit - 1, 6))
+    below = np.searchsorted(candidates, np.array(wanted) + 1e-9, side="right") - 1
+    return np.unique(candidates[np.clip(below, 0, len(candidates) - 1)])

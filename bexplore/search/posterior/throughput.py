@@ -1,0 +1,364 @@
+"""Joint draws of the throughput curve: shapes, deviations from them and cliffs, weighed by the measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.measurement.probe import Compilation
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.noise_model import Measurements, levels_by_themselves, measurements_of
+from bexplore.search.posterior.prior import (
+    CLIFF_BASES,
+    CLIFF_RATE,
+    CLIFF_SDS,
+    LENGTHS,
+    MAX_SHARE,
+    RISE_AGAIN_SHARE,
+    ROUGH_OWN_SHARE,
+    UNSEEN_BUMP_LOG_WIDTHS,
+    UNSEEN_BUMP_RATE,
+    UNSEEN_BUMP_SDS,
+    Hyper,
+    ShapePrior,
+    rough_draws,
+    rough_kernel,
+    smooth_kernel,
+)
+
+Array = NDArray[np.float64]
+Draws = NDArray[np.float32]
+Index = NDArray[np.intp]
+
+NUM_DRAWS = 512
+LEVEL_SD = 1.0  # ln(samples/s), after centring
+NEGLIGIBLE_LOG_WEIGHT = -16.0  # of the best: all of these together are never drawn
+CLIFF_THINNING = 8  # every eighth shape stands for all where a cliff is weighed
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Correlations over the domain, (lengths, D, D) and (D, D), and what draws of such functions are made of.
+
+    `smooth_factors`: (lengths, D, D), of Cholesky. `smooth_normal`: (S, D). `rough_draws`: (S, D), of unit variance.
+    """
+
+    smooth: Array
+    rough: Array
+    smooth_factors: NDArray[np.float32]
+    smooth_normal: NDArray[np.float32]
+    rough_draws: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """Shapes and hyper-parameters drawn in proportion to their posterior weight.
+
+    `shape` and `hyper`: (S,). `cliff_sd`: (S,), 0 for none. `gap`: (S,), the cliff is after this many distinct sizes.
+    """
+
+    shape: Index
+    hyper: Index
+    cliff_sd: Array
+    gap: Index
+
+
+@dataclass(frozen=True, slots=True)
+class CurveDraws:
+    """Draws from the belief about the curve.
+
+    Attributes:
+        log_throughput: (S, D), ln(samples/s); seven digits are far more than any probe knows.
+        probe_sd: (S,), ln(samples/s), between two probes of one size.
+        own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
+        surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
+        own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
+        own_level_covariance: (D, D), of its errors: sizes that took turns share what the machine did meanwhile.
+    """
+
+    log_throughput: Draws
+    probe_sd: Array
+    own_sd: Array
+    surprise: Array
+    own_level: Array
+    own_level_covariance: Array
+
+
+def draw_curves(
+    prior: ShapePrior,
+    sizes: NDArray[np.int64],
+    measured: Sequence[Evidence],
+    *,
+    user_compilation: Compilation,
+) -> CurveDraws:
+    """Draw curves from the exact posterior given shape and hyper-parameters, by Matheron's rule.
+
+    Source: Wilson et al., "Efficiently sampling functions from Gaussian process posteriors", 2020.
+
+    Args:
+        prior: Shapes of curves.
+        sizes: (D,), the domain; it covers every measured size.
+        measured: Measured probes, in order.
+        user_compilation: The program that the curve is about.
+    """
+    shapes = prior.evaluate(sizes)
+    data, center = measurements_of(sizes, measured, user_compilation)
+    levels = shapes[data.at].mean(axis=0)
+    fields = _fields(prior.seed, tuple(sizes.tolist()))
+    misfit = (data.values[:, None] - shapes[data.at] + levels).T
+    inverse, log_det = _inverse_covariance(data, fields)
+    weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
+    z = _surprise(misfit[best[1]], inverse[best[0]])
+    draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
+    surprise = np.zeros(len(sizes))
+    surprise[data.at] = z
+    curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
+    _turn_down(curves, np.unique(data.at), sizes, seed=prior.seed)
+    hyper = Hyper.grid(data.pass_sd)
+    own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
+    own = np.unique(data.at)
+    own_level, own_level_covariance = np.full(len(sizes), np.nan), np.full((len(sizes), len(sizes)), np.nan)
+    own_level[own], own_level_covariance[np.ix_(own, own)] = levels_by_themselves(data, float(hyper.probe_sd[best[0]]))
+    return CurveDraws(
+        log_throughput=curves,
+        probe_sd=hyper.probe_sd[weighed.hyper],
+        own_sd=own_sd,
+        surprise=surprise,
+        own_level=own_level + center,
+        own_level_covariance=own_level_covariance,
+    )
+
+
+@lru_cache(maxsize=4)
+def _fields(seed: int, sizes: tuple[int, ...]) -> _Fields:
+    logs = np.log(np.array(sizes, dtype=float))
+    smooth = np.stack([smooth_kernel(logs, logs, length) for length in LENGTHS])
+    smooth_normal, rough_normal, own_normal = _normals(seed, sizes)
+    return _Fields(
+        smooth=smooth,
+        rough=rough_kernel(logs, logs),
+        smooth_factors=np.asarray(np.linalg.cholesky(smooth + 1e-9 * np.eye(len(logs))), dtype=np.float32),
+        smooth_normal=smooth_normal,
+        rough_draws=rough_draws(logs, rough_normal, own_normal),
+    )
+
+
+def _normals(seed: int, sizes: tuple[int, ...]) -> NDArray[np.float32]:
+    """(3, S, D), standard normal draws; those of a size are the same in every domain."""
+    known = _normals_by_size(seed)
+    for size in sizes:
+        if size not in known:
+            known[size] = np.random.default_rng([seed, 3, size]).standard_normal((3, NUM_DRAWS), dtype=np.float32)
+    return np.stack([known[size] for size in sizes], axis=-1)
+
+
+@lru_cache(maxsize=4)
+def _normals_by_size(seed: int) -> dict[int, NDArray[np.float32]]:
+    """(3, S) standard normal draws by size, filled as they are asked for."""
+    return {}
+
+
+def _inverse_covariance(data: Measurements, fields: _Fields) -> tuple[Array, Array]:
+    """(J, n, n) and (J,): inverse and log determinant of the measurements' covariance at each hyper-parameter."""
+    hyper = Hyper.grid(data.pass_sd)
+    pair = np.ix_(data.at, data.at)
+    smooth = np.stack([kernel[pair] for kernel in fields.smooth])
+    covariance = (
+        data.noise
+        + LEVEL_SD**2
+        + hyper.smooth_sd[:, None, None] ** 2 * smooth[hyper.length_index]
+        + hyper.rough_sd[:, None, None] ** 2 * fields.rough[pair]
+        + hyper.probe_sd[:, None, None] ** 2 * np.eye(len(data.at))
+    )
+    return np.linalg.inv(covariance), np.linalg.slogdet(covariance)[1]
+
+
+def _weigh(
+    data: Measurements, misfit: Array, inverse: Array, log_det: Array, sizes: NDArray[np.int64], *, seed: int
+) -> tuple[_Weighed, tuple[int, int]]:
+    """Draw (shape, hyper-parameters, cliff) in proportion to their posterior weight; and the best without a cliff.
+
+    A cliff of unknown size a ~ N(0, s^2) above a gap adds s^2 u u' to the covariance, u = 1 above the gap; its weight
+    follows from the weight without it by the matrix determinant lemma.
+    """
+    hyper = Hyper.grid(data.pass_sd)
+    num_shapes, count = misfit.shape
+    low, high = np.tril_indices(count)  # of a symmetric form each pair once
+    pairs = np.ascontiguousarray(misfit.T)
+    forms = inverse[:, low, high] * np.where(low == high, -0.5, -1.0)
+    plain = forms.astype(np.float32) @ (pairs[low] * pairs[high]).astype(np.float32)
+    plain += (hyper.log_weight - 0.5 * log_det).astype(np.float32)[:, None]
+    best = np.unravel_index(int(np.argmax(plain)), plain.shape)
+    steps, log_gap = _gaps(data.at, np.unique(data.at), sizes)
+    bases = CLIFF_BASES
+    cliff_share = _share(CLIFF_RATE, sizes)
+    renormalise = np.log(np.exp(hyper.log_weight[bases]).sum())
+    log_prior = log_gap + np.log(cliff_share * CLIFF_THINNING) - renormalise
+    thinned = plain[bases, ::CLIFF_THINNING]
+    cliffs = _log_weights_of_cliffs(thinned, misfit[::CLIFF_THINNING], inverse[bases], steps, log_prior)
+    plain += np.float32(np.log(1.0 - cliff_share))
+    log_weight = np.concatenate([plain.ravel(), cliffs.ravel()])
+    chosen = _systematic(log_weight, seed)
+    num_plain = plain.size
+    has_cliff = chosen >= num_plain
+    hyper_index, shape = np.divmod(np.where(has_cliff, 0, chosen), num_shapes)
+    which, base, gap, cliff_shape = np.unravel_index(np.where(has_cliff, chosen - num_plain, 0), cliffs.shape)
+    sds = np.array([sd for sd, _ in CLIFF_SDS])
+    weighed = _Weighed(
+        shape=np.where(has_cliff, cliff_shape * CLIFF_THINNING, shape),
+        hyper=np.where(has_cliff, bases[base], hyper_index),
+        cliff_sd=np.where(has_cliff, sds[which], 0.0),
+        gap=np.where(has_cliff, gap, 0),
+    )
+    return weighed, (int(best[0]), int(best[1]))
+
+
+def _log_weights_of_cliffs(without: Draws, misfit: Array, inverse: Array, steps: Array, log_prior: Array) -> Draws:
+    """(sds, C, G, K), log weight of each shape with a cliff of each sd in each gap, at C points of the grid.
+
+    Args:
+        without: (C, K), log weight without a cliff.
+        misfit: (K, n), of the measurements from the shapes.
+        inverse: (C, n, n), of their covariance.
+        steps: (G, n), which measurements are above each gap.
+        log_prior: (G,), of a cliff in each gap.
+    """
+    projected = steps @ inverse  # (C, G, n)
+    stiffness = np.einsum("cgn,gn->cg", projected, steps)
+    squares = (projected.astype(np.float32) @ misfit.T.astype(np.float32)) ** 2  # (C, G, K)
+    found = np.empty((len(CLIFF_SDS), *squares.shape), dtype=np.float32)
+    for log_weight, (sd, weight) in zip(found, CLIFF_SDS, strict=True):
+        gain = 1.0 + sd**2 * stiffness
+        offset = log_prior + np.log(weight) - 0.5 * np.log(gain)
+        np.multiply(squares, (0.5 * sd**2 / gain).astype(np.float32)[..., None], out=log_weight)
+        log_weight += without[:, None, :] + offset.astype(np.float32)[..., None]
+    return found
+
+
+def _gaps(at: Index, distinct: Index, sizes: NDArray[np.int64]) -> tuple[Array, Array]:
+    """(G, n) which measurements are above each gap between measured sizes, and (G,) log share of the span it takes."""
+    logs = np.log(sizes.astype(float))
+    edges = np.append(logs[distinct], logs[-1])
+    span = max(logs[-1] - logs[0], 1e-9)
+    width = np.maximum(np.diff(edges), 1e-9) / span
+    return (at[None, :] > distinct[:, None]).astype(float), np.log(width)
+
+
+def _share(rate: float, sizes: NDArray[np.int64]) -> float:
+    """Probability of an event somewhere among the sizes, from its rate per e-fold."""
+    return float(np.clip(rate * np.log(sizes[-1] / sizes[0]), 1e-9, MAX_SHARE))
+
+
+def _systematic(log_weight: Array, seed: int) -> Index:
+    """NUM_DRAWS indices drawn in proportion to the weights with the least variance, in random order."""
+    rng = np.random.default_rng([seed, 4])
+    relative = log_weight - log_weight.max()
+    kept = np.flatnonzero(relative > NEGLIGIBLE_LOG_WEIGHT)
+    cumulative = np.cumsum(np.exp(relative[kept]))
+    points = (np.arange(NUM_DRAWS) + rng.random()) / NUM_DRAWS * cumulative[-1]
+    return rng.permutation(kept[np.minimum(np.searchsorted(cumulative, points), len(kept) - 1)])
+
+
+def _surprise(misfit: Array, inverse: Array) -> Array:
+    """(n,), leave-one-out residuals in standard deviations; positive where a probe was faster than the others say.
+
+    Source: Rasmussen and Williams, eq. 5.12.
+    """
+    return (inverse @ misfit) / np.sqrt(np.diag(inverse))
+
+
+def _draw(
+    data: Measurements,
+    misfit: Array,
+    inverse: Array,
+    fields: _Fields,
+    weighed: _Weighed,
+    sizes: NDArray[np.int64],
+    *,
+    seed: int,
+) -> Draws:
+    """(S, D), deviations from the shapes: functions from the prior, corrected by what was measured."""
+    hyper = Hyper.grid(data.pass_sd)
+    rng = np.random.default_rng([seed, 5])
+    j = weighed.hyper
+    length, count = hyper.length_index[j], len(data.at)
+    smooth_sd, rough_sd, cliff_sd = (_column(sd) for sd in (hyper.smooth_sd[j], hyper.rough_sd[j], weighed.cliff_sd))
+    of_length = [np.flatnonzero(length == index) for index in range(len(fields.smooth))]
+    function = rough_sd * fields.rough_draws
+    for own, factor in zip(of_length, fields.smooth_factors, strict=True):
+        function[own] += (smooth_sd[own] * fields.smooth_normal[own]) @ factor.T
+    cliff = _cliff_positions(data.at, weighed, sizes, rng.random(NUM_DRAWS))
+    function += cliff_sd * _column(rng.standard_normal(NUM_DRAWS)) * cliff
+    function += _column(LEVEL_SD * rng.standard_normal(NUM_DRAWS))
+    noise = rng.standard_normal((NUM_DRAWS, count)) @ np.linalg.cholesky(data.noise).T
+    noise += hyper.probe_sd[j, None] * rng.standard_normal((NUM_DRAWS, count))
+    residual = misfit[weighed.shape] - function[:, data.at] - noise
+    alpha = _solve(inverse[j], residual, cliff[:, data.at].astype(float), weighed.cliff_sd)
+    function += _column(LEVEL_SD**2 * alpha.sum(axis=1))
+    function += (rough_sd**2 * alpha.astype(np.float32)) @ fields.rough[data.at].astype(np.float32)
+    function += cliff_sd**2 * _column((alpha * cliff[:, data.at]).sum(axis=1)) * cliff
+    for own, kernel in zip(of_length, fields.smooth, strict=True):
+        function[own] += (smooth_sd[own] ** 2 * alpha[own].astype(np.float32)) @ kernel[data.at].astype(np.float32)
+    return function + _unseen_bumps(data.at, sizes, rng)
+
+
+def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed: int) -> None:
+    """Mirror, in place, what most draws rise to again beyond all measurements where their last doubling gained nothing.
+
+    Args:
+        curves: (S, D), ln(samples/s).
+        measured: Positions of the measured sizes, ascending.
+        sizes: (D,), samples.
+        seed: Of the draws that may rise.
+    """
+    last = measured[-1]
+    half = measured[sizes[measured] <= sizes[last] / 2.0]
+    if not len(half) or last == len(sizes) - 1:
+        return
+    before = curves[:, half].max(axis=1)
+    may_rise = np.random.default_rng([seed, 6]).random(len(curves)) < RISE_AGAIN_SHARE
+    falls = np.flatnonzero((curves[:, last] <= before) & ~may_rise)
+    top = before[falls, None]
+    beyond = curves[falls, last + 1 :]
+    curves[falls, last + 1 :] = top - np.abs(beyond - top)
+
+
+def _column(values: Array) -> Draws:
+    """(S, 1), to go with the draws."""
+    return values.astype(np.float32)[:, None]
+
+
+def _cliff_positions(at: Index, weighed: _Weighed, sizes: NDArray[np.int64], uniform: Array) -> Draws:
+    """(S, D), 1 above a place drawn log-uniformly within each draw's gap; 0 where a draw has no cliff."""
+    logs = np.log(sizes.astype(float))
+    edges = np.append(logs[np.unique(at)], logs[-1])
+    low, high = edges[weighed.gap], edges[weighed.gap + 1]
+    place = low + (high - low) * uniform
+    return ((logs[None, :] > place[:, None]) & (weighed.cliff_sd > 0)[:, None]).astype(np.float32)
+
+
+def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Array:
+    """(S, n), (covariance + s^2 u u')^-1 residual, by Sherman and Morrison."""
+    plain = np.einsum("snm,sm->sn", inverse, residual)
+    direction = np.einsum("snm,sm->sn", inverse, cliff)
+    along = (cliff * plain).sum(axis=1)
+    gain = 1.0 + cliff_sd**2 * (cliff * direction).sum(axis=1)
+    return plain - (cliff_sd**2 * along / gain)[:, None] * direction
+
+
+def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator) -> Draws:
+    """(S, D), a narrow peak or hole in some draws, where nothing was measured that would show it."""
+    logs = np.log(sizes.astype(float))
+    present = np.flatnonzero(rng.random(NUM_DRAWS) < _share(UNSEEN_BUMP_RATE, sizes))
+    center = rng.uniform(logs[0], logs[-1], len(present))
+    half_width = 0.5 * np.exp(rng.uniform(*UNSEEN_BUMP_LOG_WIDTHS, len(present)))
+    height = rng.choice(UNSEEN_BUMP_SDS, len(present)) * rng.standard_normal(len(present))
+    inside = np.abs(logs[None, :] - center[:, None]) < half_width[:, None]
+    unseen = ~inside[:, at].any(axis=1)
+    bumps = np.zeros((NUM_DRAWS, len(sizes)), dtype=np.float32)
+    bumps[present] = inside * (height * unseen)[:, None]
+    return bumps

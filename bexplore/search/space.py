@@ -1,0 +1,234 @@
+"""The sizes that may be tried, what is known of their memory, and how an outcome narrows them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from bexplore.batching import divisors, even_candidates
+from bexplore.errors import UserInputError
+from bexplore.measurement.probe import Outcome, Purpose
+
+DENSE_LIMIT = 4096  # up to here every integer is a candidate; beyond, steps of at most 0.2 %
+# A size that crashed, hung or failed to compile is not tried again; one that had run before, from so many times on: it
+# may have been an accident of its process.
+MAX_FAILURES_PER_SIZE = 2
+OWN_REASONS = (Outcome.COMPILE_FAILED, Outcome.TIMED_OUT, Outcome.CRASHED, Outcome.NOT_FINITE)
+# Larger sizes are no candidates unless they are asked for: one pass of one replica would by itself be a larger batch
+# than the largest that are published. Samples: You et al., "Large batch optimization for deep learning: training BERT
+# in 76 minutes", 2020 (65,536). Tokens: Llama team, "The Llama 3 herd of models", 2024, section 3.4.1 (16 million).
+MOST_SAMPLES = 65_536
+MOST_TOKENS = 2**24
+RULES = ("all", "powers_of_two", "divisors", "even")
+
+
+class MemoryAccount(StrEnum):
+    """The account of a step's memory that is compared with the budget: what a trace predicts, or more than that."""
+
+    TENSORS = "tensors"  # live tensors, which a trace predicts
+    RESIDENT = "resident"  # what the process holds of the host's memory: its heap keeps pieces free between tensors
+    RESERVED = "reserved"  # what the caching allocator of an accelerator has reserved: whole segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPrior:
+    """What is believed about peak memory before anything was run.
+
+    Attributes:
+        peak_bytes: Expected peak bytes of the live tensors as a function of the micro-batch size; None where nothing
+            was traced.
+        relative_sd: Standard deviation of the tensors' true peak around `peak_bytes`, as a fraction.
+        budget_bytes: The memory budget in force; None for no limit.
+        judged_by: The account that must fit the budget. Where it is not the tensors' own, `peak_bytes` is too little by
+            an amount that probes correct.
+    """
+
+    peak_bytes: Callable[[int], float] | None = None
+    relative_sd: float = 0.12
+    budget_bytes: float | None = None
+    judged_by: MemoryAccount = MemoryAccount.TENSORS
+
+
+class SizedOutcome(Protocol):
+    """A finished probe, as far as the space is concerned."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one pass."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it is in flight."""
+
+    @property
+    def purpose(self) -> Purpose:
+        """Why it was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The candidate sizes of one exploration, in ascending order without repeats.
+
+    Attributes:
+        sizes: Every micro-batch size that may be tried.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            raise UserInputError("no candidate micro-batch size", hint="widen explore.candidates, min or max")
+        if self.sizes[0] < 1:
+            raise UserInputError(f"micro-batch size {self.sizes[0]} is below 1", hint="use sizes of 1 and above")
+        if any(left >= right for left, right in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise UserInputError("candidate micro-batch sizes must ascend without repeats")
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Space:
+        """The space of these sizes, sorted, repeats removed."""
+        return cls(sizes=tuple(sorted(set(sizes))))
+
+    @property
+    def base(self) -> int:
+        """The smallest candidate: every relative performance is relative to it."""
+        return self.sizes[0]
+
+    def smallest_out_of_memory(self, evidence: Iterable[SizedOutcome]) -> float:
+        """The smallest size that is known not to fit; infinity where there is none.
+
+        A success at or above an out-of-memory size refutes it (fragmentation, another tenant of the device), and the
+        sizes from there on are candidates again. A verification, the user's own program in a fresh process, that runs
+        out of memory is never refuted.
+        """
+        seen = list(evidence)
+        largest_ok = max((item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED), default=0)
+        refused = [item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY]
+        standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose.is_verification)
+        return min((item.micro_batch_size for item in standing), default=math.inf)
+
+    def dropped(self, evidence: Iterable[SizedOutcome]) -> frozenset[int]:
+        """Sizes that are out whatever becomes of other sizes."""
+        seen = list(evidence)
+        ran = {item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED}
+        failures: Counter[int] = Counter()
+        for item in seen:
+            if item.outcome in OWN_REASONS:
+                is_certain = item.purpose.is_verification or item.micro_batch_size not in ran
+                failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if is_certain else 1
+            elif item.outcome is Outcome.OUT_OF_MEMORY:
+                failures[item.micro_batch_size] += 1
+        return frozenset(size for size, count in failures.items() if count >= MAX_FAILURES_PER_SIZE)
+
+    def failed_beyond(self, evidence: Iterable[SizedOutcome]) -> tuple[int, ...]:
+        """Sizes, ascending, that failed for reasons of their own and lie above every size that ran.
+
+        A loss that is not finite is left out: that is chance, or the numbers' and not the size's.
+        """
+        seen = list(evidence)
+        largest_ok = max((item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED), default=0)
+        failed = {
+            item.micro_batch_size
+            for item in seen
+            if item.outcome in OWN_REASONS and item.outcome is not Outcome.NOT_FINITE
+        }
+        return tuple(sorted(size for size in failed if size > largest_ok))
+
+    def open_sizes(self, evidence: Sequence[SizedOutcome]) -> tuple[int, ...]:
+        """The sizes that may still be tried, or tried again, after these outcomes."""
+        limit = self.smallest_out_of_memory(evidence)
+        dropped = self.dropped(evidence)
+        return tuple(size for size in self.sizes if size < limit and size not in dropped)
+
+
+def default_candidates(minimum: int, maximum: int) -> tuple[int, ...]:
+    """Every size that can matter from `minimum` to `maximum`, both included.
+
+    Every integer up to 4096; beyond it multiples of 8, from 32768 on multiples of 64, and so on: neighbours are never
+    more than 0.2 % apart, and every power of two is among them.
+
+    Raises:
+        UserInputError: The bounds are not positive or out of order.
+    """
+    _check_bounds(minimum, maximum)
+    sizes = {minimum, maximum}
+    start, step = 1, 1
+    while start <= maximum:
+        end = DENSE_LIMIT * step
+        first = max(start, -(-minimum // step) * step)
+        sizes.update(range(first, min(end, maximum) + 1, step))
+        start, step = end, 8 * step
+    return tuple(sorted(sizes))
+
+
+def largest_wanted(sequence_length: int | None) -> int:
+    """The largest size that is a candidate where the user gives no bound: no batch is larger than it by itself.
+
+    Args:
+        sequence_length: Tokens a sample; None where samples are not sequences.
+    """
+    return min(MOST_SAMPLES, max(1, MOST_TOKENS // (sequence_length or 1)))
+
+
+def candidate_sizes(
+    rule: str | Sequence[int], *, minimum: int, maximum: int, replica_batch_size: int | None = None
+) -> tuple[int, ...]:
+    """The candidate sizes that a rule of `explore.candidates` names.
+
+    Args:
+        rule: `all`, `powers_of_two`, `divisors` (of the replica batch size), `even` (the ceilings of the replica batch
+            size over 1, 2, 3 ...), or the sizes themselves.
+        minimum: Smallest size wanted.
+        maximum: Largest size wanted.
+        replica_batch_size: Samples of one replica in an optimizer step; only `divisors` and `even` look at it.
+
+    Raises:
+        UserInputError: The rule is unknown, needs a replica batch size, or leaves nothing.
+    """
+    _check_bounds(minimum, maximum)
+    if not isinstance(rule, str):
+        sizes: Iterable[int] = rule
+    elif rule == "all":
+        sizes = default_candidates(minimum, maximum)
+    elif rule == "powers_of_two":
+        sizes = (1 << exponent for exponent in range(maximum.bit_length()))
+    elif rule in ("divisors", "even"):
+        sizes = _restricted(rule, replica_batch_size)
+    else:
+        raise UserInputError(f"unknown candidate rule {rule!r}", hint=f"use one of {', '.join(RULES)}, or a list")
+    kept = tuple(sorted({size for size in sizes if minimum <= size <= maximum}))
+    if not kept:
+        raise UserInputError(
+            f"no candidate micro-batch size from {minimum} to {maximum} under the rule {rule!r}",
+            hint="widen explore.min and explore.max, or choose another rule",
+        )
+    return kept
+
+
+def geometric_middle(sizes: Sequence[int], *, largest: int) -> int:
+    """Return the largest size that is not above the geometric mean of the smallest and the largest that counts.
+
+    Args:
+        sizes: Ascending; at least one.
+        largest: Sizes beyond do not count; the smallest always does.
+    """
+    within = [size for size in sizes if size <= largest] or [sizes[0]]
+    return max(size for size in within if size * size <= within[0] * within[-1])
+
+
+def _restricted(rule: str, replica_batch_size: int | None) -> Iterable[int]:
+    if replica_batch_size is None:
+        raise UserInputError(f"the candidate rule {rule!r} needs a batch_size", hint="set batch_size, or use 'all'")
+    return even_candidates(replica_batch_size) if rule == "even" else divisors(replica_batch_size)
+
+
+def _check_bounds(minimum: int, maximum: int) -> None:
+    if minimum < 1:
+        raise UserInputError(f"smallest micro-batch size {minimum} is below 1", hint="use min: 1")
+    if maximum < minimum:
+        raise UserInputError(
+            f"largest micro-batch size {maximum} is below the smallest, {minimum}", hint=f"use max: {minimum} or more"
+        )

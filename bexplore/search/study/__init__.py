@@ -1,0 +1,1 @@
+"""The Optuna study: ask and tell, its trials, its storage."""

@@ -1,0 +1,173 @@
+"""Optuna's sampler interface over the belief: ask, and the study's finished and running trials decide."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from bexplore.errors import UserInputError
+from bexplore.search.evidence import Evidence
+from bexplore.search.policy.decision import Decision, decide
+from bexplore.search.posterior.posterior import ENGINE_VERSION
+from bexplore.search.recommendation import SearchSettings
+from bexplore.search.space import MemoryPrior, Space
+from bexplore.search.study.storage import open_storage
+from bexplore.search.study.trials import PARAMETER, evidence_of, is_abandoned, question_of, set_question
+
+
+class BexploreSampler(BaseSampler):
+    """Chooses the probe that is worth most per second; a pure function of the study's trials.
+
+    A fresh process on the same storage asks for exactly the same size. Parallel askers see each other's trials in
+    flight and look elsewhere. A trial that is `COMPLETE` has samples per second as its value, a `PRUNED` one ran out of
+    memory, and a `FAIL`ed one failed for a reason of its own.
+
+    Example:
+        >>> space = Space.of([1, 2, 4, 8])
+        >>> study = optuna.create_study(direction="maximize", sampler=BexploreSampler(space))
+        >>> study.ask().suggest_int("micro_batch_size", 1, 8)
+        1
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        settings: SearchSettings | None = None,
+        *,
+        memory: MemoryPrior | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.space = space
+        self.settings = settings or SearchSettings()
+        self.memory = memory
+        self._now = now
+        self._decisions: dict[int, Decision] = {}
+        self._given: int | None = None
+        self._last: tuple[object, Decision] | None = None
+
+    @property
+    def distribution(self) -> IntDistribution:
+        """Of the one parameter; the sampler returns only candidates."""
+        return IntDistribution(self.space.base, self.space.sizes[-1])
+
+    def ask(self, study: optuna.Study, size: int | None = None) -> optuna.Trial:
+        """Begin a trial of a size; None leaves it to the sampler."""
+        self._given = size
+        try:
+            return study.ask({PARAMETER: self.distribution})
+        finally:
+            self._given = None
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The micro-batch size and nothing else."""
+        return {PARAMETER: self.distribution}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The size to probe next; where nothing is worth a probe any more, the recommended one again."""
+        if self._given is not None:
+            return {PARAMETER: self._given}
+        decision = self.decide(study, asking=trial.number)
+        self._decisions[trial.number] = decision
+        if decision.stop_reason is None:
+            return {PARAMETER: decision.micro_batch_size}
+        best = decision.recommendation
+        return {PARAMETER: best.micro_batch_size if best else self.space.base}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Refuse: only the micro-batch size within the candidates is searched.
+
+        Raises:
+            UserInputError: Always.
+        """
+        raise UserInputError(
+            f"the study asks for {param_name!r} over {param_distribution}",
+            hint=f"suggest {PARAMETER!r} from {self.space.base} to {self.space.sizes[-1]}",
+        )
+
+    def decide(self, study: optuna.Study, *, asking: int | None = None) -> Decision:
+        """What the sampler would do now.
+
+        Args:
+            study: Its finished and running trials are the evidence.
+            asking: Number of the trial that asks, which is no evidence; None where none does.
+        """
+        evidence, num_unassigned = self._evidence(study, asking)
+        key = (tuple(evidence), num_unassigned)
+        if self._last is None or self._last[0] != key:
+            decision = decide(self.space, evidence, self.settings, memory=self.memory, num_unassigned=num_unassigned)
+            self._last = (key, decision)
+        return self._last[1]
+
+    def decision_of(self, study: optuna.Study, number: int) -> Decision:
+        """The decision behind a trial; Optuna does not ask the sampler where there is only one candidate."""
+        return self._decisions.pop(number, None) or self.decide(study, asking=number)
+
+    def _evidence(self, study: optuna.Study, asking: int | None) -> tuple[list[Evidence], int]:
+        evidence, num_unassigned = [], 0
+        for trial in sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number):
+            if trial.number == asking or is_abandoned(trial, self._now()):
+                continue
+            if trial.state is TrialState.RUNNING and PARAMETER not in trial.params:
+                num_unassigned += asking is None or trial.number < asking
+            elif PARAMETER in trial.params:
+                evidence.append(evidence_of(trial))
+        return evidence, num_unassigned
+
+
+def open_study(
+    sampler: BexploreSampler, *, storage: str | Path | BaseStorage | None = None, name: str = "bexplore"
+) -> optuna.Study:
+    """Create the study, or go on with the stored one.
+
+    Raises:
+        UserInputError: The stored study asks another question (other candidates, tolerance, seed or engine version).
+    """
+    study = optuna.create_study(
+        storage=open_storage(storage), study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
+    )
+    question = _question(sampler)
+    stored = question_of(study)
+    if not stored:
+        set_question(study, question)
+        _name_the_value(study)
+    elif stored != question:
+        changed = sorted(key for key in question if stored.get(key) != question[key])
+        told = ", ".join(f"{key} {stored.get(key)} there, {question[key]} here" for key in changed)
+        hint = "explore with --fresh, or use another storage"
+        if "largest" in changed:
+            hint += "; explorers that share a study need the same candidates: set max, and the same memory_budget"
+        raise UserInputError(f"the stored study {name!r} asks another question: {told}", hint=hint)
+    return study
+
+
+def _name_the_value(study: optuna.Study) -> None:
+    """Dashboards write it at their axis instead of `Objective 0`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # stable in what it does since Optuna 3.4
+        study.set_metric_names(["samples/s"])
+
+
+def _question(sampler: BexploreSampler) -> Mapping[str, Any]:
+    sizes = sampler.space.sizes
+    return {
+        "smallest": sizes[0],
+        "largest": sizes[-1],
+        "num_candidates": len(sizes),
+        "tolerance": sampler.settings.tolerance,
+        "seed": sampler.settings.seed,
+        "engine_version": ENGINE_VERSION,
+    }

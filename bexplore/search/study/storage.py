@@ -1,0 +1,153 @@
+"""Where Optuna keeps the study: opened, mended where that is safe, and its troubles told as errors of ours."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import optuna
+from optuna.exceptions import OptunaError, StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from bexplore.errors import EngineError, UserInputError
+from bexplore.host.locks import lock_handle, locked
+
+_SAFE = "every finished probe is in the run's journal: run the same command again and it goes on from there"
+
+
+def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None:
+    """Open a storage: a database URL, a file for Optuna's journal, an open storage, or None for memory.
+
+    Raises:
+        UserInputError: The URL cannot be opened.
+        EngineError: The file cannot be written.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if storage is None or isinstance(storage, BaseStorage):
+        return storage
+    if "://" not in str(storage):
+        return _open_file(Path(storage))
+    try:
+        return RDBStorage(str(storage))
+    except ImportError as error:
+        driver = getattr(error.__cause__, "name", None) or "its driver"
+        package = "bexplore[postgresql]" if str(storage).startswith("postgresql:") else driver
+        raise UserInputError(
+            f"cannot open the storage {storage}: the module {driver} is not installed",
+            hint=f"pip install '{package}', or name another driver in the URL, such as postgresql+psycopg2://...",
+        ) from error
+    except Exception as error:  # drivers of any database raise what they like
+        raise UserInputError(
+            f"cannot open the storage {storage}: {_first_line(error)}", hint="check the URL, or leave --storage out"
+        ) from error
+
+
+@contextmanager
+def told_as_engine_error() -> Iterator[None]:
+    """Turn what a storage raises meanwhile (a full disk, a locked file, a server that is gone) into one clear error.
+
+    Raises:
+        EngineError: The storage could not be read or written.
+    """
+    try:
+        yield
+    except StorageInternalError as error:  # Optuna's wrapping of what a database said
+        cause = error.__cause__ or error
+        raise EngineError(f"the study's storage failed: {_first_line(cause)}", hint=_SAFE) from error
+    except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise EngineError(f"the study's storage failed: {_first_line(error)}", hint=_SAFE) from error
+
+
+class _KernelLock(JournalFileOpenLock):
+    """Optuna's file lock, held by the kernel: a process that was killed inside it does not leave it behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._turn = threading.Lock()  # of this process's threads
+        self._handle: IO[str] | None = None
+
+    def acquire(self) -> bool:
+        self._turn.acquire()
+        try:
+            self._handle = self._path.open("a")
+            lock_handle(self._handle, self._path)
+        except BaseException:  # an interruption too; raised again
+            self.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+        self._turn.release()
+
+
+class _Journal(JournalStorage):
+    """Optuna's journal; where a record is spoilt while explorers are at work, the reader says so and stops."""
+
+    def _sync_with_backend(self) -> None:
+        try:
+            super()._sync_with_backend()
+        except (OSError, OptunaError):
+            raise
+        except Exception as error:  # whatever Optuna's replay of its own log stumbles over
+            raise EngineError(
+                f"the study's storage failed: it is damaged ({_first_line(error)})", hint=_SAFE
+            ) from error
+
+
+def _open_file(path: Path) -> JournalStorage:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock_path = path.with_name(f"{path.name}.lock")
+        with locked(lock_path):
+            _end_last_line(path)
+            try:
+                return _load(path, lock_path)
+            except OSError:
+                raise
+            except Exception:  # whatever damage makes Optuna's replay of its own log stumble over
+                _move_aside(path)
+                return _load(path, lock_path)
+    except OSError as error:
+        raise EngineError(
+            f"cannot write the study {path}: {error.strerror}", hint="make room or make the folder writable"
+        ) from error
+
+
+def _load(path: Path, lock_path: Path) -> JournalStorage:
+    storage = _Journal(JournalFileBackend(str(path), lock_obj=_KernelLock(lock_path)))
+    for study in storage.get_all_studies():
+        storage.get_all_trials(study._study_id)
+    return storage
+
+
+def _end_last_line(path: Path) -> None:
+    """Cut off what a killed writer left of a line: Optuna would write the next record behind it, and spoil both."""
+    if not path.exists():
+        return
+    with path.open("rb+") as handle:
+        data = handle.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            handle.truncate(whole)
+
+
+def _move_aside(path: Path) -> None:
+    """Keep a damaged study under another name; the study is then told anew what the run's journal holds."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged_{number}")).exists():
+        number += 1
+    path.replace(aside)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]

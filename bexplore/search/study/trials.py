@@ -1,0 +1,228 @@
+"""What a study remembers of each probe: its evidence, who works on it, and what the run's journal tells of it.
+
+The sampler's own record is the system attribute `bexplore`, which dashboards leave out. The user attributes are flat,
+with units in their names, for people who look at the study in a dashboard or as a data frame; nothing reads them back.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
+from bexplore.search.evidence import Evidence
+from bexplore.search.recommendation import Recommendation
+
+PARAMETER = "micro_batch_size"
+ATTRIBUTE = "bexplore"
+LEASE_S = 120.0  # a probe in flight whose explorer says nothing for this long is given up
+ASKING_S = 60.0  # an asker that has not chosen after this long is dead
+STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
+
+
+def question_of(study: optuna.Study) -> dict[str, Any]:
+    """What the study asks; empty where it has just been created."""
+    return study._storage.get_study_system_attrs(study._study_id).get(ATTRIBUTE, {})
+
+
+def set_question(study: optuna.Study, question: Mapping[str, Any]) -> None:
+    """Say what the study asks."""
+    study._storage.set_study_system_attr(study._study_id, ATTRIBUTE, dict(question))
+
+
+def evidence_of(trial: FrozenTrial) -> Evidence:
+    """The evidence in a trial that has a size, written by bexplore or by anybody else."""
+    record = trial.system_attrs.get(ATTRIBUTE, {}).get("evidence")
+    if record is not None and trial.state.is_finished():
+        return Evidence.from_dict(record)
+    size = int(trial.params[PARAMETER])
+    if trial.state is TrialState.COMPLETE:
+        value = trial.value or math.nan
+        if not value > 0 or math.isinf(value):
+            return Evidence(micro_batch_size=size, outcome=Outcome.NOT_FINITE, reason=f"value {trial.value}")
+        return Evidence(micro_batch_size=size, outcome=Outcome.MEASURED, log_throughput=math.log(value))
+    if trial.state is TrialState.PRUNED:
+        return Evidence(micro_batch_size=size, outcome=Outcome.OUT_OF_MEMORY)
+    purpose = Purpose(trial.system_attrs.get(ATTRIBUTE, {}).get("purpose", Purpose.SEARCH))
+    outcome = Outcome.CRASHED if trial.state is TrialState.FAIL else None
+    return Evidence(micro_batch_size=size, outcome=outcome, purpose=purpose)
+
+
+def is_abandoned(trial: FrozenTrial, now: float) -> bool:
+    """Whether nobody works on the trial any more: it is no evidence."""
+    record = trial.system_attrs.get(ATTRIBUTE, {})
+    if record.get("abandoned"):
+        return True
+    if trial.state.is_finished():
+        return False
+    started = trial.datetime_start.timestamp() if trial.datetime_start else now
+    limit = LEASE_S if PARAMETER in trial.params else ASKING_S
+    return now > record.get("lease_until", started + limit)
+
+
+def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, is_alone: bool = False) -> None:
+    """Make the study tell what the journal tells: finish, add, and give up trials where they differ.
+
+    Args:
+        study: Trials in flight of dead processes are given up, those of other hosts when their lease ends.
+        history: Every finished observation of the journal, in order.
+        now: Unix time.
+        is_alone: Whether no other explorer of this host is at work on the study: what is in flight here is left over.
+    """
+    trials = study.get_trials(deepcopy=False)
+    told = {trial.system_attrs.get(ATTRIBUTE, {}).get("number") for trial in trials if trial.state.is_finished()}
+    num_trials = len(trials)
+    for observation in sorted(history, key=lambda observation: observation.probe.number):
+        number = observation.probe.number
+        if number in told:
+            continue
+        if number < num_trials and not trials[number].state.is_finished():
+            tell(study, trials[number], observation)
+            continue
+        for _ in range(num_trials, number):
+            study.add_trial(create_trial(state=TrialState.FAIL, system_attrs={ATTRIBUTE: {"abandoned": True}}))
+        study.add_trial(_trial_of(observation, study))
+        num_trials = max(num_trials, number) + 1
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if is_abandoned(trial, now) or (is_alone and not _is_of_another_host(trial)) or _owner_is_dead(trial):
+            abandon(study, trial)
+
+
+def _is_of_another_host(trial: FrozenTrial) -> bool:
+    """A trial without an owner is one whose explorer was killed while it chose the size."""
+    host, _, _ = trial.system_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    return host not in ("", socket.gethostname())
+
+
+def _owner_is_dead(trial: FrozenTrial) -> bool:
+    host, _, process = trial.system_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    if host != socket.gethostname() or not process.isdigit():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
+    sizes = question_of(study)
+    size = observation.micro_batch_size
+    state = STATES.get(observation.outcome, TrialState.FAIL)
+    return create_trial(
+        state=state,
+        value=observation.samples_per_s if observation.is_measured else None,
+        params={PARAMETER: size},
+        distributions={PARAMETER: IntDistribution(min(size, sizes["smallest"]), max(size, sizes["largest"]))},
+        user_attrs=_told(observation),
+        system_attrs={ATTRIBUTE: _record(observation)},
+    )
+
+
+def lease(trial: optuna.Trial, probe: Probe, *, now: float, seconds: float = LEASE_S) -> None:
+    """Say that somebody works on the trial; others leave it alone until the lease ends."""
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    record: dict[str, Any] = {"lease_until": now + seconds, "owner": owner, "purpose": probe.purpose.value}
+    trial.study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, record)
+
+
+@contextmanager
+def leased(study: optuna.Study, trial: optuna.Trial, probe: Probe, *, seconds: float = LEASE_S) -> Iterator[None]:
+    """Work on the trial: its lease is renewed as long as the block, and with it this process, goes on."""
+    lease(trial, probe, now=time.time(), seconds=seconds)
+    if isinstance(study._storage, InMemoryStorage):
+        yield  # nobody else sees it
+        return
+    ended = threading.Event()
+    renewal = threading.Thread(target=_renew, args=(trial, probe, seconds, ended), daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewal.join()
+
+
+def _renew(trial: optuna.Trial, probe: Probe, seconds: float, ended: threading.Event) -> None:
+    while not ended.wait(seconds / 4):
+        try:
+            lease(trial, probe, now=time.time(), seconds=seconds)
+        except Exception:  # a storage that is gone: what is told after the probe says so, with its reason
+            return
+
+
+def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, observation: Observation) -> None:
+    """Tell the study how a probe ended. Out of memory is `PRUNED`: a finished, informative outcome.
+
+    A trial that another explorer has given up meanwhile, or finished from the journal, is not told twice.
+    """
+    try:
+        for name, value in _told(observation).items():
+            study._storage.set_trial_user_attr(trial._trial_id, name, value)
+        study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, _record(observation))
+        if observation.is_measured:
+            study.tell(trial.number, observation.samples_per_s)
+        else:
+            study.tell(trial.number, state=STATES.get(observation.outcome, TrialState.FAIL))
+    except (RuntimeError, ValueError):  # Optuna's, of a finished trial: the one or the other by who was first
+        known = study.get_trials(deepcopy=False)[trial.number]
+        if not known.state.is_finished():
+            raise
+        if known.system_attrs.get(ATTRIBUTE, {}).get("abandoned"):
+            study.add_trial(_trial_of(observation, study))
+
+
+def abandon(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
+    """Give up a trial that nobody will finish; it is no evidence."""
+    try:
+        study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, {"abandoned": True})
+        study.tell(trial.number, state=TrialState.FAIL)
+    except (RuntimeError, ValueError):
+        if not study.get_trials(deepcopy=False)[trial.number].state.is_finished():
+            raise
+
+
+def publish(study: optuna.Study, best: Recommendation) -> None:
+    """Say at the study what is recommended: its best trial is the luckiest single probe, which is something else."""
+    text = (
+        f"micro_batch_size {best.micro_batch_size}: {best.relative_performance:.2f}x the speed of size "
+        f"{best.base_micro_batch_size}, {best.samples_per_s:.4g} samples/s; confidence {best.confidence} out of 100"
+    )
+    if study.user_attrs.get("recommendation") != text:
+        study.set_user_attr("recommendation", text)
+
+
+def _told(observation: Observation) -> dict[str, Any]:
+    """What people want to see of a probe; unknown is left out."""
+    peak, is_measured = observation.peak_memory_bytes, observation.is_measured
+    facts = {
+        "outcome": observation.outcome.value,
+        "reason": observation.reason or None,
+        "purpose": observation.probe.purpose.value,
+        "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
+        "pass_s": observation.pass_time_s if is_measured else None,
+        "update_s": observation.update_time_s if observation.update_times_s else None,
+        "peak_memory_mib": None if peak is None else peak / 2**20,
+        "held_memory_mib": None if observation.held_memory_bytes is None else observation.held_memory_bytes / 2**20,
+        "compile_s": observation.compile_time_s or None,
+        "took_s": observation.elapsed_s,
+    }
+    shown = {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in facts.items()}
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def _record(observation: Observation) -> dict[str, Any]:
+    return {"number": observation.probe.number, "evidence": Evidence.of(observation).as_dict()}

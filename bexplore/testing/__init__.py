@@ -1,0 +1,1 @@
+"""A `Runner` with a known answer, for tests and benchmarks."""
