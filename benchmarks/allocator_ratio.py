@@ -72,13 +72,13 @@ def traced_step(job: Job) -> Step:
     resident: list[Polynomial] = []
     find_peaks, find_resident = tracer.find_peaks, tracer._resident
 
-    def kept_resident(workload: Any, fake_mode: Any, traced: Any, trained: list[Any], prime: int) -> Any:
+    def kept_resident(workload: Any, fake_mode: Any, traced: Any, trained: list[Any], probe_batch: int) -> Any:
         weights = [tensor for module in modules_of(workload) for tensor in module.state_dict().values()]
         own = [tensor.numel() * tensor.itemsize for tensor in {id(tensor): tensor for tensor in weights}.values()]
         grown = [tensor.numel() * tensor.itemsize for tensor in trained]
         resident.extend(Polynomial(size) for size in [*own, *grown, *(grown * STATES_PER_PARAMETER)])
         resident.append(traced.batch_size)
-        return find_resident(workload, fake_mode, traced, trained, prime)
+        return find_resident(workload, fake_mode, traced, trained, probe_batch)
 
     def kept_events(buffers: Any, own: list[Event], *, past: list[Event], **rest: Any) -> Any:
         events[list(Phase)[len(events)]] = own

@@ -116,7 +116,7 @@ def summarized(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "confidence": result["confidence"],
         "stop_reason": result["stop_reason"],
         "exact_over_shared": result["exact_over_shared"],
-        "whole_over_reduced": result["whole_over_reduced"],
+        "full_over_reduced": result["full_over_reduced"],
         "largest_that_fits": trace["max_micro_batch_size"],
         "base_micro_batch_size": result["base_micro_batch_size"],
         "first_recommendation_s": by_kind["recommendation"][0]["arrived_s"],
@@ -198,7 +198,9 @@ def passes_s(probe: Mapping[str, Any], untimed: Untimed) -> float:
 
 def _turns_of_others_s(probe: Mapping[str, Any]) -> float:
     """A turn is told by its median pass, and has as many passes as make a turn of the size."""
-    others = [times_s for size, times_s in probe["turn_times_s"].items() if int(size) != probe["micro_batch_size"]]
+    others = [
+        times_s for size, times_s in probe["interleaved_times_s"].items() if int(size) != probe["micro_batch_size"]
+    ]
     return sum(num_passes_of_turn(statistics.median(times_s)) * sum(times_s) for times_s in others)
 
 

@@ -228,7 +228,7 @@ def _compile_row(record: Record) -> dict[str, Any]:
 
 def _depth_row(record: Record) -> dict[str, Any]:
     stages = record["stages_s"]
-    names = ("micro_batch_size", "confidence", "whole_over_reduced", "total_s")
+    names = ("micro_batch_size", "confidence", "full_over_reduced", "total_s")
     return {name: record[name] for name in names} | {
         "what": record["what"],
         "num_probes": len(record["probes"]),
@@ -522,7 +522,7 @@ def _depth_lines(rows: Sequence[Record]) -> list[str]:
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        ratio = row["whole_over_reduced"]
+        ratio = row["full_over_reduced"]
         lines.append(
             f"| {row['what']} | {row['micro_batch_size']} | {row['confidence']} | {row['num_probes']} "
             f"| {row['compile_s']:.1f} | {row['search_s']:.1f} | {row['total_s']:.0f} "

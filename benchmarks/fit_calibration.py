@@ -49,7 +49,7 @@ RECORDED_SHARE = 0.5  # of all weight, each noise as much; the rest is shared by
 HARD_SHARE = 0.02  # jobs of which nearly nothing tells what is best are rare ...
 IN_TURNS_SHARE = 0.03  # ... and machines that wander, whose sizes take turns, are some
 HARD = (Family.SPILLS, Family.LONE_PEAKS, Family.SHELVES)
-IN_TURNS = (Family.WANDERING, Family.BURSTS)
+IN_TURNS = (Family.DRIFTING_HOST, Family.BURSTS)
 RIDGE = 1e-5
 
 
@@ -137,7 +137,7 @@ def _messages(problem: Problem, evidence: Sequence[Evidence], compilation: Compi
                 seed=problem.seed,
                 grounds=grounds,
                 tolerance=tolerance,
-                probability=float((fitted.shortfall(best.micro_batch_size) <= tolerance).mean()),
+                probability=float((fitted.regret(best.micro_batch_size) <= tolerance).mean()),
                 is_right=problem.regret(best.micro_batch_size) <= tolerance,
             )
 

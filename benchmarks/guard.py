@@ -30,9 +30,9 @@ from typing import Any
 from benchmarks.guard_jobs import PLANTED
 from benchmarks.guard_rivals import RIVALS
 from bexplore.engine import EngineRunner
-from bexplore.engine.metrics_client import facts_in_worker
+from bexplore.engine.metrics_client import metrics_in_worker
 from bexplore.guard import Status, Tier
-from bexplore.guard.compare import compare_facts
+from bexplore.guard.compare import compare_metrics
 from bexplore.guard.paired_timing import (
     PAIRS_PER_STAGE,
     TIME_LIMIT_S,
@@ -49,7 +49,7 @@ from bexplore.guard.statistics import Judgement
 from bexplore.host.machine import package_version, processor_name
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.measurement.probe import Compilation, Probe
-from bexplore.trace.program_metrics import ProgramFacts
+from bexplore.trace.program_metrics import ProgramMetrics
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -136,13 +136,13 @@ def exact(scale: Scale) -> dict[str, Any]:
     return {"runs": runs, "planted": changes, "elapsed_s": time.monotonic() - began_s, "machine": machine()}
 
 
-def take(job: Job, folder: Path, environment: dict[str, str] | None = None) -> ProgramFacts:
-    facts, _ = facts_in_worker(job, folder / "facts.log", device="cpu", environment=environment)
+def take(job: Job, folder: Path, environment: dict[str, str] | None = None) -> ProgramMetrics:
+    facts, _ = metrics_in_worker(job, folder / "facts.log", device="cpu", environment=environment)
     return facts
 
 
-def differing(before: ProgramFacts, after: ProgramFacts) -> list[Any]:
-    found = compare_facts(before, after, tiers=TIERS, memory_budget_bytes=2**26)
+def differing(before: ProgramMetrics, after: ProgramMetrics) -> list[Any]:
+    found = compare_metrics(before, after, tiers=TIERS, memory_budget_bytes=2**26)
     return [one for one in found.findings if one.status is not Status.SAME]
 
 

@@ -74,7 +74,7 @@ def shortfall_table() -> str:
     """How often the recommended size is as near to the best as a low score says, as a Markdown table."""
     words_of = {world: words for (world, _), words in WORLDS.items()}
     rows = ["| problems | recommendations | truly as near |", "|---|---|---|"]
-    everything, *worlds = json.loads((RESULTS / "search.json").read_text())["shortfalls"]
+    everything, *worlds = json.loads((RESULTS / "search.json").read_text())["regrets"]
     for found in (*worlds, everything):
         share, low, high = (100.0 * value for value in found["held"])
         words = words_of.get(found["world"], "all of these together")
@@ -184,7 +184,7 @@ TABLES = {
     "total": total_table,
     "score": score_table,
     "tolerance": tolerance_table,
-    "shortfall": shortfall_table,
+    "regret": shortfall_table,
     "cost": cost_table,
     "rivals": rivals_table,
 }

@@ -64,14 +64,14 @@ NUM_PROBLEMS = {"main": 1600, "other": 200, "quick": 60}
 NUM_SEEDS = {False: 6, True: 1}  # of noise on each recorded sweep, by whether it must be quick
 NUM_WORLDS_OF_TOTAL_COST = {False: 800, True: 40}
 NUM_WATCHED = {False: 20_000, True: 400}
-TAKE_TURNS = (Family.WANDERING.value, Family.BURSTS.value)
+TAKE_TURNS = (Family.DRIFTING_HOST.value, Family.BURSTS.value)
 BASELINE_WORLDS = 800  # of a family, the first, on which the others are run too:
 BASELINE_THINNING = 4  # on every fourth of them ...
 SLOW_BASELINES = {"Optuna TPE": 8, "Optuna GPSampler": 40}  # ... the slow ones on fewer
 DECISION_CANDIDATES = 4096
 DECISION_TIME = "decision-time"
 TOLERANCES = "tolerances"
-SHORTFALLS = "shortfalls"
+SHORTFALLS = "regrets"
 TOTAL_COST = "total_cost"
 NOISES = "noises"
 NEVER_BELOW = "never_below"
@@ -81,7 +81,7 @@ WORLDS_OF_TOLERANCES = {  # and whether their sizes share a compilation, and so 
     Family.SMOOTH: False,
     Family.ROUGH: False,
     Family.CLIFFS: False,
-    Family.WANDERING: True,
+    Family.DRIFTING_HOST: True,
 }
 WORLDS = ("public", *(family.value for family in Family))
 PARTS = (TOTAL_COST, *WORLDS, NOISES, NEVER_BELOW, TOLERANCES, SHORTFALLS, DECISION_TIME)
@@ -183,7 +183,7 @@ def measure(parts: Sequence[str], *, quick: bool, first_seed: int, others: Mappi
     if TOLERANCES in parts:
         report["tolerances"] = tolerances(NUM_PROBLEMS["quick" if quick else "other"], first_seed)
     if SHORTFALLS in parts:
-        report["shortfalls"] = shortfalls(NUM_PROBLEMS["quick" if quick else "other"], first_seed)
+        report["regrets"] = regrets(NUM_PROBLEMS["quick" if quick else "other"], first_seed)
     if DECISION_TIME in parts:
         report["decision_time"] = decision_time()
     return report
@@ -216,7 +216,7 @@ def tolerances(count: int, first_seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def shortfalls(count: int, first_seed: int) -> list[dict[str, Any]]:
+def regrets(count: int, first_seed: int) -> list[dict[str, Any]]:
     """How often what a score below 90 says of its distance from the best holds; a row of all worlds and of each."""
     found = _answers_by_world(count, first_seed, TOLERANCE)
     _progress(SHORTFALLS, "bexplore")

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import TOLERANCE, Problem, explored, simulated_problems
 from benchmarks.search_statistics import wilson
-from bexplore.measurement.interleaving import level_alone
+from bexplore.measurement.interleaving import estimate_alone
 from bexplore.measurement.probe import Observation
 from bexplore.testing.simulator import Family
 
@@ -61,14 +61,14 @@ def below(observations: Sequence[Observation], size: int) -> Below:
     level, error = levels.pop(size)
     gaps = [(other - level, SURELY * math.hypot(error, its_error)) for other, its_error in levels.values()]
     most = max((gap for gap, _ in gaps), default=0.0)
-    surely = max((gap - doubt for gap, doubt in gaps), default=0.0)
+    surely = max((gap - confirmation for gap, confirmation in gaps), default=0.0)
     return Below(-math.expm1(-max(most, 0.0)), -math.expm1(-surely))
 
 
 def _level(probes: Sequence[Observation]) -> tuple[float, float]:
     """ln(samples/s) of one size's probes, and its standard error."""
     values = [math.log(item.samples_per_s) for item in probes]
-    of_passes = math.sqrt(np.mean([np.nan_to_num(level_alone(item.pass_times_s).log_se) ** 2 for item in probes]))
+    of_passes = math.sqrt(np.mean([np.nan_to_num(estimate_alone(item.pass_times_s).log_se) ** 2 for item in probes]))
     of_probes = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return float(np.mean(values)), max(of_passes, of_probes) / math.sqrt(len(values))
 

@@ -83,7 +83,7 @@ class Answer:
         fixed_cost_s: Starts and compiles that any method pays: one of each with a shared compilation, else 0.
         confidence: The final score; None for a method that has none.
         messages: (score, within the tolerance) of every streamed recommendation.
-        shortfalls: (score, share that is missed at most with a score of 90, share that is missed) of those that tell.
+        regrets: (score, share that is missed at most with a score of 90, share that is missed) of those that tell.
         stop_reason: Why it ended.
         tolerance: What counted as a tie.
         relative_error: ln of the relative performance that was told over the true one; NaN where there is none.
@@ -99,7 +99,7 @@ class Answer:
     fixed_cost_s: float = 0.0
     confidence: int | None = None
     messages: tuple[tuple[int, bool], ...] = ()
-    shortfalls: tuple[tuple[int, float, float], ...] = ()
+    regrets: tuple[tuple[int, float, float], ...] = ()
     stop_reason: str = ""
     tolerance: float = TOLERANCE
     relative_error: float = math.nan
@@ -220,10 +220,10 @@ def answered(
         fixed_cost_s=first.start_time_s + first.compile_time_s if shared_compile else 0.0,
         confidence=best.confidence,
         messages=tuple((told.confidence, problem.regret(told.micro_batch_size) <= tolerance) for told in streamed),
-        shortfalls=tuple(
-            (told.confidence, told.shortfall_at_90, problem.regret(told.micro_batch_size))
+        regrets=tuple(
+            (told.confidence, told.regret_bound_90, problem.regret(told.micro_batch_size))
             for told in streamed
-            if told.shortfall_at_90 is not None
+            if told.regret_bound_90 is not None
         ),
         stop_reason=found.result.stop_reason,
         tolerance=tolerance,

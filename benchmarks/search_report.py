@@ -38,7 +38,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines += _noise_lines(report.get("noises", ()))
     lines += _never_below_lines(report.get("never_below", ()))
     lines += _tolerance_lines(report["tolerances"])
-    lines += _shortfall_lines(report["shortfalls"])
+    lines += _shortfall_lines(report["regrets"])
     timing = report["decision_time"]
     lines += [
         "## Decision time",
@@ -155,7 +155,7 @@ def _shortfall_lines(rows: list[dict[str, Any]]) -> list[str]:
         "## How far a low score is from the best",
         "",
         "A score below 90 is told with the share of the fastest size's speed within which it would be 90 "
-        "(`shortfall_at_90`). How often the recommended size is as near as that, over streamed recommendations with "
+        "(`regret_bound_90`). How often the recommended size is as near as that, over streamed recommendations with "
         "scores of 50 to 89, and of those with which an exploration ended.",
         "",
         "| worlds | recommendations | truly as near | median share | explorations ended so | truly as near |",

@@ -106,7 +106,7 @@ def shortfalls_held(answers: Sequence[Answer]) -> dict[str, Any]:
     """How often a recommendation with a low score is as near to the best as it says, with a score of 90, that it is."""
     told = _low_shortfalls(answers)
     low = [answer for answer in answers if LOW_SCORE <= (answer.confidence or 0) < HIGH_SCORE]
-    ended = [answer.shortfalls[-1] for answer in low if answer.shortfalls]
+    ended = [answer.regrets[-1] for answer in low if answer.regrets]
     return {
         "messages": len(told),
         "held": bootstrap(answers, lambda some: _share_held(_low_shortfalls(some))),
@@ -119,7 +119,7 @@ def shortfalls_held(answers: Sequence[Answer]) -> dict[str, Any]:
 def _low_shortfalls(answers: Sequence[Answer]) -> list[tuple[int, float, float]]:
     """Of scores below 90 with which a search may well end; what the first probes say holds because it says nothing."""
     low, high = LOW_SCORE, HIGH_SCORE
-    return [told for answer in answers for told in answer.shortfalls if low <= told[0] < high]
+    return [told for answer in answers for told in answer.regrets if low <= told[0] < high]
 
 
 def _share_held(told: Sequence[tuple[int, float, float]]) -> float:

@@ -53,13 +53,13 @@ def write_program(
     from bexplore.config.load import load_config
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.compilation import (
-        CompilerWatch,
+        CompilerCounters,
         compile_workload,
         make_limits_loud,
         mark_batch_dimension,
     )
     from bexplore.engine.worker.nested_regions import repeated_classes
-    from bexplore.engine.worker.truncated_layers import shorten
+    from bexplore.engine.worker.truncated_layers import truncate_layers
     from bexplore.measurement.probe import Compilation
     from bexplore.trace.fake_build import build_fake
 
@@ -67,12 +67,12 @@ def write_program(
     compilation = Compilation.EXACT if mode == STATIC else Compilation.SHARED
     workload, fake_mode = build_fake(job)
     block_classes = repeated_classes(workload)
-    shorten(workload, KEPT_BLOCKS, _num_blocks(workload))
+    truncate_layers(workload, KEPT_BLOCKS, _num_blocks(workload))
     make_limits_loud()
     for module in workload.compiled_modules:
         _move_batch_inside(module, torch.device(job.device))
     compile_workload(workload, job.compile, compilation, SharedMode(mode), block_classes)
-    watch, records = CompilerWatch(), []
+    watch, records = CompilerCounters(), []
     with _programs_kept(fake_mode) as (programs, padded_bytes):
         for size in sizes:
             with fake_mode:

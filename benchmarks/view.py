@@ -24,7 +24,7 @@ from bexplore.host.machine import package_version, processor_name
 from bexplore.job import Job
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.console import Progress
-from bexplore.output.report.files import html, read_facts, write_text
+from bexplore.output.report.files import html, read_report_data, write_text
 from bexplore.search.loop import ProbeFinished, ProbeStarted
 from bexplore.search.recommendation import Recommendation
 
@@ -90,12 +90,12 @@ def play(progress: Progress, probes: list[Observation]) -> float:
 def report_s(probes: list[Observation]) -> float:
     """Seconds of reading a run and writing its report."""
     with tempfile.TemporaryDirectory() as folder:
-        meta = {"job": Job(workload="decoder").as_dict(), "question": {}, "environment": {}, "title": "job"}
+        meta = {"job": Job(workload="decoder").as_dict(), "search_specification": {}, "environment": {}, "title": "job"}
         run = run_directory.create_run(Path(folder), meta=meta, now=datetime.now(UTC))
         for observation in probes:
             run.journal.append(observation)
         began = time.perf_counter()
-        write_text(run.directory / "report.html", html(read_facts(run)))
+        write_text(run.directory / "report.html", html(read_report_data(run)))
         return time.perf_counter() - began
 
 

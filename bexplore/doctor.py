@@ -34,7 +34,7 @@ from bexplore.host.accelerators import find_device
 from bexplore.host.machine import (
     BUSY_SHARE,
     CGROUP,
-    Tenants,
+    CpuContention,
     accelerator_name,
     available_memory_bytes,
     num_usable_processors,
@@ -347,15 +347,15 @@ def _room(name: str, path: Path, fix: str) -> Check:
 
 def _noise(seconds: float, work: Callable[[], object] = lambda: hashlib.sha256(_WORK).digest()) -> Check:
     """Equal work, timed over and over on one processor: its spread is noise."""
-    tenants = Tenants(os.getpid())
-    tenants.start()
+    contention = CpuContention(os.getpid())
+    contention.start()
     times_s: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         began = time.perf_counter()
         work()
         times_s.append(time.perf_counter() - began)
-    share = tenants.others_share()
+    share = contention.background_cpu_share()
     logs = np.log(times_s)
     spread = float(1.4826 * np.median(np.abs(logs - np.median(logs))))
     slow = float(np.quantile(times_s, 0.95) / np.median(times_s) - 1.0)

@@ -20,7 +20,7 @@ import pytest
 
 if TYPE_CHECKING:
     from bexplore.guard import Report
-    from bexplore.trace.program_metrics import ProgramFacts
+    from bexplore.trace.program_metrics import ProgramMetrics
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,21 +69,21 @@ def bexplore_guard(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[.
 
 
 @pytest.fixture
-def bexplore_facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., ProgramFacts]]:
+def bexplore_facts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., ProgramMetrics]]:
     """A function that gives the exact facts of a job: `bexplore_facts(config, overrides=())`.
 
     The same configuration is looked at once a test.
     """
-    known: dict[tuple[str, tuple[str, ...]], ProgramFacts] = {}
+    known: dict[tuple[str, tuple[str, ...]], ProgramMetrics] = {}
 
-    def facts(config: str | Path, overrides: tuple[str, ...] = ()) -> ProgramFacts:
+    def facts(config: str | Path, overrides: tuple[str, ...] = ()) -> ProgramMetrics:
         from bexplore.config.load import load_config
-        from bexplore.engine.metrics_client import facts_in_worker
+        from bexplore.engine.metrics_client import metrics_in_worker
 
         key = (str(config), tuple(overrides))
         if key not in known:
             loaded = load_config(request.config.rootpath / config, overrides=overrides).on_device("cpu")
-            known[key], _ = facts_in_worker(loaded.job, tmp_path / "facts.log", device="cpu")
+            known[key], _ = metrics_in_worker(loaded.job, tmp_path / "facts.log", device="cpu")
         return known[key]
 
     yield facts

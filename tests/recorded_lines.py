@@ -144,7 +144,7 @@ def _rebuilt_node(record: dict[str, Any]) -> Any:
     )
 
 
-def steps_of(record: dict[str, Any], prime: int) -> list[Step]:
+def steps_of(record: dict[str, Any], probe_batch: int) -> list[Step]:
     """What the reader of plans makes of recorded lines."""
     buffers = {line["node"]["name"]: RecordedNode(line["node"]) for line in record["lines"] if "text" in line}
     graph = SimpleNamespace(
@@ -154,7 +154,7 @@ def steps_of(record: dict[str, Any], prime: int) -> list[Step]:
         get_allocation_size=lambda node: node.get_size() if hasattr(node, "get_size") else node.get_layout().size,
         sizevars=SimpleNamespace(shape_env=SimpleNamespace(backed_var_to_val={}, var_to_val={})),
     )
-    return list(_Reader(graph, prime).steps())
+    return list(_Reader(graph, probe_batch).steps())
 
 
 def most_bytes(steps: Iterable[Step], micro_batch_size: int) -> int:

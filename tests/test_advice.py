@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bexplore.exploration.bottlenecks import advise, shape_hints
+from bexplore.exploration.bottlenecks import find_bottlenecks, shape_hints
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
@@ -51,14 +51,14 @@ def model(flops: float, num_bytes: float) -> CostModel:
 
 
 def kinds(pass_times_s: dict[int, float], *, facts=GPU, cost_model=None, device=None, steps=1, **options) -> list[str]:
-    found = advise(
+    found = find_bottlenecks(
         JOB,
         sweep(pass_times_s, **options),
         micro_batch_size=max(pass_times_s),
         accumulation_steps=steps,
         cost_model=cost_model,
         device=device,
-        device_facts=facts,
+        device_info=facts,
     )
     return [item.kind for item in found]
 
@@ -97,8 +97,8 @@ def test_throughput_that_still_grows_where_memory_ends_is_limited_by_capacity():
 
 
 def test_a_long_update_is_said_with_its_share_of_the_step():
-    found = advise(
-        JOB, sweep({1: 0.1, 2: 0.11}, update_s=0.11), micro_batch_size=2, accumulation_steps=1, device_facts=CPU
+    found = find_bottlenecks(
+        JOB, sweep({1: 0.1, 2: 0.11}, update_s=0.11), micro_batch_size=2, accumulation_steps=1, device_info=CPU
     )
     assert "takes 50% of a step of 1 accumulation step (110 ms beside 110 ms of passes)" in found[0].finding
     assert "fused" not in found[0].action
@@ -110,7 +110,7 @@ def test_the_optimizers_that_could_be_fused_are_named_as_they_are():
     told = {"unfused_optimizers": ["torch.optim.SGD", "torch.optim.Adam"]}
     observations = [dataclasses.replace(item, details=told) for item in sweep({1: 0.1, 2: 0.11}, update_s=0.11)]
 
-    found = advise(JOB, observations, micro_batch_size=2, accumulation_steps=1, device_facts=CPU)
+    found = find_bottlenecks(JOB, observations, micro_batch_size=2, accumulation_steps=1, device_info=CPU)
 
     assert found[0].action.endswith("or torch.optim.SGD(fused=True) or torch.optim.Adam(fused=True)")
 
@@ -120,12 +120,12 @@ def loader(samples_per_s: float, problem: str = "") -> dict:
 
 
 def input_of(**record) -> list:
-    found = advise(
+    found = find_bottlenecks(
         JOB,
         sweep({1: 0.1, 2: 0.2}),
         micro_batch_size=2,
         accumulation_steps=4,
-        device_facts=CPU,
+        device_info=CPU,
         loader=loader(**record),
     )
     return [item for item in found if item.kind == "input"]
@@ -152,14 +152,14 @@ def test_graph_breaks_are_told_with_their_reason():
         dataclasses.replace(item, num_graph_breaks=2, graph_break_reasons=("print in model.py:3",))
         for item in sweep({1: 0.1, 2: 0.1})
     ]
-    found = advise(JOB, broken, micro_batch_size=2, device_facts=CPU)
+    found = find_bottlenecks(JOB, broken, micro_batch_size=2, device_info=CPU)
     assert [item.kind for item in found] == ["graph_breaks"]
     assert "model.py:3" in found[0].finding
 
 
 def test_without_measurements_nothing_is_said():
-    assert advise(JOB, [], micro_batch_size=None) == ()
-    assert advise(JOB, sweep({4: 0.1}), micro_batch_size=4) == ()
+    assert find_bottlenecks(JOB, [], micro_batch_size=None) == ()
+    assert find_bottlenecks(JOB, sweep({4: 0.1}), micro_batch_size=4) == ()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_float32_matrices_without_tf32_are_said_where_the_device_has_it_and_nobo
     torch_settings = TorchSettings(float32_matmul_precision=chosen)
     job = Job(workload="imported", precision=precision, device="cuda", torch=torch_settings)
     facts = GPU | {"capability": capability}
-    found = advise(job, sweep({1: 0.1, 2: 0.11}), micro_batch_size=2, device_facts=facts)
+    found = find_bottlenecks(job, sweep({1: 0.1, 2: 0.11}), micro_batch_size=2, device_info=facts)
     assert any(item.kind == "precision" for item in found) is is_said
 
 
@@ -215,5 +215,6 @@ def test_the_capability_of_a_processor_says_nothing_of_tf32():
     job = Job(workload="imported")
     facts = CPU | {"capability": "AVX512"}
     assert all(
-        item.kind != "precision" for item in advise(job, sweep({1: 0.1}), micro_batch_size=1, device_facts=facts)
+        item.kind != "precision"
+        for item in find_bottlenecks(job, sweep({1: 0.1}), micro_batch_size=1, device_info=facts)
     )

@@ -72,7 +72,7 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
     meta = {
         "job": config.job.as_dict(),
         "environment": {"code": code_digests(config.job), "processor": "another machine's"},
-        "question": {
+        "search_specification": {
             "minimum": config.minimum,
             "maximum": config.maximum,
             "candidates": config.candidates,

@@ -366,13 +366,13 @@ def test_an_exploration_that_takes_more_for_a_tie_stands_apart_and_beside_the_sw
 def test_a_search_at_reduced_depth_stands_beside_the_whole_one_with_how_well_it_predicted():
     probes = [{"compilation": "reduced", "elapsed_s": 7.0}, {"compilation": "exact", "elapsed_s": 20.0}]
     stages = {"compile, shared": 5.0, "compile, exact": 5.0, "passes, shared": 1.0}
-    fields = {"probes": probes, "stages_s": stages, "whole_over_reduced": 1.06}
+    fields = {"probes": probes, "stages_s": stages, "full_over_reduced": 1.06}
     record = explore_record(**fields) | {"kind": "depth", "what": "reduced"}
 
     found = summary({"small": "a job"}, whole([record]))
 
     assert found["depths"][0]["search_s"] == 7.0
-    assert found["depths"][0]["whole_over_reduced"] == 1.06
+    assert found["depths"][0]["full_over_reduced"] == 1.06
 
 
 def test_a_regret_counts_only_beyond_the_interval_of_the_truth():
@@ -425,8 +425,8 @@ def test_the_passes_of_a_probe_are_its_own_untimed_ones_and_those_of_the_sizes_t
     probe = {"micro_batch_size": 8, "pass_times_s": [0.2, 0.2], "update_times_s": [0.1]}
     untimed = measure.Untimed(passes=2, updates=1)
 
-    alone = measure.passes_s(probe | {"turn_times_s": {}}, untimed)
-    in_turns = measure.passes_s(probe | {"turn_times_s": {"8": [0.2, 0.2], "4": [0.05, 0.05]}}, untimed)
+    alone = measure.passes_s(probe | {"interleaved_times_s": {}}, untimed)
+    in_turns = measure.passes_s(probe | {"interleaved_times_s": {"8": [0.2, 0.2], "4": [0.05, 0.05]}}, untimed)
 
     assert alone == pytest.approx(2 * 0.2 + 0.1 + 2 * 0.2 + 0.1)
     assert in_turns == pytest.approx(alone + 2 * 2 * 0.05)  # two rounds of two passes each

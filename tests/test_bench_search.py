@@ -44,15 +44,15 @@ def test_whoever_takes_more_for_a_tie_is_right_within_that_and_the_score_says_so
     assert smooth["score_90_true"][0] == 1.0 > smooth["within_2_percent"][0]
 
 
-def answer(confidence: int, *shortfalls: tuple[int, float, float]) -> Answer:
+def answer(confidence: int, *regrets: tuple[int, float, float]) -> Answer:
     return Answer(
-        regret=shortfalls[-1][2],
+        regret=regrets[-1][2],
         num_probes=1,
         num_out_of_memory=0,
         cost_s=1.0,
         exhaustive_cost_s=1.0,
         confidence=confidence,
-        shortfalls=shortfalls,
+        regrets=regrets,
     )
 
 

@@ -110,7 +110,7 @@ def test_json_gives_one_event_a_line_and_nothing_else_on_stdout(job, tmp_path):
     assert result["global_batch_sizes"][0]["step_time_s"] > 0
     last = [event for event in events if event["event"] == "recommendation"][-1]
     for told in (last, result):
-        share = told["shortfall_at_90"]
+        share = told["regret_bound_90"]
         assert (told["confidence"] >= 90) == (share is not None and share <= 0.02), told
     assert Path(tmp_path, result["run_dir"], "journal.jsonl").exists()
 

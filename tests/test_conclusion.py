@@ -13,9 +13,9 @@ from conftest import JOBS
 from bexplore import load_config
 from bexplore.exploration import run_directory
 from bexplore.exploration.events import event_record
-from bexplore.exploration.finish import Conclusion
+from bexplore.exploration.finish import Finish
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.output.summary import last_words
+from bexplore.output.summary import print_summary
 from bexplore.search.loop import Result
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.recommendation import Recommendation
@@ -30,8 +30,8 @@ class KnownRunner:
         self._compiled_s, self._folder = compiled_s, folder
         self.asked: list[dict[str, Any]] = []
 
-    def compare_eager(self, **question: Any) -> dict[str, Any]:
-        self.asked.append(question)
+    def compare_eager(self, **search_specification: Any) -> dict[str, Any]:
+        self.asked.append(search_specification)
         return {
             "compiled_turns": [(1, seconds) for seconds in self._compiled_s],
             "eager_turns": [(1, 1.0) for _ in self._compiled_s],
@@ -71,12 +71,12 @@ def concluded(
         left_to_gain=0.006,
     )
     runner = KnownRunner(compiled_s, folder / "compiled")
-    conclusion = Conclusion(
+    conclusion = Finish(
         config=load_config(folder / "job.yaml"),
         runner=runner,
         run=run,
         cost_model=None,
-        device_facts={},
+        device_info={},
         elapsed_s=lambda: elapsed_s,
     )
     result = Result(
@@ -90,7 +90,7 @@ def concluded(
 
 
 def eager_words(record: dict[str, Any]) -> str:
-    text = last_words(record, yaml_key="train_input.micro_batch_size", tolerance=0.02)
+    text = print_summary(record, yaml_key="train_input.micro_batch_size", tolerance=0.02)
     return next((line for line in text.splitlines() if line.startswith("  eager ")), "")
 
 

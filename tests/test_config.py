@@ -12,7 +12,7 @@ from bexplore.config.document.document import Document, Problems
 from bexplore.config.document.reader import YamlReader
 from bexplore.config.schema import CODE_KEYS, EFFORTS, read_settings
 from bexplore.errors import UserInputError
-from bexplore.exploration.fingerprint import Identity, search_settings
+from bexplore.exploration.fingerprint import Fingerprint, search_settings
 from bexplore.job import Job, Mode, Precision, TorchSettings
 
 GIB = 2**30
@@ -253,11 +253,15 @@ def test_a_training_takes_as_long_as_the_user_says_else_as_its_samples_take_else
 
 
 def test_another_training_time_is_another_question_and_other_steps_are_not():
-    def question(**fields) -> dict:
-        return Identity(config=config(**fields), folder_name="job").question()
+    def search_specification(**fields) -> dict:
+        return Fingerprint(config=config(**fields), folder_name="job").search_specification()
 
-    assert question(explore=settings("  training_time: 2h")) != question()
-    assert question(max_steps=100) == question(max_steps=200, batch_size=480) == question()
+    assert search_specification(explore=settings("  training_time: 2h")) != search_specification()
+    assert (
+        search_specification(max_steps=100)
+        == search_specification(max_steps=200, batch_size=480)
+        == search_specification()
+    )
 
 
 def test_float16_becomes_bfloat16_off_cuda_and_says_so():

@@ -243,9 +243,9 @@ def test_the_peak_holds_weights_two_gradients_optimizer_states_and_activations(r
 def test_what_the_process_holds_beside_its_tensors_is_told_apart(run_on):
     frugal, hoarder = (run_on(imported_job(model))(probe(8)) for model in ("perceptron", "hoarder"))
 
-    assert frugal.held_memory_bytes < frugal.peak_memory_bytes + 24 * MIB
-    assert hoarder.held_memory_bytes > hoarder.peak_memory_bytes + 90 * MIB
-    assert hoarder.needed_memory_bytes == hoarder.held_memory_bytes
+    assert frugal.resident_memory_bytes < frugal.peak_memory_bytes + 24 * MIB
+    assert hoarder.resident_memory_bytes > hoarder.peak_memory_bytes + 90 * MIB
+    assert hoarder.needed_memory_bytes == hoarder.resident_memory_bytes
 
 
 def test_evaluation_runs_forward_only_and_updates_nothing(run_on):
@@ -278,7 +278,7 @@ def test_a_size_that_is_refused_memory_costs_no_worker(run_on):
 
     assert [o.outcome for o in (small, too_big, larger)] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
     assert {o.worker for o in (small, too_big, larger)} == {0}
-    assert larger.held_memory_bytes < larger.peak_memory_bytes + 64 * MIB
+    assert larger.resident_memory_bytes < larger.peak_memory_bytes + 64 * MIB
 
 
 @pytest.mark.parametrize(("sizes", "workers"), [((4, 2, 8), [0, 0, 1]), ((2, 6, 5), [0, 0, 1])])

@@ -20,12 +20,12 @@ from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_na
 from bexplore.engine.worker import __main__ as worker
 from bexplore.engine.worker import device as worker_device
 from bexplore.engine.worker import steps
-from bexplore.engine.worker.device import await_memory, bound_memory, device_facts, is_nearly_full, resolve_device
+from bexplore.engine.worker.device import await_memory, bound_memory, device_info, is_nearly_full, resolve_device
 from bexplore.errors import UserInputError
 from bexplore.exploration import exploration, one_shot
 from bexplore.exploration.memory_budget import resolve_budget
 from bexplore.host import nvidia_smi
-from bexplore.host.accelerator_contention import DeviceTenants
+from bexplore.host.accelerator_contention import DeviceContention
 from bexplore.measurement.probe import Probe
 
 GIB = 2**30
@@ -73,7 +73,7 @@ def cuda(monkeypatch):
     ("name", "device"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu"), ("cpu:0", "cpu")]
 )
 def test_a_name_means_a_device_with_its_index(cuda, name, device):
-    assert device_facts(name)["device"] == device
+    assert device_info(name)["device"] == device
 
 
 def test_the_budget_of_the_device_that_auto_means_can_be_enforced(cuda, monkeypatch):
@@ -81,7 +81,7 @@ def test_the_budget_of_the_device_that_auto_means_can_be_enforced(cuda, monkeypa
     monkeypatch.setattr(
         torch._C, "_cuda_setMemoryFraction", lambda share, index: enforced.append((share, index)), raising=False
     )
-    bound_memory(torch.device(device_facts("auto")["device"]), 20 * GIB)
+    bound_memory(torch.device(device_info("auto")["device"]), 20 * GIB)
     assert enforced == [(0.25, 1)]
 
 
@@ -110,7 +110,7 @@ def test_without_an_accelerator_the_error_says_that_there_is_none(monkeypatch):
 
 
 def test_facts_hold_what_others_ask_about_the_device(cuda):
-    facts = device_facts("cuda:0")
+    facts = device_info("cuda:0")
 
     assert {key: facts[key] for key in FACTS} == FACTS
     assert (facts["free_memory_bytes"], facts["total_memory_bytes"], facts["capability"]) == (60 * GIB, 80 * GIB, "9.0")
@@ -124,7 +124,7 @@ def test_a_worker_makes_the_jobs_device_the_current_one_before_anything_else(cud
     server.answer({"kind": "trace", "job": imported_job(device="cuda:0").as_dict()})
     server.answer({"kind": "trace", "job": imported_job(device="cuda:5").as_dict()})  # not here: the CPU stands in
     assert seen == [0, 0]
-    device_facts("cuda:1")
+    device_info("cuda:1")
     assert cuda.current == 1
 
 
@@ -258,7 +258,7 @@ def test_a_device_is_asked_for_by_its_bus_or_its_uuid_and_the_cpu_not_at_all():
     assert nvidia_smi.selector({"device": "cpu", "uuid": None, "pci_bus_id": None}) is None
 
 
-def watched(monkeypatch, facts=FACTS) -> DeviceTenants:
+def watched(monkeypatch, facts=FACTS) -> DeviceContention:
     """A device, watched until it was sampled twice."""
     enough, waits = threading.Event(), itertools.count()
 
@@ -269,12 +269,12 @@ def watched(monkeypatch, facts=FACTS) -> DeviceTenants:
             enough.set()
             return super().wait()
 
-    tenants = DeviceTenants(facts)
-    tenants._ended = Ticks()
-    tenants.start()
+    contention = DeviceContention(facts)
+    contention._ended = Ticks()
+    contention.start()
     assert nvidia_smi.selector(facts) is None or enough.wait(30)
-    tenants.stop()
-    return tenants
+    contention.stop()
+    return contention
 
 
 def test_the_power_limit_alone_is_no_warning_and_heat_is(driver, monkeypatch):
@@ -351,7 +351,7 @@ def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(confi
         "recall_or_trace",
         lambda job, *_, **names: order.append(job.device) or "no",
     )
-    explored = exploration._Exploration(config_on(named), exploration.Surroundings())
+    explored = exploration._Exploration(config_on(named), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
     explored._look(runner, SimpleNamespace(directory=None))
@@ -363,7 +363,7 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
     traced = threading.Event()
     runner = SimpleNamespace(facts=lambda: {"device": "cpu", "device_name": "", "waited": traced.wait(30)}, job=None)
     monkeypatch.setattr(exploration, "recall_or_trace", lambda *_, **names: traced.set() or "no")
-    explored = exploration._Exploration(config_on("cpu"), exploration.Surroundings())
+    explored = exploration._Exploration(config_on("cpu"), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
     assert explored._look(runner, SimpleNamespace(directory=None))[2]["waited"]

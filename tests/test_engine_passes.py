@@ -19,7 +19,7 @@ def timed(*passes: tuple[float, float], **changes: float) -> Passes:
     for seconds, wait_s in passes:
         if found.are_enough:
             break
-        found.add(seconds, waited_s=wait_s)
+        found.add(seconds, scheduler_wait_s=wait_s)
     return found
 
 
@@ -69,14 +69,14 @@ def test_a_size_that_is_clearly_worse_is_not_timed_more_closely():
 
 SHARES_A_PROCESSOR = """
 import os, subprocess, sys, time
-from bexplore.engine.worker.run_queue import longest_wait_s, waited_s
+from bexplore.engine.worker.run_queue import longest_wait_s, scheduler_wait_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-before, until = waited_s(), time.monotonic() + 0.5
+before, until = scheduler_wait_s(), time.monotonic() + 0.5
 while time.monotonic() < until:
     pass
 rival.kill()
-print(longest_wait_s(before, waited_s()) if before else "unknown")
+print(longest_wait_s(before, scheduler_wait_s()) if before else "unknown")
 """
 
 
@@ -95,8 +95,8 @@ def test_without_a_look_before_nothing_is_known_of_a_wait():
 
 def test_the_share_that_threads_waited_is_that_of_the_passes_that_count():
     repeated = timed((1.5, 0.4), (1.0, 0.0), (1.6, 0.5), (1.0, 0.001), (1.0, 0.0))
-    assert repeated.waited_share < 0.001
-    assert timed(*[(1.0, 0.5)] * 50).waited_share == 0.5
+    assert repeated.scheduler_wait_fraction < 0.001
+    assert timed(*[(1.0, 0.5)] * 50).scheduler_wait_fraction == 0.5
 
 
 def test_zeros_stand_for_no_sparse_gradient():

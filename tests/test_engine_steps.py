@@ -13,7 +13,7 @@ from torch import nn
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps
-from bexplore.engine.worker.timing import Timed, run_pass, time_alone, time_in_turns
+from bexplore.engine.worker.timing import Timed, run_pass, time_alone, time_interleaved
 from bexplore.job import CompileSettings, Job, TorchSettings
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Workload, build
@@ -173,17 +173,17 @@ def test_short_passes_run_back_to_back_so_that_the_host_is_ahead_of_the_device(c
 def test_turns_have_passes_back_to_back_too(cuda):
     steps = steps_on(cuda, "cuda", host_s=0.004, device_s=0.005)
 
-    timed: Timed = time_in_turns(
+    timed: Timed = time_interleaved(
         steps,
         {8: 8, 4: 4},
-        Probe(number=1, micro_batch_size=8, in_turn_with=(4,)),
+        Probe(number=1, micro_batch_size=8, interleaved_with=(4,)),
         usual_pass_s={8: 0.005, 4: 0.005},
         budget_s=0.5,
         report=lambda **_: None,
     )
 
     assert set(timed.details["num_back_to_back"]) <= {9, 10}
-    assert timed.turn_times_s[4][0] == pytest.approx(0.0054)
+    assert timed.interleaved_times_s[4][0] == pytest.approx(0.0054)
 
 
 def test_long_passes_and_those_of_a_cpu_are_timed_one_by_one(cuda):

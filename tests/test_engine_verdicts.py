@@ -101,9 +101,9 @@ def test_a_look_ends_as_soon_as_eager_is_seen_to_be_slower():
 
 
 def test_a_look_that_nobody_asked_for_stays_cheap():
-    assert eager_comparison.look_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
-    assert not eager_comparison.look_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
-    assert not eager_comparison.look_is_cheap(
+    assert eager_comparison.comparison_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
+    assert not eager_comparison.comparison_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
+    assert not eager_comparison.comparison_is_cheap(
         pass_time_s=1e-4, elapsed_s=10.0
     )  # short passes are timed for as long as others
 

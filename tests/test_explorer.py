@@ -107,7 +107,7 @@ class HoldingRunner(CurveRunner):
         peak = round(self.tensors(probe.micro_batch_size))
         observation = super().__call__(probe)
         return dataclasses.replace(
-            observation, peak_memory_bytes=peak, held_memory_bytes=round(held), memory_budget_bytes=self.BUDGET
+            observation, peak_memory_bytes=peak, resident_memory_bytes=round(held), memory_budget_bytes=self.BUDGET
         )
 
 
@@ -124,8 +124,8 @@ def test_a_process_that_holds_more_than_its_tensors_costs_at_most_one_probe_that
 
     assert result.outcomes.get("out_of_memory", 0) <= 1  # of the sizes up to 185 those up to 130 fit
     assert 96 <= max(soon_flat.sizes) <= 130  # what fits was looked at too
-    assert result.held_memory_bytes > result.peak_memory_bytes
-    assert result.held_memory_bytes + result.memory_headroom_bytes == HoldingRunner.BUDGET
+    assert result.resident_memory_bytes > result.peak_memory_bytes
+    assert result.resident_memory_bytes + result.memory_headroom_bytes == HoldingRunner.BUDGET
 
 
 def test_with_a_shared_compilation_the_winner_is_run_once_exactly_in_a_fresh_process():

@@ -21,7 +21,7 @@ from search_builders import CurveRunner
 from benchmarks.fault_recorded import in_child
 from bexplore.engine import trace_client
 from bexplore.engine.process import timeouts
-from bexplore.engine.process.memory_watchdog import MemoryWatch
+from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.trace_client import trace_in_worker
 from bexplore.errors import EngineError
@@ -121,12 +121,12 @@ def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_
     asked: list[int] = []
     curve = CurveRunner()
 
-    def damaging(question: Probe) -> Observation:
-        asked.append(question.number)
-        if question.number == 2:
+    def damaging(search_specification: Probe) -> Observation:
+        asked.append(search_specification.number)
+        if search_specification.number == 2:
             with (tmp_path / "study.log").open("ab") as study:
                 study.write(b"\0\0 not a record\n{}\n")
-        return curve(question)
+        return curve(search_specification)
 
     def explored(runner) -> loop.Result:
         book = Journal(tmp_path / "journal.jsonl")
@@ -177,7 +177,7 @@ def test_shared_memory_which_no_limit_refuses_is_watched_closer_and_gets_no_slac
 
     pid = in_child(hold)
     try:
-        watch = MemoryWatch(pid, 2**40)
+        watch = MemoryWatchdog(pid, 2**40)
         watch.allow(120 * MIB)  # with the slack that other memory gets, all of it would be allowed
         before_s = watch.poll_s
         deadline = time.monotonic() + 20

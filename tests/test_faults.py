@@ -23,19 +23,19 @@ from benchmarks.fault_inputs import generate
 from benchmarks.fault_recorded import in_child, kill_and_resume, several_on_one_study
 from bexplore.config.load import load_config
 from bexplore.engine.process import memory_watchdog, reaper
-from bexplore.engine.process.memory_watchdog import MemoryWatch
+from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.engine.process.timeouts import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STAGE_FLOOR_S, StageLimits
 from bexplore.errors import EngineError, UserInputError
 from bexplore.exploration import exploration, fingerprint, run_directory
 from bexplore.exploration.events import failures_of
-from bexplore.exploration.exploration import Surroundings
+from bexplore.exploration.exploration import ExploreOptions
 from bexplore.exploration.journal import Journal
 from bexplore.host import json_files, locks
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.output.append_file import AppendFile
 from bexplore.output.console import Progress
-from bexplore.output.summary import last_words
+from bexplore.output.summary import print_summary
 from bexplore.search import loop
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.recommendation import SearchSettings
@@ -357,14 +357,14 @@ def earlier(tmp_path, monkeypatch):
     (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
     path = tmp_path / "job.yaml"
     path.write_text(CONFIG)
-    ours = exploration._Exploration(load_config(path), Surroundings())
+    ours = exploration._Exploration(load_config(path), ExploreOptions())
     ours._new_run()
     return path
 
 
 def plan_of(path: Path, **options) -> tuple[str, ...]:
     config = load_config(path, **options)
-    (plan,) = exploration.explore(config, Surroundings(dry_run=True))
+    (plan,) = exploration.explore(config, ExploreOptions(dry_run=True))
     return plan.changes
 
 
@@ -407,8 +407,8 @@ def test_changed_code_starts_over_and_is_named(earlier):
 def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
     config = load_config(earlier)
     shared, alone = (
-        exploration._Exploration(config, Surroundings()),
-        exploration._Exploration(config, Surroundings(fresh=True)),
+        exploration._Exploration(config, ExploreOptions()),
+        exploration._Exploration(config, ExploreOptions(fresh=True)),
     )
 
     assert shared._new_run().meta()["study"] == shared._new_run().meta()["study"]
@@ -499,8 +499,8 @@ def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts
     pid = in_child(hold)
     try:
         parent, child = (
-            MemoryWatch(os.getpid(), memory_watchdog.resident_bytes(os.getpid()) + 64 * MIB),
-            MemoryWatch(pid, 64 * MIB),
+            MemoryWatchdog(os.getpid(), memory_watchdog.resident_bytes(os.getpid()) + 64 * MIB),
+            MemoryWatchdog(pid, 64 * MIB),
         )
         deadline = time.monotonic() + 20
         while not (child.violation() and parent.violation()) and time.monotonic() < deadline:
@@ -526,7 +526,7 @@ def test_a_child_that_shares_its_parents_pages_costs_nothing_until_it_writes():
     room = memory_watchdog.resident_bytes(os.getpid()) + 96 * MIB
     pids = [in_child(idle)]
     try:
-        watch = MemoryWatch(os.getpid(), room)
+        watch = MemoryWatchdog(os.getpid(), room)
         time.sleep(0.2)
         assert watch.violation() == ""
         pids.append(in_child(writes))
@@ -546,7 +546,7 @@ def test_the_watch_looks_closer_only_where_what_is_left_could_be_used_up_before_
     pid = in_child(hold)
     try:
         held = memory_watchdog.resident_bytes(os.getpid())
-        far, near = MemoryWatch(os.getpid(), held + 2**40), MemoryWatch(os.getpid(), held + 160 * MIB)
+        far, near = MemoryWatchdog(os.getpid(), held + 2**40), MemoryWatchdog(os.getpid(), held + 160 * MIB)
         _until(lambda: near.violation() == "" and near.poll_s < memory_watchdog.POLL_S)
         assert far.violation() == ""
         assert far.poll_s == memory_watchdog.POLL_S
@@ -556,13 +556,13 @@ def test_the_watch_looks_closer_only_where_what_is_left_could_be_used_up_before_
 
 
 def test_a_worker_that_is_swapped_out_or_a_host_that_is_full_ends_the_probe(monkeypatch):
-    watch = MemoryWatch(os.getpid(), 2**40)
+    watch = MemoryWatchdog(os.getpid(), 2**40)
     assert watch.violation() == ""
     watch._looked_at_s = 0.0
     monkeypatch.setattr(memory_watchdog, "swapped_bytes", lambda pid: 2**30)
     assert "swap" in watch.violation()
 
-    full = MemoryWatch(os.getpid(), 2**40)
+    full = MemoryWatchdog(os.getpid(), 2**40)
     monkeypatch.setattr(memory_watchdog, "available_memory_bytes", lambda: MIB)
     assert "memory left" in full.violation()
 
@@ -738,7 +738,7 @@ def test_what_failed_is_in_the_last_words_with_its_reason():
     )
     record = {"micro_batch_size": None, "stop_reason": "interrupted", "run_dir": "runs", "failures": failures}
 
-    text = last_words(record, yaml_key="x", tolerance=0.02)
+    text = print_summary(record, yaml_key="x", tolerance=0.02)
 
     assert "2, 4: crashed: ValueError: odd sizes only (model.py:7)" in text
     assert "too big" not in text
@@ -768,7 +768,7 @@ def test_one_traceback_of_the_users_own_lines_is_shown_for_failures_that_differ_
     failures = failures_of([observed(1), *crashes])
     record = {"micro_batch_size": None, "stop_reason": "interrupted", "run_dir": "runs", "failures": failures}
 
-    shown = last_words(record, yaml_key="x", tolerance=0.02)
+    shown = print_summary(record, yaml_key="x", tolerance=0.02)
 
     assert "13, 16: crashed: ValueError: 16 samples (model.py:7)" in shown
     assert shown.count("Traceback") == 1

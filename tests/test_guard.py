@@ -14,17 +14,17 @@ import pytest
 from bexplore.errors import EngineError, ExitCode, UserInputError
 from bexplore.guard import Baseline, Finding, Report, Status, Tier, Verdict, read_baseline, write_baseline
 from bexplore.guard.baseline import SizeTimes
-from bexplore.guard.compare import compare_facts
+from bexplore.guard.compare import compare_metrics
 from bexplore.guard.neighbour_sizes import relative_performance, sizes_around, still_wins, times_of_another_day
 from bexplore.guard.report import NotCompared
 from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
 from bexplore.output.guard_table import guard_table
-from bexplore.trace.program_metrics import Item, ProgramFacts
+from bexplore.trace.program_metrics import Item, ProgramMetrics
 
 BOTH = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
 
 
-def facts(**changes) -> ProgramFacts:
+def facts(**changes) -> ProgramMetrics:
     values = {
         "traced_device": "cpu",
         "num_parameters": 1000,
@@ -44,7 +44,7 @@ def facts(**changes) -> ProgramFacts:
         "kernels": (Item(label="add+mul", where="model.py:7"), Item(label="mm", where="model.py:9")),
         "num_recompiles": 0,
     }
-    return ProgramFacts(**values | changes)
+    return ProgramMetrics(**values | changes)
 
 
 def baseline(**changes) -> Baseline:
@@ -59,8 +59,8 @@ def baseline(**changes) -> Baseline:
     return Baseline(**values | changes)
 
 
-def changed(after: ProgramFacts, **options) -> dict[str, Finding]:
-    found = compare_facts(facts(), after, tiers=BOTH, **options).findings
+def changed(after: ProgramMetrics, **options) -> dict[str, Finding]:
+    found = compare_metrics(facts(), after, tiers=BOTH, **options).findings
     return {one.name: one for one in found if one.status is not Status.SAME}
 
 
@@ -138,7 +138,7 @@ def test_another_break_of_a_known_reason_is_named_with_its_own_line():
 
     (found,) = [
         one
-        for one in compare_facts(known, facts(num_graph_breaks=2, graph_breaks=(more,)), tiers=BOTH).findings
+        for one in compare_metrics(known, facts(num_graph_breaks=2, graph_breaks=(more,)), tiers=BOTH).findings
         if one.name == "num_graph_breaks"
     ]
 
@@ -151,7 +151,7 @@ def test_graphs_of_another_part_of_the_program_are_not_compared(num_before, num_
     part = {"num_kernels": 1, "num_saved_activations": 1, "largest_buffer_bytes": (0, 128, 0)}
     before, after = (facts(num_eager_operators=n, **(part if n else whole)) for n in (num_before, num_after))
 
-    comparison = compare_facts(before, after, tiers=BOTH)
+    comparison = compare_metrics(before, after, tiers=BOTH)
 
     status = Status.WORSE if num_after else Status.BETTER
     assert {one.name: one.status for one in comparison.findings if one.status is not Status.SAME} == {
@@ -195,9 +195,9 @@ def test_a_line_that_moved_is_no_change():
 
 
 def test_a_program_that_cannot_be_traced_any_more_is_one_regression_and_says_where():
-    gone = ProgramFacts(traced_device="cpu", problems=("the program cannot be traced: shape is wrong (model.py:9)",))
+    gone = ProgramMetrics(traced_device="cpu", problems=("the program cannot be traced: shape is wrong (model.py:9)",))
 
-    comparison = compare_facts(facts(), gone, tiers=BOTH)
+    comparison = compare_metrics(facts(), gone, tiers=BOTH)
 
     (found,) = comparison.findings
     assert (found.status, found.where) == (Status.WORSE, "model.py:9")
@@ -207,14 +207,14 @@ def test_a_program_that_cannot_be_traced_any_more_is_one_regression_and_says_whe
 def test_a_tier_that_cannot_be_compared_is_listed_with_its_reason():
     tiers = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: "capability AVX2 -> AVX512"}
 
-    comparison = compare_facts(facts(), facts(num_kernels=99), tiers=tiers)
+    comparison = compare_metrics(facts(), facts(num_kernels=99), tiers=tiers)
 
     assert all(one.status is Status.SAME for one in comparison.findings)
     assert NotCompared(title="kernels after fusion", reason="capability AVX2 -> AVX512") in comparison.not_compared
 
 
 def test_what_the_baseline_does_not_have_is_listed_and_not_blamed():
-    comparison = compare_facts(facts(num_recompiles=None), facts(num_recompiles=4), tiers=BOTH)
+    comparison = compare_metrics(facts(num_recompiles=None), facts(num_recompiles=4), tiers=BOTH)
 
     assert [one.title for one in comparison.not_compared] == ["recompilations across sizes"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from conftest import imported_job
 
-from bexplore.engine.worker.program_metrics import program_facts
+from bexplore.engine.worker.program_metrics import program_metrics
 from bexplore.guard import Status, Tier
-from bexplore.guard.compare import compare_facts
+from bexplore.guard.compare import compare_metrics
 from bexplore.job import CompileSettings, Job, Mode, Precision
-from bexplore.trace.program_metrics import ProgramFacts
+from bexplore.trace.program_metrics import ProgramMetrics
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -36,12 +36,12 @@ def planted_job(change: str = "") -> Job:
 
 
 @functools.cache
-def planted_facts(change: str) -> ProgramFacts:
-    return program_facts(planted_job(change))
+def planted_facts(change: str) -> ProgramMetrics:
+    return program_metrics(planted_job(change))
 
 
 @pytest.fixture(scope="module")
-def unchanged() -> ProgramFacts:
+def unchanged() -> ProgramMetrics:
     return planted_facts("")
 
 
@@ -51,11 +51,11 @@ def test_the_facts_of_a_program_are_complete_and_survive_the_file(unchanged):
     assert unchanged.num_parameters and unchanged.flops and unchanged.num_saved_activations and unchanged.num_kernels
     assert any(item.label.startswith("addmm bfloat16[b, 256]") for item in unchanged.saved_activations)
     assert all(item.where == "" or ".py:" in item.where for item in unchanged.operators)
-    assert ProgramFacts.from_dict(unchanged.as_dict()) == unchanged
+    assert ProgramMetrics.from_dict(unchanged.as_dict()) == unchanged
 
 
 def test_the_same_program_gives_the_same_facts_again(unchanged):
-    assert program_facts(planted_job()) == unchanged
+    assert program_metrics(planted_job()) == unchanged
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.change)
@@ -63,18 +63,18 @@ def test_a_planted_change_is_found_and_named(unchanged, planted):
     after = planted_facts(planted.change)
 
     tiers = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
-    found = {one.name: one for one in compare_facts(unchanged, after, tiers=tiers).findings}
+    found = {one.name: one for one in compare_metrics(unchanged, after, tiers=tiers).findings}
 
     assert found[planted.fact].status is Status.WORSE
     assert any(planted.says in line for line in found[planted.fact].details), found[planted.fact].details
 
 
 def test_values_read_in_a_loop_are_graph_breaks_with_their_line_and_nothing_else_looks_better():
-    before = program_facts(imported_job("perceptron", backend="inductor"))
-    after = program_facts(imported_job("reads_in_loop", backend="inductor"))
+    before = program_metrics(imported_job("perceptron", backend="inductor"))
+    after = program_metrics(imported_job("reads_in_loop", backend="inductor"))
 
     tiers = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
-    comparison = compare_facts(before, after, tiers=tiers)
+    comparison = compare_metrics(before, after, tiers=tiers)
     found = {one.name: one for one in comparison.findings}
 
     assert after.problems == ()
@@ -94,7 +94,7 @@ def test_a_program_that_fixes_its_batch_names_the_line_that_does():
 
 
 def test_an_eager_job_has_parameters_and_memory_but_no_graphs():
-    facts = program_facts(imported_job(compile=CompileSettings(enabled=False)))
+    facts = program_metrics(imported_job(compile=CompileSettings(enabled=False)))
 
     assert facts.num_parameters == 32 * 32 + 32 + 32 * 4 + 4
     assert facts.peak_memory_bytes(8)
@@ -103,14 +103,14 @@ def test_an_eager_job_has_parameters_and_memory_but_no_graphs():
 
 
 def test_an_evaluation_saves_no_activation():
-    facts = program_facts(dataclasses.replace(imported_job(), mode=Mode.EVAL))
+    facts = program_metrics(dataclasses.replace(imported_job(), mode=Mode.EVAL))
 
     assert facts.num_saved_activations == 0
     assert facts.num_graphs == 1
 
 
 def test_a_broken_program_is_a_problem_with_its_line_and_no_exception():
-    facts = program_facts(imported_job("shape_error"))
+    facts = program_metrics(imported_job("shape_error"))
 
     assert facts.num_parameters is None
     assert any("programs.py:" in line for line in facts.problems)

@@ -35,15 +35,15 @@ def machine(
     def measure(num_pairs: int) -> list[list[Round]]:
         pairs = []
         for _ in range(num_pairs):
-            luck = ratio * math.exp(rng.normal(0, worker_sd))
+            process_effect = ratio * math.exp(rng.normal(0, worker_sd))
 
             def blocks(factor: float, cpu_factor: float) -> tuple[Block, Block]:
                 noise = np.exp(rng.normal(0, pass_sd, 2))
                 first, second = (block(0.01 * factor * n, 0.01 * cpu_factor * n) for n in noise)
                 return first, second
 
-            cpu_luck = luck if cpu_ratio is None else cpu_ratio
-            pairs.append([Round(reference=blocks(1, 1), candidate=blocks(luck, cpu_luck)) for _ in range(8)])
+            cpu_luck = process_effect if cpu_ratio is None else cpu_ratio
+            pairs.append([Round(reference=blocks(1, 1), candidate=blocks(process_effect, cpu_luck)) for _ in range(8)])
         return pairs
 
     return measure
@@ -175,8 +175,8 @@ def test_noise_gives_unsure_and_what_would_help():
 
 
 def test_waiting_while_others_run_is_unsure_and_waiting_alone_is_slower():
-    busy = decide(machine(1.1, cpu_ratio=1.0), others_share=lambda: 0.4)
-    quiet = decide(machine(1.1, cpu_ratio=1.0), others_share=lambda: 0.0)
+    busy = decide(machine(1.1, cpu_ratio=1.0), background_cpu_share=lambda: 0.4)
+    quiet = decide(machine(1.1, cpu_ratio=1.0), background_cpu_share=lambda: 0.0)
 
     assert (busy.judgement, quiet.judgement) == (Judgement.UNSURE, Judgement.SLOWER)
     assert "waiting" in quiet.reason

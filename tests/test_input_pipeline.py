@@ -89,7 +89,7 @@ def test_an_input_pipeline_that_is_the_limit_is_named_first_and_its_figures_are_
 
     record = json.loads(done.stdout.splitlines()[-1])
     assert 20 < record["loader"]["samples_per_s"] <= 100
-    first = record["advice"][0]
+    first = record["bottlenecks"][0]
     assert first["kind"] == "input"
     assert first["evidence"]["loader_samples_per_s"] == record["loader"]["samples_per_s"]
     assert first["evidence"]["step_samples_per_s"] > 100

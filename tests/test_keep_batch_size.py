@@ -13,7 +13,7 @@ from benchmarks.keep_batch_size import Found, draw_job, explored, found, load
 from bexplore.errors import NothingFitsError
 from bexplore.exploration.exploration import keeping_sizes
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.search.loop import KeepingSizes, ProbeFinished, ProbeStarted, Result, SearchEnded, explore
+from bexplore.search.loop import KeepBatchSize, ProbeFinished, ProbeStarted, Result, SearchEnded, explore
 from bexplore.search.policy.keep_batch_size import MOST_PROBES
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation, SearchSettings
@@ -32,7 +32,7 @@ def peaked(size: int) -> float:
 
 
 def events_of(sizes: Sequence[int], runner: Callable[[Probe], Observation] | None = None, **options) -> list:
-    keeping = KeepingSizes(sizes=tuple(sizes), is_answer=options.pop("is_answer", False))
+    keeping = KeepBatchSize(sizes=tuple(sizes), is_answer=options.pop("is_answer", False))
     return list(explore(runner or CurveRunner(peaked), space=MANY, keeping=keeping, **options))
 
 
@@ -120,7 +120,7 @@ def test_a_recommendation_that_keeps_the_batch_size_is_the_second_answer_too_and
 
 def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
     space, storage = Space.of([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]), InMemoryStorage()
-    options = {"space": space, "keeping": KeepingSizes(sizes=(1, 11, 33, 99, 297)), "storage": storage}
+    options = {"space": space, "keeping": KeepBatchSize(sizes=(1, 11, 33, 99, 297)), "storage": storage}
     *events, result = explore(CurveRunner(peaked), **options)
 
     assert result.second_answer.recommendation.micro_batch_size in (99, 297)
@@ -191,7 +191,7 @@ def test_what_stops_the_search_between_probes_stops_the_extra_ones_too():
     def should_stop() -> str | None:
         return "enough" if ended else None
 
-    keeping = KeepingSizes(sizes=(1, 7, 49))
+    keeping = KeepBatchSize(sizes=(1, 7, 49))
     for event in explore(CurveRunner(peaked), space=MANY, keeping=keeping, should_stop=should_stop):
         ended += [True] * isinstance(event, SearchEnded)
         assert not isinstance(event, ProbeStarted) or event.probe.purpose is not Purpose.KEEP_BATCH_SIZE

@@ -16,7 +16,7 @@ from bexplore.config.load import load_config
 from bexplore.engine.worker.memory_step import MemoryStep
 from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
 from bexplore.exploration import events, one_shot
-from bexplore.exploration.exploration import Surroundings, _Exploration
+from bexplore.exploration.exploration import ExploreOptions, _Exploration
 from bexplore.exploration.memory_budget import (
     CUDA_CONTEXT_BYTES,
     gradient_bytes_of,
@@ -27,7 +27,7 @@ from bexplore.exploration.memory_budget import (
 from bexplore.job import Job, Mode, Precision
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.report.page import sizes_table
-from bexplore.output.report.report_data import judged_account, read_facts
+from bexplore.output.report.report_data import judged_account, read_report_data
 from bexplore.output.trace_table import trace_table
 from bexplore.search.posterior.reserved_memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
@@ -77,7 +77,7 @@ def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_pro
     steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
     limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
     step = MemoryStep(steps, torch.device("cuda", 0), limit, is_training=True)
-    assert step.run(None, 8, expected_pass_s=0.0).held_bytes == 4 * GIB
+    assert step.run(None, 8, expected_pass_s=0.0).resident_bytes == 4 * GIB
 
 
 def test_on_the_cpu_tensors_are_all_that_the_allocator_counts():
@@ -96,13 +96,13 @@ def test_what_must_fit_is_the_reserved_memory_and_the_prediction_stands_beside_t
         probe=Probe(number=0, micro_batch_size=8, predicted_peak_memory_bytes=3 * GIB),
         outcome=Outcome.MEASURED,
         peak_memory_bytes=3 * GIB,
-        held_memory_bytes=4 * GIB,
+        resident_memory_bytes=4 * GIB,
         num_alloc_retries=2,
     )
     assert observation.needed_memory_bytes == 4 * GIB
     record = events.probe_record(observation)
     assert record["peak_memory_bytes"] == record["predicted_peak_memory_bytes"] == 3 * GIB
-    assert (record["held_memory_bytes"], record["num_alloc_retries"]) == (4 * GIB, 2)
+    assert (record["resident_memory_bytes"], record["num_alloc_retries"]) == (4 * GIB, 2)
     assert Observation.from_dict(json.loads(json.dumps(observation.as_dict()))) == observation
 
 
@@ -134,7 +134,7 @@ def cost_model() -> CostModel:
 def test_a_trace_counts_with_what_the_allocator_will_reserve():
     budget = {"memory_budget_bytes": 64 * GIB, "why_budget": "of the test"}
     tensors, reserved = (
-        events.trace_facts(cost_model(), budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(60, 62, 63))
+        events.trace_record(cost_model(), budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(60, 62, 63))
         for account in (MemoryAccount.TENSORS, MemoryAccount.RESERVED)
     )
     assert tensors["max_micro_batch_size"] == 63
@@ -157,7 +157,7 @@ def test_a_trace_counts_with_what_the_allocator_will_reserve():
     ],
 )
 def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, largest):
-    facts = events.trace_facts(cost_model(), budget_bytes=budget * GIB, **bounds)
+    facts = events.trace_record(cost_model(), budget_bytes=budget * GIB, **bounds)
     assert (list(facts["peak_memory_bytes"]), facts["max_micro_batch_size"]) == (told, largest)
     table = trace_table(facts | {"memory_budget_bytes": budget * GIB, "why_budget": ""})
     rows = {line.split()[0]: line.split()[-1] for line in table.splitlines() if line.endswith((" yes", " no"))}
@@ -165,7 +165,7 @@ def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, larg
 
 
 def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
-    facts = events.trace_facts(cost_model(), budget_bytes=10**9 * 4 * GIB)
+    facts = events.trace_record(cost_model(), budget_bytes=10**9 * 4 * GIB)
     assert facts["max_micro_batch_size"] == max(map(int, facts["peak_memory_bytes"])) == MAX_SAMPLES
     assert "(the largest that may be tried)" in trace_table(facts | {"memory_budget_bytes": 1, "why_budget": ""})
 
@@ -179,7 +179,7 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
 
     traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
-    explored = _Exploration(config, Surroundings(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
+    explored = _Exploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
     assert explored.reserve_bytes == 2 * cost_model().num_parameters
     assert traced["memory_budget_bytes"] == explored.budget_bytes
 
@@ -194,7 +194,7 @@ def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
     traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
     assert traced["bounds"] == [3, 6]
-    exploration = _Exploration(config, Surroundings(model_dir=str(tmp_path / "x")))
+    exploration = _Exploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
     assert exploration._traced(cost_model(), "", budget).record["bounds"] == [3, 6]
 
 
@@ -209,8 +209,8 @@ def test_gradients_are_as_wide_as_the_weights():
 def test_a_report_shows_both_accounts_and_judges_by_the_devices_own(tmp_path):
     run = make_run(tmp_path)
     for size in (1, 2):
-        run.journal.append(probe(10 + size, size, 30.0, held_memory_bytes=3 * GIB))
-    facts = read_facts(run)
+        run.journal.append(probe(10 + size, size, 30.0, resident_memory_bytes=3 * GIB))
+    facts = read_report_data(run)
     table = sizes_table(facts)
     assert "3.00 GiB" in [row[table.headings.index("held memory")] for row in table.rows]
     assert judged_account("cuda", facts.observations) is MemoryAccount.RESERVED

@@ -109,7 +109,7 @@ def test_where_the_process_holds_more_than_its_tensors_the_trace_is_believed_les
             size,
             30.0,
             peak_memory_bytes=round(tensors(size)),
-            held_memory_bytes=round(held),
+            resident_memory_bytes=round(held),
             memory_budget_bytes=4 * GIB,
         )
 
@@ -185,7 +185,7 @@ def test_a_belief_needs_a_measurement():
 
 def test_a_probe_with_busy_neighbours_says_less():
     quiet = [measured(size, saturating(size)) for size in (1, 8, 16)]
-    busy = [dataclasses.replace(item, tenants_sd=0.2) if item.micro_batch_size == 8 else item for item in quiet]
+    busy = [dataclasses.replace(item, contention_sd=0.2) if item.micro_batch_size == 8 else item for item in quiet]
 
     beliefs = [believed([1, 8, 16], evidence) for evidence in (quiet, busy)]
 
@@ -195,19 +195,21 @@ def test_a_probe_with_busy_neighbours_says_less():
 
 def test_a_pass_whose_threads_waited_for_a_processor_says_how_little_it_is_worth():
     """Seen on a loaded machine: size 1 took 333 ms a pass instead of 28, size 64 took 4.5 s instead of 1.35."""
-    waited = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, others_share=0.6, waited_share=0.9))
-    quiet = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, others_share=0.01, waited_share=0.01))
-    assert waited.tenants_sd > math.log(0.333 / 0.028) * 0.9
-    assert quiet.tenants_sd == 0.0
+    waited = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, background_cpu_share=0.6, scheduler_wait_fraction=0.9))
+    quiet = Evidence.of(observed(1, pass_times_s=(0.333,) * 5, background_cpu_share=0.01, scheduler_wait_fraction=0.01))
+    assert waited.contention_sd > math.log(0.333 / 0.028) * 0.9
+    assert quiet.contention_sd == 0.0
 
 
 def test_the_score_stays_low_where_neighbours_decide_what_is_measured():
     sizes = [1, 2, 4, 8, 16, 32, 64]
 
-    def confidence(waited_share: float) -> int:
+    def confidence(scheduler_wait_fraction: float) -> int:
         rates = {1: 3.0, 64: 14.2, 16: 12.0, 32: 13.0, 8: 9.0}
         evidence = [
-            Evidence.of(observed(size, pass_times_s=(size / rate,) * 5, waited_share=waited_share))
+            Evidence.of(
+                observed(size, pass_times_s=(size / rate,) * 5, scheduler_wait_fraction=scheduler_wait_fraction)
+            )
             for size, rate in rates.items()
         ]
         best = recommend(believed(sizes, evidence), evidence, base=1, tolerance=0.02)
@@ -224,10 +226,10 @@ def test_a_size_is_near_the_best_in_the_draws_in_which_its_shortfall_is_within_t
 
     assert (belief.represented > 1).any(), "the best of all is better than the best of those that are kept"
     for size, tolerance in itertools.product(belief.sizes.tolist(), (0.005, 0.02, 0.1, 0.5)):
-        near, shortfall = belief.near_best(tolerance)[:, belief.index(size)], belief.shortfall(size)
-        is_tie = np.abs(shortfall - tolerance) < 1e-5  # of single precision
-        assert (is_tie | (near == (shortfall <= tolerance))).all()
-    assert belief.shortfall(3000).max() == 1.0
+        near, regret = belief.near_best(tolerance)[:, belief.index(size)], belief.regret(size)
+        is_tie = np.abs(regret - tolerance) < 1e-5  # of single precision
+        assert (is_tie | (near == (regret <= tolerance))).all()
+    assert belief.regret(3000).max() == 1.0
 
 
 RESERVED = MemoryPrior(
@@ -243,7 +245,7 @@ def on_cuda(size: int, *, reserved_over_allocated: float, allocated_over_traced:
     allocated = allocated_over_traced * RESERVED.peak_bytes(size)
     facts = {
         "peak_memory_bytes": round(allocated),
-        "held_memory_bytes": round(reserved_over_allocated * allocated),
+        "resident_memory_bytes": round(reserved_over_allocated * allocated),
         "memory_budget_bytes": round(RESERVED.budget_bytes),
     }
     return measured(size, 30.0, **facts | fields)
@@ -278,7 +280,7 @@ def test_a_small_size_says_little_of_the_ratio_at_large_ones():
 def test_allocated_memory_corrects_the_trace_where_nothing_tells_the_ratio():
     as_traced, smaller = (
         [
-            on_cuda(size, reserved_over_allocated=1.0, allocated_over_traced=share, held_memory_bytes=None)
+            on_cuda(size, reserved_over_allocated=1.0, allocated_over_traced=share, resident_memory_bytes=None)
             for size in (1, 40, 80)
         ]
         for share in (1.0, 0.9)

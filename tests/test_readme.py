@@ -38,7 +38,7 @@ def test_every_key_of_the_explore_section_is_in_the_table_with_its_default():
 def test_what_is_said_of_the_score_is_in_the_results():
     assert part("table", "score").strip() == score_table().strip()
     assert part("table", "tolerance").strip() == tolerance_table().strip()
-    assert part("table", "shortfall").strip() == shortfall_table().strip()
+    assert part("table", "regret").strip() == shortfall_table().strip()
 
 
 def test_what_is_said_of_other_finders_is_in_the_results():

@@ -70,16 +70,16 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
     ]
 
     reached = [best.confidence >= 90 for _, best in answers]
-    assert reached == [best.shortfall_at_90 <= tolerance for tolerance, best in answers]
+    assert reached == [best.regret_bound_90 <= tolerance for tolerance, best in answers]
     assert {True, False} == set(reached)
-    assert len({best.micro_batch_size for _, best in answers}) == len({best.shortfall_at_90 for _, best in answers})
+    assert len({best.micro_batch_size for _, best in answers}) == len({best.regret_bound_90 for _, best in answers})
 
 
 def test_how_far_a_size_may_be_is_not_told_where_others_are_likely_to_be_out_of_all_proportion():
     belief = fit_posterior(Space.of([8, 16]), [measured(8, 100.0)])
     dropped = dataclasses.replace(belief, feasible=np.zeros_like(belief.feasible))
-    assert recommend(belief, [measured(8, 100.0)], base=8, tolerance=0.02).shortfall_at_90 is not None
-    assert recommend(dropped, [measured(8, 100.0)], base=8, tolerance=0.02).shortfall_at_90 is None
+    assert recommend(belief, [measured(8, 100.0)], base=8, tolerance=0.02).regret_bound_90 is not None
+    assert recommend(dropped, [measured(8, 100.0)], base=8, tolerance=0.02).regret_bound_90 is None
 
 
 def test_relative_performance_is_relative_to_the_smallest_candidate():

@@ -10,8 +10,8 @@ import pytest
 from conftest import imported_job, observed
 from search_builders import CurveRunner
 
-from bexplore.engine.reduced_depth import ReducedDepthRunner, whole_depth_of
-from bexplore.exploration.exploration import Surroundings, explore
+from bexplore.engine.reduced_depth import ReducedDepthRunner, full_depth_of
+from bexplore.exploration.exploration import ExploreOptions, explore
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
@@ -72,7 +72,7 @@ def test_times_and_peaks_of_the_whole_depth_come_from_both_depths():
     found = at_depths(1.0, 12.0)
     found = [dataclasses.replace(item, peak_memory_bytes=peak) for item, peak in zip(found, (100, 210), strict=True)]
 
-    whole = whole_depth_of(REDUCED, found, DEPTHS)
+    whole = full_depth_of(REDUCED, found, DEPTHS)
 
     assert whole.outcome is Outcome.MEASURED
     assert whole.pass_times_s == pytest.approx((48.0,) * 3)
@@ -81,7 +81,7 @@ def test_times_and_peaks_of_the_whole_depth_come_from_both_depths():
 
 
 def test_noise_does_not_make_a_deep_model_quicker_than_its_shallow_one():
-    assert whole_depth_of(REDUCED, at_depths(1.2, 1.0), DEPTHS).pass_times_s == pytest.approx((1.0,) * 3)
+    assert full_depth_of(REDUCED, at_depths(1.2, 1.0), DEPTHS).pass_times_s == pytest.approx((1.0,) * 3)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_an_extrapolated_peak_well_above_the_budget_is_refused_and_one_near_it_i
         for item, depth in zip(at_depths(1.0, 4.0), (DEPTHS.low, DEPTHS.high), strict=True)
     ]
 
-    whole = whole_depth_of(REDUCED, found, DEPTHS)
+    whole = full_depth_of(REDUCED, found, DEPTHS)
 
     assert whole.outcome == outcome
     assert ("1 and 12 of 48 blocks" in whole.reason) is (outcome == "out_of_memory")
@@ -116,14 +116,14 @@ def test_a_deep_model_of_long_passes_is_searched_at_reduced_depth_from_its_secon
     assert asked[0] is Compilation.SHARED
     assert set(asked[1:-1]) == {Compilation.REDUCED}
     assert asked[-1] is Compilation.EXACT
-    assert result.whole_over_reduced == pytest.approx(1.0, abs=0.02)
+    assert result.full_over_reduced == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_deep_model_of_short_passes_is_searched_whole_since_two_more_compilations_would_cost_more():
     asked, result = compilations(1.0)
 
     assert Compilation.REDUCED not in asked
-    assert result.whole_over_reduced is None
+    assert result.full_over_reduced is None
 
 
 def test_a_deep_model_on_a_noisy_machine_is_searched_whole_since_noise_grows_on_the_way_to_the_whole_depth():
@@ -162,7 +162,7 @@ def test_a_search_whose_model_does_not_run_with_fewer_blocks_goes_on_whole_and_d
         if probe.compilation is not Compilation.REDUCED:
             return runner(probe)
         return dataclasses.replace(
-            runner(dataclasses.replace(probe, compilation=Compilation.SHARED)), needs_whole_depth=True
+            runner(dataclasses.replace(probe, compilation=Compilation.SHARED)), needs_full_depth=True
         )
 
     list(loop.explore(needs_every_block, space=Space.of(range(1, 65)), settings=SearchSettings(depths=DEPTHS)))
@@ -190,7 +190,7 @@ def test_a_level_of_its_own_at_reduced_depth_does_not_move_the_answer_or_its_spe
     true, biased = answer(1.0), answer(1.08)
 
     assert biased.recommendation.samples_per_s == pytest.approx(true.recommendation.samples_per_s, rel=0.03)
-    assert biased.whole_over_reduced == pytest.approx(1.0 / 1.08, rel=0.01)
+    assert biased.full_over_reduced == pytest.approx(1.0 / 1.08, rel=0.01)
 
 
 def test_the_trace_counts_identical_blocks_and_their_share_of_the_operations():
@@ -222,7 +222,7 @@ def test_a_model_that_needs_every_block_is_run_whole_instead_and_says_so(run_on)
     assert [item.outcome for item in (first, second)] == [Outcome.MEASURED] * 2, first.reason
     assert {item.probe.compilation for item in (first, second)} == {Compilation.SHARED}
     assert "whole depth" in first.warnings[-1]
-    assert first.needs_whole_depth
+    assert first.needs_full_depth
     assert second.worker == first.worker
 
 
@@ -238,12 +238,12 @@ def test_an_exploration_at_reduced_depth_says_so_and_how_well_it_predicted(tmp_p
     path = tmp_path / "deep.yaml"
     path.write_text(json.dumps(config))
 
-    events = list(explore(path, Surroundings(model_dir=str(tmp_path / "runs"))))
+    events = list(explore(path, ExploreOptions(model_dir=str(tmp_path / "runs"))))
 
     result = events[-1].result
     kinds = [event.observation.probe.compilation for event in events if hasattr(event, "observation")]
     assert kinds[0] is Compilation.SHARED
     assert Compilation.REDUCED in kinds
     assert kinds[-1] is Compilation.EXACT
-    assert 0.1 < result.whole_over_reduced < 10.0  # passes of a millisecond, on whatever machine
-    assert json.loads((events[-1].run.directory / "result.json").read_text())["whole_over_reduced"] is not None
+    assert 0.1 < result.full_over_reduced < 10.0  # passes of a millisecond, on whatever machine
+    assert json.loads((events[-1].run.directory / "result.json").read_text())["full_over_reduced"] is not None

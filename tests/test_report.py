@@ -23,7 +23,7 @@ from bexplore.exploration.run_directory import Run
 from bexplore.job import Job, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.output.report.figures import figures
-from bexplore.output.report.files import html, read_facts
+from bexplore.output.report.files import html, read_report_data
 from bexplore.output.report.markdown import markdown
 from bexplore.output.report.page import batch_sizes_table, comparisons_table, probes_table
 from bexplore.output.report.sink import ReportFile
@@ -80,7 +80,7 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
         "title": f"decoder {HOSTILE}",
         "job": job.as_dict(),
         "environment": {"torch": "2.13.0"},
-        "question": {"settings": settings, "minimum": 1, "maximum": None, "candidates": "all"},
+        "search_specification": {"settings": settings, "minimum": 1, "maximum": None, "candidates": "all"},
         "created_at": NOW.isoformat(),
     }
     run = run_directory.create_run(folder, meta=meta, now=NOW)
@@ -102,7 +102,7 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
     if finished:
         run.remember_trace(cost_model().as_dict())
         batch = {"global_batch_size": 64, "accumulation_steps": 8, "num_tokens": 8192, "step_time_s": 0.17}
-        last_words = {
+        print_summary = {
             "base_micro_batch_size": 1,
             "stop_reason": "target_confidence",
             "smallest_within_tolerance": 8,
@@ -111,11 +111,11 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
             "outcomes": {"measured": 3, "out_of_memory": 1},
             "batch_size": 64,
             "batch_message": "batch_size 64 is valid",
-            "same_training": {"message": "The gradients agree."},
+            "gradient_equivalence": {"message": "The gradients agree."},
             "warnings": [],
             "global_batch_sizes": [batch],
         }
-        run.write_result(recommendations[-1] | last_words)
+        run.write_result(recommendations[-1] | print_summary)
     return run
 
 
@@ -147,7 +147,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(tmp_path) -> Page:
-    return Page(html(read_facts(make_run(tmp_path))))
+    return Page(html(read_report_data(make_run(tmp_path))))
 
 
 def test_the_answer_comes_first_and_then_what_to_do(page):
@@ -183,14 +183,14 @@ def test_everything_of_the_run_is_in_it(page, text):
 
 
 def test_nothing_is_fetched_and_the_file_is_small(tmp_path):
-    source = html(read_facts(make_run(tmp_path)))
+    source = html(read_report_data(make_run(tmp_path)))
     fetched = re.findall(r'(?:src|href)\s*=\s*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', source)
     assert fetched == []
     assert len(source.encode()) < 10**6
 
 
 def test_what_a_user_wrote_is_text_and_never_markup(tmp_path):
-    source = html(read_facts(make_run(tmp_path)))
+    source = html(read_report_data(make_run(tmp_path)))
     assert "<script>alert" not in source
     assert HOSTILE in Page(source).text
 
@@ -225,13 +225,13 @@ def test_png_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_a_device_that_is_not_in_the_table_has_no_utilization(tmp_path):
-    facts = read_facts(make_run(tmp_path, device_name="NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
+    facts = read_report_data(make_run(tmp_path, device_name="NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
     assert facts.peak_flops_per_s is None
     assert "No MFU" in Page(html(facts)).text
 
 
 def test_an_unfinished_run_without_a_trace_has_a_report_too(tmp_path):
-    facts = read_facts(make_run(tmp_path, finished=False))
+    facts = read_report_data(make_run(tmp_path, finished=False))
     text = Page(html(facts)).text
     assert "The exploration is not finished" in text
     assert "Where the memory goes" not in text
@@ -242,14 +242,14 @@ def test_a_run_that_has_measured_nothing_says_so(tmp_path):
     run = make_run(tmp_path, finished=False)
     for name in ("journal.jsonl", "events.jsonl", "log.jsonl"):
         (run.directory / name).unlink()
-    facts = read_facts(run)
+    facts = read_report_data(run)
     assert "No recommendation yet" in Page(html(facts)).text
     assert "No recommendation yet" in markdown(facts)
     assert figures(facts) == ()
 
 
 def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
-    curve = read_facts(make_run(tmp_path)).band
+    curve = read_report_data(make_run(tmp_path)).band
     at = list(curve.sizes).index(8)
     assert curve.low[at] < 410 < curve.high[at] * 1.05
     assert (curve.low <= curve.middle).all() and (curve.middle <= curve.high).all()
@@ -262,16 +262,18 @@ def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
     kept |= {"free_micro_batch_size": 8, "over_recommended": 0.97, "relative_performance": 1.5}
     run.write_result(run.result() | {"batch_size": 60, "replica_batch_size": 60, "keeps_batch_size": kept})
 
-    assert "To keep batch_size 60, use micro_batch_size 4 in 15 accumulation steps: 0.97x" in html(read_facts(run))
+    assert "To keep batch_size 60, use micro_batch_size 4 in 15 accumulation steps: 0.97x" in html(
+        read_report_data(run)
+    )
 
 
 def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path):
     run = make_run(tmp_path)
-    run.write_result(run.result() | {"confidence": 78, "shortfall_at_90": 0.0341})
+    run.write_result(run.result() | {"confidence": 78, "regret_bound_90": 0.0341})
 
     told = "below its target (78 out of 100 that it is within 2% of the fastest that fits, 90 out of 100 that it is"
-    assert f"{told} within 3.5%)" in html(read_facts(run))
-    assert f"{told} within 3.5%)" in markdown(read_facts(run))
+    assert f"{told} within 3.5%)" in html(read_report_data(run))
+    assert f"{told} within 3.5%)" in markdown(read_report_data(run))
 
 
 def test_what_is_left_to_gain_is_on_the_page_and_in_the_short_report(tmp_path):
@@ -280,13 +282,13 @@ def test_what_is_left_to_gain_is_on_the_page_and_in_the_short_report(tmp_path):
     run.write_result(run.result() | economy | {"confidence": 78, "stop_reason": "costs_more_than_it_saves"})
 
     told = "Left to gain: 0.6% in expectation, 3 min 36 s of 10 h, at a score of 78; another probe costs 40.0 s"
-    for text in (html(read_facts(run)), markdown(read_facts(run))):
+    for text in (html(read_report_data(run)), markdown(read_report_data(run))):
         assert told in text
         assert "The score is below its target, and another probe would not pay." in text
 
 
-def in_turns(number: int, size: int, turn_times_s: dict[int, tuple[float, ...]]) -> Observation:
-    return probe(number, size, 400.0, turn_times_s=turn_times_s)
+def in_turns(number: int, size: int, interleaved_times_s: dict[int, tuple[float, ...]]) -> Observation:
+    return probe(number, size, 400.0, interleaved_times_s=interleaved_times_s)
 
 
 def test_sizes_that_took_turns_stand_beside_the_recommended_one_with_an_interval(tmp_path):
@@ -294,15 +296,15 @@ def test_sizes_that_took_turns_stand_beside_the_recommended_one_with_an_interval
     run.journal.append(in_turns(4, 4, {4: (0.020, 0.021, 0.020), 8: (0.032, 0.033, 0.033)}))
     run.journal.append(in_turns(5, 8, {8: (0.033,), 4: (0.021,), 2: (0.020,)}))
 
-    table = comparisons_table(read_facts(run))
+    table = comparisons_table(read_report_data(run))
 
     assert table.headings == ("size", "speed over size 8's", "95% interval", "pairs")
     assert [(row[0], row[-1]) for row in table.rows] == [("2", "1"), ("4", "4")]
     assert table.rows[0][2] == "–"  # one pair has no interval
     low, high = (float(end) for end in table.rows[1][2].split(" to "))
     assert low < float(table.rows[1][1].removesuffix("x")) < high < 0.85  # 4 / 0.02 over 8 / 0.0325: 0.80
-    assert "Sizes that were timed in turns" in Page(html(read_facts(run))).text
-    assert "**Sizes that were timed in turns**" in markdown(read_facts(run))
+    assert "Sizes that were timed in turns" in Page(html(read_report_data(run))).text
+    assert "**Sizes that were timed in turns**" in markdown(read_report_data(run))
 
 
 def test_the_size_that_most_took_turns_with_stands_in_for_one_that_took_none(tmp_path):
@@ -310,7 +312,7 @@ def test_the_size_that_most_took_turns_with_stands_in_for_one_that_took_none(tmp
     run.journal.append(in_turns(4, 4, {4: (0.02, 0.02), 2: (0.02, 0.02)}))
     run.journal.append(in_turns(5, 4, {4: (0.02, 0.02), 1: (0.01, 0.01)}))
 
-    assert comparisons_table(read_facts(run)).headings[1] == "speed over size 4's"
+    assert comparisons_table(read_report_data(run)).headings[1] == "speed over size 4's"
 
 
 def test_a_run_without_turns_has_no_table_of_them(page):
@@ -323,12 +325,12 @@ def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_
     eager |= {"compiled_timed_s": 0.5, "eager_timed_s": 0.6, "peak_memory_bytes": None, "asked": True}
     run.write_result(run.result() | {"eager": eager})
 
-    for text in (html(read_facts(run)), markdown(read_facts(run))):
+    for text in (html(read_report_data(run)), markdown(read_report_data(run))):
         assert "Without torch.compile this size runs at 1.05x the speed (95% interval 0.62 to 1.78" in text
 
 
 def test_what_must_be_known_of_a_probe_stands_below_its_row_and_its_answer_is_marked(tmp_path):
-    table = probes_table(read_facts(make_run(tmp_path)))
+    table = probes_table(read_report_data(make_run(tmp_path)))
 
     assert table.remarks == ("", "", HOSTILE, "")
     assert table.highlighted == 3  # the exact probe of size 8
@@ -336,7 +338,7 @@ def test_what_must_be_known_of_a_probe_stands_below_its_row_and_its_answer_is_ma
 
 
 def test_the_mark_of_the_users_batch_size_is_the_first_thing_in_its_row(tmp_path):
-    table = batch_sizes_table(read_facts(make_run(tmp_path)))
+    table = batch_sizes_table(read_report_data(make_run(tmp_path)))
 
     assert table.rows[0][:2] == ("yours", "64")
 
@@ -345,13 +347,13 @@ def test_a_full_budget_is_told_in_words(tmp_path):
     run = make_run(tmp_path)
     run.write_result(run.result() | {"memory_headroom_bytes": 0})
 
-    text = Page(html(read_facts(run))).text
+    text = Page(html(read_report_data(run))).text
     assert "nothing of the budget stays free" in text
     assert "0 B" not in text.split("All probes")[0].split("Samples per second over")[0]
 
 
 def test_markdown_is_short_and_marks_the_answer(tmp_path):
-    text = markdown(read_facts(make_run(tmp_path)))
+    text = markdown(read_report_data(make_run(tmp_path)))
     assert "**Use `micro_batch_size: 8`**: 4.00x" in text
     assert "| **8** | **410** | **52,480** |" in text
     assert len(text.splitlines()) < 40
@@ -374,7 +376,7 @@ def test_observed_builder_of_one_probe_is_enough_for_a_report(tmp_path):
     run = make_run(tmp_path, finished=False)
     (run.directory / "journal.jsonl").unlink()
     run.journal.append(observed(4))
-    assert "1 measurement of 1 size" in Page(html(read_facts(run))).text
+    assert "1 measurement of 1 size" in Page(html(read_report_data(run))).text
 
 
 def in_browser(path: Path, source: str) -> subprocess.CompletedProcess:
@@ -390,7 +392,7 @@ def in_browser(path: Path, source: str) -> subprocess.CompletedProcess:
 def test_in_a_browser_no_table_is_cut_on_a_wide_a_middling_or_a_narrow_screen(tmp_path):
     run = make_run(tmp_path)
     run.journal.append(in_turns(4, 4, {4: (0.020, 0.021), 8: (0.032, 0.033)}))
-    page = escape(html(read_facts(run)), quote=True)
+    page = escape(html(read_report_data(run)), quote=True)
     frames = "".join(f'<iframe width="{width}" height="800" srcdoc="{page}"></iframe>' for width in (1200, 800, 400))
     check = """<script>
     addEventListener("load", function () {
@@ -407,7 +409,7 @@ def test_in_a_browser_no_table_is_cut_on_a_wide_a_middling_or_a_narrow_screen(tm
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page's script cannot be run")
 def test_in_a_browser_the_page_runs_without_an_error_and_hovering_shows_the_numbers(tmp_path):
-    source = html(read_facts(make_run(tmp_path)))
+    source = html(read_report_data(make_run(tmp_path)))
     check = """<script>
     var mark = document.querySelector(".wide [data-tip]"), before = document.getElementById("tip").hidden;
     mark.dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));

@@ -11,7 +11,7 @@ from search_builders import CurveRunner, measured, saturating
 
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
-from bexplore.search.evidence import Evidence, InTurn
+from bexplore.search.evidence import Evidence, Interleaved
 from bexplore.search.loop import ProbeFinished, Result, explore
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
@@ -89,17 +89,22 @@ def test_of_two_probes_of_one_size_the_slower_is_the_disturbed_one():
 
 
 @pytest.mark.parametrize("num_rounds", [2, 4, 10])
-@pytest.mark.parametrize("tenants_sd", [0.0, 0.3, 0.7, 1.2])
-def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(tenants_sd: float, num_rounds: int):
+@pytest.mark.parametrize("contention_sd", [0.0, 0.3, 0.7, 1.2])
+def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(contention_sd: float, num_rounds: int):
     """Seen on a machine with two busy programs: short passes suffer more from them, and size 4 is the best by 1.4x."""
-    turns = {"num_passes": num_rounds, "log_throughput_se": 0.02, "tenants_sd": 0.17, "compilation": Compilation.SHARED}
+    turns = {
+        "num_passes": num_rounds,
+        "log_throughput_se": 0.02,
+        "contention_sd": 0.17,
+        "compilation": Compilation.SHARED,
+    }
     evidence = [
-        measured(1, 11.2, log_throughput_se=0.05, tenants_sd=tenants_sd, compilation=Compilation.SHARED),
+        measured(1, 11.2, log_throughput_se=0.05, contention_sd=contention_sd, compilation=Compilation.SHARED),
         *(
             measured(
                 64,
                 speed,
-                in_turn=(InTurn(micro_batch_size=1, log_throughput=math.log(slow), log_throughput_se=0.02),),
+                interleaved=(Interleaved(micro_batch_size=1, log_throughput=math.log(slow), log_throughput_se=0.02),),
                 **turns,
             )
             for speed, slow in ((17.3, 1.1), (16.5, 1.05))
@@ -117,14 +122,14 @@ def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(tenants_s
 
 def test_turns_that_neighbours_made_slow_are_overruled_by_quicker_turns_of_the_same_sizes():
     """Recorded beside two busy programs; alone on the machine size 64 is 1.4 times as fast as size 1."""
-    turns = {"num_passes": 2, "log_throughput_se": 0.02, "tenants_sd": 0.3, "compilation": Compilation.SHARED}
+    turns = {"num_passes": 2, "log_throughput_se": 0.02, "contention_sd": 0.3, "compilation": Compilation.SHARED}
 
     def in_turns(size: int, samples_per_s: float, of_base: float) -> Evidence:
-        base = InTurn(micro_batch_size=1, log_throughput=math.log(of_base), log_throughput_se=0.02)
-        return measured(size, samples_per_s, in_turn=(base,), **turns)
+        base = Interleaved(micro_batch_size=1, log_throughput=math.log(of_base), log_throughput_se=0.02)
+        return measured(size, samples_per_s, interleaved=(base,), **turns)
 
     evidence = [
-        measured(1, 2.54, log_throughput_se=0.15, tenants_sd=1.43, compilation=Compilation.SHARED),
+        measured(1, 2.54, log_throughput_se=0.15, contention_sd=1.43, compilation=Compilation.SHARED),
         in_turns(64, 8.12, 0.29),
         in_turns(62, 10.3, 4.09),
         in_turns(32, 11.69, 2.92),

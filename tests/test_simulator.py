@@ -140,7 +140,7 @@ def test_a_caching_allocator_reserves_more_than_lives_up_to_the_budget_and_retri
     for number, size in enumerate(world.throughputs):
         found = runner(Probe(number=number, micro_batch_size=size))
         wanted = world.reserved_bytes[world.space.sizes.index(size)]
-        assert found.held_memory_bytes == round(min(wanted, world.budget_bytes))
+        assert found.resident_memory_bytes == round(min(wanted, world.budget_bytes))
         assert found.num_alloc_retries == int(wanted > world.budget_bytes)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from bexplore.output.bexp import bexp_line, recommendation_line
-from bexplore.output.summary import last_words
+from bexplore.output.summary import print_summary
 from bexplore.search.recommendation import Recommendation
 
 WHEN = datetime(2026, 1, 2, 19, 39, 45, tzinfo=UTC)
@@ -49,7 +49,7 @@ def result(**fields) -> dict:
         "outcomes": {"measured": 4, "out_of_memory": 1},
         "batch_size": 64,
         "batch_message": "",
-        "same_training": {"message": "the gradients agree"},
+        "gradient_equivalence": {"message": "the gradients agree"},
         "warnings": [],
         "run_dir": "somewhere",
     }
@@ -57,7 +57,7 @@ def result(**fields) -> dict:
 
 
 def words(record: dict, target: float | None = None) -> str:
-    return last_words(record, yaml_key="train_input.micro_batch_size", tolerance=0.02, target_confidence=target)
+    return print_summary(record, yaml_key="train_input.micro_batch_size", tolerance=0.02, target_confidence=target)
 
 
 def test_the_recommendation_line_is_the_reference_flows_to_the_byte():
@@ -93,14 +93,14 @@ def test_the_last_words_say_what_why_where_and_what_to_paste():
 
 
 def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_90():
-    low = words(result(confidence=78, shortfall_at_90=0.0341))
+    low = words(result(confidence=78, regret_bound_90=0.0341))
 
     assert (
         "score     78 out of 100 that it is within 2% of the fastest that fits, "
         "90 out of 100 that it is within 3.5%" in low
     )
-    assert "within 2%" not in words(result(confidence=91, shortfall_at_90=0.015, smallest_within_tolerance=8))
-    assert "90 out of 100" not in words(result(confidence=8, shortfall_at_90=None))
+    assert "within 2%" not in words(result(confidence=91, regret_bound_90=0.015, smallest_within_tolerance=8))
+    assert "90 out of 100" not in words(result(confidence=8, regret_bound_90=None))
     assert "90 out of 100" not in words(result())  # a run of an earlier version
 
 
@@ -130,7 +130,7 @@ def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_pr
 
 
 def test_the_last_words_tell_the_confidence_that_was_asked_for():
-    quick = last_words(result(confidence=88), yaml_key="x", tolerance=0.02, target_confidence=75.0)
+    quick = print_summary(result(confidence=88), yaml_key="x", tolerance=0.02, target_confidence=75.0)
 
     assert "ended because the confidence that was asked for, 75 out of 100, is reached" in quick
     assert "ended because the confidence that was asked for is reached" in words(result())
@@ -140,8 +140,8 @@ def test_the_last_words_tell_the_confidence_that_was_asked_for():
 def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
     found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
 
-    text = last_words(
-        result(advice=found), yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html"
+    text = print_summary(
+        result(bottlenecks=found), yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html"
     )
 
     assert "limits    finding 0; try: action 0" in text
@@ -151,7 +151,7 @@ def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_th
 
 def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
     gib = 2**30
-    more = result(peak_memory_bytes=gib, held_memory_bytes=round(1.5 * gib), memory_headroom_bytes=gib // 2)
+    more = result(peak_memory_bytes=gib, resident_memory_bytes=round(1.5 * gib), memory_headroom_bytes=gib // 2)
 
     assert "peak 1.00 GiB of tensors, 1.50 GiB held by the process, 512 MiB (25%) of the budget" in words(more)
     assert "held by" not in words(result())
@@ -180,7 +180,7 @@ def test_the_last_words_leave_out_what_is_not_known():
         result(
             smallest_within_tolerance=8,
             exact_over_shared=None,
-            same_training=None,
+            gradient_equivalence=None,
             peak_memory_bytes=None,
             memory_headroom_bytes=None,
         )
@@ -191,7 +191,7 @@ def test_the_last_words_leave_out_what_is_not_known():
 
 
 @pytest.mark.parametrize(
-    ("held_bytes", "headroom_bytes", "told"),
+    ("resident_bytes", "headroom_bytes", "told"),
     [
         (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held by the process, nothing of the budget stays free"),
         (2**18, 3 * 2**18, "peak 26.7 KiB, 768 KiB (75%) of the budget stay free"),
@@ -199,8 +199,12 @@ def test_the_last_words_leave_out_what_is_not_known():
         (2**30, 2**18, "peak 26.7 KiB of tensors, 1.00 GiB held by the process, 256 KiB (<1%) of the budget stay free"),
     ],
 )
-def test_what_is_left_of_a_budget_is_told_as_people_would(held_bytes, headroom_bytes, told):
-    memory = {"peak_memory_bytes": 27_341, "held_memory_bytes": held_bytes, "memory_headroom_bytes": headroom_bytes}
+def test_what_is_left_of_a_budget_is_told_as_people_would(resident_bytes, headroom_bytes, told):
+    memory = {
+        "peak_memory_bytes": 27_341,
+        "resident_memory_bytes": resident_bytes,
+        "memory_headroom_bytes": headroom_bytes,
+    }
 
     assert f"memory    {told}\n" in words(result(**memory))
 

@@ -15,7 +15,7 @@ from bexplore.engine.worker.peak_memory import measure_peak
 from bexplore.job import CompileSettings, Job, Mode, Precision
 from bexplore.trace import CostModel, TraceError, trace_job
 from bexplore.trace.fake_build import build_fake
-from bexplore.trace.repeated_blocks import find_repeats, shortened
+from bexplore.trace.repeated_blocks import find_repeats, truncated
 from bexplore.workloads import build
 
 DECODER = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "vocab_size": 512, "max_position_embeddings": 32}
@@ -38,8 +38,8 @@ def eager_trace() -> CostModel:
 
 
 @functools.cache
-def compiled_trace(whole_depth: bool) -> CostModel:
-    return trace_job(own_job("Deep"), whole_depth=whole_depth)
+def compiled_trace(full_depth: bool) -> CostModel:
+    return trace_job(own_job("Deep"), full_depth=full_depth)
 
 
 def measured_peak(job: Job, micro_batch_size: int) -> int:
@@ -273,7 +273,7 @@ def test_what_is_not_a_long_run_of_identical_blocks_is_traced_whole(blocks):
 def test_blocks_that_were_left_out_come_back():
     stack = Stack([nn.Linear(4, 4) for _ in range(6)])
     before = list(stack.blocks)
-    with shortened(find_repeats(stack), 4):
+    with truncated(find_repeats(stack), 4):
         assert list(stack.blocks) == before[:4]
     assert list(stack.blocks) == before
 

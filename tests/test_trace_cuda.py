@@ -32,13 +32,13 @@ PRIME = 61
 @pytest.mark.parametrize("job", ["gpt", "bert", "llama_hf", "vit"])
 def test_a_recorded_plan_of_a_gpu_program_is_read_as_when_it_was_recorded(job):
     record = json.loads((RECORDED / f"cuda_plan_{job}.json").read_text())
-    read = [most_bytes(steps_of(graph, record["prime"]), 64) for graph in record["graphs"]]
+    read = [most_bytes(steps_of(graph, record["probe_batch"]), 64) for graph in record["graphs"]]
     assert read == record["most_bytes"]
 
 
 def test_a_workspace_of_a_kernel_takes_memory():
     record = json.loads((RECORDED / "cuda_plan_gpt.json").read_text())
-    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["prime"])]
+    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["probe_batch"])]
     workspaces = [step for step in steps if isinstance(step, Allocate) and "workspace" in step.name]
     assert workspaces
     assert all(step.size(8) > 0 and step.place.label == "workspace of a kernel" for step in workspaces)
@@ -47,7 +47,7 @@ def test_a_workspace_of_a_kernel_takes_memory():
 def test_a_buffer_that_a_line_of_text_makes_takes_memory():
     record = json.loads((RECORDED / "cuda_plan_gpt.json").read_text())
     made = [line["node"]["name"] for graph in record["graphs"] for line in graph["lines"] if "text" in line]
-    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["prime"])]
+    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["probe_batch"])]
     allocated = {step.name for step in steps if isinstance(step, Allocate)}
     assert made
     assert set(made) <= allocated
@@ -72,7 +72,7 @@ def test_a_program_is_planned_without_measuring_or_recording_anything():
     measuring = ("shape_padding", "max_autotune", "max_autotune_gemm", "coordinate_descent_tuning", "graph_partition")
     seen = []
 
-    def observe(graph, prime):
+    def observe(graph, probe_batch):
         seen.extend([*(getattr(inductor_config, name) for name in measuring), inductor_config.triton.cudagraphs])
 
     with inductor_config.patch(dict.fromkeys((*measuring, "triton.cudagraphs"), True)):
@@ -153,7 +153,7 @@ def test_attention_takes_the_kernel_that_the_device_would_take(device, call, bac
 def test_the_backward_pass_of_attention_sums_in_float32_on_a_gpu():
     backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
     query, keys = (PRIME, 12, 1000, 60), (PRIME, 4, 1000, 60)
-    common = {"result": None, "prime": PRIME, "itemsize": 2, "is_channels_last": False}
+    common = {"result": None, "probe_batch": PRIME, "itemsize": 2, "is_channels_last": False}
     [own] = workspace_sizes(backward, (query, query, query), device="cuda", **common)
     [shared] = workspace_sizes(backward, (query, query, keys), device="cuda", **common)
     assert own(8) == 8 * 12 * 1024 * (64 + 1) * 4

@@ -13,18 +13,18 @@ from conftest import imported_job
 from search_builders import CurveRunner, measured, saturating
 
 from bexplore.engine.reduced_depth import ReducedDepthRunner
-from bexplore.engine.worker.timing import RanPass, Timed, time_in_turns
+from bexplore.engine.worker.timing import RanPass, Timed, time_interleaved
 from bexplore.exploration.events import probe_record
 from bexplore.job import Job
 from bexplore.measurement.depth_extrapolation import Depths
-from bexplore.measurement.interleaving import Rounds, levels_of
+from bexplore.measurement.interleaving import InterleavedTiming, interleaved_estimates
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose, Runner
 from bexplore.output.bexp import probe_sentence
 from bexplore.search import loop
-from bexplore.search.evidence import Evidence, InTurn
+from bexplore.search.evidence import Evidence, Interleaved
 from bexplore.search.noise_warnings import noise_warnings
 from bexplore.search.policy.decision import StopReason, decide
-from bexplore.search.policy.interleave import in_turn_with
+from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior import posterior
 from bexplore.search.recommendation import SearchSettings, recommend
@@ -42,7 +42,7 @@ def wandering(num_rounds: int, *, seed: int = 0, sd: float = 0.1) -> np.ndarray:
 def test_what_a_machine_does_to_all_sizes_alike_does_not_touch_their_levels():
     machine = wandering(12)
 
-    levels = levels_of({4: 1.0 * machine, 8: 1.9 * machine, 16: 4.0 * machine})
+    levels = interleaved_estimates({4: 1.0 * machine, 8: 1.9 * machine, 16: 4.0 * machine})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(1.9)
     assert levels[16].pass_time_s / levels[4].pass_time_s == pytest.approx(4.0)
@@ -54,7 +54,7 @@ def test_a_turn_that_was_disturbed_counts_for_little():
     times_s = {size: seconds * np.exp(0.01 * rng.standard_normal(15)) for size, seconds in ((4, 1.0), (8, 2.0))}
     times_s[8][3] *= 5.0
 
-    levels = levels_of(times_s)
+    levels = interleaved_estimates(times_s)
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
 
@@ -64,7 +64,9 @@ def test_the_standard_error_is_that_of_repeated_experiments(num_sizes: int):
     rng = np.random.default_rng(2)
     found, told = [], []
     for _ in range(600):
-        levels = levels_of({size: np.exp(0.05 * rng.standard_normal(20)) for size in range(1, num_sizes + 1)})
+        levels = interleaved_estimates(
+            {size: np.exp(0.05 * rng.standard_normal(20)) for size in range(1, num_sizes + 1)}
+        )
         found.append(math.log(levels[1].pass_time_s / levels[2].pass_time_s))
         told.append(math.hypot(levels[1].log_se, levels[2].log_se))
 
@@ -72,14 +74,14 @@ def test_the_standard_error_is_that_of_repeated_experiments(num_sizes: int):
 
 
 def test_one_round_does_not_know_its_own_noise():
-    levels = levels_of({4: [1.0], 8: [1.8]})
+    levels = interleaved_estimates({4: [1.0], 8: [1.8]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(1.8)
     assert math.isnan(levels[4].log_se)
 
 
 def test_a_turn_that_took_far_longer_does_not_count_even_of_two():
-    levels = levels_of({4: [1.0, 40.0], 8: [2.0, 2.02]})
+    levels = interleaved_estimates({4: [1.0, 40.0], 8: [2.0, 2.02]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
     assert math.isnan(levels[4].log_se)
@@ -88,7 +90,7 @@ def test_a_turn_that_took_far_longer_does_not_count_even_of_two():
 
 def test_a_round_in_which_all_took_far_longer_does_not_count():
     """What a busy machine takes from sizes is not the same share of each."""
-    levels = levels_of({4: [1.0, 9.0, 1.01, 1.0], 8: [2.0, 5.0, 2.0, 2.02]})
+    levels = interleaved_estimates({4: [1.0, 9.0, 1.01, 1.0], 8: [2.0, 5.0, 2.0, 2.02]})
 
     assert levels[4].pass_time_s == pytest.approx(1.0, rel=0.02)
     assert levels[8].pass_time_s == pytest.approx(2.0, rel=0.02)
@@ -96,14 +98,14 @@ def test_a_round_in_which_all_took_far_longer_does_not_count():
 
 
 def test_turns_of_a_size_that_scatters_by_itself_all_count():
-    levels = levels_of({4: [1.0] * 10, 8: [1.5, 2.4] * 5})
+    levels = interleaved_estimates({4: [1.0] * 10, 8: [1.5, 2.4] * 5})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(math.sqrt(1.5 * 2.4), rel=0.02)
     assert levels[8].num_turns == pytest.approx(10.0)
 
 
 def test_sizes_whose_undisturbed_turns_were_in_different_rounds_are_compared_across_them():
-    levels = levels_of({4: [1.0, 40.0], 8: [60.0, 2.0]})
+    levels = interleaved_estimates({4: [1.0, 40.0], 8: [60.0, 2.0]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
     assert levels[4].num_turns < 1
@@ -118,10 +120,10 @@ def test_few_passes_of_a_size_alone_leave_out_what_was_disturbed(disturbed: tupl
     assert Evidence.of(observation).num_passes == sum(seconds < 2.0 for seconds in disturbed)
 
 
-def rounds_of(*times_s: tuple[float, float], is_look: bool, **changes: Any) -> Rounds:
+def rounds_of(*times_s: tuple[float, float], is_screening: bool, **changes: Any) -> InterleavedTiming:
     """Rounds of size 8 against size 4, as many as are asked for."""
     limits = {"max_rounds": 10, "budget_s": 100.0, "tolerance": 0.02} | changes
-    rounds = Rounds(size=8, is_look=is_look, num_passes={8: 1, 4: 1}, **limits)
+    rounds = InterleavedTiming(size=8, is_screening=is_screening, num_passes={8: 1, 4: 1}, **limits)
     for own_s, other_s in times_s:
         if rounds.are_enough:
             break
@@ -129,34 +131,35 @@ def rounds_of(*times_s: tuple[float, float], is_look: bool, **changes: Any) -> R
     return rounds
 
 
-def num_rounds(rounds: Rounds) -> int:
-    return len(rounds.turn_times_s[8])
+def num_rounds(rounds: InterleavedTiming) -> int:
+    return len(rounds.interleaved_times_s[8])
 
 
 def test_rounds_that_agree_end_after_the_fewest():
-    assert num_rounds(rounds_of(*[(0.2, 0.1)] * 50, is_look=False)) == 4
-    assert num_rounds(rounds_of(*[(0.8, 0.4)] * 50, is_look=False)) == 2
-    assert num_rounds(rounds_of(*[(9.0, 4.0)] * 50, is_look=False, budget_s=8.0)) == 2
+    assert num_rounds(rounds_of(*[(0.2, 0.1)] * 50, is_screening=False)) == 4
+    assert num_rounds(rounds_of(*[(0.8, 0.4)] * 50, is_screening=False)) == 2
+    assert num_rounds(rounds_of(*[(9.0, 4.0)] * 50, is_screening=False, budget_s=8.0)) == 2
 
 
 def test_a_look_ends_at_a_size_that_is_surely_worse_and_contenders_are_timed_on():
     worse = [(0.25, 0.1)] * 50
 
-    assert num_rounds(rounds_of(*worse, is_look=True)) == 2
-    assert num_rounds(rounds_of(*worse, is_look=False)) == 4
+    assert num_rounds(rounds_of(*worse, is_screening=True)) == 2
+    assert num_rounds(rounds_of(*worse, is_screening=False)) == 4
 
 
 def test_a_size_that_only_seems_worse_is_looked_at_longer():
     noisy = [(0.25, 0.1), (0.18, 0.1)] * 25
 
-    assert num_rounds(rounds_of(*noisy, is_look=True)) == 10
+    assert num_rounds(rounds_of(*noisy, is_screening=True)) == 10
 
 
-@pytest.mark.parametrize("is_look", [True, False])
-def test_whoever_takes_more_for_a_tie_has_fewer_rounds(is_look: bool):
+@pytest.mark.parametrize("is_screening", [True, False])
+def test_whoever_takes_more_for_a_tie_has_fewer_rounds(is_screening: bool):
     noisy = [(0.22, 0.1), (0.2, 0.1), (0.18, 0.1)] * 25
     counts = [
-        num_rounds(rounds_of(*noisy, is_look=is_look, max_rounds=75, tolerance=share)) for share in (0.02, 0.05, 0.5)
+        num_rounds(rounds_of(*noisy, is_screening=is_screening, max_rounds=75, tolerance=share))
+        for share in (0.02, 0.05, 0.5)
     ]
 
     assert counts[0] > counts[1] >= counts[2] == 4
@@ -165,48 +168,48 @@ def test_whoever_takes_more_for_a_tie_has_fewer_rounds(is_look: bool):
 def test_a_size_that_may_count_as_a_tie_is_not_clearly_worse():
     a_tenth_behind = [(0.222, 0.1)] * 50
 
-    assert num_rounds(rounds_of(*a_tenth_behind, is_look=True, tolerance=0.01)) == 2
-    assert num_rounds(rounds_of(*a_tenth_behind, is_look=True, tolerance=0.05)) == 4
+    assert num_rounds(rounds_of(*a_tenth_behind, is_screening=True, tolerance=0.01)) == 2
+    assert num_rounds(rounds_of(*a_tenth_behind, is_screening=True, tolerance=0.05)) == 4
 
 
 def test_the_seconds_of_the_turns_are_bounded():
     noisy = [(0.25, 0.1), (0.15, 0.1)] * 25
 
-    assert num_rounds(rounds_of(*noisy, is_look=False, max_rounds=50, budget_s=2.9)) == 10
+    assert num_rounds(rounds_of(*noisy, is_screening=False, max_rounds=50, budget_s=2.9)) == 10
 
 
 def test_a_disturbed_round_is_repeated_and_its_seconds_do_not_count():
     disturbed = [(0.8, 0.4), (0.8, 40.0), *[(0.8, 0.4)] * 50]
 
-    assert num_rounds(rounds_of(*disturbed, is_look=False, budget_s=8.0)) == 3
+    assert num_rounds(rounds_of(*disturbed, is_screening=False, budget_s=8.0)) == 3
 
 
 def test_rounds_end_where_one_after_the_other_is_disturbed():
     disturbed = [(0.8, 0.4), *[(0.8, 40.0)] * 50]
 
-    assert num_rounds(rounds_of(*disturbed, is_look=False, max_rounds=6)) == 12
+    assert num_rounds(rounds_of(*disturbed, is_screening=False, max_rounds=6)) == 12
 
 
 def test_one_disturbed_turn_does_not_make_a_size_clearly_worse():
-    assert num_rounds(rounds_of((0.2, 0.1), (20.0, 0.1), *[(0.2, 0.1)] * 50, is_look=True)) == 5
+    assert num_rounds(rounds_of((0.2, 0.1), (20.0, 0.1), *[(0.2, 0.1)] * 50, is_screening=True)) == 5
 
 
-def in_turn(size: int, samples_per_s: float, others: dict[int, float], *, machine: float = 1.0) -> Evidence:
+def interleaved(size: int, samples_per_s: float, others: dict[int, float], *, machine: float = 1.0) -> Evidence:
     """A probe of a size in turns with others, on a machine that was so fast meanwhile."""
     fields = {"log_throughput_se": 0.003, "compilation": Compilation.SHARED}
     told = tuple(
-        InTurn(micro_batch_size=other, log_throughput=math.log(machine * speed), log_throughput_se=0.003)
+        Interleaved(micro_batch_size=other, log_throughput=math.log(machine * speed), log_throughput_se=0.003)
         for other, speed in others.items()
     )
-    return measured(size, machine * samples_per_s, in_turn=told, **fields)
+    return measured(size, machine * samples_per_s, interleaved=told, **fields)
 
 
 WANDERED = [
     measured(1, 100.0, compilation=Compilation.SHARED),
-    in_turn(4, 300.0, {1: 100.0}, machine=0.8),
-    in_turn(8, 330.0, {4: 300.0}, machine=0.9),
-    in_turn(16, 300.0, {8: 330.0}, machine=1.3),
-    in_turn(8, 330.0, {16: 300.0, 4: 300.0}, machine=0.7),
+    interleaved(4, 300.0, {1: 100.0}, machine=0.8),
+    interleaved(8, 330.0, {4: 300.0}, machine=0.9),
+    interleaved(16, 300.0, {8: 330.0}, machine=1.3),
+    interleaved(8, 330.0, {16: 300.0, 4: 300.0}, machine=0.7),
 ]
 
 
@@ -219,7 +222,7 @@ def belief(evidence: list[Evidence]) -> posterior.Posterior:
 
 
 def test_sizes_are_compared_within_their_turns_where_the_machine_wanders_between_them():
-    alone = [dataclasses.replace(item, in_turn=()) for item in WANDERED]
+    alone = [dataclasses.replace(item, interleaved=()) for item in WANDERED]
 
     together = recommend(belief(WANDERED), WANDERED, base=1, tolerance=0.02)
 
@@ -234,9 +237,9 @@ def test_a_machine_that_became_slower_for_all_sizes_leaves_the_comparisons_in_tu
     """Size 1 alone on a quick machine; ever since everything takes twice as long, and no neighbour was seen."""
     evidence = [
         measured(1, 100.0, compilation=Compilation.SHARED),
-        in_turn(8, 330.0, {1: 100.0}, machine=0.5),
-        in_turn(4, 300.0, {8: 330.0}, machine=0.5),
-        in_turn(16, 300.0, {8: 330.0}, machine=0.5),
+        interleaved(8, 330.0, {1: 100.0}, machine=0.5),
+        interleaved(4, 300.0, {8: 330.0}, machine=0.5),
+        interleaved(16, 300.0, {8: 330.0}, machine=0.5),
     ]
 
     best = recommend(belief(evidence), evidence, base=1, tolerance=0.02)
@@ -281,34 +284,38 @@ def test_every_size_that_took_turns_counts_as_measured():
 def test_evidence_of_turns_survives_a_storage():
     evidence = dataclasses.replace(WANDERED[1], log_throughput_se=math.nan)
 
-    assert Evidence.from_dict(evidence.as_dict()).in_turn == WANDERED[1].in_turn
-    assert None not in [item["log_throughput"] for item in evidence.as_dict()["in_turn"]]
+    assert Evidence.from_dict(evidence.as_dict()).interleaved == WANDERED[1].interleaved
+    assert None not in [item["log_throughput"] for item in evidence.as_dict()["interleaved"]]
 
 
 def test_an_observation_of_turns_survives_its_journal_and_is_comparable_evidence():
     machine = wandering(6)
     turns = {8: tuple(1.9 * machine), 4: tuple(1.0 * machine)}
-    probe = Probe(number=1, micro_batch_size=8, in_turn_with=(4,))
-    observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
-    record = {**observation.as_dict(), "turn_times_s": {"8": list(turns[8]), "4": list(turns[4])}}
+    probe = Probe(number=1, micro_batch_size=8, interleaved_with=(4,))
+    observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
+    record = {**observation.as_dict(), "interleaved_times_s": {"8": list(turns[8]), "4": list(turns[4])}}
 
     assert Observation.from_dict(record) == observation
     evidence = Evidence.of(observation)
-    assert evidence.in_turn[0].log_throughput - evidence.log_throughput == pytest.approx(math.log(1.9 / 2.0))
+    assert evidence.interleaved[0].log_throughput - evidence.log_throughput == pytest.approx(math.log(1.9 / 2.0))
     assert evidence.num_passes == 6
 
 
 def test_a_size_whose_peak_was_over_the_budget_tells_no_throughput_even_if_it_took_turns():
     turns = {8: (0.2, 0.2), 4: (0.1, 0.1)}
-    asked = Probe(number=1, micro_batch_size=8, in_turn_with=(4,))
+    asked = Probe(number=1, micro_batch_size=8, interleaved_with=(4,))
     observation = Observation(
-        probe=asked, outcome=Outcome.OUT_OF_MEMORY, pass_times_s=turns[8], turn_times_s=turns, reason="over the budget"
+        probe=asked,
+        outcome=Outcome.OUT_OF_MEMORY,
+        pass_times_s=turns[8],
+        interleaved_times_s=turns,
+        reason="over the budget",
     )
 
     evidence = Evidence.of(observation)
 
     assert math.isnan(evidence.log_throughput)
-    assert evidence.in_turn == ()
+    assert evidence.interleaved == ()
 
 
 NOISY = {"log_throughput_se": 0.02, "compilation": Compilation.SHARED}  # of ten passes: 6 % of each
@@ -316,7 +323,7 @@ NOISY = {"log_throughput_se": 0.02, "compilation": Compilation.SHARED}  # of ten
 
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
     """What the next probe takes turns with."""
-    return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).in_turn_with
+    return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 
 def test_on_a_noisy_machine_a_size_is_looked_at_in_turns_with_the_leader():
@@ -325,25 +332,25 @@ def test_on_a_noisy_machine_a_size_is_looked_at_in_turns_with_the_leader():
 
 def test_a_look_is_held_against_a_quick_size_where_it_is_about_as_likely_the_best():
     plateau = {8: 500.0, 16: 501.0, 64: 502.0}
-    looks = [in_turn(size, speed, {8: 500.0}) for size, speed in plateau.items() if size != 8]
-    evidence = [measured(1, 30.0, **NOISY), in_turn(8, 500.0, {1: 30.0}), *looks]
+    looks = [interleaved(size, speed, {8: 500.0}) for size, speed in plateau.items() if size != 8]
+    evidence = [measured(1, 30.0, **NOISY), interleaved(8, 500.0, {1: 30.0}), *looks]
 
     fitted = belief_of(range(1, 65), evidence)
     costs = Costs.learnt([measured(1, 30.0, **NOISY)], SHARED)
     index, search = fitted.index(32), {"purpose": Purpose.SEARCH, "compilation": Compilation.SHARED}
 
-    assert in_turn_with(fitted, evidence, SHARED, costs, index=index, **search) in ((8,), (16,))
+    assert interleaved_with(fitted, evidence, SHARED, costs, index=index, **search) in ((8,), (16,))
 
 
 def test_a_round_of_contenders_stays_short_beside_what_the_machine_wanders_in():
     slow = {8: 5.0, 12: 5.02, 16: 5.01}  # passes of 1.6 to 3.2 s
-    looks = [in_turn(size, speed, {8: 5.0}) for size, speed in slow.items() if size != 8]
-    evidence = [measured(1, 1.0, **NOISY), in_turn(8, 5.0, {1: 1.0}), *looks]
+    looks = [interleaved(size, speed, {8: 5.0}) for size, speed in slow.items() if size != 8]
+    evidence = [measured(1, 1.0, **NOISY), interleaved(8, 5.0, {1: 1.0}), *looks]
     fitted = belief_of([1, 8, 12, 16], evidence)
     costs = Costs.learnt([measured(1, 1.0, **NOISY)], SHARED)
     contender = {"purpose": Purpose.CONTENDER, "compilation": Compilation.SHARED}
 
-    assert len(in_turn_with(fitted, evidence, SHARED, costs, index=fitted.index(8), **contender)) == 1
+    assert len(interleaved_with(fitted, evidence, SHARED, costs, index=fitted.index(8), **contender)) == 1
 
 
 def test_sizes_whose_round_is_longer_than_the_machine_stands_still_are_timed_alone():
@@ -354,7 +361,7 @@ def test_sizes_whose_round_is_longer_than_the_machine_stands_still_are_timed_alo
         fitted = belief_of([1, 8, 64], looks)
         search = {"purpose": Purpose.SEARCH, "compilation": Compilation.SHARED}
         costs = Costs.learnt(looks, SHARED)
-        return in_turn_with(fitted, looks, SHARED, costs, index=fitted.index(size), **search)
+        return interleaved_with(fitted, looks, SHARED, costs, index=fitted.index(size), **search)
 
     assert others_of(8, speed=1.0) == (1,)
     assert others_of(8, speed=2.0) == (64,)
@@ -369,11 +376,11 @@ def verified(fields: dict[str, object]) -> list[Evidence]:
 
 
 def test_what_a_wandering_machine_makes_of_the_exact_program_has_no_other_size_compiled():
-    partner = InTurn(micro_batch_size=1, log_throughput=math.log(100.0), log_throughput_se=0.02)
+    partner = Interleaved(micro_batch_size=1, log_throughput=math.log(100.0), log_throughput_se=0.02)
     settings = SearchSettings(target_confidence=99)
 
     alone, in_turns = (
-        decide(Space.of([1, 8, 12, 16]), verified(fields), settings) for fields in ({}, {"in_turn": (partner,)})
+        decide(Space.of([1, 8, 12, 16]), verified(fields), settings) for fields in ({}, {"interleaved": (partner,)})
     )
 
     assert (alone.stop_reason, alone.compilation) == (None, Compilation.EXACT)
@@ -393,14 +400,14 @@ def test_programs_of_their_own_take_no_turns():
 
 def test_contenders_take_turns_all_together():
     speeds = {8: 500.0, 12: 502.0, 16: 501.0}
-    looks = [in_turn(size, speed, {8: 500.0}) for size, speed in speeds.items() if size != 8]
-    evidence = [measured(1, 100.0, **NOISY), in_turn(8, 500.0, {1: 100.0}), *looks]
+    looks = [interleaved(size, speed, {8: 500.0}) for size, speed in speeds.items() if size != 8]
+    evidence = [measured(1, 100.0, **NOISY), interleaved(8, 500.0, {1: 100.0}), *looks]
     short = [dataclasses.replace(item, log_throughput_se=0.05, num_passes=4) for item in evidence]
 
     decision = decide(Space.of([1, 8, 12, 16]), short, SHARED)
 
     assert decision.purpose in (Purpose.CONTENDER, Purpose.REPLICATE)
-    assert {decision.micro_batch_size, *decision.in_turn_with} == {8, 12, 16}
+    assert {decision.micro_batch_size, *decision.interleaved_with} == {8, 12, 16}
 
 
 def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
@@ -408,7 +415,7 @@ def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
     confident, right = {True: 0, False: 0}, {True: 0, False: 0}
     settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED)
     for seed in range(60):
-        world = dataclasses.replace(draw_world(Family.WANDERING, 500 + seed), wander_sd=0.2)
+        world = dataclasses.replace(draw_world(Family.DRIFTING_HOST, 500 + seed), common_mode_sd=0.2)
         for takes_turns in right:
             simulated = SimulatedRunner(world, seed=seed, shared_compile=True)
             runner = simulated if takes_turns else _alone(simulated)
@@ -423,21 +430,21 @@ def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
 
 
 def _alone(runner: Runner) -> Runner:
-    return lambda probe: runner(dataclasses.replace(probe, in_turn_with=()))
+    return lambda probe: runner(dataclasses.replace(probe, interleaved_with=()))
 
 
 def test_a_runner_that_knows_no_turns_leaves_the_search_as_it_was():
     runner = CurveRunner(saturating)
     *_, result = loop.explore(runner, space=Space.of(range(1, 65)), settings=SHARED)
 
-    assert {probe.in_turn_with for probe in runner.probes} == {()}
+    assert {probe.interleaved_with for probe in runner.probes} == {()}
     assert result.recommendation.confidence >= 90
 
 
 class ScriptedSteps:
     """Passes that take what a size takes, and tell which size ran."""
 
-    waited_s = 0.0
+    scheduler_wait_s = 0.0
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds, self.ran = seconds, list[int]()
@@ -455,10 +462,10 @@ class ScriptedSteps:
 
 def in_turns_after(known: RanPass, steps: ScriptedSteps) -> Timed:
     """Size 8 in turns with size 4, just after a pass of its own."""
-    return time_in_turns(
+    return time_interleaved(
         steps,
         {8: 8, 4: 4},
-        Probe(number=1, micro_batch_size=8, in_turn_with=(4,)),
+        Probe(number=1, micro_batch_size=8, interleaved_with=(4,)),
         usual_pass_s=steps.seconds,
         budget_s=4.0,
         known=[known],
@@ -472,7 +479,7 @@ def test_a_long_pass_that_has_just_run_is_the_first_turn_of_its_size():
     timed = in_turns_after(RanPass(2.2, 0.0, 7.0), steps)
 
     assert steps.ran == [4, 4, 8]  # and the second round goes the other way round
-    assert timed.turn_times_s == {8: [2.2, 2.0], 4: [1.1, 1.1]}
+    assert timed.interleaved_times_s == {8: [2.2, 2.0], 4: [1.1, 1.1]}
     assert timed.pass_times_s == [2.2, 2.0]
     assert timed.loss == 8.0
 
@@ -500,29 +507,29 @@ def test_the_engine_times_sizes_in_turns_in_one_worker(run_on):
     runner = run_on(imported_job())
     first = runner(probe(0, 4))
 
-    second = runner(probe(1, 8, in_turn_with=(4,)))
-    again = runner(probe(2, 4, in_turn_with=(8,), purpose=Purpose.CONTENDER))
+    second = runner(probe(1, 8, interleaved_with=(4,)))
+    again = runner(probe(2, 4, interleaved_with=(8,), purpose=Purpose.CONTENDER))
 
-    assert first.turn_times_s == {}
-    (num_rounds,) = {len(times_s) for times_s in second.turn_times_s.values()}
-    assert set(second.turn_times_s) == {8, 4}
+    assert first.interleaved_times_s == {}
+    (num_rounds,) = {len(times_s) for times_s in second.interleaved_times_s.values()}
+    assert set(second.interleaved_times_s) == {8, 4}
     assert 4 <= num_rounds <= 8  # more than four where somebody else disturbed some
-    assert set(again.turn_times_s) == {4, 8}
+    assert set(again.interleaved_times_s) == {4, 8}
     assert {o.worker for o in (first, second, again)} == {0}
     assert again.peak_memory_bytes == first.peak_memory_bytes
     assert len(again.update_times_s) == 3
-    assert "not_in_turns" not in second.details | again.details
+    assert "not_interleaved" not in second.details | again.details
 
 
 def test_a_size_that_fails_takes_no_turn_and_the_probes_own_is_measured_alone(run_on):
     runner = run_on(odd_only())
     runner(probe(0, 3))
 
-    observation = runner(probe(1, 5, in_turn_with=(3, 4)))
+    observation = runner(probe(1, 5, interleaved_with=(3, 4)))
 
     assert observation.outcome is Outcome.MEASURED, observation.reason
-    assert observation.turn_times_s == {}
-    assert "pairs its samples" in observation.details["not_in_turns"]
+    assert observation.interleaved_times_s == {}
+    assert "pairs its samples" in observation.details["not_interleaved"]
 
 
 def test_after_a_failure_the_new_worker_takes_turns_with_sizes_of_the_old_one(run_on):
@@ -530,12 +537,12 @@ def test_after_a_failure_the_new_worker_takes_turns_with_sizes_of_the_old_one(ru
     runner(probe(0, 3))
     assert runner(probe(1, 4)).outcome is Outcome.CRASHED
 
-    observation = runner(probe(2, 5, in_turn_with=(3,)))
+    observation = runner(probe(2, 5, interleaved_with=(3,)))
 
     assert observation.worker == 1
-    assert set(observation.turn_times_s) == {5, 3}
+    assert set(observation.interleaved_times_s) == {5, 3}
     assert not [warning for warning in observation.warnings if "compiler" in warning]
-    assert runner(probe(3, 3, in_turn_with=(5,))).peak_memory_bytes > 0
+    assert runner(probe(3, 3, interleaved_with=(5,))).peak_memory_bytes > 0
 
 
 def test_what_is_extrapolated_from_reduced_depths_is_asked_alone():
@@ -554,25 +561,25 @@ def test_what_is_extrapolated_from_reduced_depths_is_asked_alone():
             return self
 
     runner = ReducedDepthRunner(Shallow(), Depths(whole=48, block_share=0.95, high=12))
-    runner(probe(1, 8, in_turn_with=(4,), compilation=Compilation.REDUCED))
+    runner(probe(1, 8, interleaved_with=(4,), compilation=Compilation.REDUCED))
 
-    assert [question.in_turn_with for question in questions] == [()]
+    assert [search_specification.interleaved_with for search_specification in questions] == [()]
 
 
 def test_one_turn_is_told_as_one():
     turns = {8: (4.0,), 4: (2.5,)}
-    asked = Probe(number=3, micro_batch_size=8, in_turn_with=(4,))
-    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
+    asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
 
     assert "in 1 turn each" in probe_sentence(loop.ProbeFinished(observation=observation))
 
 
 def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did():
     turns = {8: (0.4, 0.44), 4: (0.25, 0.275)}
-    asked = Probe(number=3, micro_batch_size=8, in_turn_with=(4,))
-    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], turn_times_s=turns)
+    asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
 
     sentence = probe_sentence(loop.ProbeFinished(observation=observation))
 
     assert "1.25x the speed of size 4 in 2 turns each" in sentence
-    assert probe_record(observation)["turn_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}
+    assert probe_record(observation)["interleaved_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}

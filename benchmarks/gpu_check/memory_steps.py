@@ -69,7 +69,7 @@ def _device_name(context: Context) -> str:
 def _probed(config: Config, size: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         seen = probe_once(config, micro_batch_size=size, compilation="exact", model_dir=folder)
-    names = ("peak_memory_bytes", "held_memory_bytes", "compile_time_s", "reason", "warnings", "num_recompiles")
+    names = ("peak_memory_bytes", "resident_memory_bytes", "compile_time_s", "reason", "warnings", "num_recompiles")
     return {name: getattr(seen, name) for name in names} | {
         "outcome": seen.outcome.value,
         "pass_times_s": list(seen.pass_times_s),
@@ -80,7 +80,7 @@ def _probed(config: Config, size: int) -> dict[str, Any]:
 
 
 def _compared(predicted_bytes: int, measured: dict[str, Any]) -> dict[str, Any]:
-    allocated, reserved = measured["peak_memory_bytes"], measured["held_memory_bytes"]
+    allocated, reserved = measured["peak_memory_bytes"], measured["resident_memory_bytes"]
     return {
         "predicted_bytes": predicted_bytes,
         "predicted_over_allocated": predicted_bytes / allocated if allocated else None,

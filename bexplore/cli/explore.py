@@ -43,7 +43,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
       bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
       bexplore explore job.yaml --json | jq 'select(.event == "result")'   the answer, for programs
     """
-    from bexplore.exploration.exploration import Surroundings
+    from bexplore.exploration.exploration import ExploreOptions
     from bexplore.exploration.exploration import explore as events_of
 
     if storage is not None:
@@ -55,7 +55,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
     common.require_torch()
     stopper = _Stopper()
     show = _Show(loaded, common, on_reader_gone=stopper.stop)
-    surroundings = Surroundings(
+    options = ExploreOptions(
         model_dir=common.model_dir,
         fresh=fresh,
         dry_run=dry_run,
@@ -63,7 +63,7 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
         should_stop=stopper.reason,
     )
     with stopper, show, watched_reader(sys.stdout, stopper.stop):
-        last = show.all(events_of(loaded, surroundings))
+        last = show.all(events_of(loaded, options))
     if last is not None and last.get("stop_reason") == "interrupted":
         sys.exit(ExitCode.INTERRUPTED)
 
@@ -99,7 +99,7 @@ class _Show:
 
     def all(self, events: Iterable[JobEvent]) -> dict[str, Any] | None:
         """Hand every event to every sink; returns the record of the last words."""
-        from bexplore.exploration.events import Finished, Stored, event_record
+        from bexplore.exploration.events import AlreadyFinished, Finished, event_record
 
         last = None
         try:
@@ -108,13 +108,13 @@ class _Show:
                     sink(event)
                 with self._progress.paused() if self._shares_terminal else nullcontext():
                     self._print(partial(self._to_stdout, event))
-                if isinstance(event, Finished | Stored):
+                if isinstance(event, Finished | AlreadyFinished):
                     last = event_record(event)
         except BexploreError as error:
             self._log.write(220, error.message)
             raise
         if last is not None and not self._common.as_json:
-            self._print(partial(self._last_words, last))
+            self._print(partial(self._print_summary, last))
         return last
 
     def _print(self, write: Callable[[], None]) -> None:
@@ -128,12 +128,12 @@ class _Show:
             silence(sys.stdout.fileno())  # Python would write what is left once more at exit
             self._on_reader_gone()
 
-    def _last_words(self, record: dict[str, Any]) -> None:
+    def _print_summary(self, record: dict[str, Any]) -> None:
         from bexplore.exploration.apply import paste
-        from bexplore.output.summary import last_words
+        from bexplore.output.summary import print_summary
 
         report = Path(record["run_dir"], "report.html")
-        text = last_words(
+        text = print_summary(
             record,
             yaml_key=".".join(str(part) for part in self._config.request.path),
             tolerance=self._config.explore.tolerance,

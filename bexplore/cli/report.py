@@ -27,12 +27,12 @@ def report(run: Path, output: Path | None, as_markdown: bool, figures: str | Non
     """
     from bexplore.errors import UserInputError
     from bexplore.exploration.run_directory import open_run
-    from bexplore.output.report.files import html, read_facts, write_figures, write_text
+    from bexplore.output.report.files import html, read_report_data, write_figures, write_text
     from bexplore.output.report.markdown import markdown
 
     if as_markdown and figures:
         raise UserInputError("--markdown and --figures exclude each other", hint="type two commands")
-    facts = read_facts(open_run(run))
+    facts = read_report_data(open_run(run))
     if as_markdown and output is None and not as_json:
         click.echo(markdown(facts), nl=False)
         return

@@ -13,11 +13,11 @@ import numpy as np
 from bexplore.measurement.interleaving import TURN_S
 from bexplore.measurement.statistics import PairedRatio, paired_ratio
 
-# Fewest pairs of turns. Turns scatter by 5 % (`EXPECTED_TURN_SD` in `search.posterior.noise_model`): the interval
+# Fewest pairs of turns. Turns scatter by 5 % (`EXPECTED_ROUND_SD` in `search.posterior.noise_model`): the interval
 # of five pairs then reaches 9 % to each side. More follow until it is narrow.
 MIN_PAIRS = 5
 # What a look that nobody asked for may cost, as a share of the exploration so far.
-SHARE_OF_A_LOOK = 0.05
+CHEAP_SHARE = 0.05
 
 
 class Verdict(StrEnum):
@@ -61,9 +61,9 @@ class EagerComparison:
     problem: str = ""
 
 
-def look_is_cheap(*, pass_time_s: float, elapsed_s: float) -> bool:
+def comparison_is_cheap(*, pass_time_s: float, elapsed_s: float) -> bool:
     """Whether a look that nobody asked for is cheap beside what the exploration took."""
-    return 2 * (1 + MIN_PAIRS) * max(pass_time_s, TURN_S) <= SHARE_OF_A_LOOK * elapsed_s
+    return 2 * (1 + MIN_PAIRS) * max(pass_time_s, TURN_S) <= CHEAP_SHARE * elapsed_s
 
 
 def are_enough(

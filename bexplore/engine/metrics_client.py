@@ -11,21 +11,21 @@ from bexplore.engine.protocol.answers import refusal
 from bexplore.engine.protocol.failures import Failure
 from bexplore.errors import EngineError
 from bexplore.job import Job
-from bexplore.trace.program_metrics import ProgramFacts
+from bexplore.trace.program_metrics import ProgramMetrics
 
 # A whole model is traced, every block of it: a deep one takes minutes.
-FACTS_LIMIT_S = 900.0
-FACTS_RESIDENT_BYTES = 16 * 2**30
+METRICS_LIMIT_S = 900.0
+METRICS_RESIDENT_BYTES = 16 * 2**30
 
 
-def facts_in_worker(
+def metrics_in_worker(
     job: Job,
     log_path: Path,
     *,
     device: str,
     environment: Mapping[str, str] | None = None,
     on_progress: Progress = lambda _: None,
-) -> tuple[ProgramFacts, dict[str, Any]]:
+) -> tuple[ProgramMetrics, dict[str, Any]]:
     """Take the exact facts of a job's program; what the program's own faults hide is among their `problems`.
 
     Args:
@@ -36,7 +36,7 @@ def facts_in_worker(
         on_progress: Called with what the worker reports.
 
     Returns:
-        The facts, and those of `device_facts`; the latter empty where the program failed in an unforeseen way.
+        The facts, and those of `device_info`; the latter empty where the program failed in an unforeseen way.
 
     Raises:
         UserInputError: The job itself is wrong.
@@ -45,10 +45,10 @@ def facts_in_worker(
     worker = WorkerProcess(log_path, environment=environment)
     try:
         answer = worker.ask(
-            {"kind": "program_facts", "job": job.as_dict(), "device": device},
+            {"kind": "program_metrics", "job": job.as_dict(), "device": device},
             on_progress=on_progress,
-            time_limit_s=lambda stage: FACTS_LIMIT_S,
-            resident_limit_bytes=FACTS_RESIDENT_BYTES,
+            time_limit_s=lambda stage: METRICS_LIMIT_S,
+            resident_limit_bytes=METRICS_RESIDENT_BYTES,
         )
     finally:
         worker.close()
@@ -57,5 +57,5 @@ def facts_in_worker(
     if "refused" in answer:
         raise refusal(answer)
     if answer["outcome"] != "measured":
-        return ProgramFacts(traced_device=job.device.partition(":")[0], problems=(str(answer["reason"]),)), {}
-    return ProgramFacts.from_dict(answer["facts"]), answer["machine"]
+        return ProgramMetrics(traced_device=job.device.partition(":")[0], problems=(str(answer["reason"]),)), {}
+    return ProgramMetrics.from_dict(answer["facts"]), answer["machine"]

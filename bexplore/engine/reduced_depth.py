@@ -46,7 +46,7 @@ class ReducedDepthRunner:
             found = self._at_both_depths(probe)
             failed = next((item for item in found if not item.is_measured), None)
             if failed is None:
-                return whole_depth_of(probe, found, self._depths)
+                return full_depth_of(probe, found, self._depths)
             if failed.outcome is Outcome.OUT_OF_MEMORY:  # what does not fit in part does not fit as a whole
                 return dataclasses.replace(failed, probe=probe, elapsed_s=sum(item.elapsed_s for item in found))
             self._problem = failed.reason
@@ -72,16 +72,16 @@ class ReducedDepthRunner:
             self._whole.rest()
             depths = (self._depths.low, self._depths.high)
             self._shallow = tuple(self._whole.at_depth(depth, self._depths.whole) for depth in depths)
-        question = dataclasses.replace(
+        search_specification = dataclasses.replace(
             probe,
             compilation=Compilation.SHARED,
             predicted_peak_memory_bytes=None,
             worse_pass_s=None,
-            in_turn_with=(),
+            interleaved_with=(),
         )
         found: list[Observation] = []
         for runner in self._shallow:
-            found.append(runner(question))
+            found.append(runner(search_specification))
             if not found[-1].is_measured:
                 break
         return found
@@ -93,11 +93,11 @@ class ReducedDepthRunner:
             observation,
             elapsed_s=observation.elapsed_s + spent_s,
             warnings=(*observation.warnings, warning),
-            needs_whole_depth=True,
+            needs_full_depth=True,
         )
 
 
-def whole_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) -> Observation:
+def full_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) -> Observation:
     """What two measurements at reduced depth say of the whole depth.
 
     Args:
@@ -128,8 +128,8 @@ def whole_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) -
         num_graph_breaks=high.num_graph_breaks,
         graph_break_reasons=high.graph_break_reasons,
         num_recompiles=_sum(low.num_recompiles, high.num_recompiles),
-        others_share=_most(low.others_share, high.others_share),
-        waited_share=_most(low.waited_share, high.waited_share),
+        background_cpu_share=_most(low.background_cpu_share, high.background_cpu_share),
+        scheduler_wait_fraction=_most(low.scheduler_wait_fraction, high.scheduler_wait_fraction),
         warnings=tuple(dict.fromkeys((*low.warnings, *high.warnings))),
         details={
             "num_blocks": depths.whole,

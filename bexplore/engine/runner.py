@@ -20,8 +20,8 @@ from bexplore.engine.protocol.answers import asks_the_same, charged, observed, r
 from bexplore.engine.protocol.failures import Failure
 from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.errors import EngineError, UserInputError, UserProgramError
-from bexplore.host.accelerator_contention import DeviceTenants
-from bexplore.host.machine import Tenants, package_version
+from bexplore.host.accelerator_contention import DeviceContention
+from bexplore.host.machine import CpuContention, package_version
 from bexplore.job import Job
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
@@ -46,7 +46,7 @@ class EngineRunner:
         environment: Variables of the worker beside this process's own.
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
         depth: Identical blocks of the model to keep, and how many there are; None for all of them.
-        device_facts: What a worker's torch said of the device; None for what `facts` will find.
+        device_info: What a worker's torch said of the device; None for what `facts` will find.
 
     Attributes:
         largest_measured: The largest size that is known to run; 0 for none.
@@ -64,7 +64,7 @@ class EngineRunner:
         environment: Mapping[str, str] | None = None,
         keeps_artifacts: bool = False,
         depth: tuple[int, int] | None = None,
-        device_facts: Mapping[str, Any] | None = None,
+        device_info: Mapping[str, Any] | None = None,
     ) -> None:
         self.job = job
         self.budget_bytes = budget_bytes
@@ -78,7 +78,7 @@ class EngineRunner:
         self._workers = Workers(run_dir, environment)
         self._lock_holder = LockHolder(folder=str(self._run_dir))
         self._is_known_to_build = False
-        self._device_facts = device_facts or {}
+        self._device_info = device_info or {}
         self._free_memory_bytes: int | None = None  # of the device, before any worker of this runner
         self._warnings: list[str] = []  # which the next observation tells
         self._known_mode: SharedMode | None = None  # which a worker has tried
@@ -106,7 +106,7 @@ class EngineRunner:
 
         Nothing is begun while another explorer holds the device.
         """
-        lock = try_device_lock(lock_name(self.job.device, self._device_facts), holder=self._lock_holder)
+        lock = try_device_lock(lock_name(self.job.device, self._device_info), holder=self._lock_holder)
         if lock is None:
             return
         request = {"kind": "prepare"} | self._probe_request(probe)
@@ -143,16 +143,16 @@ class EngineRunner:
                 f"device '{self.job.device}' cannot be used: {reason}",
                 hint="bexplore doctor shows what torch finds here",
             )
-        self._device_facts, self._free_memory_bytes = answer, answer["free_memory_bytes"]
+        self._device_info, self._free_memory_bytes = answer, answer["free_memory_bytes"]
         return answer
 
-    def same_training(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
+    def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
         """Compare the gradients of one replica batch at two splits; None if the comparison itself failed.
 
         The worker that ran the final answer does it if it is still there; its process changed nothing of the program.
         """
         request = {
-            "kind": "same_training",
+            "kind": "gradient_equivalence",
             "job": self.job.as_dict(),
             "base_micro_batch_size": base_micro_batch_size,
             "micro_batch_size": micro_batch_size,
@@ -230,7 +230,7 @@ class EngineRunner:
             limits=self.limits.unlearned(),
             environment=self._environment,
             depth=(kept_blocks, num_blocks),
-            device_facts=self._device_facts,
+            device_info=self._device_info,
         )
 
     def rest(self) -> None:
@@ -300,7 +300,7 @@ class EngineRunner:
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun[1]
-        name = lock_name(self.job.device, self._device_facts)
+        name = lock_name(self.job.device, self._device_info)
         return device_lock(name, holder=self._lock_holder, waiting=self._waits_for)
 
     def _waits_for(self, holder: LockHolder | None) -> None:
@@ -344,20 +344,20 @@ class EngineRunner:
             is_new = self._workers.current is None
             worker = self._workers.ensure()
             spawn_s = time.monotonic() - began if is_new else 0.0
-            tenants, device_tenants = Tenants(worker.process.pid), DeviceTenants(self._device_facts)
-            tenants.start()
-            device_tenants.start()
+            contention, device_contention = CpuContention(worker.process.pid), DeviceContention(self._device_info)
+            contention.start()
+            device_contention.start()
             request = {"kind": kind} | self._probe_request(probe)
             try:
                 answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
             finally:
-                device_tenants.stop()
-            others_share = tenants.others_share()
-            tenant_warnings = [*tenants.warnings(), *device_tenants.warnings()]
+                device_contention.stop()
+            background_cpu_share = contention.background_cpu_share()
+            contention_warnings = [*contention.warnings(), *device_contention.warnings()]
             answer = self._blamed(answer, request)
         worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
         if not isinstance(answer, Failure):
-            worker.has_room = answer.get("has_room", worker.has_room)
+            worker.has_headroom = answer.get("has_headroom", worker.has_headroom)
         observation = self._observe(
             probe,
             answer,
@@ -365,11 +365,13 @@ class EngineRunner:
             started_at_s=started_at_s,
             elapsed_s=time.monotonic() - began,
             spawn_s=spawn_s,
-            tenant_warnings=tenant_warnings,
+            contention_warnings=contention_warnings,
         )
-        events = {"clock_events": sorted(device_tenants.clock_events)} if device_tenants.clock_events else {}
+        events = {"clock_events": sorted(device_contention.clock_events)} if device_contention.clock_events else {}
         self._is_known_to_build = True
-        observation = dataclasses.replace(observation, others_share=others_share, details=observation.details | events)
+        observation = dataclasses.replace(
+            observation, background_cpu_share=background_cpu_share, details=observation.details | events
+        )
         self.limits.learn(observation)
         if observation.is_measured:
             self.largest_measured = max(self.largest_measured, observation.micro_batch_size)
@@ -389,7 +391,7 @@ class EngineRunner:
             uses_cuda_graphs=self.job.compile.uses_cuda_graphs(self.job.device),
         ):
             if is_worth_keeping(worker, probe, shared_mode=mode, on_cpu=self._on_cpu):
-                self._workers.set_aside(needed_bytes=self._need(probe))
+                self._workers.park(needed_bytes=self._need(probe))
             self._workers.end_current()
         if probe.compilation is Compilation.SHARED and not probe.fresh_worker:
             self._workers.bring_back()
@@ -494,7 +496,7 @@ class EngineRunner:
         started_at_s: float,
         elapsed_s: float,
         spawn_s: float,
-        tenant_warnings: list[str],
+        contention_warnings: list[str],
     ) -> Observation:
         common: dict[str, Any] = {
             "probe": probe,
@@ -508,7 +510,7 @@ class EngineRunner:
                 outcome=answer.outcome, reason=answer.reason, traceback_text=answer.traceback_text, **common
             )
         self._known_mode = SharedMode(answer.get("shared_mode", self._shared_mode))
-        warnings, self._warnings = [*self._warnings, *tenant_warnings], []
+        warnings, self._warnings = [*self._warnings, *contention_warnings], []
         return observed(answer, spawn_s=spawn_s, warnings=warnings, **common)
 
 

@@ -230,8 +230,8 @@ def _changes(config: Config, run: Run) -> tuple[str, ...]:
             "memory_budget": config.explore.memory_budget,
             "num_replicas": config.num_replicas,
         }
-        before["question"] = {name: meta.get("question", {}).get(name) for name in _BOUNDS}
-        after["question"] = bounds
+        before["search_specification"] = {name: meta.get("search_specification", {}).get(name) for name in _BOUNDS}
+        after["search_specification"] = bounds
     return run_directory.differences(before, after)
 
 

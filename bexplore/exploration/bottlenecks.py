@@ -39,7 +39,7 @@ TF32_CAPABILITY = 8.0  # of the first NVIDIA devices with TF32; Inductor warns f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class Bottleneck:
     """One finding.
 
     Attributes:
@@ -58,7 +58,7 @@ class Advice:
     evidence: Mapping[str, float] = field(default_factory=dict)
 
 
-def advise(
+def find_bottlenecks(
     job: Job,
     observations: Sequence[Observation],
     *,
@@ -66,9 +66,9 @@ def advise(
     accumulation_steps: int | None = None,
     cost_model: CostModel | None = None,
     device: Device | None = None,
-    device_facts: Mapping[str, Any] | None = None,
+    device_info: Mapping[str, Any] | None = None,
     loader: Mapping[str, Any] | None = None,
-) -> tuple[Advice, ...]:
+) -> tuple[Bottleneck, ...]:
     """Name the bottlenecks of a job, the weightiest first; empty where nothing was seen.
 
     Args:
@@ -78,13 +78,13 @@ def advise(
         accumulation_steps: Of the user's global batch size; None if unknown.
         cost_model: The trace.
         device: Published figures of the device; None where they are not known: then nothing is said of its peaks.
-        device_facts: What torch says of the device.
+        device_info: What torch says of the device.
         loader: What timing the user's own data loader said; None where there is none.
     """
     speeds = _speeds(observations)
     if not speeds or micro_batch_size not in speeds:
         return ()
-    facts = device_facts or {}
+    facts = device_info or {}
     on_accelerator = str(facts.get("device", job.device)).partition(":")[0] not in ("cpu", "auto", "")
     found = _input(job, observations, micro_batch_size, accumulation_steps, loader)
     found += _scaling(job, speeds, micro_batch_size, cost_model, device, on_accelerator)
@@ -122,13 +122,13 @@ def _input(
     best: int,
     accumulation_steps: int | None,
     loader: Mapping[str, Any] | None,
-) -> list[Advice]:
+) -> list[Bottleneck]:
     """Whether the loader gives samples as fast as the step takes them; what it could not give is said too."""
     if not loader:
         return []
     if loader["problem"]:
         return [
-            Advice(
+            Bottleneck(
                 kind="input",
                 finding=f"the data loader could not be timed: {loader['problem']}",
                 action=f"iterate over {job.model.get('loader')} alone",
@@ -143,7 +143,7 @@ def _input(
     workers = loader["num_workers"]
     counted = "" if workers is None else f" with {workers} worker{'' if workers == 1 else 's'}"
     return [
-        Advice(
+        Bottleneck(
             kind="input",
             finding=(
                 f"the input pipeline is the limit: the loader gives {given:.4g} samples/s{counted}, the step takes "
@@ -164,7 +164,7 @@ def _pass_and_update_s(observations: Sequence[Observation], size: int) -> tuple[
 
 def _scaling(
     job: Job, speeds: dict[int, float], best: int, model: CostModel | None, device: Device | None, on_accelerator: bool
-) -> list[Advice]:
+) -> list[Bottleneck]:
     """Whether throughput grows at the small end as it should, and what it meets if not."""
     base = min(speeds)
     second = next((size for size in speeds if size >= 2 * base), None)
@@ -184,7 +184,7 @@ def _scaling(
         return [_memory_bound(finding, evidence | {"bandwidth_share": bandwidth})]
     if utilization is not None and utilization >= BUSY_ARITHMETIC:
         return [
-            Advice(
+            Bottleneck(
                 kind="compute",
                 finding=f"{seen}; size {best} reaches {utilization:.0%} of the peak arithmetic: it is well used",
                 evidence=evidence | {"mfu": utilization},
@@ -201,8 +201,8 @@ def _scaling(
     return [dataclasses.replace(_saturated(seen, base, factor, on_accelerator), evidence=evidence)]
 
 
-def _memory_bound(finding: str, evidence: Mapping[str, float]) -> Advice:
-    return Advice(
+def _memory_bound(finding: str, evidence: Mapping[str, float]) -> Bottleneck:
+    return Bottleneck(
         kind="bandwidth",
         finding=f"memory bandwidth is the limit: {finding}",
         action="use bfloat16, fuse element-wise work (torch.compile does), or widen the matrices",
@@ -217,10 +217,10 @@ def _is_launch_bound(pass_s: Mapping[int, float], best: int, utilization: float 
     return half is not None and is_idle and pass_s[best] / pass_s[half] < (best / half) ** math.log2(2 / GROWS)
 
 
-def _launch_bound(pass_s: Mapping[int, float], best: int, utilization: float | None) -> Advice:
+def _launch_bound(pass_s: Mapping[int, float], best: int, utilization: float | None) -> Bottleneck:
     half = max(size for size in pass_s if size <= best / 2)
     idle = "" if utilization is None else f", and only {utilization:.0%} of the peak arithmetic is used"
-    return Advice(
+    return Bottleneck(
         kind="launch",
         finding=(
             f"launch overhead is the limit: a pass of size {best} takes {format_seconds(pass_s[best])}, one of size "
@@ -233,22 +233,22 @@ def _launch_bound(pass_s: Mapping[int, float], best: int, utilization: float | N
     )
 
 
-def _saturated(seen: str, base: int, factor: float, on_accelerator: bool) -> Advice:
+def _saturated(seen: str, base: int, factor: float, on_accelerator: bool) -> Bottleneck:
     what = "the device" if on_accelerator else "the processor"
     if factor <= FLAT:
-        return Advice(
+        return Bottleneck(
             kind="saturated",
             finding=f"{what} is busy with {base} sample{'s' if base > 1 else ''} already: {seen}",
             action="" if not on_accelerator else "profile one pass: neither arithmetic nor memory is known to be full",
         )
-    return Advice(
+    return Bottleneck(
         kind="saturated",
         finding=f"{what} is half saturated at the smallest sizes: {seen}, where 2x would be ideal",
         action="",
     )
 
 
-def _capacity(speeds: dict[int, float], observations: Sequence[Observation], best: int) -> list[Advice]:
+def _capacity(speeds: dict[int, float], observations: Sequence[Observation], best: int) -> list[Bottleneck]:
     """Throughput still grows where the memory ends."""
     refused = [item.micro_batch_size for item in observations if item.outcome is Outcome.OUT_OF_MEMORY]
     if not refused or best != max(speeds):
@@ -257,7 +257,7 @@ def _capacity(speeds: dict[int, float], observations: Sequence[Observation], bes
     if below is None or _doubling(speeds, below, best) < GROWS - 0.3:
         return []
     return [
-        Advice(
+        Bottleneck(
             kind="capacity",
             finding=(
                 f"memory is the limit: throughput still grows {_doubling(speeds, below, best):.2f}x per doubling at "
@@ -272,7 +272,9 @@ def _capacity(speeds: dict[int, float], observations: Sequence[Observation], bes
     ]
 
 
-def _update(job: Job, observations: Sequence[Observation], best: int, accumulation_steps: int | None) -> list[Advice]:
+def _update(
+    job: Job, observations: Sequence[Observation], best: int, accumulation_steps: int | None
+) -> list[Bottleneck]:
     """The optimizer's share of a step."""
     if not accumulation_steps:
         return []
@@ -284,7 +286,7 @@ def _update(job: Job, observations: Sequence[Observation], best: int, accumulati
     named = [name for item in observations for name in item.details.get("unfused_optimizers", ())]
     fused = "".join(f" or {name}(fused=True)" for name in dict.fromkeys(named))
     return [
-        Advice(
+        Bottleneck(
             kind="update",
             finding=(
                 f"the optimizer's update takes {share:.0%} of a step of {steps} ({format_seconds(update_s)} beside "
@@ -296,13 +298,13 @@ def _update(job: Job, observations: Sequence[Observation], best: int, accumulati
     ]
 
 
-def _graph_breaks(observations: Sequence[Observation]) -> list[Advice]:
+def _graph_breaks(observations: Sequence[Observation]) -> list[Bottleneck]:
     reasons = {reason for item in observations for reason in item.graph_break_reasons}
     count = max((item.num_graph_breaks or 0 for item in observations), default=0)
     if not count:
         return []
     return [
-        Advice(
+        Bottleneck(
             kind="graph_breaks",
             finding=f"the compiler breaks the step {count} time{'s' if count > 1 else ''}: {min(reasons, default='')}",
             action="each break costs launches and fusions; explore.compile: {fullgraph: true} makes it an error",
@@ -312,7 +314,7 @@ def _graph_breaks(observations: Sequence[Observation]) -> list[Advice]:
     ]
 
 
-def _float32_matrices(job: Job, facts: Mapping[str, Any]) -> list[Advice]:
+def _float32_matrices(job: Job, facts: Mapping[str, Any]) -> list[Bottleneck]:
     """Whether float32 matrices run without the tensor cores that the device has for them, and nobody decided so."""
     is_cuda = str(facts.get("device", job.device)).partition(":")[0] == "cuda"
     capability = float(facts.get("capability") or 0.0) if is_cuda else 0.0
@@ -320,7 +322,7 @@ def _float32_matrices(job: Job, facts: Mapping[str, Any]) -> list[Advice]:
     if capability < TF32_CAPABILITY or is_decided:
         return []
     return [
-        Advice(
+        Bottleneck(
             kind="precision",
             finding=f"float32 matrices do not use the TF32 tensor cores of this device (capability {capability:g})",
             action="if 10 bits of mantissa are enough, call torch.set_float32_matmul_precision('high') in the training "
@@ -343,7 +345,7 @@ def _bandwidth_share(model: CostModel | None, device: Device | None, size: int, 
     return model.bytes_moved(size) / pass_s / device.bandwidth_bytes_per_s
 
 
-def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | None) -> list[Advice]:
+def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | None) -> list[Bottleneck]:
     """Shapes that tensor cores like less: advice, never a filter.
 
     Matrix sizes should be multiples of 128 bytes (A100 and later): 64 elements of 16 bits, 32 of 32 bits.
@@ -355,7 +357,7 @@ def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | N
     wide = _first(model, "intermediate_size", "n_inner", "ffn_dim", "d_ff") or (4 * hidden if hidden else None)
     named = {"vocabulary": _first(model, "vocab_size"), "hidden size": hidden, "feed-forward size": wide}
     hints = [
-        Advice(
+        Bottleneck(
             kind="shape",
             finding=f"{name} {size} is not a multiple of {elements}",
             action=f"pad it to {-(-size // elements) * elements}",
@@ -369,20 +371,20 @@ def shape_hints(job: Job, micro_batch_size: int, *, num_multiprocessors: int | N
         action = "choose heads so that their size is a multiple of 8, better 64"
         finding = f"a head has {hidden // heads} elements, not a multiple of 8"
         evidence = {"elements": hidden // heads, "multiple_of": 8}
-        hints.append(Advice(kind="shape", finding=finding, action=action, source=SHAPES, evidence=evidence))
+        hints.append(Bottleneck(kind="shape", finding=finding, action=action, source=SHAPES, evidence=evidence))
     if wide and job.sequence_length and num_multiprocessors:
         hints += _wave_hint(micro_batch_size * job.sequence_length, wide, num_multiprocessors)
     return hints
 
 
-def _wave_hint(rows: int, columns: int, num_multiprocessors: int) -> list[Advice]:
+def _wave_hint(rows: int, columns: int, num_multiprocessors: int) -> list[Bottleneck]:
     tiles = math.ceil(rows / TILE[0]) * math.ceil(columns / TILE[1])
     waves = math.ceil(tiles / num_multiprocessors)
     efficiency = tiles / (waves * num_multiprocessors)
     if efficiency >= LOW_WAVE_EFFICIENCY:
         return []
     return [
-        Advice(
+        Bottleneck(
             kind="shape",
             finding=(
                 f"the feed-forward matrix of {rows} x {columns} makes {tiles} tiles, {waves} wave"

@@ -50,7 +50,7 @@ def expected_duration(
 
     Args:
         folder: The job's model directory; runs of other jobs are looked for beside it.
-        environment: Of `Identity.environment`.
+        environment: Of `Fingerprint.environment`.
         cost_model: The job's trace; None where there is none.
         max_probes: Probes at most.
     """

@@ -15,7 +15,7 @@ from typing import Any
 
 from bexplore.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.engine.eager_comparison import EagerComparison
-from bexplore.exploration.bottlenecks import Advice
+from bexplore.exploration.bottlenecks import Bottleneck
 from bexplore.exploration.run_directory import Run
 from bexplore.measurement.probe import Observation
 from bexplore.search.loop import ProbeFinished, ProbeStarted, Result
@@ -127,20 +127,20 @@ class Finished:
         verified: The observation that stands behind the recommended size: the latest exact one, else the latest.
         base: An observation of the base size; None where it was not measured.
         global_batch_sizes: Those that are valid with the recommended size, around the user's own.
-        batch_question: The user's own global batch size, when it is valid, and whether it must be kept: `batch_size`
-            (None if none was given), `replica_batch_size` (None also if it has no whole share), `divisibility`,
-            `keep_batch_size`; and `training_samples`, of one replica, where the training's time comes from them.
+        batch_size_request: The user's own global batch size, when it is valid, and whether it must be kept:
+            `batch_size` (None if none was given), `replica_batch_size` (None also if it has no whole share),
+            `divisibility`, `keep_batch_size`; and `training_samples`, of one replica, where the training's time comes from them.
         user_batch_message: Whether it is valid with the recommended size, and what is near; empty if none was given.
         keeps_batch_size: The fastest size with which the user's own global batch size is valid: the recommended one if
             it is valid with it; None where no batch size was given, or nothing that ran is valid with it.
-        same_training: What the comparison of gradients said; None where it could not be made.
+        gradient_equivalence: What the comparison of gradients said; None where it could not be made.
         num_probes: Probes in all.
         elapsed_s: Seconds from the start of the exploration.
         eager: How fast the recommended size runs without torch.compile; None where that was not measured.
         artifacts_dir: The compiler's cache of the recommended size, which a training may start from; None for none.
         failures: What did not run, and why: `failures_of` the observations.
         loader: What timing the user's own data loader said; None where the configuration names none.
-        advice: What holds the job back beside its size, the weightiest first.
+        bottlenecks: What holds the job back beside its size, the weightiest first.
     """
 
     result: Result
@@ -148,21 +148,21 @@ class Finished:
     verified: Observation | None
     base: Observation | None
     global_batch_sizes: tuple[GlobalBatchSize, ...] = ()
-    batch_question: Mapping[str, Any] = field(default_factory=dict)
+    batch_size_request: Mapping[str, Any] = field(default_factory=dict)
     user_batch_message: str = ""
     keeps_batch_size: KeepsBatchSize | None = None
-    same_training: Mapping[str, Any] | None = None
+    gradient_equivalence: Mapping[str, Any] | None = None
     num_probes: int = 0
     elapsed_s: float = 0.0
     failures: tuple[Mapping[str, Any], ...] = ()
     eager: EagerComparison | None = None
     artifacts_dir: Path | None = None
     loader: Mapping[str, Any] | None = None
-    advice: tuple[Advice, ...] = ()
+    bottlenecks: tuple[Bottleneck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class AlreadyFinished:
     """A finished run was found: nothing is run again.
 
     Attributes:
@@ -174,12 +174,12 @@ class Stored:
     run: Run
 
 
-JobEvent = Planned | Traced | ProbeStarted | ProbeFinished | Recommended | Finished | Stored
+JobEvent = Planned | Traced | ProbeStarted | ProbeFinished | Recommended | Finished | AlreadyFinished
 
 
 def event_record(event: JobEvent) -> dict[str, Any] | None:
     """The JSON object of an event; None for an event that is not written."""
-    if isinstance(event, Stored):
+    if isinstance(event, AlreadyFinished):
         return dict(event.record) | {"stored": True}
     if isinstance(event, ProbeStarted):
         return None
@@ -194,7 +194,7 @@ def event_record(event: JobEvent) -> dict[str, Any] | None:
     return _result_record(event)
 
 
-def trace_facts(
+def trace_record(
     cost_model: CostModel,
     *,
     budget_bytes: int,
@@ -248,12 +248,12 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "purpose": observation.probe.purpose.value,
         "pass_times_s": list(observation.pass_times_s),
         "update_times_s": list(observation.update_times_s),
-        "turn_times_s": {str(size): list(times_s) for size, times_s in observation.turn_times_s.items()},
+        "interleaved_times_s": {str(size): list(times_s) for size, times_s in observation.interleaved_times_s.items()},
         "start_time_s": observation.start_time_s,
         "compile_time_s": observation.compile_time_s,
         "elapsed_s": observation.elapsed_s,
         "peak_memory_bytes": observation.peak_memory_bytes,
-        "held_memory_bytes": observation.held_memory_bytes,
+        "resident_memory_bytes": observation.resident_memory_bytes,
         "num_alloc_retries": observation.num_alloc_retries,
         "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
         "memory_budget_bytes": observation.memory_budget_bytes,
@@ -299,7 +299,7 @@ def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ..
         "confidence": best.confidence,
         "samples_per_s": _known(best.samples_per_s),
         "relative_performance_interval": best.relative_performance_interval,
-        "shortfall_at_90": best.shortfall_at_90,
+        "regret_bound_90": best.regret_bound_90,
         "left_to_gain": best.left_to_gain,
         "num_probes": best.num_probes,
         "elapsed_s": best.elapsed_s,
@@ -341,7 +341,7 @@ def _result_record(event: Finished) -> dict[str, Any]:
                 "relative_performance_interval",
                 "confidence",
                 "samples_per_s",
-                "shortfall_at_90",
+                "regret_bound_90",
                 "left_to_gain",
             )
         )
@@ -361,20 +361,20 @@ def _result_record(event: Finished) -> dict[str, Any]:
         "smallest_within_tolerance": result.smallest_within_tolerance,
         "memory_saved_bytes": result.memory_saved_bytes,
         "exact_over_shared": result.exact_over_shared,
-        "whole_over_reduced": result.whole_over_reduced,
+        "full_over_reduced": result.full_over_reduced,
         "peak_memory_bytes": result.peak_memory_bytes,
-        "held_memory_bytes": result.held_memory_bytes,
+        "resident_memory_bytes": result.resident_memory_bytes,
         "memory_headroom_bytes": result.memory_headroom_bytes,
         "outcomes": dict(result.outcomes),
         "failures": [dict(failure) for failure in event.failures],
         "batch_size": None,
         "training_samples": None,
-        **event.batch_question,
+        **event.batch_size_request,
         "batch_message": event.user_batch_message,
         "keeps_batch_size": None if event.keeps_batch_size is None else dataclasses.asdict(event.keeps_batch_size),
-        "same_training": None if event.same_training is None else dict(event.same_training),
+        "gradient_equivalence": None if event.gradient_equivalence is None else dict(event.gradient_equivalence),
         "loader": None if event.loader is None else dict(event.loader),
-        "advice": [dataclasses.asdict(item) for item in event.advice],
+        "bottlenecks": [dataclasses.asdict(item) for item in event.bottlenecks],
         "eager": None if event.eager is None else dataclasses.asdict(event.eager),
         "artifacts_dir": None if event.artifacts_dir is None else str(event.artifacts_dir),
         "compilation": event.verified.probe.compilation.value if event.verified else None,

@@ -25,9 +25,9 @@ from bexplore.engine.trace_client import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.exploration import events, run_directory
 from bexplore.exploration.estimate import expected_duration
-from bexplore.exploration.events import JobEvent, Planned, Recommended, Stored, Traced
-from bexplore.exploration.fingerprint import Identity, describe, search_settings
-from bexplore.exploration.finish import Conclusion, batch_question, global_batch_sizes
+from bexplore.exploration.events import AlreadyFinished, JobEvent, Planned, Recommended, Traced
+from bexplore.exploration.fingerprint import Fingerprint, describe, search_settings
+from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
 from bexplore.measurement.probe import Compilation, Observation, Probe
@@ -50,7 +50,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ExploreOptions:
     """What comes from outside: places, time, and who listens.
 
     Attributes:
@@ -72,7 +72,7 @@ class Surroundings:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepingSizes | None:
+def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepBatchSize | None:
     """The sizes that keep the user's global batch size; None where the file gives none, or it has no whole share.
 
     Where every size is a candidate, it is any between the smallest and the largest: far up, neighbouring candidates are
@@ -84,19 +84,19 @@ def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepingSize
     tried = set(candidates)
     is_dense = config.candidates == "all"
     kept = (size for size in sizes if size in tried or (is_dense and candidates[0] <= size <= candidates[-1]))
-    return loop.KeepingSizes(sizes=tuple(kept), is_answer=config.explore.keep_batch_size)
+    return loop.KeepBatchSize(sizes=tuple(kept), is_answer=config.explore.keep_batch_size)
 
 
-def explore(config: Config | str | Path, surroundings: Surroundings | None = None) -> Iterator[JobEvent]:
+def explore(config: Config | str | Path, options: ExploreOptions | None = None) -> Iterator[JobEvent]:
     """Find the micro-batch size of a training job; yields what happens as it happens.
 
     Args:
         config: The job's YAML file, or the file already loaded.
-        surroundings: Places, time and listeners; None for the defaults.
+        options: Places, time and listeners; None for the defaults.
 
     Yields:
         `Planned`; `Traced`; for each probe `ProbeStarted`, `ProbeFinished` and, once something was measured,
-        `Recommended`; `Finished`. Or `Stored` alone where a finished run of the same job is on disk.
+        `Recommended`; `Finished`. Or `AlreadyFinished` alone where a finished run of the same job is on disk.
 
     Raises:
         UserInputError: The configuration is wrong, or asks for nothing that could be explored.
@@ -110,7 +110,7 @@ def explore(config: Config | str | Path, surroundings: Surroundings | None = Non
             f"{loaded.path}: micro_batch_size is {loaded.request.kind.value}: there is nothing to explore",
             hint="set micro_batch_size: explore",
         )
-    for event in _Exploration(loaded, surroundings or Surroundings()).events():
+    for event in _Exploration(loaded, options or ExploreOptions()).events():
         record = events.event_record(event)
         if record is not None:
             logs.log.debug(record.pop("event"), **record)
@@ -120,13 +120,13 @@ def explore(config: Config | str | Path, surroundings: Surroundings | None = Non
 class _Exploration:
     """The state of one exploration while it goes on."""
 
-    def __init__(self, config: Config, surroundings: Surroundings) -> None:
+    def __init__(self, config: Config, options: ExploreOptions) -> None:
         self.config = config
-        self.out = surroundings
-        self.folder = run_directory.model_directory(config.mode, surroundings.model_dir or config.model_dir)
-        self.identity = Identity(config=config, folder_name=self.folder.name)
-        self.began_s = surroundings.clock()
-        self.on_progress = _logged(surroundings.on_progress)
+        self.out = options
+        self.folder = run_directory.model_directory(config.mode, options.model_dir or config.model_dir)
+        self.identity = Fingerprint(config=config, folder_name=self.folder.name)
+        self.began_s = options.clock()
+        self.on_progress = _logged(options.on_progress)
         self.known: list[Observation] = []
         self.host_available_bytes: int | None = None
         self.is_interrupted = False
@@ -136,7 +136,7 @@ class _Exploration:
         run, changes = self._earlier_run()
         stored = run.result() if run else None
         if run is not None and stored is not None and self._answers(stored):
-            yield Stored(record=stored, run=run)
+            yield AlreadyFinished(record=stored, run=run)
             return
         if self.out.dry_run:
             yield self._planned_only(changes)
@@ -162,7 +162,7 @@ class _Exploration:
 
         Another batch size asks for another second answer, a longer training for more of the search, no more.
         """
-        return all(stored.get(name) == value for name, value in batch_question(self.config).items())
+        return all(stored.get(name) == value for name, value in batch_size_request(self.config).items())
 
     def _new_run(self, *, apart: bool = False) -> run_directory.Run:
         """A run of its own; one that stands apart shares its study with no earlier run."""
@@ -198,12 +198,12 @@ class _Exploration:
             self._refuse_the_impossible(cost_model, budget)
             if not self.known:
                 self._prepare(runner, cost_model, budget)
-            end = Conclusion(
+            end = Finish(
                 config=self.config,
                 runner=runner,
                 run=run,
                 cost_model=cost_model,
-                device_facts=facts,
+                device_info=facts,
                 elapsed_s=lambda: self.out.clock() - self.began_s,
             )
             result = None
@@ -319,7 +319,7 @@ class _Exploration:
         record = None
         if cost_model is not None:
             account = judged_by(self.config.job.device)
-            record = events.trace_facts(
+            record = events.trace_record(
                 cost_model,
                 budget_bytes=budget.budget_bytes,
                 judged_by=account,

@@ -23,7 +23,7 @@ from bexplore.search.recommendation import SearchSettings
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Fingerprint:
     """The identity of a run.
 
     Attributes:
@@ -50,7 +50,7 @@ class Identity:
             "code": code_digests(self.config.job),
         }
 
-    def question(self) -> dict[str, Any]:
+    def search_specification(self) -> dict[str, Any]:
         """What decides the search beside the job: another question is another run.
 
         So is another `training_time`, as every setting that says when a search stops. The samples that the file's own
@@ -73,8 +73,10 @@ class Identity:
 
     def study_name(self) -> str:
         """Explorers of one job and one question share a study, on whatever host of the same kind they run."""
-        question = json.dumps(self.question(), sort_keys=True, default=str)
-        return f"{self.folder_name}-{self.fingerprint()}-{hashlib.sha256(question.encode()).hexdigest()[:8]}"
+        search_specification = json.dumps(self.search_specification(), sort_keys=True, default=str)
+        return (
+            f"{self.folder_name}-{self.fingerprint()}-{hashlib.sha256(search_specification.encode()).hexdigest()[:8]}"
+        )
 
     def meta(self, created_at: datetime) -> dict[str, Any]:
         """What `meta.json` of a run holds."""
@@ -86,7 +88,7 @@ class Identity:
             "title": describe(self.config),
             "job": self.config.job.as_dict(),
             "environment": self.environment(),
-            "question": self.question(),
+            "search_specification": self.search_specification(),
             "batch_size": self.config.batch_size,
             "created_at": created_at.isoformat(),
         }

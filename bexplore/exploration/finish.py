@@ -13,7 +13,7 @@ from bexplore.batching import GlobalBatchSize, near_value_message, split, valid_
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner, eager_comparison
 from bexplore.exploration import events, run_directory
-from bexplore.exploration.bottlenecks import Advice, advise
+from bexplore.exploration.bottlenecks import Bottleneck, find_bottlenecks
 from bexplore.exploration.events import Finished, KeepsBatchSize, step_time_s
 from bexplore.host.accelerators import published_device
 from bexplore.job import Mode
@@ -33,7 +33,7 @@ def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBat
     )
 
 
-def batch_question(config: Config) -> dict[str, Any]:
+def batch_size_request(config: Config) -> dict[str, Any]:
     """The fields of the `result` event that tell which batch size its second answer keeps, and how."""
     return {
         "batch_size": config.batch_size,
@@ -77,7 +77,7 @@ def verified_by(observations: Sequence[Observation], micro_batch_size: int) -> O
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
+class Finish:
     """Concludes an exploration.
 
     Attributes:
@@ -85,7 +85,7 @@ class Conclusion:
         runner: Ran the probes; its last worker still holds the winner.
         run: Where the results go.
         cost_model: What the trace said; None where there was none.
-        device_facts: What the worker's torch says about the device.
+        device_info: What the worker's torch says about the device.
         elapsed_s: Seconds since the exploration began.
     """
 
@@ -93,7 +93,7 @@ class Conclusion:
     runner: EngineRunner
     run: run_directory.Run
     cost_model: CostModel | None
-    device_facts: Mapping[str, Any]
+    device_info: Mapping[str, Any]
     elapsed_s: Callable[[], float]
     _eager_by_size: dict[int, eager_comparison.EagerComparison | None] = field(default_factory=dict, init=False)
 
@@ -122,17 +122,19 @@ class Conclusion:
             verified=verified,
             base=base[-1] if base else None,
             global_batch_sizes=global_batch_sizes(self.config, best.micro_batch_size),
-            batch_question=batch_question(self.config),
+            batch_size_request=batch_size_request(self.config),
             user_batch_message=self._batch_message(best.micro_batch_size),
             keeps_batch_size=keeps_batch_size(self.config, result.second_answer, observations),
-            same_training=None if interrupted else self._same_training(observations, best.micro_batch_size),
+            gradient_equivalence=None
+            if interrupted
+            else self._gradient_equivalence(observations, best.micro_batch_size),
             num_probes=len(observations),
             elapsed_s=self.elapsed_s(),
             failures=failures,
             eager=compared,
             artifacts_dir=self._kept_artifacts(verified),
             loader=loader,
-            advice=self._advice(observations, best.micro_batch_size, loader),
+            bottlenecks=self._bottlenecks(observations, best.micro_batch_size, loader),
         )
         if not interrupted:
             self.run.write_result(events.event_record(finished) or {})
@@ -150,10 +152,12 @@ class Conclusion:
     def _eager_passes(self, verified: Observation) -> eager_comparison.EagerComparison | None:
         asked = self.config.explore.compile.enabled == "both"
         elapsed_s = self.elapsed_s()
-        if not asked and not eager_comparison.look_is_cheap(pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s):
+        if not asked and not eager_comparison.comparison_is_cheap(
+            pass_time_s=verified.pass_time_s, elapsed_s=elapsed_s
+        ):
             return None
         size, tolerance = verified.micro_batch_size, self.config.explore.tolerance
-        max_s = math.inf if asked else eager_comparison.SHARE_OF_A_LOOK * elapsed_s
+        max_s = math.inf if asked else eager_comparison.CHEAP_SHARE * elapsed_s
         answer = self.runner.compare_eager(micro_batch_size=size, tolerance=tolerance, asked=asked, max_s=max_s)
         if answer is None:
             return None
@@ -169,34 +173,36 @@ class Conclusion:
                 shutil.rmtree(folder, ignore_errors=True)
         return kept if any(kept.glob("??/*")) else None
 
-    def _same_training(self, observations: Sequence[Observation], micro_batch_size: int) -> dict[str, Any] | None:
+    def _gradient_equivalence(
+        self, observations: Sequence[Observation], micro_batch_size: int
+    ) -> dict[str, Any] | None:
         """The smallest measured split stands for the base; at one size alone there is nothing to compare."""
         smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=micro_batch_size)
         if self.config.mode is Mode.EVAL or smallest == micro_batch_size:
             return None
-        return self.runner.same_training(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
+        return self.runner.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
 
     def _loader(self, micro_batch_size: int) -> dict[str, Any] | None:
         """The user's own data loader, timed; None where the configuration names none."""
         return self.runner.time_loader(micro_batch_size) if self.config.job.model.get("loader") else None
 
-    def _advice(
+    def _bottlenecks(
         self,
         observations: Sequence[Observation],
         micro_batch_size: int,
         loader: Mapping[str, Any] | None,
-    ) -> tuple[Advice, ...]:
+    ) -> tuple[Bottleneck, ...]:
         sizes = global_batch_sizes(self.config, micro_batch_size)
         own = (size for size in sizes if size.global_batch_size == self.config.batch_size)
         steps = next(own, sizes[0] if sizes else None)
-        return advise(
+        return find_bottlenecks(
             self.config.job,
             observations,
             micro_batch_size=micro_batch_size,
             accumulation_steps=None if steps is None else steps.accumulation_steps,
             cost_model=self.cost_model,
-            device=published_device(self.device_facts),
-            device_facts=self.device_facts,
+            device=published_device(self.device_info),
+            device_info=self.device_info,
             loader=loader,
         )
 

@@ -95,7 +95,7 @@ def trace_once(
         raise _untraceable(config, traced, is_here=device is None, model_dir=model_dir, on_progress=on_progress)
     gradient_bytes = gradient_bytes_of(job, traced.num_parameters)
     budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
-    facts_of_trace = events.trace_facts(
+    record_of_trace = events.trace_record(
         traced,
         budget_bytes=budget.budget_bytes,
         judged_by=judged_by(job.device),
@@ -103,7 +103,7 @@ def trace_once(
         maximum=config.maximum,
         micro_batch_sizes=micro_batch_sizes,
     )
-    return {"event": "trace"} | facts_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+    return {"event": "trace"} | record_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
 
 
 def _untraceable(

@@ -155,8 +155,9 @@ def open_run(path: Path) -> Run:
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """A line for each fact that differs between what two runs explored; empty where one may stand for the other.
 
-    Compared are `job`, `environment` and `question` of their `meta.json`, as text, so that a file and a live object
-    compare equal. The folder of the configuration is left out: the same job in another checkout is the same job.
+    Compared are `job`, `environment` and `search_specification` of their `meta.json`, as text, so that a file and a
+    live object compare equal. The folder of the configuration is left out: the same job in another checkout is the same
+    job.
     """
     old, new = _deciding_facts(before), _deciding_facts(after)
     return tuple(
@@ -181,7 +182,7 @@ def _deciding_facts(meta: Mapping[str, Any]) -> dict[str, str]:
         else:
             facts[prefix] = str(value)
 
-    for part in ("job", "environment", "question"):
+    for part in ("job", "environment", "search_specification"):
         kept = dict(meta.get(part, {}))
         kept.pop("import_root", None)
         walk(part, kept)

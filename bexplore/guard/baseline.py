@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.trace.program_metrics import ProgramFacts
+from bexplore.trace.program_metrics import ProgramMetrics
 
 FORMAT_VERSION = 1
 _SHORT_LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
@@ -56,8 +56,8 @@ class Baseline:
     job_fingerprint: str
     toolchain: Mapping[str, str]
     machine: Mapping[str, Any]
-    any_device: ProgramFacts
-    device: ProgramFacts | None = None
+    any_device: ProgramMetrics
+    device: ProgramMetrics | None = None
     recommended_micro_batch_size: int | None = None
     base_micro_batch_size: int | None = None
     memory_budget_bytes: int | None = None
@@ -90,8 +90,8 @@ class Baseline:
             KeyError, TypeError, ValueError: The record is not one of ours.
         """
         values = {name: value for name, value in record.items() if name != "format_version"}
-        values["any_device"] = ProgramFacts.from_dict(values["any_device"])
-        values["device"] = ProgramFacts.from_dict(values["device"]) if values.get("device") else None
+        values["any_device"] = ProgramMetrics.from_dict(values["any_device"])
+        values["device"] = ProgramMetrics.from_dict(values["device"]) if values.get("device") else None
         values["times"] = tuple(tuple(_times_of_dict(one) for one in worker) for worker in values.get("times", ()))
         for name in ("job", "toolchain", "machine"):
             values[name] = dict(values[name])

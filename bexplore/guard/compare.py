@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
-from bexplore.trace.program_metrics import Item, ProgramFacts, describe_polynomial, evaluate
+from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polynomial, evaluate
 from bexplore.units import format_bytes
 
 BYTES_AND_FLOPS_TOLERANCE = 0.01  # relative; counts have none
@@ -32,7 +32,7 @@ class Rule:
     """How one fact is compared.
 
     Attributes:
-        name: The field of `ProgramFacts`.
+        name: The field of `ProgramMetrics`.
         title: For people.
         tier: Where it is exact.
         unit: What it counts.
@@ -136,9 +136,9 @@ class Comparison:
     not_compared: tuple[NotCompared, ...]
 
 
-def compare_facts(
-    before: ProgramFacts,
-    after: ProgramFacts,
+def compare_metrics(
+    before: ProgramMetrics,
+    after: ProgramMetrics,
     *,
     tiers: Mapping[Tier, str],
     micro_batch_size: int | None = None,
@@ -182,7 +182,7 @@ def compare_facts(
     return Comparison(findings=_without_echoes(findings), not_compared=tuple(missing))
 
 
-def _why_another_part(before: ProgramFacts, after: ProgramFacts) -> str:
+def _why_another_part(before: ProgramMetrics, after: ProgramMetrics) -> str:
     """Why facts of the graphs cannot be compared: they are of another part of the program; empty where of the same."""
     old, new = before.num_eager_operators, after.num_eager_operators
     if old == new:
@@ -192,7 +192,7 @@ def _why_another_part(before: ProgramFacts, after: ProgramFacts) -> str:
     return f"{old} operators lay outside of graphs, and {new} do now: the graphs are of another part of the program"
 
 
-def _facts(before: ProgramFacts, after: ProgramFacts, sizes: Sequence[int], budget_bytes: int | None) -> Any:
+def _facts(before: ProgramMetrics, after: ProgramMetrics, sizes: Sequence[int], budget_bytes: int | None) -> Any:
     """Each rule with the two values, how to show one, and how to turn one into numbers."""
 
     def show(rule: Rule) -> Callable[[Any], str]:
@@ -207,7 +207,7 @@ def _facts(before: ProgramFacts, after: ProgramFacts, sizes: Sequence[int], budg
     for rule in RULES:
         yield rule, getattr(before, rule.name), getattr(after, rule.name), show(rule), numbers(rule)
 
-    def peaks(facts: ProgramFacts) -> list[float] | None:
+    def peaks(facts: ProgramMetrics) -> list[float] | None:
         return [float(facts.peak_memory_bytes(size) or 0) for size in sizes] if facts.phases else None
 
     def show_peaks(values: Sequence[float]) -> str:
@@ -225,8 +225,8 @@ def _compared(
     new: Sequence[float],
     old_text: str,
     new_text: str,
-    before: ProgramFacts,
-    after: ProgramFacts,
+    before: ProgramMetrics,
+    after: ProgramMetrics,
 ) -> Finding:
     status = _status(rule, old, new)
     details: tuple[str, ...] = ()
@@ -271,7 +271,7 @@ def _change(old: Sequence[float], new: Sequence[float]) -> str:
     return f"{max(relative, key=abs):+.1%}" if relative else "from nothing"
 
 
-def _vanished(tier: Tier, after: ProgramFacts) -> Finding:
+def _vanished(tier: Tier, after: ProgramMetrics) -> Finding:
     """Facts that were known and cannot be found any more: the program no longer compiles, or not for every size."""
     return Finding(
         name="program",
@@ -293,7 +293,7 @@ def _place_in(problems: Sequence[str]) -> str:
     return ""
 
 
-def _inventory(rule: Rule, before: ProgramFacts, after: ProgramFacts) -> list[Finding]:
+def _inventory(rule: Rule, before: ProgramMetrics, after: ProgramMetrics) -> list[Finding]:
     old, new = getattr(before, rule.name), getattr(after, rule.name)
     if not old or not new or _counts(old) == _counts(new):
         return []

@@ -16,7 +16,7 @@ from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.guard import neighbour_sizes
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
-from bexplore.guard.compare import compare_facts
+from bexplore.guard.compare import compare_metrics
 from bexplore.guard.paired_timing import BUSY_SHARE, TIME_LIMIT_S
 from bexplore.guard.pairs import Part, broken, paired_times
 from bexplore.guard.reference import open_reference
@@ -32,7 +32,7 @@ from bexplore.guard.snapshot import (
     time_sizes,
 )
 from bexplore.guard.statistics import TIME_TOLERANCE
-from bexplore.host.machine import Tenants
+from bexplore.host.machine import CpuContention
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
@@ -168,7 +168,7 @@ def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: M
         if tier not in tiers:
             continue
         own = tier is Tier.SAME_TOOLCHAIN
-        comparison = compare_facts(
+        comparison = compare_metrics(
             (before.device if own else None) or before.any_device,
             (after.device if own else None) or after.any_device,
             tiers={tier: why_not[tier]},
@@ -196,12 +196,12 @@ def _baseline_times(
     host = _differences(before.machine, now.snapshot.machine, (*DEVICE_KEYS, *HOST_KEYS))
     why_not = "; ".join([*toolchain_changes, *host]) or ("" if before.times else "the baseline has no times")
 
-    tenants = Tenants(os.getpid())
-    tenants.start()
+    contention = CpuContention(os.getpid())
+    contention.start()
 
     def judged(times: neighbour_sizes.Times) -> list[Finding]:
         findings = neighbour_sizes.still_wins(
-            times, recommended, options.time_tolerance, is_busy=tenants.others_share() > BUSY_SHARE
+            times, recommended, options.time_tolerance, is_busy=contention.background_cpu_share() > BUSY_SHARE
         )
         if not toolchain_changes and base is not None and base != recommended:
             findings += neighbour_sizes.relative_performance(before, times, recommended, base, options.time_tolerance)
@@ -221,7 +221,7 @@ def _baseline_times(
         return Part(findings=(broken(recommended, error.told),))
     advice: tuple[str, ...] = ()
     if any(one.status is Status.UNSURE for one in findings):
-        share = tenants.others_share()
+        share = contention.background_cpu_share()
         busy = f"; other processes used {share:.0%} of the processors" if share > BUSY_SHARE else ""
         advice = (f"times between two jobs are noisy: --against REF measures both sides in one{busy}",)
     missing = (neighbour_sizes.why_no_times(why_not, recommended),) if why_not else ()

@@ -90,7 +90,7 @@ class TimeDecision:
         wall: Ratio of wall times, candidate over reference.
         cpu: Ratio of processor times.
         stages: Ratio of wall times of the first stage, and of all that was measured after it.
-        others_share: Share of the processors, 0 to 1, that other processes used meanwhile; None if unknown.
+        background_cpu_share: Share of the processors, 0 to 1, that other processes used meanwhile; None if unknown.
         reason: Why it is unsure, or what must be known of it; empty where nothing.
         advice: What would make it sure; empty where it is.
     """
@@ -99,7 +99,7 @@ class TimeDecision:
     wall: Ratio
     cpu: Ratio
     stages: tuple[Ratio, ...]
-    others_share: float | None = None
+    background_cpu_share: float | None = None
     reason: str = ""
     advice: str = ""
 
@@ -108,7 +108,7 @@ def decide(
     measure: Callable[[int], Sequence[Pair]],
     *,
     tolerance: float = TIME_TOLERANCE,
-    others_share: Callable[[], float | None] = lambda: None,
+    background_cpu_share: Callable[[], float | None] = lambda: None,
     may_go_on: Callable[[], bool] = lambda: False,
 ) -> TimeDecision:
     """Say whether a candidate is slower than a reference, and measure again before saying so.
@@ -120,17 +120,17 @@ def decide(
     Args:
         measure: Number of pairs -> samples of so many new pairs.
         tolerance: Relative difference of times that counts as none.
-        others_share: Share of the processors that others used so far.
+        background_cpu_share: Share of the processors that others used so far.
         may_go_on: Whether there is time for one more pair beyond the second stage.
     """
     pairs = list(measure(PAIRS_PER_STAGE))
-    decision = _decided(pairs, tolerance, others_share())
+    decision = _decided(pairs, tolerance, background_cpu_share())
     while wanted := _num_wanted(decision, may_go_on):
         again = list(measure(wanted))
         if not again:
             break  # a worker could not run: the caller knows why
         pairs += again
-        decision = _decided(pairs, tolerance, others_share())
+        decision = _decided(pairs, tolerance, background_cpu_share())
     return decision
 
 
@@ -144,19 +144,19 @@ def _num_wanted(decision: TimeDecision, may_go_on: Callable[[], bool]) -> int:
     return 1 if is_open and may_go_on() else 0
 
 
-def _decided(pairs: Sequence[Pair], tolerance: float, others_share: float | None) -> TimeDecision:
+def _decided(pairs: Sequence[Pair], tolerance: float, background_cpu_share: float | None) -> TimeDecision:
     wall, cpu = _wall(pairs), ratio_of([[one.log_cpu_ratio for one in pair] for pair in pairs])
     first, later = pairs[:PAIRS_PER_STAGE], pairs[PAIRS_PER_STAGE:]
     stages = (_wall(first), *([_wall(later)] if later else []))
-    judgement, reason = _judged(wall, cpu, stages, tolerance, others_share)
+    judgement, reason = _judged(wall, cpu, stages, tolerance, background_cpu_share)
     return TimeDecision(
         judgement=judgement,
         wall=wall,
         cpu=cpu,
         stages=stages,
-        others_share=others_share,
+        background_cpu_share=background_cpu_share,
         reason=reason,
-        advice=_advice(wall, tolerance, others_share) if judgement is Judgement.UNSURE else "",
+        advice=_advice(wall, tolerance, background_cpu_share) if judgement is Judgement.UNSURE else "",
     )
 
 
@@ -165,7 +165,7 @@ def _wall(pairs: Sequence[Pair]) -> Ratio:
 
 
 def _judged(
-    wall: Ratio, cpu: Ratio, stages: Sequence[Ratio], tolerance: float, others_share: float | None
+    wall: Ratio, cpu: Ratio, stages: Sequence[Ratio], tolerance: float, background_cpu_share: float | None
 ) -> tuple[Judgement, str]:
     judgement = judge(wall, tolerance)
     if math.isnan(wall.value):
@@ -176,15 +176,15 @@ def _judged(
     if not all(sign * math.log(stage.value) > math.log1p(tolerance) for stage in stages):
         return Judgement.UNSURE, "a second measurement did not confirm the first"
     if judge(cpu, tolerance) is Judgement.SAME:
-        if others_share is not None and others_share > BUSY_SHARE:
+        if background_cpu_share is not None and background_cpu_share > BUSY_SHARE:
             return Judgement.UNSURE, "wall times differ and processor times do not, while other processes ran"
         return judgement, "processor times do not differ: the difference is waiting, not computing"
     return judgement, ""
 
 
-def _advice(wall: Ratio, tolerance: float, others_share: float | None) -> str:
-    if others_share is not None and others_share > BUSY_SHARE:
-        return f"other processes used {others_share:.0%} of the processors: run it on a quiet machine"
+def _advice(wall: Ratio, tolerance: float, background_cpu_share: float | None) -> str:
+    if background_cpu_share is not None and background_cpu_share > BUSY_SHARE:
+        return f"other processes used {background_cpu_share:.0%} of the processors: run it on a quiet machine"
     needed = workers_needed(wall, tolerance)
     if needed is None:
         return f"the ratio lies on the tolerance itself: --time-tolerance {2 * tolerance:g} would settle it"

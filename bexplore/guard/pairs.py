@@ -15,7 +15,7 @@ from bexplore.guard.reference import Reference, foreign_files
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
 from bexplore.guard.snapshot import Looking, Observed, block_of, first_probe, live_runner
 from bexplore.guard.statistics import Judgement
-from bexplore.host.machine import Tenants
+from bexplore.host.machine import CpuContention
 from bexplore.measurement.probe import Compilation
 
 
@@ -58,8 +58,8 @@ def paired_times(
     if size is None:
         reason = "no size is known: run bexplore explore first, or give --micro-batch-size"
         return Part(not_compared=(why_no_times(reason, None),))
-    tenants = Tenants(os.getpid())
-    tenants.start()
+    contention = CpuContention(os.getpid())
+    contention.start()
     failures: list[Part] = []
     began_s = time.monotonic()
     num_measured = 0
@@ -83,7 +83,9 @@ def paired_times(
     def may_go_on() -> bool:
         return not failures and time.monotonic() - began_s + pair_s <= time_limit_s
 
-    decision = decide(measure, tolerance=tolerance, others_share=tenants.others_share, may_go_on=may_go_on)
+    decision = decide(
+        measure, tolerance=tolerance, background_cpu_share=contention.background_cpu_share, may_go_on=may_go_on
+    )
     if failures:
         return failures[0]
     advice = (decision.advice,) if decision.advice else ()

@@ -14,7 +14,7 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner
-from bexplore.engine.metrics_client import facts_in_worker
+from bexplore.engine.metrics_client import metrics_in_worker
 from bexplore.errors import EngineError
 from bexplore.exploration import run_directory
 from bexplore.exploration.memory_budget import gradient_bytes_of, resolve_budget
@@ -56,12 +56,12 @@ class Observed:
     Attributes:
         config: Its configuration, on its device.
         snapshot: What a baseline would hold; without times.
-        device_facts: What its worker's torch says of the device.
+        device_info: What its worker's torch says of the device.
     """
 
     config: Config
     snapshot: Baseline
-    device_facts: Mapping[str, Any]
+    device_info: Mapping[str, Any]
 
 
 def observe(config: Config, looking: Looking, *, recommended: int | None, base: int | None) -> Observed:
@@ -79,16 +79,16 @@ def observe(config: Config, looking: Looking, *, recommended: int | None, base: 
     wanted = config.job.device if needs_device else "cpu"
     on_cpu = config.on_device("cpu")
     log_path = looking.run_dir / "workers" / "facts.log"
-    any_device, facts = facts_in_worker(on_cpu.job, log_path, device=wanted, environment=looking.environment)
+    any_device, facts = metrics_in_worker(on_cpu.job, log_path, device=wanted, environment=looking.environment)
     device = None
     name = str(facts.get("device", "cpu"))
     placed = config.on_device(name)
     if needs_device and name.partition(":")[0] != "cpu":
         looking.say(f"tracing it for {name}")
-        device, _ = facts_in_worker(placed.job, log_path, device=name, environment=looking.environment)
+        device, _ = metrics_in_worker(placed.job, log_path, device=name, environment=looking.environment)
     return Observed(
         config=placed,
-        device_facts=facts,
+        device_info=facts,
         snapshot=Baseline(
             config=config.path.name,
             job=config.job.as_dict() | {"import_root": None},
@@ -173,7 +173,7 @@ def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
     """A runner whose worker stays for the guard's turns."""
     budget = resolve_budget(
         observed.config.explore,
-        observed.device_facts,
+        observed.device_info,
         num_replicas=observed.config.num_replicas,
         gradient_bytes=gradient_bytes_of(observed.config.job, observed.snapshot.any_device.num_parameters),
     )
@@ -182,7 +182,7 @@ def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
         run_dir=looking.run_dir,
         budget_bytes=budget.budget_bytes,
         environment=looking.environment,
-        device_facts=observed.device_facts,
+        device_info=observed.device_info,
         on_progress=lambda message: _tell_wait(message, looking),
     )
 

@@ -17,20 +17,20 @@ SAMPLE_PERIOD_S = 2.0
 STOP_LIMIT_S = 1.0
 
 
-class DeviceTenants:
+class DeviceContention:
     """Watches the device of a worker from `start` to `stop`; sees nothing where no tool tells of the device.
 
     Args:
-        device_facts: The worker's; empty where they are not known.
+        device_info: The worker's; empty where they are not known.
 
     Attributes:
         clock_events: Why the clocks were held down at any time since `start`.
     """
 
-    def __init__(self, device_facts: Mapping[str, Any]) -> None:
+    def __init__(self, device_info: Mapping[str, Any]) -> None:
         self.clock_events: frozenset[str] = frozenset()
-        self._device = nvidia_smi.selector(device_facts)
-        self._is_partition = nvidia_smi.is_partition(device_facts)
+        self._device = nvidia_smi.selector(device_info)
+        self._is_partition = nvidia_smi.is_partition(device_info)
         self._others: list[nvidia_smi.ComputeProcess] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)

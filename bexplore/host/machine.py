@@ -87,7 +87,7 @@ def accelerator_name() -> str:
 
 
 @dataclass(slots=True)
-class Tenants:
+class CpuContention:
     """What others did to the host since `start`: the worker, its children and this process are left out.
 
     Attributes:
@@ -105,7 +105,7 @@ class Tenants:
         self._begin_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), self._tree_s()
         self._throttles = throttle_count()
 
-    def others_share(self) -> float:
+    def background_cpu_share(self) -> float:
         """Share of all processors, 0 to 1, that others have used since `start`."""
         elapsed_s = time.monotonic() - self._begin_s
         others_s = (_busy_s() - self._busy_s) - (self._tree_s() - self._own_s)
@@ -114,7 +114,7 @@ class Tenants:
     def warnings(self) -> list[str]:
         """What a reader must know before believing times that were taken since `start`."""
         warnings = []
-        share = self.others_share()
+        share = self.background_cpu_share()
         if share > BUSY_SHARE:
             warnings.append(
                 f"other processes used {share:.0%} of the processors meanwhile: the times are noisier for it"

@@ -31,19 +31,19 @@ class ComputeProcess:
     used_bytes: int | None
 
 
-def selector(device_facts: Mapping[str, Any]) -> str | None:
+def selector(device_info: Mapping[str, Any]) -> str | None:
     """What nvidia-smi must be asked for to mean a job's own device; None where that is not an NVIDIA device.
 
     Its indices are those of the host, whatever CUDA_VISIBLE_DEVICES says, so they are of no use here.
     """
-    if device_facts.get("pci_bus_id"):
-        return str(device_facts["pci_bus_id"])
-    return f"GPU-{device_facts['uuid']}" if device_facts.get("uuid") else None
+    if device_info.get("pci_bus_id"):
+        return str(device_info["pci_bus_id"])
+    return f"GPU-{device_info['uuid']}" if device_info.get("uuid") else None
 
 
-def is_partition(device_facts: Mapping[str, Any]) -> bool:
+def is_partition(device_info: Mapping[str, Any]) -> bool:
     """Whether the device is a MIG instance: its processes are not told apart from those of its neighbours."""
-    return " MIG " in str(device_facts.get("device_name", ""))
+    return " MIG " in str(device_info.get("device_name", ""))
 
 
 def clock_events(device: str) -> frozenset[str]:

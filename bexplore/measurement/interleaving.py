@@ -30,7 +30,7 @@ MIN_ROUNDS = ((1.0, 2), (0.0, 4))
 # Timing suffices when no size's standard error, of its log pass time, is above this share of what counts as a tie: a
 # fifth of it where contenders are told apart, the most of it where a size is only looked at.
 ENOUGH_SHARE = 0.2
-ENOUGH_SHARE_OF_LOOK = 0.75
+ENOUGH_SHARE_OF_SCREENING = 0.75
 # Seconds of contenders' turns, in budgets of a size alone: with as many as there are sizes, simulated searches ended no
 # better and took longer.
 BUDGETS_OF_CONTENDERS = 2
@@ -39,7 +39,7 @@ SURELY = 2.5
 MOST_SDS = 2.0  # from the median, beyond which a turn counts as disturbed
 QUARTILES_APART = 1.349  # standard deviations of a normal sample between its quartiles
 # A turn that takes longer by this, ln, and by so many times what most differ by, than its size's fastest and its round
-# let expect is no noise of its size: six standard deviations of a usual turn (5 %, `EXPECTED_TURN_SD`). Simulated
+# let expect is no noise of its size: six standard deviations of a usual turn (5 %, `EXPECTED_ROUND_SD`). Simulated
 # bursts and wandering machines end alike with 0.2 to 0.45, 3 to 6 times, and a usual share of 0.5 to 0.7.
 LEAST_DISTURBANCE = 0.3
 DISTURBED_TIMES = 4.0
@@ -47,13 +47,13 @@ SURE_DISTURBANCE = math.log(2.0)  # five standard deviations of a machine that w
 PASSES_OF_MEDIAN = 5  # of a size alone; the median of fewer may be a disturbed one
 DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed
 USUAL_SHARE = 0.6  # of the turns: as many are taken to be undisturbed
-# Variance of a turn (5 %, `EXPECTED_TURN_SD`) over that of the machine's wandering between two rounds (10 %).
+# Variance of a turn (5 %, `EXPECTED_ROUND_SD`) over that of the machine's wandering between two rounds (10 %).
 ROUND_SHRINKAGE = 0.25
 MAD_SDS = 1.4826  # of which one is so many median absolute deviations
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class Estimate:
     """What the turns say of one size.
 
     Attributes:
@@ -71,7 +71,7 @@ class Level:
         return math.log(micro_batch_size / self.pass_time_s)
 
 
-def levels_of(turn_times_s: Mapping[int, Sequence[float]]) -> dict[int, Level]:
+def interleaved_estimates(interleaved_times_s: Mapping[int, Sequence[float]]) -> dict[int, Estimate]:
     """The level of each size that took turns.
 
     Source: the two-way layout with rounds as blocks (Box, Hunter and Hunter, "Statistics for Experimenters", chapter
@@ -83,9 +83,9 @@ def levels_of(turn_times_s: Mapping[int, Sequence[float]]) -> dict[int, Level]:
     is drawn in by the latter. Few rounds may agree by chance, so its error is that of what is drawn in by the former.
 
     Args:
-        turn_times_s: By size, seconds of a pass in each round; every size has as many rounds.
+        interleaved_times_s: By size, seconds of a pass in each round; every size has as many rounds.
     """
-    logs = np.log(np.array([list(times_s) for times_s in turn_times_s.values()]))
+    logs = np.log(np.array([list(times_s) for times_s in interleaved_times_s.values()]))
     counts = ~are_disturbed(logs)
     logs, num_turns = _completed(logs, counts)
     machine = logs.mean(axis=0)
@@ -97,10 +97,13 @@ def levels_of(turn_times_s: Mapping[int, Sequence[float]]) -> dict[int, Level]:
     squares = np.square(drawn_in - drawn_in.mean(axis=1, keepdims=True)).sum(axis=1, where=counts)
     freedom = (counts.sum(axis=1) - 1) * (1.0 - 1.0 / max(len(logs), 2))
     errors = np.sqrt(np.divide(squares, freedom * num_turns, where=freedom > 0, out=np.full(len(logs), math.nan)))
-    return {size: Level(float(levels[i]), float(errors[i]), float(num_turns[i])) for i, size in enumerate(turn_times_s)}
+    return {
+        size: Estimate(float(levels[i]), float(errors[i]), float(num_turns[i]))
+        for i, size in enumerate(interleaved_times_s)
+    }
 
 
-def level_alone(pass_times_s: Sequence[float]) -> Level:
+def estimate_alone(pass_times_s: Sequence[float]) -> Estimate:
     """The level of a size that was timed alone: that of its median pass; of few passes without the disturbed ones.
 
     The standard error is NaN below two passes. Source: 1.4826 MAD estimates the standard deviation of a normal sample,
@@ -111,12 +114,12 @@ def level_alone(pass_times_s: Sequence[float]) -> Level:
     if 0 < len(logs) < PASSES_OF_MEDIAN:
         logs = logs[~are_disturbed(logs[None, :])[0]]
     if len(logs) < 2:
-        return Level(math.exp(logs[0]) if len(logs) else math.nan, math.nan, len(logs))
-    return Level(float(np.median(np.exp(logs))), log_median_se(logs), len(logs))
+        return Estimate(math.exp(logs[0]) if len(logs) else math.nan, math.nan, len(logs))
+    return Estimate(float(np.median(np.exp(logs))), log_median_se(logs), len(logs))
 
 
 def log_median_se(logs: Array) -> float:
-    """Standard error of the median of two and more logarithms of passes: see `level_alone`."""
+    """Standard error of the median of two and more logarithms of passes: see `estimate_alone`."""
     mad = float(np.median(np.abs(logs - np.median(logs))))
     return 1.5 * 1.2533 * MAD_SDS * mad / math.sqrt(len(logs))
 
@@ -186,31 +189,31 @@ def num_passes_of_turn(pass_time_s: float) -> int:
 
 
 @dataclass(slots=True)
-class Rounds:
+class InterleavedTiming:
     """The rounds of one probe, and when there are enough of them.
 
     Attributes:
         size: The probe's own; the others ran before.
         max_rounds: Upper bound; `DISTURBED_FACTOR` times as many where some are disturbed.
         budget_s: Seconds of undisturbed turns after which it is enough, once the fewest rounds are there.
-        is_look: Whether the size is only looked at, so that it needs less precision, and one clearly worse none.
+        is_screening: Whether the size is only looked at, so that it needs less precision, and one clearly worse none.
         tolerance: Two sizes within this share of each other are as good as each other.
-        turn_times_s: By size, seconds of a pass in each round.
+        interleaved_times_s: By size, seconds of a pass in each round.
         num_passes: By size, passes of a turn.
     """
 
     size: int
     max_rounds: int
     budget_s: float
-    is_look: bool
+    is_screening: bool
     tolerance: float
     num_passes: Mapping[int, int]
-    turn_times_s: dict[int, list[float]] = field(default_factory=dict)
+    interleaved_times_s: dict[int, list[float]] = field(default_factory=dict)
 
-    def add(self, turn_times_s: Mapping[int, float]) -> None:
+    def add(self, interleaved_times_s: Mapping[int, float]) -> None:
         """Take in a round: by size, seconds of a pass."""
-        for size, seconds in turn_times_s.items():
-            self.turn_times_s.setdefault(size, []).append(seconds)
+        for size, seconds in interleaved_times_s.items():
+            self.interleaved_times_s.setdefault(size, []).append(seconds)
 
     def take(self, order: Sequence[int], turn: Callable[[int], float]) -> None:
         """Take rounds until they are enough, each the other way round than the one before.
@@ -228,12 +231,12 @@ class Rounds:
     @property
     def are_enough(self) -> bool:
         """Whether further rounds would tell nothing that the decision needs, or cost more than they may."""
-        num_rounds = len(self.turn_times_s.get(self.size, ()))
+        num_rounds = len(self.interleaved_times_s.get(self.size, ()))
         if not num_rounds:
             return False
         counts = self._counts
         count = int(counts.sum(axis=1).min())
-        if self.is_look and count >= 2 and self._is_clearly_worse(counts):
+        if self.is_screening and count >= 2 and self._is_clearly_worse(counts):
             return True
         seconds = self._seconds
         usual_s = float(np.where(counts, seconds, 0.0).sum(axis=1) @ (1.0 / np.maximum(counts.sum(axis=1), 1)))
@@ -244,23 +247,25 @@ class Rounds:
             return False
         if count >= self.max_rounds or float(seconds[counts].sum()) >= self.budget_s:
             return True
-        error = max(level.log_se for level in levels_of(self.turn_times_s).values())
-        return error < (ENOUGH_SHARE_OF_LOOK * self.tolerance if self.is_look else enough_se(self.tolerance))
+        error = max(level.log_se for level in interleaved_estimates(self.interleaved_times_s).values())
+        return error < (ENOUGH_SHARE_OF_SCREENING * self.tolerance if self.is_screening else enough_se(self.tolerance))
 
     @property
     def _seconds(self) -> Array:
         """(K, R), of the turns."""
-        return np.array([self.num_passes[size] * np.array(times_s) for size, times_s in self.turn_times_s.items()])
+        return np.array(
+            [self.num_passes[size] * np.array(times_s) for size, times_s in self.interleaved_times_s.items()]
+        )
 
     @property
     def _counts(self) -> NDArray[np.bool_]:
         """(K, R), turns that nobody else disturbed."""
-        return ~are_disturbed(np.log(np.array(list(self.turn_times_s.values()))))
+        return ~are_disturbed(np.log(np.array(list(self.interleaved_times_s.values()))))
 
     def _is_clearly_worse(self, counts: NDArray[np.bool_]) -> bool:
         """Whether it is so beside any other, by the rounds in which neither was disturbed."""
-        sizes = np.array(list(self.turn_times_s))
-        logs = np.log(sizes)[:, None] - np.log(np.array(list(self.turn_times_s.values())))
+        sizes = np.array(list(self.interleaved_times_s))
+        logs = np.log(sizes)[:, None] - np.log(np.array(list(self.interleaved_times_s.values())))
         own = int(np.flatnonzero(sizes == self.size)[0])
         both = counts & counts[own]
         others = (i for i in range(len(sizes)) if i != own and both[i].sum() >= 2)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.measurement.interleaving import Level, level_alone, levels_of
+from bexplore.measurement.interleaving import Estimate, estimate_alone, interleaved_estimates
 
 
 class Outcome(StrEnum):
@@ -76,8 +76,8 @@ class Probe:
             need not time it any more closely; None where every size is of interest.
         tolerance: Two sizes within this share of each other are as good as each other, and the runner need not time any
             more closely than that asks for.
-        in_turn_with: Sizes that ran before, to be timed in turns with this one, so that the machine's wandering meets
-            all of them; a runner that cannot do so leaves them out.
+        interleaved_with: Sizes that ran before, to be timed in turns with this one, so that the machine's wandering
+            meets all of them; a runner that cannot do so leaves them out.
     """
 
     number: int
@@ -90,7 +90,7 @@ class Probe:
     time_limit_s: float | None = None
     worse_pass_s: float | None = None
     tolerance: float = 0.02
-    in_turn_with: tuple[int, ...] = ()
+    interleaved_with: tuple[int, ...] = ()
 
     @property
     def program(self) -> tuple[Compilation, int]:
@@ -105,8 +105,8 @@ class Probe:
             TypeError, ValueError: The record is not one of ours.
         """
         compilation, purpose = Compilation(record["compilation"]), Purpose(record["purpose"])
-        in_turn_with = tuple(record.get("in_turn_with", ()))
-        return cls(**record | {"compilation": compilation, "purpose": purpose, "in_turn_with": in_turn_with})
+        interleaved_with = tuple(record.get("interleaved_with", ()))
+        return cls(**record | {"compilation": compilation, "purpose": purpose, "interleaved_with": interleaved_with})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +120,18 @@ class Observation:
         pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded; on an accelerator
             each is the mean of passes that ran back to back: of how many, `details` has as `num_back_to_back`.
         update_times_s: Seconds of each timed optimizer update; empty in evaluation.
-        turn_times_s: By size, its own among them, seconds of a pass in each round of turns (the median where a turn has
-            several passes); empty where the size was timed alone.
+        interleaved_times_s: By size, its own among them, seconds of a pass in each round of turns (the median where a
+            turn has several passes); empty where the size was timed alone.
         start_time_s: Seconds to start the worker and build the job, where this probe did; else 0.
         compile_time_s: Seconds of the first pass beyond a warm one, where this probe compiled; else 0.
         elapsed_s: Seconds that the whole probe cost, start and compile included.
         started_at_s: Unix time of its start.
         worker: Ordinal of the worker process within the exploration; None where there was none.
         peak_memory_bytes: Of live tensors at their peak, which a trace predicts; None if unknown.
-        held_memory_bytes: What was held for them at its peak, free pieces included: memory that the caching allocator
-            reserved (CUDA), resident memory of the process (CPU); None where there is no account of it.
+        resident_memory_bytes: What was held for them at its peak, free pieces included: memory that the caching
+            allocator reserved (CUDA), resident memory of the process (CPU); None where there is no account of it.
         num_alloc_retries: Times the caching allocator was at the limit, released its cache and tried again. From one on
-            `held_memory_bytes` is the limit, and not what the size would take without one.
+            `resident_memory_bytes` is the limit, and not what the size would take without one.
         memory_budget_bytes: The budget in force; None for no limit.
         ran_eagerly: Whether no compiled graph took part, whatever the question was.
         num_graphs: Graphs that this probe compiled; 0 where an earlier one had; None if not compiled.
@@ -139,12 +139,13 @@ class Observation:
         graph_break_reasons: A line per distinct break.
         num_recompiles: Compilations of this probe beyond the first; None if not compiled.
         loss: The loss of the last pass; None if unknown.
-        others_share: Share of the host's processors, 0 to 1, that other processes used meanwhile; None if unknown.
-        waited_share: Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no processor;
-            None if unknown.
+        background_cpu_share: Share of the host's processors, 0 to 1, that other processes used meanwhile; None if
+            unknown.
+        scheduler_wait_fraction: Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no
+            processor; None if unknown.
         warnings: What a reader must know before believing the numbers.
         traceback_text: The user's own traceback of a crash.
-        needs_whole_depth: Whether the search asked for reduced depth, which the model does not run at, so that this is
+        needs_full_depth: Whether the search asked for reduced depth, which the model does not run at, so that this is
             the whole one.
         details: Extra facts by name, JSON values only.
     """
@@ -154,14 +155,14 @@ class Observation:
     reason: str = ""
     pass_times_s: tuple[float, ...] = ()
     update_times_s: tuple[float, ...] = ()
-    turn_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    interleaved_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     start_time_s: float = 0.0
     compile_time_s: float = 0.0
     elapsed_s: float = 0.0
     started_at_s: float = 0.0
     worker: int | None = None
     peak_memory_bytes: int | None = None
-    held_memory_bytes: int | None = None
+    resident_memory_bytes: int | None = None
     num_alloc_retries: int = 0
     memory_budget_bytes: int | None = None
     ran_eagerly: bool = False
@@ -170,11 +171,11 @@ class Observation:
     graph_break_reasons: tuple[str, ...] = ()
     num_recompiles: int | None = None
     loss: float | None = None
-    others_share: float | None = None
-    waited_share: float | None = None
+    background_cpu_share: float | None = None
+    scheduler_wait_fraction: float | None = None
     warnings: tuple[str, ...] = ()
     traceback_text: str = ""
-    needs_whole_depth: bool = False
+    needs_full_depth: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -190,7 +191,7 @@ class Observation:
     @property
     def needed_memory_bytes(self) -> int | None:
         """What must fit the budget: the peak of the tensors, or what was held for them where that is more."""
-        return needed_bytes(self.peak_memory_bytes, self.held_memory_bytes)
+        return needed_bytes(self.peak_memory_bytes, self.resident_memory_bytes)
 
     @property
     def pass_time_s(self) -> float:
@@ -208,16 +209,16 @@ class Observation:
         return self.micro_batch_size / self.pass_time_s
 
     @property
-    def levels(self) -> dict[int, Level]:
+    def levels(self) -> dict[int, Estimate]:
         """What was timed of its own size, and of those that took turns with it."""
-        if self.turn_times_s:
-            return levels_of(self.turn_times_s)
-        return {self.micro_batch_size: level_alone(self.pass_times_s)}
+        if self.interleaved_times_s:
+            return interleaved_estimates(self.interleaved_times_s)
+        return {self.micro_batch_size: estimate_alone(self.pass_times_s)}
 
     @property
     def num_rounds(self) -> int:
         """Rounds in which sizes took turns; 0 where none did."""
-        return len(self.turn_times_s.get(self.micro_batch_size, ()))
+        return len(self.interleaved_times_s.get(self.micro_batch_size, ()))
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary that `from_dict` turns back into an equal observation."""
@@ -231,18 +232,18 @@ class Observation:
             KeyError, TypeError, ValueError: The record is not one of ours.
         """
         fields = dict(record)
-        question = Probe.from_dict(fields.pop("probe"))
+        search_specification = Probe.from_dict(fields.pop("probe"))
         fields["outcome"] = Outcome(fields["outcome"])
         for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
             fields[name] = tuple(fields.get(name, ()))
-        turns = fields.get("turn_times_s", {})
-        fields["turn_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
-        return cls(probe=question, **fields)
+        turns = fields.get("interleaved_times_s", {})
+        fields["interleaved_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
+        return cls(probe=search_specification, **fields)
 
 
-def needed_bytes(peak_bytes: int | None, held_bytes: int | None) -> int | None:
+def needed_bytes(peak_bytes: int | None, resident_bytes: int | None) -> int | None:
     """The larger of two accounts of one peak; None where there is neither."""
-    return max((account for account in (peak_bytes, held_bytes) if account is not None), default=None)
+    return max((account for account in (peak_bytes, resident_bytes) if account is not None), default=None)
 
 
 Runner = Callable[[Probe], Observation]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
-from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Stored, Traced
+from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended, Traced
 from bexplore.measurement.probe import Observation
 from bexplore.output.append_file import AppendFile
 from bexplore.output.memory_text import memory_words
@@ -97,7 +97,7 @@ def _lines(event: JobEvent) -> list[tuple[int, str]]:
     if isinstance(event, Finished):
         took = format_seconds(event.elapsed_s)
         return [(204, f"{event.result.stop_reason} after {counted(event.num_probes, 'probe')}, {took}")]
-    if isinstance(event, Stored):
+    if isinstance(event, AlreadyFinished):
         return [(204, f"stored result of {event.run.directory}")]
     return []
 
@@ -126,7 +126,7 @@ def probe_sentence(event: ProbeFinished) -> str:
     tail = f"in {format_seconds(observation.elapsed_s)}"
     if not observation.is_measured:
         return f"{head}: {observation.outcome.value}: {observation.reason} {tail}"
-    memory = memory_words(observation.peak_memory_bytes, observation.held_memory_bytes)
+    memory = memory_words(observation.peak_memory_bytes, observation.resident_memory_bytes)
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
     return (
         f"{head}: {observation.samples_per_s:.4g} samples/s, pass {format_seconds(observation.pass_time_s)} "
@@ -136,7 +136,7 @@ def probe_sentence(event: ProbeFinished) -> str:
 
 def _turns_words(observation: Observation) -> str:
     """How the size did beside the first that it took turns with, which is the leader or a contender."""
-    if not observation.turn_times_s:
+    if not observation.interleaved_times_s:
         return ""
     levels, own = observation.levels, observation.micro_batch_size
     other = next(size for size in levels if size != own)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from bexplore.exploration.events import Finished, JobEvent, Planned, Stored, Traced
+from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Traced
 from bexplore.output.bexp import probe_sentence, trace_sentence
 from bexplore.output.live_view import View
 from bexplore.search.loop import ProbeFinished
@@ -41,7 +41,7 @@ class Progress:
         elif isinstance(event, ProbeFinished):
             self._say(probe_sentence(event))
             self._warn(event.observation.warnings)
-        elif isinstance(event, Stored):
+        elif isinstance(event, AlreadyFinished):
             self._say(f"already explored: this is the stored result of {event.run.directory} (--fresh explores again)")
         elif isinstance(event, Finished):
             self.close()

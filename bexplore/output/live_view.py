@@ -42,7 +42,7 @@ STAGES = {
     "lock": "waiting for another exploration on this device",
 }
 PLOT_ROWS = 8
-BELIEF_SIZES = 32  # sizes at which the belief is drawn: as many as can be told apart
+POSTERIOR_SIZES = 32  # sizes at which the belief is drawn: as many as can be told apart
 LEARNING_SHARE = 0.004  # of the time that has passed
 SMALLEST_WIDTH, SMALLEST_HEIGHT = 48, 18  # characters; below, the plot is left out
 BAR = 20  # characters of the memory bar
@@ -194,12 +194,14 @@ class View:
         if self._band is not None and self._learning_s > LEARNING_SHARE * (self._clock() - self._began_s):
             return
         began_s = time.perf_counter()
-        self._band = self._belief()
+        self._band = self._posterior()
         self._learning_s += time.perf_counter() - began_s
 
-    def _belief(self) -> Band | None:
+    def _posterior(self) -> Band | None:
         """The curve so far, up to a little beyond what was tried."""
         tried = [item.micro_batch_size for item in self._observations]
         ends = math.log(min(tried)), math.log(max(tried) * 1.125 + 1)
-        sizes = {round(math.exp(ends[0] + (ends[1] - ends[0]) * part / BELIEF_SIZES)) for part in range(BELIEF_SIZES)}
+        sizes = {
+            round(math.exp(ends[0] + (ends[1] - ends[0]) * part / POSTERIOR_SIZES)) for part in range(POSTERIOR_SIZES)
+        }
         return band_of(self._observations, sizes=sorted(sizes), memory=MemoryPrior(budget_bytes=self._budget_bytes))

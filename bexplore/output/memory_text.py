@@ -8,14 +8,14 @@ from bexplore.units import format_bytes, format_share
 TOLD, TOLD_BYTES = 1.1, 64 * 2**20
 
 
-def memory_words(peak_bytes: int | None, held_bytes: int | None, *, is_full: bool = False) -> str:
+def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, is_full: bool = False) -> str:
     """The peak of the tensors, and what the process held where that is clearly more, or fills the budget."""
     text = f"peak {format_bytes(peak_bytes)}"
-    if peak_bytes is None or held_bytes is None or held_bytes <= peak_bytes:
+    if peak_bytes is None or resident_bytes is None or resident_bytes <= peak_bytes:
         return text
-    if not is_full and held_bytes <= max(TOLD * peak_bytes, peak_bytes + TOLD_BYTES):
+    if not is_full and resident_bytes <= max(TOLD * peak_bytes, peak_bytes + TOLD_BYTES):
         return text
-    return f"{text} of tensors, {format_bytes(held_bytes)} held by the process"
+    return f"{text} of tensors, {format_bytes(resident_bytes)} held by the process"
 
 
 def headroom_words(headroom_bytes: int, needed_bytes: int) -> str:

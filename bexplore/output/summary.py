@@ -20,13 +20,13 @@ STOP_REASONS = {
     "interrupted": "it was interrupted; the same command goes on from here",
 }
 WIDTH = 10
-MOST_ADVICE = 2  # the weightiest; all of them are in the report
+MOST_BOTTLENECKS = 2  # the weightiest; all of them are in the report
 MAX_TRACEBACK_LINES = 16
 LEAST_LEFT = 0.0005  # of the fastest size's speed; below, nobody looks on
 MAX_FAILURES = 4  # reasons that are shown; more would push the answer off the screen
 
 
-def last_words(
+def print_summary(
     record: Mapping[str, Any],
     *,
     yaml_key: str,
@@ -61,9 +61,9 @@ def last_words(
     lines += _rows("depth", _depth(record))
     lines += _rows("eager", eager_sentence(record.get("eager"), tolerance))
     lines += [_row("failed", text) for text in _failed(record)]
-    lines += _rows("training", (record.get("same_training") or {}).get("message"))
+    lines += _rows("training", (record.get("gradient_equivalence") or {}).get("message"))
     lines += _rows("input", loader_sentence(record.get("loader")))
-    lines += [_row("limits", _limit(item)) for item in record.get("advice", ())[:MOST_ADVICE]]
+    lines += [_row("limits", _limit(item)) for item in record.get("bottlenecks", ())[:MOST_BOTTLENECKS]]
     lines += [_row("warning", text) for text in record.get("warnings", ())]
     lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
     lines += [f"Results: {record['run_dir']}"]
@@ -116,7 +116,7 @@ def _why(record: Mapping[str, Any], target_confidence: float | None) -> str:
 
 def score_sentence(record: Mapping[str, Any], tolerance: float) -> str | None:
     """What a score below 90 is still good for; None where nothing is to be said."""
-    share = record.get("shortfall_at_90")
+    share = record.get("regret_bound_90")
     if share is None or share <= tolerance:
         return None
     shown = math.ceil(1000.0 * share) / 1000.0  # rounded up: what is promised must hold
@@ -159,7 +159,11 @@ def stop_words(stop_reason: str, target_confidence: float | None) -> str:
 def _memory(record: Mapping[str, Any]) -> str:
     if record["peak_memory_bytes"] is None:
         return "peak unknown on this device"
-    peak, held, headroom = record["peak_memory_bytes"], record.get("held_memory_bytes"), record["memory_headroom_bytes"]
+    peak, held, headroom = (
+        record["peak_memory_bytes"],
+        record.get("resident_memory_bytes"),
+        record["memory_headroom_bytes"],
+    )
     text = memory_words(peak, held, is_full=headroom == 0)
     return text if headroom is None else f"{text}, {headroom_words(headroom, max(peak, held or 0))}"
 
@@ -208,7 +212,7 @@ def _compiled(record: Mapping[str, Any]) -> str | None:
 
 
 def _depth(record: Mapping[str, Any]) -> str | None:
-    ratio = record.get("whole_over_reduced")
+    ratio = record.get("full_over_reduced")
     if ratio is None:
         return None
     return f"searched with few of the identical blocks and extrapolated; run whole, it has {ratio:.2f}x that speed"

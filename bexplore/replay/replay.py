@@ -233,7 +233,7 @@ def _recommendation_fields(best: Recommendation) -> dict[str, Any]:
         "relative_performance": best.relative_performance,
         "confidence": best.confidence,
         "samples_per_s": best.samples_per_s,
-        "shortfall_at_90": best.shortfall_at_90,
+        "regret_bound_90": best.regret_bound_90,
         "left_to_gain": best.left_to_gain,
         "num_probes": best.num_probes,
         "elapsed_s": best.elapsed_s,

@@ -29,7 +29,7 @@ from bexplore.search.recommendation import Recommendation, SearchSettings, neare
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.search.study import trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
-from bexplore.search.study.storage import told_as_engine_error
+from bexplore.search.study.storage import storage_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class SearchEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepingSizes:
+class KeepBatchSize:
     """What the user's global batch size allows, which the search does not look at.
 
     Attributes:
@@ -102,9 +102,9 @@ class Result:
         smallest_within_tolerance: The smallest size that was run within the tolerance of the best; None as above.
         outcomes: How many probes ended how, by outcome.
         exact_over_shared: Throughput of exact over shared compilation at the sizes that ran both; None where none did.
-        whole_over_reduced: Throughput at the whole depth over what the reduced depths said; None as above.
+        full_over_reduced: Throughput at the whole depth over what the reduced depths said; None as above.
         peak_memory_bytes: Peak of the live tensors at the recommended size; None if unknown.
-        held_memory_bytes: What was held for them there; None where there is no account of it.
+        resident_memory_bytes: What was held for them there; None where there is no account of it.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: What the smallest size within the tolerance saves; None if unknown.
         next_probe: The further probe that would save most, at the end of the search; None where none was possible, or
@@ -119,9 +119,9 @@ class Result:
     smallest_within_tolerance: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     exact_over_shared: float | None = None
-    whole_over_reduced: float | None = None
+    full_over_reduced: float | None = None
     peak_memory_bytes: int | None = None
-    held_memory_bytes: int | None = None
+    resident_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     memory_saved_bytes: int | None = None
     next_probe: NextProbe | None = None
@@ -138,7 +138,7 @@ def explore(
     space: Space,
     settings: SearchSettings | None = None,
     memory: MemoryPrior | None = None,
-    keeping: KeepingSizes | None = None,
+    keeping: KeepBatchSize | None = None,
     storage: str | Path | BaseStorage | None = None,
     study_name: str = "bexplore",
     lock_path: Path | None = None,
@@ -215,7 +215,7 @@ class _Loop:
         reason: str | None = None
         try:
             while reason is None:
-                with told_as_engine_error():
+                with storage_errors():
                     decision = self.sampler.decide(self.study)
                     reason = decision.stop_reason or self.should_stop()
                     if reason is not None:
@@ -226,7 +226,7 @@ class _Loop:
                         trials.abandon(self.study, trial)
                         continue
                 observation = yield from self._run(trial, decision)
-                with told_as_engine_error():
+                with storage_errors():
                     best = self.sampler.decide(self.study).recommendation
                     if best is not None:
                         trials.publish(self.study, best)
@@ -235,7 +235,7 @@ class _Loop:
                     yield self._timed(best)
         except KeyboardInterrupt:
             reason = StopReason.INTERRUPTED
-        with told_as_engine_error():
+        with storage_errors():
             decision, evidence = self.sampler.decide(self.study), _all_evidence(self.study)
         best = decision.recommendation
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
@@ -243,7 +243,7 @@ class _Loop:
         return self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
 
     def keep_batch_size(
-        self, searched: Result, free: Recommendation, keeping: KeepingSizes
+        self, searched: Result, free: Recommendation, keeping: KeepBatchSize
     ) -> Generator[Event, None, Result]:
         """Find the fastest size that keeps the user's batch size, with probes that are no evidence of the search."""
         reason = searched.stop_reason
@@ -256,7 +256,7 @@ class _Loop:
                 if stopped is not None:
                     reason = stopped
                     break
-                with told_as_engine_error():
+                with storage_errors():
                     trial = self.sampler.ask(self.study, decision.micro_batch_size)
                 observation = yield from self._run(trial, decision)
                 yield ProbeFinished(observation=observation)
@@ -278,9 +278,9 @@ class _Loop:
         next_probe = None if is_another else searched.next_probe
         return self._result(reason, self._timed(second.recommendation), evidence, second, next_probe=next_probe)
 
-    def _decide_keeping(self, free: Recommendation, keeping: KeepingSizes) -> tuple[list[Evidence], Decision]:
+    def _decide_keeping(self, free: Recommendation, keeping: KeepBatchSize) -> tuple[list[Evidence], Decision]:
         sampler = self.sampler
-        with told_as_engine_error():
+        with storage_errors():
             evidence = _all_evidence(self.study)
         return evidence, decide_keeping(
             sampler.space, evidence, sampler.settings, keeping=keeping.sizes, free=free, memory=sampler.memory
@@ -294,7 +294,7 @@ class _Loop:
             observation = self.runner(probe)
         self.record(observation)
         self.observations.append(observation)
-        with told_as_engine_error():
+        with storage_errors():
             trials.tell(self.study, trial, observation)
         return observation
 
@@ -338,7 +338,7 @@ def _opened(
 ) -> Iterator[optuna.Study]:
     """The study, as the history tells it; while the block lasts, this process counts among its explorers."""
     with ExitStack() as presence:
-        with told_as_engine_error(), ExitStack() as opening:
+        with storage_errors(), ExitStack() as opening:
             is_alone = False
             if lock_path is not None:
                 opening.enter_context(locked(lock_path))
@@ -363,7 +363,7 @@ def _probe(number: int, decision: Decision, settings: SearchSettings, memory: Me
         time_limit_s=None if limit is None else max(limit, 3.0 * decision.expected_s),
         worse_pass_s=_worse_pass_s(decision, settings.tolerance),
         tolerance=settings.tolerance,
-        in_turn_with=decision.in_turn_with,
+        interleaved_with=decision.interleaved_with,
     )
 
 
@@ -383,7 +383,7 @@ def _given_up_on_error(study: optuna.Study, trial: optuna.Trial) -> Iterator[Non
     try:
         yield
     except BaseException:  # an interruption too; raised again
-        with told_as_engine_error():
+        with storage_errors():
             trials.abandon(study, trial)
         raise
 
@@ -423,9 +423,9 @@ def _result(
         smallest_within_tolerance=best.smallest_within_tolerance,
         outcomes=dict(outcomes),
         exact_over_shared=exact_over_shared,
-        whole_over_reduced=ratio_of(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
+        full_over_reduced=ratio_of(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
         peak_memory_bytes=peak,
-        held_memory_bytes=_most(item.held_memory_bytes for item in as_run),
+        resident_memory_bytes=_most(item.resident_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
         memory_saved_bytes=own_peak - small_peak if own_peak is not None and small_peak is not None else None,
         warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance, exact_over_shared=exact_over_shared),

@@ -58,7 +58,7 @@ def _what_to_do(measured: Sequence[tuple[int, Evidence]]) -> str:
 
 
 def _took_turns(measured: Sequence[tuple[int, Evidence]]) -> bool:
-    return any(item.in_turn for _, item in measured)
+    return any(item.interleaved for _, item in measured)
 
 
 def _spread(measured: Sequence[tuple[int, Evidence]]) -> tuple[int, float, int] | None:

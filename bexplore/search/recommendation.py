@@ -75,7 +75,7 @@ class Recommendation:
         base_micro_batch_size: The smallest candidate.
         num_probes: Probes so far, all outcomes.
         elapsed_s: Seconds since the exploration started.
-        shortfall_at_90: Share of the speed of the best that fits which it misses at most, with a score of 90: at most
+        regret_bound_90: Share of the speed of the best that fits which it misses at most, with a score of 90: at most
             the tolerance where the confidence is 90 or more. None where no such share below 1 is known.
         left_to_gain: Share of the speed of the best that fits which it is expected to miss, 0 to 1.
         relative_performance_interval: Between which `relative_performance` lies with 95 %; None where it is 1.
@@ -90,7 +90,7 @@ class Recommendation:
     num_probes: int
     elapsed_s: float = 0.0
     within_tolerance: tuple[int, ...] = ()
-    shortfall_at_90: float | None = None
+    regret_bound_90: float | None = None
     left_to_gain: float = 0.0
     relative_performance_interval: tuple[float, float] | None = None
 
@@ -127,7 +127,7 @@ def recommend(
     own = [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
     own = nearest_to_the_users(own)
     grounds = grounds_of(posterior, evidence)
-    shortfalls = posterior.shortfall(int(posterior.sizes[best]))
+    regrets = posterior.regret(int(posterior.sizes[best]))
     return Recommendation(
         micro_batch_size=int(posterior.sizes[best]),
         relative_performance=math.exp(gain),
@@ -138,8 +138,8 @@ def recommend(
         base_micro_batch_size=base,
         num_probes=len(evidence),
         within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size)])),
-        shortfall_at_90=_at_most(shortfalls, grounds, tolerance=tolerance),
-        left_to_gain=float(shortfalls.mean()),
+        regret_bound_90=_at_most(regrets, grounds, tolerance=tolerance),
+        left_to_gain=float(regrets.mean()),
     )
 
 
@@ -173,13 +173,13 @@ def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
 
 def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:
     """What a belief rests on."""
-    seen = {item.micro_batch_size for item in evidence if item.is_measured and item.tenants_sd <= HIDDEN_SD}
+    seen = {item.micro_batch_size for item in evidence if item.is_measured and item.contention_sd <= HIDDEN_SD}
     return Grounds(num_sizes=len(seen), num_candidates=int(posterior.represented.sum()))
 
 
-def _at_most(shortfalls: Array, grounds: Grounds, *, tolerance: float) -> float | None:
+def _at_most(regrets: Array, grounds: Grounds, *, tolerance: float) -> float | None:
     """The smallest share that reaches the wanted score: the score of a tolerance, asked the other way round."""
-    missed = np.sort(shortfalls)
+    missed = np.sort(regrets)
     shares = np.sort(np.append(missed, tolerance))
 
     def score_of(share: float) -> int:

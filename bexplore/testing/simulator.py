@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
+from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, num_passes_of_turn
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
 
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 BUDGET_BYTES = 64 * 2**30
 SEGMENT_BYTES = 20 * 2**20  # of the simulated caching allocator
-WANDERING_TIMES_S = (1.0, 10.0, 100.0)  # over which a shared machine changes its speed, each as much as the others
+COMMON_MODE_TIMES_S = (1.0, 10.0, 100.0)  # over which a shared machine changes its speed, each as much as the others
 PASS_BUDGET_S = 4.0  # of a probe's own size, as the engine has it
 LEAST_BURST, MOST_BURST = 1.2, 100.0  # times the seconds of a turn
 TRACE_ERROR_SD = 0.08  # of the simulated trace's two terms, as a fraction
@@ -43,7 +43,7 @@ class Family(StrEnum):
     PEAKS = "peaks"
     DRIFT = "drift"
     OUTLIERS = "outliers"
-    WANDERING = "wandering"
+    DRIFTING_HOST = "wandering"
     SPILLS = "spills"
     BURSTS = "bursts"
     LONE_PEAKS = "lone_peaks"
@@ -74,7 +74,7 @@ class World:
         pass_sd: Noise between two passes of a run, ln.
         drift_per_probe: Change of ln(samples/s) from probe to probe.
         outlier_share: Share of the probes that another tenant slows down.
-        wander_sd: Change of ln(samples/s) of a machine that others use too, over seconds and minutes.
+        common_mode_sd: Change of ln(samples/s) of a machine that others use too, over seconds and minutes.
         burst_share: Share of the turns that somebody else's burst of work slows down, by up to `MOST_BURST` times.
         start_s: Seconds to start a worker.
         compile_s: Seconds to compile.
@@ -92,7 +92,7 @@ class World:
     lowest_limit_bytes: Array | None = None
     drift_per_probe: float = 0.0
     outlier_share: float = 0.0
-    wander_sd: float = 0.0
+    common_mode_sd: float = 0.0
     burst_share: float = 0.0
     start_s: float = 5.0
     compile_s: float = 30.0
@@ -134,7 +134,7 @@ class SimulatedRunner:
         self._program: tuple[Compilation, int] | None = None  # of the worker that is alive
         self._largest = 0  # size that ran
         self._rng = np.random.default_rng([seed, 77])
-        self._wandering = _Wandering(world.wander_sd, np.random.default_rng([seed, 78]))
+        self._common_mode = _CommonModeDrift(world.common_mode_sd, np.random.default_rng([seed, 78]))
 
     def __call__(self, probe: Probe) -> Observation:
         """Run one probe."""
@@ -147,9 +147,9 @@ class SimulatedRunner:
         start_s, compile_s = (world.start_s, world.compile_s) if starts else (0.0, 0.0)
         times, turns = np.zeros(0), dict[int, tuple[float, ...]]()
         timed_s = 0.0
-        if fits and world.wander_sd:
-            self._wandering.wait(start_s + compile_s)
-            times, turns, timed_s = self._in_turns(probe)
+        if fits and world.common_mode_sd:
+            self._common_mode.wait(start_s + compile_s)
+            times, turns, timed_s = self._interleaved(probe)
         elif fits:
             times = self._times(index, probe)
             timed_s = float(times.sum())
@@ -162,14 +162,14 @@ class SimulatedRunner:
             outcome=Outcome.MEASURED if fits else Outcome.OUT_OF_MEMORY,
             reason="" if fits else "peak above the budget",
             pass_times_s=tuple(map(float, times)),
-            turn_times_s=turns,
+            interleaved_times_s=turns,
             start_time_s=start_s,
             compile_time_s=compile_s,
             elapsed_s=elapsed,
             peak_memory_bytes=round(world.peak_bytes[index] * (1 + 0.003 * self._rng.standard_normal()))
             if fits
             else None,
-            held_memory_bytes=held,
+            resident_memory_bytes=held,
             num_alloc_retries=num_retries,
             memory_budget_bytes=round(world.budget_bytes) if world.memory is not None else None,
         )
@@ -191,28 +191,28 @@ class SimulatedRunner:
         noise = world.pass_sd * self._rng.standard_normal(probe.max_passes)
         return probe.micro_batch_size * np.exp(noise - value)
 
-    def _in_turns(self, probe: Probe) -> tuple[Array, dict[int, tuple[float, ...]], float]:
+    def _interleaved(self, probe: Probe) -> tuple[Array, dict[int, tuple[float, ...]], float]:
         """Passes of the probe's size, the rounds that it took with others, and the seconds of all."""
         world, own = self.world, probe.micro_batch_size
-        order = [own, *probe.in_turn_with]
+        order = [own, *probe.interleaved_with]
         usual_s = {size: size / math.exp(world.log_throughput[world.space.sizes.index(size)]) for size in order}
-        is_look = probe.purpose is Purpose.SEARCH
-        rounds = Rounds(
+        is_screening = probe.purpose is Purpose.SEARCH
+        rounds = InterleavedTiming(
             size=own,
             max_rounds=probe.max_passes,
-            budget_s=PASS_BUDGET_S * (1 if is_look else BUDGETS_OF_CONTENDERS),
-            is_look=is_look,
+            budget_s=PASS_BUDGET_S * (1 if is_screening else BUDGETS_OF_CONTENDERS),
+            is_screening=is_screening,
             tolerance=probe.tolerance,
             num_passes={size: num_passes_of_turn(usual_s[size]) for size in order},
         )
-        luck = {size: world.run_sd * self._rng.standard_normal() for size in order}
+        process_effect = {size: world.run_sd * self._rng.standard_normal() for size in order}
         own_s, spent_s = list[float](), 0.0
 
         def turn(size: int) -> float:
             nonlocal spent_s
             count = rounds.num_passes[size]
-            noise = world.pass_sd * self._rng.standard_normal(count) - luck[size]
-            times_s = usual_s[size] * np.exp(noise - self._wandering.wait(count * usual_s[size]))
+            noise = world.pass_sd * self._rng.standard_normal(count) - process_effect[size]
+            times_s = usual_s[size] * np.exp(noise - self._common_mode.wait(count * usual_s[size]))
             if world.burst_share and self._rng.random() < world.burst_share:
                 times_s *= math.exp(self._rng.uniform(math.log(LEAST_BURST), math.log(MOST_BURST)))
             spent_s += float(times_s.sum())
@@ -220,22 +220,22 @@ class SimulatedRunner:
             return float(np.median(times_s))
 
         rounds.take(order, turn)
-        told = {size: tuple(times_s) for size, times_s in rounds.turn_times_s.items()}
-        return np.array(own_s), told if probe.in_turn_with else {}, spent_s
+        told = {size: tuple(times_s) for size, times_s in rounds.interleaved_times_s.items()}
+        return np.array(own_s), told if probe.interleaved_with else {}, spent_s
 
 
-class _Wandering:
+class _CommonModeDrift:
     """ln of a machine's speed over time: a sum of Ornstein-Uhlenbeck processes of different times."""
 
     def __init__(self, sd: float, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._sd = sd / math.sqrt(len(WANDERING_TIMES_S))
-        self._state = self._sd * rng.standard_normal(len(WANDERING_TIMES_S))
+        self._sd = sd / math.sqrt(len(COMMON_MODE_TIMES_S))
+        self._state = self._sd * rng.standard_normal(len(COMMON_MODE_TIMES_S))
 
     def wait(self, seconds: float) -> float:
         """Let time pass; returns ln(speed) after it."""
-        kept = np.exp(-seconds / np.array(WANDERING_TIMES_S))
-        new = self._sd * np.sqrt(1.0 - kept**2) * self._rng.standard_normal(len(WANDERING_TIMES_S))
+        kept = np.exp(-seconds / np.array(COMMON_MODE_TIMES_S))
+        new = self._sd * np.sqrt(1.0 - kept**2) * self._rng.standard_normal(len(COMMON_MODE_TIMES_S))
         self._state = kept * self._state + new
         return float(self._state.sum())
 
@@ -273,11 +273,11 @@ def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
     )
     if family is Family.DRIFT:
         return dataclasses.replace(world, drift_per_probe=float(rng.normal(0.0, 0.003)))
-    if family is Family.WANDERING:
-        wander_sd, pass_sd = float(rng.uniform(0.03, 0.12)), float(np.exp(rng.uniform(-4.0, -2.5)))
-        return dataclasses.replace(world, wander_sd=wander_sd, pass_sd=pass_sd)
+    if family is Family.DRIFTING_HOST:
+        common_mode_sd, pass_sd = float(rng.uniform(0.03, 0.12)), float(np.exp(rng.uniform(-4.0, -2.5)))
+        return dataclasses.replace(world, common_mode_sd=common_mode_sd, pass_sd=pass_sd)
     if family is Family.BURSTS:
-        return dataclasses.replace(world, wander_sd=float(rng.uniform(0.01, 0.06)), burst_share=BURST_SHARE)
+        return dataclasses.replace(world, common_mode_sd=float(rng.uniform(0.01, 0.06)), burst_share=BURST_SHARE)
     if family is Family.OUTLIERS:
         return dataclasses.replace(world, outlier_share=0.08)
     return world

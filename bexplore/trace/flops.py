@@ -36,12 +36,12 @@ class Cost:
     bytes_moved: Polynomial = NOTHING
 
 
-def count_graph_flops(graph: torch.fx.Graph, prime: int, module_of: Callable[[torch.fx.Node], str]) -> list[Cost]:
+def count_graph_flops(graph: torch.fx.Graph, probe_batch: int, module_of: Callable[[torch.fx.Node], str]) -> list[Cost]:
     """Count matrix products, convolutions and fused attention; everything else counts as nothing.
 
     Args:
-        graph: With `val` metadata at the micro-batch size `prime`.
-        prime: That size.
+        graph: With `val` metadata at the micro-batch size `probe_batch`.
+        probe_batch: That size.
         module_of: Node -> the modules that it belongs to.
     """
     costs = []
@@ -50,7 +50,7 @@ def count_graph_flops(graph: torch.fx.Graph, prime: int, module_of: Callable[[to
             continue
         arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), node_shapes)
         operator, arguments = _called(node.target, arguments)
-        hardware = Polynomial.of_value(operator_flops(operator, arguments, keywords, node_shapes(node)), prime)
+        hardware = Polynomial.of_value(operator_flops(operator, arguments, keywords, node_shapes(node)), probe_batch)
         if hardware:
             is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
             model = NOTHING if is_replayed else model_share(operator, hardware)

@@ -88,7 +88,7 @@ class CompiledGraph:
 
 @contextlib.contextmanager
 def planning_only(
-    prime: int,
+    probe_batch: int,
     device_type: str,
     run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]],
     observe: Observe | None = None,
@@ -96,17 +96,17 @@ def planning_only(
     """Make torch.compile plan graphs instead of building them, within this context.
 
     Args:
-        prime: The micro-batch size of the fake step.
+        probe_batch: The micro-batch size of the fake step.
         device_type: Of the device of the program.
         run: Called in place of each compiled graph, with its inputs.
-        observe: Called with each planned graph of the compiler's own and `prime`.
+        observe: Called with each planned graph of the compiler's own and `probe_batch`.
     """
 
     def plan_instead(graph: GraphLowering) -> types.SimpleNamespace:
         graph.codegen()
-        compiled = _read(graph, prime)
+        compiled = _read(graph, probe_batch)
         if observe is not None:
-            observe(graph, prime)
+            observe(graph, probe_batch)
         graph.cache_key, graph.cache_path, graph.cache_linemap = "", os.devnull, []
         return types.SimpleNamespace(call=lambda arguments: run(compiled, arguments), __file__=os.devnull)
 
@@ -149,8 +149,8 @@ def version_note() -> list[str]:
     return [f"torch {version} is not one of those on which the trace was checked ({', '.join(CHECKED_VERSIONS)})"]
 
 
-def _read(graph: GraphLowering, prime: int) -> CompiledGraph:
-    reader = _Reader(graph, prime)
+def _read(graph: GraphLowering, probe_batch: int) -> CompiledGraph:
+    reader = _Reader(graph, probe_batch)
     return CompiledGraph(
         is_backward=bool(graph.is_backward),
         plan=Plan(
@@ -158,7 +158,7 @@ def _read(graph: GraphLowering, prime: int) -> CompiledGraph:
             steps=tuple(reader.steps()),
             outputs=tuple(reader.output(output) for output in graph.graph_outputs),
         ),
-        costs=(*count_graph_flops(graph.orig_gm.graph, prime, module_of), *reader.traffic()),
+        costs=(*count_graph_flops(graph.orig_gm.graph, probe_batch, module_of), *reader.traffic()),
         operators=tuple(reader.operators()),
     )
 
@@ -166,12 +166,12 @@ def _read(graph: GraphLowering, prime: int) -> CompiledGraph:
 class _Reader:
     """The lines of a wrapper after planning, with symbolic sizes turned into polynomials."""
 
-    def __init__(self, graph: GraphLowering, prime: int) -> None:
+    def __init__(self, graph: GraphLowering, probe_batch: int) -> None:
         self._graph = graph
-        self._prime = prime
+        self._probe_batch = probe_batch
         environment = graph.sizevars.shape_env
         self._hints = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
-        self._is_static = all(int(hint) % prime for hint in self._hints.values())
+        self._is_static = all(int(hint) % probe_batch for hint in self._hints.values())
         self._polynomials: dict[Any, Polynomial] = {}
 
     def steps(self) -> Iterator[Step]:
@@ -230,7 +230,7 @@ class _Reader:
             origin.target,
             torch.fx.node.map_arg(origin.args, node_shapes),
             node_shapes(origin),
-            self._prime,
+            self._probe_batch,
             itemsize=layout.dtype.itemsize,
             is_channels_last=len(layout.stride) > 1 and layout.stride[1] == 1,
             device=layout.device.type,
@@ -261,7 +261,7 @@ class _Reader:
             accesses = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
             moved = Polynomial()
             for size in accesses.values():
-                moved = moved + Polynomial.of_value(int(size), self._prime)
+                moved = moved + Polynomial.of_value(int(size), self._probe_batch)
             origins = [origin for part in node.get_nodes() if part.node for origin in part.node.get_origins()]
             yield Cost(module=max(map(module_of, origins), default=""), bytes_moved=moved)
 
@@ -294,15 +294,19 @@ class _Reader:
 
     def _polynomial(self, expression: Any) -> Polynomial:
         if _is_number(expression):
-            return Polynomial.of_value(int(expression), self._prime) if self._is_static else Polynomial(int(expression))
+            return (
+                Polynomial.of_value(int(expression), self._probe_batch)
+                if self._is_static
+                else Polynomial(int(expression))
+            )
         if expression not in self._polynomials:
             self._polynomials[expression] = Polynomial.of_function(
-                lambda size: self._evaluate(expression, size), self._prime
+                lambda size: self._evaluate(expression, size), self._probe_batch
             )
         return self._polynomials[expression]
 
     def _at_hint(self, expression: Any) -> int:
-        return expression if isinstance(expression, int) else self._evaluate(expression, self._prime)
+        return expression if isinstance(expression, int) else self._evaluate(expression, self._probe_batch)
 
     def _evaluate(self, expression: Any, micro_batch_size: int) -> int:
         expression = self._graph.sizevars.remove_precomputed_replacements(expression)
@@ -314,7 +318,7 @@ class _Reader:
                     hint="Sizes must follow from the shapes of the batch alone for a trace.",
                 )
             hint = int(self._hints[symbol])
-            values[symbol] = hint if hint % self._prime else hint // self._prime * micro_batch_size
+            values[symbol] = hint if hint % self._probe_batch else hint // self._probe_batch * micro_batch_size
         return int(expression.xreplace(values))
 
 

@@ -36,12 +36,12 @@ class LifetimeTracker:
     """A ledger of storages, and of the events that befall them while it records.
 
     Args:
-        prime: The micro-batch size of the fake step, from which sizes are told apart: `Polynomial.of_value`.
+        probe_batch: The micro-batch size of the fake step, from which sizes are told apart: `Polynomial.of_value`.
     """
 
-    def __init__(self, prime: int) -> None:
+    def __init__(self, probe_batch: int) -> None:
         """Start with nothing watched."""
-        self.prime = prime
+        self.probe_batch = probe_batch
         self.events: dict[Phase, list[Event]] = {phase: [] for phase in Phase}
         self.costs: list[Cost] = []
         self.operators: list[str] = []
@@ -83,7 +83,7 @@ class LifetimeTracker:
             operator,
             shapes_of(arguments),
             shapes_of(result),
-            self.prime,
+            self.probe_batch,
             itemsize=images.itemsize,
             is_channels_last=images.dim() > 1 and images.stride(1) == 1,
             device=images.device.type,
@@ -104,7 +104,7 @@ class LifetimeTracker:
         shapes = shapes_of(result)
         self.operators.append(f"{operator} {shapes}")
         flops = operator_flops(operator, shapes_of(arguments), shapes_of(keywords), shapes)
-        hardware = Polynomial.of_value(flops, self.prime)
+        hardware = Polynomial.of_value(flops, self.probe_batch)
         # autograd's own formulas run without gradients; only a recomputed forward pass asks for them
         is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
         model = NOTHING if is_recomputed else model_share(operator, hardware)
@@ -115,7 +115,7 @@ class LifetimeTracker:
                 module="",
                 hardware_flops=hardware,
                 model_flops=model,
-                bytes_moved=Polynomial.of_value(moved, self.prime),
+                bytes_moved=Polynomial.of_value(moved, self.probe_batch),
             )
         )
 
@@ -140,7 +140,7 @@ class LifetimeTracker:
 
     def size_of(self, tensor: torch.Tensor) -> Polynomial:
         """Bytes of a tensor's whole storage."""
-        return Polynomial.of_value(int(tensor.untyped_storage().nbytes()), self.prime)
+        return Polynomial.of_value(int(tensor.untyped_storage().nbytes()), self.probe_batch)
 
     def allocate(self, tensor: torch.Tensor, place: Place) -> None:
         """Write down the allocation of a tensor's storage, unless it is known."""

@@ -18,7 +18,7 @@ from bexplore.trace.inductor import CompiledGraph, Observe, SpecializationError,
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
 from bexplore.trace.plan import replay
 from bexplore.trace.polynomial import NOTHING, Polynomial
-from bexplore.trace.repeated_blocks import Repeat, shortened
+from bexplore.trace.repeated_blocks import Repeat, truncated
 from bexplore.trace.timeline import Event, Phase, Place
 from bexplore.workloads import Workload
 
@@ -55,7 +55,7 @@ class TracedPass:
 def trace_pass(
     workload: Workload,
     fake_mode: Any,
-    prime: int,
+    probe_batch: int,
     *,
     repeats: list[Repeat],
     kept_blocks: int,
@@ -71,24 +71,24 @@ def trace_pass(
     Args:
         workload: Built under `fake_mode`.
         fake_mode: The mode of its tensors.
-        prime: The micro-batch size of the pass.
+        probe_batch: The micro-batch size of the pass.
         repeats: Runs of identical blocks.
         kept_blocks: How many of each run are traced.
         observe: As in `planning_only`.
     """
-    with shortened(repeats, kept_blocks):
+    with truncated(repeats, kept_blocks):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
-                return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=True)
+                return _trace_pass(workload, fake_mode, probe_batch, observe, is_symbolic=True)
             except SpecializationError:
                 pass  # traced like a static program then, which it is
-        return _trace_pass(workload, fake_mode, prime, observe, is_symbolic=False)
+        return _trace_pass(workload, fake_mode, probe_batch, observe, is_symbolic=False)
 
 
 def _trace_pass(
-    workload: Workload, fake_mode: Any, prime: int, observe: Observe | None, *, is_symbolic: bool
+    workload: Workload, fake_mode: Any, probe_batch: int, observe: Observe | None, *, is_symbolic: bool
 ) -> TracedPass:
-    tracker = LifetimeTracker(prime)
+    tracker = LifetimeTracker(probe_batch)
     graphs: list[CompiledGraph] = []
 
     def run(graph: CompiledGraph, arguments: list[Any]) -> tuple[Any, ...]:
@@ -96,8 +96,8 @@ def _trace_pass(
         return replay(graph.plan, arguments, tracker, fake_mode)
 
     device_type = torch.device(workload.job.device).type
-    with planning_only(prime, device_type, run, observe), fake_mode, LifetimeMode(tracker):
-        batch = _make_batch(workload, prime)
+    with planning_only(probe_batch, device_type, run, observe), fake_mode, LifetimeMode(tracker):
+        batch = _make_batch(workload, probe_batch)
         batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
         parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
         for tensor in (*parameters, *(buffer for module in modules_of(workload) for buffer in module.buffers())):
@@ -143,7 +143,7 @@ def _planning_options(job: Job) -> dict[str, Any] | None:
     return options or None
 
 
-def choose_prime(workload: Workload, fake_mode: Any) -> int:
+def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
     """A micro-batch size that divides no dimension of a weight or of a sample.
 
     Raises:
@@ -152,9 +152,9 @@ def choose_prime(workload: Workload, fake_mode: Any) -> int:
     sizes = {size for module in modules_of(workload) for tensor in tensors_of(module) for size in tensor.shape}
     with fake_mode:
         sizes |= {size for leaf in tree_leaves(_make_batch(workload, 1)) for size in getattr(leaf, "shape", ())}
-    for prime in PRIMES:
-        if all(size % prime for size in sizes):
-            return prime
+    for probe_batch in PRIMES:
+        if all(size % probe_batch for size in sizes):
+            return probe_batch
     raise TraceError("No micro-batch size can be told apart from the dimensions of the model.")
 
 
@@ -188,15 +188,15 @@ def _adopt_batch(workload: Workload, batch: Any, tracker: LifetimeTracker, *, is
     dimensions = workload.batch_dimensions or [0] * len(leaves)
     if all(dimension is None for dimension in dimensions):
         raise TraceError(
-            f"No tensor of a batch of {tracker.prime} samples has a dimension that grows with the samples.",
+            f"No tensor of a batch of {tracker.probe_batch} samples has a dimension that grows with the samples.",
             hint="Make dimension 0 of every tensor of a batch the sample.",
         )
     for leaf, dimension in zip(leaves, dimensions, strict=True):
         if dimension is None:
             continue
-        if leaf.dim() <= dimension or leaf.shape[dimension] % tracker.prime:
+        if leaf.dim() <= dimension or leaf.shape[dimension] % tracker.probe_batch:
             raise TraceError(
-                f"A batch of {tracker.prime} samples has a tensor of shape {tuple(leaf.shape)}, whose dimension "
+                f"A batch of {tracker.probe_batch} samples has a tensor of shape {tuple(leaf.shape)}, whose dimension "
                 f"{dimension} does not grow with the samples.",
                 hint="Make dimension 0 of every tensor of a batch the sample.",
             )

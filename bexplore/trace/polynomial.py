@@ -60,18 +60,18 @@ class Polynomial:
         return cls(*coefficients)
 
     @classmethod
-    def of_value(cls, value: int, prime: int) -> Polynomial:
+    def of_value(cls, value: int, probe_batch: int) -> Polynomial:
         """Guess the polynomial from its value at one micro-batch size that divides no other size of the program.
 
         Args:
-            value: The value at the micro-batch size `prime`.
-            prime: A prime that divides no dimension but those that contain the samples.
+            value: The value at the micro-batch size `probe_batch`.
+            probe_batch: A prime that divides no dimension but those that contain the samples.
         """
-        if value % prime:
+        if value % probe_batch:
             return cls(value)
-        if value % (prime * prime):
-            return cls(0, value // prime)
-        return cls(0, 0, value // (prime * prime))
+        if value % (probe_batch * probe_batch):
+            return cls(0, value // probe_batch)
+        return cls(0, 0, value // (probe_batch * probe_batch))
 
     @classmethod
     def of_function(cls, function: Callable[[int], int], base: int) -> Polynomial:

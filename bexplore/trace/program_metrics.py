@@ -1,4 +1,4 @@
-"""What is exactly known of a program before it runs: `ProgramFacts`, made in a worker and compared by the guard.
+"""What is exactly known of a program before it runs: `ProgramMetrics`, made in a worker and compared by the guard.
 
 Sizes that grow with the micro-batch size b are polynomials, `(constant, linear, quadratic)` coefficients of b.
 """
@@ -29,7 +29,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFacts:
+class ProgramMetrics:
     """Facts of one traced program; None is unknown and never 0.
 
     Attributes:
@@ -118,7 +118,7 @@ class ProgramFacts:
         return record
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> ProgramFacts:
+    def from_dict(cls, record: Mapping[str, Any]) -> ProgramMetrics:
         """Rebuild facts from `as_dict`.
 
         Raises:

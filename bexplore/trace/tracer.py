@@ -24,7 +24,7 @@ from bexplore.trace.fake_build import build_fake
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import Observe, version_note
 from bexplore.trace.library_workspaces import blas_workspace_bytes
-from bexplore.trace.passes import TracedPass, choose_prime, is_compiled, modules_of, trace_pass, unique
+from bexplore.trace.passes import TracedPass, choose_probe_batch, is_compiled, modules_of, trace_pass, unique
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, is_steady, lengthen, middle_block
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
@@ -45,7 +45,7 @@ _OWN_FILES = str(Path(__file__).parents[1] / "trace")
 _LIBRARIES = (str(Path(torch.__file__).parent), _OWN_FILES)
 
 
-def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = None, why_cpu: str = "") -> CostModel:
+def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = None, why_cpu: str = "") -> CostModel:
     """Trace a step of a job once, through the compiler's own fusion and memory plan.
 
     Everything runs on fake tensors, so no device memory is taken and no code is built. The compiler's state is reset
@@ -54,7 +54,7 @@ def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = 
 
     Args:
         job: What to trace.
-        whole_depth: Trace every one of many identical blocks, where `observe` must see them all.
+        full_depth: Trace every one of many identical blocks, where `observe` must see them all.
         observe: As in `planning_only`.
         why_cpu: Why no device is stood in for a CUDA job that has none here; for the note that says so.
 
@@ -66,7 +66,7 @@ def trace_job(job: Job, *, whole_depth: bool = False, observe: Observe | None = 
     local_job, notes = _on_this_machine(job, why_cpu)
     try:
         with _rare_collections():
-            model = _trace(local_job, whole_depth, observe)
+            model = _trace(local_job, full_depth, observe)
     except UserProgramError as error:
         if local_job is job:
             raise
@@ -110,19 +110,21 @@ def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     return dataclasses.replace(job, device="cpu", precision=precision), [note]
 
 
-def _trace(job: Job, whole_depth: bool, observe: Observe | None) -> CostModel:
+def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
     workload, fake_mode = build_fake(job)
-    prime = choose_prime(workload, fake_mode)
+    probe_batch = choose_probe_batch(workload, fake_mode)
     # without compilation nobody says which block a tensor belongs to, and the whole model is quick
-    shortens = is_compiled(job) and not whole_depth
-    repeats = [repeat for module in modules_of(workload) if shortens for repeat in find_repeats(module)]
-    traced, kept_blocks = _trace_steady(workload, fake_mode, prime, repeats, observe)
+    truncates = is_compiled(job) and not full_depth
+    repeats = [repeat for module in modules_of(workload) if truncates for repeat in find_repeats(module)]
+    traced, kept_blocks = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
     parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
     events = traced.events
     for repeat in repeats:
         if kept_blocks < repeat.copies:
             events = lengthen(repeat, events, _gradient_bytes(repeat, traced.trained), kept_blocks)
-    resident, update = _resident(workload, fake_mode, traced, _trained(parameters, repeats, traced.trained), prime)
+    resident, update = _resident(
+        workload, fake_mode, traced, _trained(parameters, repeats, traced.trained), probe_batch
+    )
     if job.mode is Mode.TRAIN:
         events = events | {Phase.UPDATE: update}
     else:
@@ -168,7 +170,7 @@ def _notes(job: Job, traced: TracedPass) -> list[str]:
 
 
 def _resident(
-    workload: Workload, fake_mode: Any, traced: TracedPass, trained: list[torch.Tensor], prime: int
+    workload: Workload, fake_mode: Any, traced: TracedPass, trained: list[torch.Tensor], probe_batch: int
 ) -> tuple[list[Buffer], list[Event]]:
     """What lives during the whole step, and the events of the update."""
     modules = modules_of(workload)
@@ -181,7 +183,7 @@ def _resident(
         resident.append(Buffer(label="cuBLAS workspaces", size=Polynomial(_blas_workspaces_bytes())))
     if workload.job.mode is Mode.EVAL:
         return resident, []
-    state_bytes, events = trace_update(workload, trained, fake_mode, prime)
+    state_bytes, events = trace_update(workload, trained, fake_mode, probe_batch)
     resident.append(Buffer(label="gradients", size=_bytes_of(trained)))
     resident.append(Buffer(label="optimizer states", size=Polynomial(state_bytes)))
     return resident, events
@@ -211,12 +213,12 @@ def _peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Pha
 
 
 def _trace_steady(
-    workload: Workload, fake_mode: Any, prime: int, repeats: list[Repeat], observe: Observe | None
+    workload: Workload, fake_mode: Any, probe_batch: int, repeats: list[Repeat], observe: Observe | None
 ) -> tuple[TracedPass, int]:
     """Trace with as few blocks of each run as stand for all the others; all blocks where no few do."""
     deepest = max((repeat.copies for repeat in repeats), default=0)
     for kept_blocks in (*(kept for kept in KEPT_BLOCKS if kept < deepest), max(deepest, 1)):
-        traced = trace_pass(workload, fake_mode, prime, repeats=repeats, kept_blocks=kept_blocks, observe=observe)
+        traced = trace_pass(workload, fake_mode, probe_batch, repeats=repeats, kept_blocks=kept_blocks, observe=observe)
         forward = traced.events[Phase.FORWARD]
         if all(is_steady(repeat, forward, kept_blocks) for repeat in repeats if kept_blocks < repeat.copies):
             break
@@ -242,12 +244,12 @@ def _sum_costs(costs: list[Cost], repeats: list[Repeat], kept_blocks: int) -> Co
 def _blocks(costs: list[Cost], repeats: list[Repeat], kept_blocks: int, total: Cost) -> tuple[int, float]:
     """`num_blocks` and `block_share` of the cost model, where a few blocks were seen to stand for all of them."""
     lengths = {repeat.copies for repeat in repeats}
-    whole_flops = total.hardware_flops(1)
-    if len(lengths) != 1 or kept_blocks >= max(lengths) or not whole_flops:
+    full_flops = total.hardware_flops(1)
+    if len(lengths) != 1 or kept_blocks >= max(lengths) or not full_flops:
         return 0, 0.0
     num_blocks, middle = max(lengths), middle_block(kept_blocks)
     owned = (cost for cost in costs if any(repeat.owns(cost.module, middle) for repeat in repeats))
-    return num_blocks, num_blocks * sum(cost.hardware_flops(1) for cost in owned) / whole_flops
+    return num_blocks, num_blocks * sum(cost.hardware_flops(1) for cost in owned) / full_flops
 
 
 def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:

@@ -19,7 +19,7 @@ from bexplore.workloads import Workload
 
 
 def trace_update(
-    workload: Workload, trained: list[torch.Tensor], fake_mode: Any, prime: int
+    workload: Workload, trained: list[torch.Tensor], fake_mode: Any, probe_batch: int
 ) -> tuple[int, list[Event]]:
     """Run the update twice on fake gradients: the first makes the states, the second is the usual one.
 
@@ -27,12 +27,12 @@ def trace_update(
         workload: Built under `fake_mode`, at full depth.
         trained: Parameters that get a gradient.
         fake_mode: The mode of its tensors.
-        prime: As in `LifetimeTracker`.
+        probe_batch: As in `LifetimeTracker`.
 
     Returns:
         Bytes of the optimizer states, and the events of the second update.
     """
-    tracker = LifetimeTracker(prime)
+    tracker = LifetimeTracker(probe_batch)
     with fake_mode, LifetimeMode(tracker, scalar=1), foreach_of_fake_tensors(), scalers_that_never_skip():
         _set_gradients(trained)
         workload.update()

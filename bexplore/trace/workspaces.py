@@ -22,27 +22,27 @@ _ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rou
 
 
 def workspace_sizes(
-    operator: Any, shapes: Any, result: Any, prime: int, *, itemsize: int, is_channels_last: bool, device: str
+    operator: Any, shapes: Any, result: Any, probe_batch: int, *, itemsize: int, is_channels_last: bool, device: str
 ) -> tuple[Polynomial, ...]:
     """Give the bytes that one call takes beside its outputs, one after the other; empty where none are known.
 
     Args:
         operator: Overload of an operator.
-        shapes: Its arguments, tensors given as their shapes, at the micro-batch size `prime`.
+        shapes: Its arguments, tensors given as their shapes, at the micro-batch size `probe_batch`.
         result: Its result, in the same form.
-        prime: As in `Polynomial.of_value`.
+        probe_batch: As in `Polynomial.of_value`.
         itemsize: Bytes of an element.
         is_channels_last: Memory format of the images.
         device: Type of the device.
     """
     if device == "cpu" and operator in (_FORWARD, _BACKWARD):
-        return _of_convolution(operator, shapes, result, prime, itemsize, is_channels_last)
+        return _of_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)
     if device == "cuda" and operator in _ATTENTION_BACKWARD:
-        return _of_attention(operator, shapes, prime, itemsize)
+        return _of_attention(operator, shapes, probe_batch, itemsize)
     return ()
 
 
-def _of_attention(operator: Any, shapes: Any, prime: int, itemsize: int) -> tuple[Polynomial, ...]:
+def _of_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int) -> tuple[Polynomial, ...]:
     """Give what the backward pass of fused attention takes on a CUDA device.
 
     The gradient of the query is summed up in float32, beside one number a row; where several heads share a key, those
@@ -58,7 +58,7 @@ def _of_attention(operator: Any, shapes: Any, prime: int, itemsize: int) -> tupl
     expanded = 0
     if operator is _FLASH_BACKWARD and key[1] != heads:
         expanded = 2 * itemsize * batch * heads * key[2] * head_size
-    return (Polynomial.of_value((sums if is_half else 0) + expanded, prime),)
+    return (Polynomial.of_value((sums if is_half else 0) + expanded, probe_batch),)
 
 
 def _rounded_up(size: int, multiple: int) -> int:
@@ -66,7 +66,7 @@ def _rounded_up(size: int, multiple: int) -> int:
 
 
 def _of_convolution(
-    operator: Any, shapes: Any, result: Any, prime: int, itemsize: int, is_channels_last: bool
+    operator: Any, shapes: Any, result: Any, probe_batch: int, itemsize: int, is_channels_last: bool
 ) -> tuple[Polynomial, ...]:
     """Give what a convolution takes on the CPU.
 
@@ -76,7 +76,7 @@ def _of_convolution(
     """
 
     def size_of(*each: Any) -> Polynomial:
-        return Polynomial.of_value(sum(itemsize * math.prod(shape) for shape in each), prime)
+        return Polynomial.of_value(sum(itemsize * math.prod(shape) for shape in each), probe_batch)
 
     if operator is _FORWARD:
         images, weight, _, stride, _, _, is_transposed, *_ = shapes

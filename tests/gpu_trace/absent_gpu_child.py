@@ -40,13 +40,13 @@ def main(path: Path, num_blocks: int) -> None:
     graphs: list[dict[str, Any]] = []
     primes: list[int] = []
 
-    def observe(graph: Any, prime: int) -> None:
-        primes.append(prime)
+    def observe(graph: Any, probe_batch: int) -> None:
+        primes.append(probe_batch)
         graphs.append(record_graph(graph))
 
-    model = trace_job(job, whole_depth=True, observe=observe)
+    model = trace_job(job, full_depth=True, observe=observe)
     most = [most_bytes(steps_of(graph, primes[0]), SIZE) for graph in graphs]
-    record = {"prime": primes[0], "most_bytes": most, "graphs": graphs}
+    record = {"probe_batch": primes[0], "most_bytes": most, "graphs": graphs}
     num_processes = len(psutil.Process().children())
     told = {"device_name": model.device_name, "phases": model.phases(SIZE), "num_processes": num_processes}
     print(json.dumps(told | {"record": record}))

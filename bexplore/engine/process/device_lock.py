@@ -66,12 +66,12 @@ def try_device_lock(name: str, *, holder: LockHolder) -> ExitStack | None:
         return stack.pop_all()
 
 
-def lock_name(device: str, device_facts: Mapping[str, Any]) -> str:
+def lock_name(device: str, device_info: Mapping[str, Any]) -> str:
     """What all explorers of this host call a device.
 
     Its UUID where it has one, of a MIG instance its own: torch's index depends on CUDA_VISIBLE_DEVICES.
     """
-    return str(device_facts.get("uuid") or device)
+    return str(device_info.get("uuid") or device)
 
 
 def _lock_path(name: str) -> Path:

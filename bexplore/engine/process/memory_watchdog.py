@@ -36,7 +36,7 @@ SWAP_BYTES = 64 * 2**20
 SLACK_BYTES = 32 * 2**20
 
 
-class MemoryWatch:
+class MemoryWatchdog:
     """Watches one worker and its descendants.
 
     Args:
@@ -55,12 +55,12 @@ class MemoryWatch:
         self._children = _Children(pid)
         self._looked_at_s = 0.0
 
-    def allow(self, room_bytes: int) -> None:
+    def allow(self, headroom_bytes: int) -> None:
         """From now on the worker and its children may grow by so much, within the limit that was given."""
         if self._most_bytes is not None:
             now = _memory(self._pid)
             self._children_before = self._children.own_bytes()
-            self._limit_bytes = min(self._most_bytes, now.resident_bytes + self._children_before + room_bytes)
+            self._limit_bytes = min(self._most_bytes, now.resident_bytes + self._children_before + headroom_bytes)
             self._slack_bytes, self._shared_before = SLACK_BYTES, now.shared_bytes
 
     @property

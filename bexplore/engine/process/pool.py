@@ -26,14 +26,14 @@ class Worker:
         number: Ordinal among the runner's workers; its log has the same.
         compilation: Program that it has compiled; None for none.
         micro_batch_size: Size that it ran last; None for none.
-        has_room: Whether it can tell if a size fits that is larger than those that it ran.
+        has_headroom: Whether it can tell if a size fits that is larger than those that it ran.
     """
 
     process: WorkerProcess
     number: int
     compilation: Compilation | None = None
     micro_batch_size: int | None = None
-    has_room: bool = True
+    has_headroom: bool = True
 
 
 class Workers:
@@ -46,7 +46,7 @@ class Workers:
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str] | None) -> None:
         self.current: Worker | None = None
-        self._aside: Worker | None = None
+        self._parked: Worker | None = None
         self._spare: Worker | None = None
         self._run_dir = run_dir
         self._environment = environment
@@ -77,15 +77,15 @@ class Workers:
         if self._spare is not None:
             self._spare.process.await_preloaded()
 
-    def set_aside(self, *, needed_bytes: int) -> None:
+    def park(self, *, needed_bytes: int) -> None:
         """Keep the worker at work for later, where the host has the memory that the next one needs beside it."""
-        if self._aside is None and available_memory_bytes() >= needed_bytes:
-            self._aside, self.current = self.current, None
+        if self._parked is None and available_memory_bytes() >= needed_bytes:
+            self._parked, self.current = self.current, None
 
     def bring_back(self) -> None:
         """Put the worker that was set aside to work, where there is one and none is at work."""
-        if self.current is None and self._aside is not None:
-            self.current, self._aside = self._aside, None
+        if self.current is None and self._parked is not None:
+            self.current, self._parked = self._parked, None
 
     def end_current(self) -> None:
         """End the worker at work, if there is one."""
@@ -95,9 +95,9 @@ class Workers:
     def close(self) -> None:
         """End all workers."""
         self.end_current()
-        for worker in (self._aside, self._spare):
+        for worker in (self._parked, self._spare):
             _end(worker)
-        self._aside = self._spare = None
+        self._parked = self._spare = None
 
     def _start(self, preload: Sequence[str] = ()) -> Worker:
         number = self._num_started

@@ -32,7 +32,7 @@ def must_replace(
     return (
         probe.fresh_worker
         or probe.compilation is not worker.compilation
-        or (probe.micro_batch_size > largest_measured and not worker.has_room)
+        or (probe.micro_batch_size > largest_measured and not worker.has_headroom)
         or (own_program_per_size and probe.micro_batch_size != worker.micro_batch_size)
         or not worker.process.is_alive
     )
@@ -65,4 +65,4 @@ def may_go_on(answer: Mapping[str, Any] | Failure, refused: Observation, *, larg
         return False
     is_over_budget = answer["outcome"] == Outcome.MEASURED  # nothing was refused
     is_larger = refused.micro_batch_size > largest_measured > 0
-    return is_larger and (is_over_budget or bool(answer.get("is_intact")))
+    return is_larger and (is_over_budget or bool(answer.get("is_reusable")))

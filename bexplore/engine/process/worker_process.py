@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from bexplore.engine.process import reaper
-from bexplore.engine.process.memory_watchdog import MemoryWatch
+from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.engine.protocol.channel import receive, send
 from bexplore.engine.protocol.failures import Failure, classify_exit
 from bexplore.errors import EngineError
@@ -62,7 +62,7 @@ class WorkerProcess:
         self, log_path: Path, *, environment: Mapping[str, str] | None = None, preload: Sequence[str] = ()
     ) -> None:
         # The dot ends the number: marks are compared by how they begin.
-        self._mark = f"{_Guardian.mark()}-{next(_numbers)}."
+        self._mark = f"{_Reaper.mark()}-{next(_numbers)}."
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         self._posted: dict[str, Any] | None = None
@@ -132,13 +132,13 @@ class WorkerProcess:
         """
         _waiting.now = True
         try:
-            watch = MemoryWatch(self.pid, resident_limit_bytes)
+            watch = MemoryWatchdog(self.pid, resident_limit_bytes)
             return self._converse(request, on_progress, _Patience(time_limit_s, total_limit_s), watch)
         finally:
             _waiting.now = False
 
     def _converse(
-        self, request: dict[str, Any], on_progress: Progress, patience: _Patience, watch: MemoryWatch
+        self, request: dict[str, Any], on_progress: Progress, patience: _Patience, watch: MemoryWatchdog
     ) -> dict[str, Any] | Failure:
         posted, self._posted = self._posted, None
         try:
@@ -154,8 +154,8 @@ class WorkerProcess:
                     if message.get("kind") == "answer":
                         return message
                     patience.heard(message)
-                    if message.get("room_bytes") is not None:
-                        watch.allow(int(message["room_bytes"]))
+                    if message.get("headroom_bytes") is not None:
+                        watch.allow(int(message["headroom_bytes"]))
                     on_progress(message)
                 elif self._process.poll() is not None and not self._connection.poll(0):
                     return self._ended()  # a child of the worker may still hold the other end of the pipe open
@@ -232,7 +232,7 @@ class _Patience:
         return ""
 
 
-class _Guardian:
+class _Reaper:
     """The one program that ends this process's workers, and all that they started, if this process is killed."""
 
     _mark: str | None = None

@@ -11,7 +11,7 @@ from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
 # What an answer says of the worker, and not of the size.
-OF_THE_WORKER = ("kind", "shared_mode", "is_intact", "is_sticky", "has_room")
+OF_THE_WORKER = ("kind", "shared_mode", "is_reusable", "is_sticky", "has_headroom")
 
 
 def refusal(answer: Mapping[str, Any]) -> BexploreError:
@@ -37,8 +37,8 @@ def observed(answer: Mapping[str, Any], *, spawn_s: float, warnings: Sequence[st
     reason = facts.pop("reason", "")
     for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):
         facts[name] = tuple(facts.get(name, ()))
-    turns = facts.get("turn_times_s", {})
-    facts["turn_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
+    turns = facts.get("interleaved_times_s", {})
+    facts["interleaved_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
     facts["start_time_s"] = facts.get("start_time_s", 0.0) + spawn_s
     facts["warnings"] = (*facts.get("warnings", ()), *warnings)
     # What was held is no reason to refuse: reserved memory has its limit in the allocator, and a process on a CPU is

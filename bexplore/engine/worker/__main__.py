@@ -90,13 +90,13 @@ class _Server:
         # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
         shared_mode = {"shared_mode": self._session.shared_mode} if self._session is not None else {}
         failure = self._diagnose(failure, request)
-        is_intact = failure.is_clean and request["kind"] == "probe" and self._has_recovered()
-        room = {"has_room": self._session.has_room} if is_intact else {}
+        is_reusable = failure.is_clean and request["kind"] == "probe" and self._try_recover()
+        room = {"has_headroom": self._session.has_headroom} if is_reusable else {}
         return (
             shared_mode
             | room
             | {
-                "is_intact": is_intact,
+                "is_reusable": is_reusable,
                 "is_sticky": failure.is_sticky,
                 "outcome": failure.outcome,
                 "reason": failure.reason,
@@ -125,18 +125,18 @@ class _Server:
 
         return self._device is not None and is_nearly_full(self._device)
 
-    def _has_recovered(self) -> bool:
+    def _try_recover(self) -> bool:
         """Whether the session is as good as before a step that was refused memory; there is none if it was building."""
         try:
-            return self._session is not None and self._session.recovered()
+            return self._session is not None and self._session.try_recover()
         except Exception:  # of a device that is in no state to be asked: the refusal is what is told
             return False
 
     def _facts(self, request: dict[str, Any]) -> dict[str, Any]:
-        from bexplore.engine.worker.device import device_facts
+        from bexplore.engine.worker.device import device_info
 
         self._report(stage="import")
-        return device_facts(request["device"])
+        return device_info(request["device"])
 
     def _build(self, request: dict[str, Any]) -> dict[str, Any]:
         from bexplore.job import Job
@@ -168,7 +168,7 @@ class _Server:
             found = {"outcome": Outcome.COMPILE_FAILED, "reason": reason, "start_time_s": start_time_s}
             return found | {"details": {"recompiles_each_pass": True}}
         known = {"shared_mode": self._session.shared_mode, "start_time_s": start_time_s}
-        return {"outcome": Outcome.MEASURED, "has_room": self._session.has_room} | known | facts
+        return {"outcome": Outcome.MEASURED, "has_headroom": self._session.has_headroom} | known | facts
 
     def _open_session(self, request: dict[str, Any]) -> float:
         """Build the job unless it is there already; return the seconds that this took."""
@@ -241,16 +241,16 @@ class _Server:
 
             bound_memory(self._device, TRACE_DEVICE_BYTES)
 
-    def _program_facts(self, request: dict[str, Any]) -> dict[str, Any]:
-        from bexplore.engine.worker.device import device_facts
-        from bexplore.engine.worker.program_metrics import program_facts
+    def _program_metrics(self, request: dict[str, Any]) -> dict[str, Any]:
+        from bexplore.engine.worker.device import device_info
+        from bexplore.engine.worker.program_metrics import program_metrics
         from bexplore.job import Job
 
         self._report(stage="trace")
-        machine = device_facts(request["device"])
+        machine = device_info(request["device"])
         return {
             "outcome": "measured",
-            "facts": program_facts(Job.from_dict(request["job"])).as_dict(),
+            "facts": program_metrics(Job.from_dict(request["job"])).as_dict(),
             "machine": machine,
         }
 
@@ -284,7 +284,7 @@ class _Server:
         speed = time_loader(Job.from_dict(request["job"]), request["micro_batch_size"])
         return {"outcome": "measured"} | dataclasses.asdict(speed)
 
-    def _same_training(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _gradient_equivalence(self, request: dict[str, Any]) -> dict[str, Any]:
         import dataclasses
 
         from bexplore.engine.worker.gradient_check import compare_gradients

@@ -21,7 +21,7 @@ _BY_CLASS_NAME = (  # not base classes: these live in everybody's own code; "$",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspects:
+class BatchCoupledModules:
     """What may explain a difference.
 
     Attributes:
@@ -33,7 +33,7 @@ class Suspects:
     sentence: str
 
 
-def find_suspects(roots: Sequence[nn.Module]) -> Suspects:
+def find_batch_coupled_modules(roots: Sequence[nn.Module]) -> BatchCoupledModules:
     """Name the modules in training mode whose class is known to look across the samples of a batch."""
     by_cause: dict[str, list[str]] = {}
     for root in roots:
@@ -44,15 +44,17 @@ def find_suspects(roots: Sequence[nn.Module]) -> Suspects:
                 found.append(name)
                 by_cause.setdefault(cause, []).append(f"{name or 'the model'} ({type(module).__name__})")
     if not by_cause:
-        return Suspects(
+        return BatchCoupledModules(
             modules=(),
             sentence=(
                 "No module is known to cause it: look for a loss that compares the samples of a batch, a mean weighted "
                 "by padding, or a sum where a mean is meant."
             ),
         )
-    sentence = "; ".join(f"{cause}: {_shortened(names)}" for cause, names in by_cause.items())
-    return Suspects(modules=tuple(name for names in by_cause.values() for name in names), sentence=f"{sentence}.")
+    sentence = "; ".join(f"{cause}: {_truncated(names)}" for cause, names in by_cause.items())
+    return BatchCoupledModules(
+        modules=tuple(name for names in by_cause.values() for name in names), sentence=f"{sentence}."
+    )
 
 
 def _cause(module: nn.Module) -> str | None:
@@ -64,6 +66,6 @@ def _cause(module: nn.Module) -> str | None:
     return next((cause for cause, pattern in _BY_CLASS_NAME if pattern.search(name)), None)
 
 
-def _shortened(names: list[str]) -> str:
+def _truncated(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -180,7 +180,7 @@ class CompilerAccount:
 
 
 @dataclass(slots=True)
-class CompilerWatch:
+class CompilerCounters:
     """Reads torch's own records of its compilations; `take` gives what is new."""
 
     _num_seen_breaks: int = 0

@@ -26,7 +26,7 @@ class Placement:
             return frozenset()
         return frozenset(self._allowed[(turn * num_threads + index) % count] for index in range(num_threads))
 
-    def take_turn(self, turn: int, num_threads: int) -> None:
+    def take_slot(self, turn: int, num_threads: int) -> None:
         """Move all threads of this process to the processors of a turn."""
         processors = self.processors(turn, num_threads)
         if not processors:

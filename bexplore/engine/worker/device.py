@@ -19,7 +19,7 @@ MEMORY_RETURN_POLL_S = 0.25
 MEMORY_RETURN_SLACK_BYTES = 256 * 2**20
 
 
-def device_facts(name: str) -> dict[str, Any]:
+def device_info(name: str) -> dict[str, Any]:
     """Facts that decide whether two measurements may be compared, and the device's memory; makes it the current one.
 
     Args:

@@ -37,7 +37,7 @@ def eagerly() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager")
 
 
-def time_turns(
+def time_eager_interleaved(
     steps: Steps,
     batch: Batch,
     *,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
-from bexplore.engine.worker.batch_coupling import find_suspects
+from bexplore.engine.worker.batch_coupling import find_batch_coupled_modules
 from bexplore.engine.worker.deterministic import inert, restored
 from bexplore.job import Mode, Precision
 from bexplore.workloads import Batch, Workload
@@ -183,7 +183,7 @@ def _judge(workload: Workload, *, noise: float, found: float, num_samples: int, 
             modules=(),
             message=f"The micro-batch size does not change the training: {between}, agree to {found:.1g}.",
         )
-    suspects = find_suspects(workload.compiled_modules)
+    suspects = find_batch_coupled_modules(workload.compiled_modules)
     return SameTraining(
         same=False,
         worst_relative_difference=found,

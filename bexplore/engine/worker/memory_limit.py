@@ -63,7 +63,7 @@ class DataLimit:
                 refuse this one.
         """
         _give_back_free_heap()
-        room, held = self.room_bytes(live_bytes), _data_bytes()
+        room, held = self.headroom_bytes(live_bytes), _data_bytes()
         if room is None or not held:
             yield
             return
@@ -96,7 +96,7 @@ class DataLimit:
         finally:
             self._set(self._hard)
 
-    def room_bytes(self, live_bytes: int) -> int | None:
+    def headroom_bytes(self, live_bytes: int) -> int | None:
         """What steps may add to the `live_bytes` of tensors that exist already; None for no limit."""
         if self._budget_bytes is None:
             return None
@@ -109,18 +109,18 @@ class DataLimit:
 
         Less than the room where an earlier size left memory behind that the C library has not given back.
         """
-        room = self.room_bytes(live_bytes)
+        room = self.headroom_bytes(live_bytes)
         if room is None or self._base_bytes is None:
             return room
         return max(0, self._base_resident_bytes + live_bytes + room - _status_bytes("RssAnon"))
 
-    def has_room(self, live_bytes: int) -> bool:
+    def has_headroom(self, live_bytes: int) -> bool:
         """Whether a step that is larger than any before could be given any memory at all.
 
         Not where address space that earlier sizes left in pieces reaches the limit: what is refused then says nothing
         of the size.
         """
-        room = self.room_bytes(live_bytes)
+        room = self.headroom_bytes(live_bytes)
         if room is None or self._base_bytes is None:
             return True
         _give_back_free_heap()

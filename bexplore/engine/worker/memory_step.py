@@ -33,13 +33,13 @@ class StepMemory:
 
     Attributes:
         peak: Of its tensors; None where the device keeps no account.
-        held_bytes: Most bytes that were held for the job meanwhile: reserved by the caching allocator, else held by the
-            process; None where the kernel does not tell.
+        resident_bytes: Most bytes that were held for the job meanwhile: reserved by the caching allocator, else held by
+            the process; None where the kernel does not tell.
         passes: Those of the step that were timed.
     """
 
     peak: PeakMemory | None
-    held_bytes: int | None
+    resident_bytes: int | None
     passes: tuple[RanPass, ...]
 
     @property
@@ -104,7 +104,7 @@ class MemoryStep:
         self._steps.attach(gradients)
         self._trained = with_dense_gradients(gradients)
         reserved = peak.reserved_bytes if peak else None
-        memory = StepMemory(peak=peak, held_bytes=held[-1] if reserved is None else reserved, passes=tuple(passes))
+        memory = StepMemory(peak=peak, resident_bytes=held[-1] if reserved is None else reserved, passes=tuple(passes))
         # Retries of the allocator are those of this step, and of no later one.
         no_retries = peak and dataclasses.replace(peak, num_alloc_retries=0)
         self._known[micro_batch_size] = dataclasses.replace(memory, peak=no_retries)

@@ -28,12 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bexplore
-from bexplore.engine.worker.compilation import CompilerWatch, GraphBreak
+from bexplore.engine.worker.compilation import CompilerCounters, GraphBreak
 from bexplore.errors import BexploreError
 from bexplore.job import Job
 from bexplore.trace import CostModel, TraceError, trace_job
 from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.program_metrics import Item, ProgramFacts, describe_polynomial
+from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polynomial
 from bexplore.workloads import Batch, Workload, build
 
 # Sizes of the second look, samples. The first divides no usual dimension; the others lie around usual thresholds.
@@ -54,7 +54,7 @@ _NUM_PLACES = 4  # of one kind of thing that are kept
 _VALUE_READ = torch.ops.aten._local_scalar_dense.default
 
 
-def program_facts(job: Job) -> ProgramFacts:
+def program_metrics(job: Job) -> ProgramMetrics:
     """Take the exact facts of a job's program.
 
     What cannot be found out is left unknown, with its reason among the `problems`: the program of a broken job is a
@@ -63,7 +63,7 @@ def program_facts(job: Job) -> ProgramFacts:
     Raises:
         UserInputError: The job itself is wrong.
     """
-    facts = ProgramFacts(traced_device=torch.device(job.device).type)
+    facts = ProgramMetrics(traced_device=torch.device(job.device).type)
     changes, problems = _look_at_plan(job), []
     facts = dataclasses.replace(facts, **changes)
     if job.compile.enabled:
@@ -90,7 +90,7 @@ class _Graphs:
         self.num_graphs = 0
         self._forward: dict[str, Any] = {}
 
-    def observe(self, graph: Any, prime: int) -> None:
+    def observe(self, graph: Any, probe_batch: int) -> None:
         """Read one graph of the compiler after its planning."""
         key = (str(torch._guards.CompileContext.current_compile_id()), bool(graph.is_backward))
         if key in self._seen:  # a program that fixes its batch is traced a second time, from the start
@@ -101,9 +101,9 @@ class _Graphs:
         self.num_graphs += 1
         for node in nodes.values():
             if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
-                self._count_operator(node, prime)
+                self._count_operator(node, probe_batch)
         if graph.is_backward:
-            self._count_saved(nodes.values(), prime)
+            self._count_saved(nodes.values(), probe_batch)
         else:
             self._forward = nodes
         for scheduled in graph.scheduler.nodes:
@@ -113,25 +113,25 @@ class _Graphs:
                 label = "+".join(sorted({_short(origin.target) for origin in working}))
                 self._note(self.kernels, label, _first_place(working))
 
-    def _count_operator(self, node: Any, prime: int) -> None:
+    def _count_operator(self, node: Any, probe_batch: int) -> None:
         value = node.meta["val"]
-        label = f"{_short(node.target)} {_describe(value, prime)}"
+        label = f"{_short(node.target)} {_describe(value, probe_batch)}"
         self._note(self.operators, label, _place(node))
         if not _is_view(node.target):
-            self.buffers[label] = _bytes_of(value, prime)
+            self.buffers[label] = _bytes_of(value, probe_batch)
 
-    def _count_saved(self, nodes: Iterable[Any], prime: int) -> None:
+    def _count_saved(self, nodes: Iterable[Any], probe_batch: int) -> None:
         for node in nodes:
             value = node.meta.get("val")
             if node.op != "placeholder" or node.name.startswith("tangents") or not isinstance(value, torch.Tensor):
                 continue
-            size = _bytes_of(value, prime)
+            size = _bytes_of(value, probe_batch)
             if not (size.linear or size.quadratic):
                 continue  # a parameter, or a copy of one in another type: no activation
             maker = self._forward.get(node.name, node)
             name = _short(maker.target) if maker.op == "call_function" else "input"
             self.saved_bytes = self.saved_bytes + size
-            self._note(self.saved, f"{name} {_describe(value, prime)}", _place(maker))
+            self._note(self.saved, f"{name} {_describe(value, probe_batch)}", _place(maker))
 
     def _note(self, counter: Counter[str], label: str, where: str) -> None:
         counter[label] += 1
@@ -153,7 +153,7 @@ def _look_at_plan(job: Job) -> dict[str, Any]:
     """Trace the step through the compiler's memory plan, every block of a deep model included."""
     graphs = _Graphs()
     try:
-        model = trace_job(job, whole_depth=True, observe=graphs.observe)
+        model = trace_job(job, full_depth=True, observe=graphs.observe)
     except TraceError as error:
         cause = error.__cause__ if error.__cause__ is not None else error
         return {"problems": (_told(cause),)}
@@ -187,7 +187,7 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
     fake_mode = FakeTensorMode()
     torch._dynamo.reset()
     dynamo_utils.clear_compilation_metrics()
-    watch, outside = CompilerWatch(), _OutsideGraphs(job)
+    watch, outside = CompilerCounters(), _OutsideGraphs(job)
     try:
         with fake_mode:
             workload = build(job)
@@ -394,23 +394,23 @@ def _is_view(target: Any) -> bool:
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
-def _describe(value: torch.Tensor, prime: int) -> str:
+def _describe(value: torch.Tensor, probe_batch: int) -> str:
     """`float32[b, 128b]`; b is the micro-batch size."""
-    sizes = [describe_polynomial(_polynomial(size, prime).as_list()) for size in value.shape]
+    sizes = [describe_polynomial(_polynomial(size, probe_batch).as_list()) for size in value.shape]
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 
-def _bytes_of(value: torch.Tensor, prime: int) -> Polynomial:
+def _bytes_of(value: torch.Tensor, probe_batch: int) -> Polynomial:
     """Bytes of a tensor, by its value at the micro-batch size of the trace."""
     elements = 1
     for size in value.shape:
         elements *= _at_hint(size)
-    return Polynomial.of_value(elements * value.dtype.itemsize, prime)
+    return Polynomial.of_value(elements * value.dtype.itemsize, probe_batch)
 
 
-def _polynomial(size: Any, prime: int) -> Polynomial:
+def _polynomial(size: Any, probe_batch: int) -> Polynomial:
     """A size, by its value at the prime; a program that fixes its batch has numbers there, and means the same."""
-    return Polynomial.of_value(_at_hint(size), prime)
+    return Polynomial.of_value(_at_hint(size), probe_batch)
 
 
 def _at_hint(size: Any) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 _TASKS = Path("/proc/self/task")
 
 
-def waited_s() -> dict[str, float]:
+def scheduler_wait_s() -> dict[str, float]:
     """Seconds that each thread has waited for a processor so far; empty where the kernel does not tell.
 
     Source: the second number of /proc/PID/schedstat, nanoseconds on the run queue (Linux, Documentation/scheduler).

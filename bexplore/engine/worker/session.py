@@ -25,7 +25,7 @@ from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.artifacts import keep_artifacts_in
 from bexplore.engine.worker.compilation import (
     CompilerAccount,
-    CompilerWatch,
+    CompilerCounters,
     around_compilations,
     compile_workload,
     feasible_mode,
@@ -33,16 +33,16 @@ from bexplore.engine.worker.compilation import (
 )
 from bexplore.engine.worker.cpu_affinity import Placement
 from bexplore.engine.worker.device import bound_memory
-from bexplore.engine.worker.eager_timing import eagerly, time_turns
+from bexplore.engine.worker.eager_timing import eagerly, time_eager_interleaved
 from bexplore.engine.worker.memory_limit import COMPILER_BYTES, DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
 from bexplore.engine.worker.nested_regions import repeated_classes
 from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import Steps, len_of, warm_device
-from bexplore.engine.worker.timing import Report, Timed, time_alone, time_in_turns
+from bexplore.engine.worker.timing import Report, Timed, time_alone, time_interleaved
 from bexplore.engine.worker.toolchain import Toolchain
-from bexplore.engine.worker.truncated_layers import shorten
+from bexplore.engine.worker.truncated_layers import truncate_layers
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
 from bexplore.measurement.probe import Compilation, Probe
@@ -109,7 +109,7 @@ class Session:
         self._why_unchecked = ""
         self._why_alone = ""  # the last probe that should have taken turns
         self._placement = Placement()
-        self.watch = CompilerWatch()
+        self.watch = CompilerCounters()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
         self.limit = DataLimit(budget_bytes if self.device.type == "cpu" else None)
         bound_memory(self.device, budget_bytes)
@@ -118,7 +118,7 @@ class Session:
             self.workload: Workload = build(job)
         block_classes = repeated_classes(self.workload)
         if depth is not None:
-            shorten(self.workload, *depth)
+            truncate_layers(self.workload, *depth)
         self.steps = Steps(self.workload, self.device, uses_cuda_graphs=self.uses_cuda_graphs)
         self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
         self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
@@ -183,11 +183,11 @@ class Session:
         self._check_step(probe, has_gradients=has_gradients)
         return {
             "pass_times_s": timed.pass_times_s,
-            "turn_times_s": timed.turn_times_s,
+            "interleaved_times_s": timed.interleaved_times_s,
             "update_times_s": update_times_s,
             "compile_time_s": _compile_time_s(account, late, first_pass_s, timed.pass_times_s),
             "peak_memory_bytes": peak.allocated_bytes if peak else None,
-            "held_memory_bytes": memory.held_bytes,
+            "resident_memory_bytes": memory.resident_bytes,
             "num_alloc_retries": retries,
             "num_graphs": account.num_graphs + late.num_graphs if compiled else None,
             "num_graph_breaks": len(account.graph_breaks) if compiled else None,
@@ -195,7 +195,7 @@ class Session:
             "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
             "loss": timed.loss,
             "warnings": _warnings(late, retries) + self._warnings_of_cuda_graphs(probe),
-            "waited_share": timed.waited_share,
+            "scheduler_wait_fraction": timed.scheduler_wait_fraction,
             "ran_eagerly": not compiled or self.num_session_graphs == 0,
             "details": {
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
@@ -231,7 +231,7 @@ class Session:
         self.steps.clear_gradients()
         release_cached_memory(self.device)
 
-    def recovered(self) -> bool:
+    def try_recover(self) -> bool:
         """Let go of a step that was refused memory; whether this process is as it was before it.
 
         Never with CUDA graphs: their memory pools outlive `empty_cache`, and a refusal while one is recorded leaves the
@@ -246,9 +246,9 @@ class Session:
         return self._idle_bytes() <= self._idle_before_bytes + REMAINS_BYTES
 
     @property
-    def has_room(self) -> bool:
+    def has_headroom(self) -> bool:
         """Whether this process can tell if a size fits that is larger than those that it ran."""
-        return self.limit.has_room(self.steps.live_bytes())
+        return self.limit.has_headroom(self.steps.live_bytes())
 
     def _idle_bytes(self) -> int:
         return self.limit.idle_bytes() if self.device.type == "cpu" else idle_bytes(self.device)
@@ -272,7 +272,7 @@ class Session:
             self._timed_batch = (micro_batch_size, self._make_batch(micro_batch_size))
         batch = self._timed_batch[1]
         if turn is not None:
-            self._placement.take_turn(turn, torch.get_num_threads())
+            self._placement.take_slot(turn, torch.get_num_threads())
         self.watch.take()
         began_cpu_s = time.process_time()
         together = self.steps.num_back_to_back(self._usual_pass_s.get(micro_batch_size, 0.0))
@@ -307,7 +307,7 @@ class Session:
             if asked:
                 with eagerly():
                     peak = self._memory_step.peak_of_one(batch)
-            compiled, eager = time_turns(
+            compiled, eager = time_eager_interleaved(
                 self.steps,
                 batch,
                 usual_pass_s=usual_s,
@@ -338,11 +338,11 @@ class Session:
     def _compiler_begins(self) -> None:
         self.steps.num_compilations += 1
         self.limit.lift()
-        self.report(room_bytes=COMPILER_BYTES)
+        self.report(headroom_bytes=COMPILER_BYTES)
 
     def _compiler_ends(self) -> None:
         self.limit.lower()
-        self.report(room_bytes=self.limit.growth_bytes(self.steps.live_bytes()))
+        self.report(headroom_bytes=self.limit.growth_bytes(self.steps.live_bytes()))
 
     def _make_batch(self, micro_batch_size: int) -> Batch:
         self.report(stage="batch")
@@ -353,7 +353,7 @@ class Session:
         return batch
 
     def _memory(self, batch: Batch, probe: Probe) -> StepMemory:
-        self.report(stage="memory", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
+        self.report(stage="memory", headroom_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
         size = probe.micro_batch_size
         if probe.purpose.is_verification:
             return self._memory_step.verify(batch, size)
@@ -365,7 +365,7 @@ class Session:
         if self.is_compiled and one_program:
             return 0.0
         if self.compilation is Compilation.EAGER:
-            self.report(stage="first pass", room_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
+            self.report(stage="first pass", headroom_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
         else:
             self.report(stage="compile")
         seconds = self.steps.first_pass(batch)
@@ -391,11 +391,11 @@ class Session:
         """
         batches: dict[int, Batch] = {}
         self._why_alone = ""
-        if self.uses_cuda_graphs and probe.in_turn_with:
+        if self.uses_cuda_graphs and probe.interleaved_with:
             self._why_alone = "the CUDA graphs of another size would hold memory beside this one's"
             return batches
         try:
-            for size in probe.in_turn_with:
+            for size in probe.interleaved_with:
                 batches[size] = self._make_batch(size)
                 if size not in self._usual_pass_s:  # it ran in an earlier process
                     self._compile_pass(batches[size])
@@ -412,7 +412,7 @@ class Session:
         known = memory.passes_that_count
         if others:
             try:
-                return time_in_turns(
+                return time_interleaved(
                     self.steps,
                     {probe.micro_batch_size: batch} | others,
                     probe,
@@ -438,7 +438,7 @@ class Session:
         )
         if not self._why_alone:
             return timed
-        return dataclasses.replace(timed, details={**timed.details, "not_in_turns": self._why_alone})
+        return dataclasses.replace(timed, details={**timed.details, "not_interleaved": self._why_alone})
 
     def _warnings_of_cuda_graphs(self, probe: Probe) -> list[str]:
         is_concerned = self.uses_cuda_graphs and self.is_training and probe.purpose.is_verification

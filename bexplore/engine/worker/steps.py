@@ -48,8 +48,8 @@ class Steps:
     Attributes:
         num_compilations: Begun by the compiler so far, as its session counts them.
         num_repeated: Passes that were run again so far, because the compiler ran in them.
-        waited_s: For how long one of the threads of the call that was timed last waited for a processor; of passes back
-            to back, the mean.
+        scheduler_wait_s: For how long one of the threads of the call that was timed last waited for a processor; of
+            passes back to back, the mean.
     """
 
     def __init__(self, workload: Workload, device: torch.device, *, uses_cuda_graphs: bool = False) -> None:
@@ -60,7 +60,7 @@ class Steps:
         self._num_optimizer_steps = 0
         for optimizer in workload.optimizers:
             optimizer.register_step_post_hook(self._count_optimizer_step)
-        self.waited_s = 0.0
+        self.scheduler_wait_s = 0.0
 
     def forward_backward(self, batch: Batch) -> None:
         """Run one forward and backward pass, which adds to the gradients that there are."""
@@ -116,7 +116,7 @@ class Steps:
             before = self.num_compilations
             seconds = self._timed(passes) / num_passes
             if self.num_compilations == before:
-                self.waited_s /= num_passes
+                self.scheduler_wait_s /= num_passes
                 return seconds
             self.num_repeated += num_passes
         raise CompiledEachPassError(
@@ -164,18 +164,18 @@ class Steps:
 
     def _timed(self, run: Callable[[], None]) -> float:
         """Seconds of one call: device events on CUDA, wall clock elsewhere; notes how long its threads waited."""
-        self.waited_s = 0.0
+        self.scheduler_wait_s = 0.0
         synchronize(self._device)
         if self._device.type == "cuda":
             start, end = self._between_events(run)
             synchronize(self._device)
             return float(start.elapsed_time(end) / 1e3)
-        waited_s = scheduler_wait.waited_s()
+        scheduler_wait_s = scheduler_wait.scheduler_wait_s()
         begin = time.perf_counter()
         run()
         synchronize(self._device)
         seconds = time.perf_counter() - begin
-        self.waited_s = scheduler_wait.longest_wait_s(waited_s, scheduler_wait.waited_s())
+        self.scheduler_wait_s = scheduler_wait.longest_wait_s(scheduler_wait_s, scheduler_wait.scheduler_wait_s())
         return seconds
 
     def loss(self) -> float:

@@ -35,7 +35,7 @@ class Passes:
         worse_s: A size whose fastest pass takes longer is clearly worse than another, and needs no precision.
         undisturbed_s: Seconds of passes that had the processors when they wanted them, in order.
         all_s: Seconds of all passes, in order.
-        waited_s: Of each of them, the longest time that one of its threads waited for a processor.
+        scheduler_wait_s: Of each of them, the longest time that one of its threads waited for a processor.
     """
 
     max_passes: int
@@ -44,16 +44,16 @@ class Passes:
     worse_s: float = math.inf
     undisturbed_s: list[float] = field(default_factory=list)
     all_s: list[float] = field(default_factory=list)
-    waited_s: list[float] = field(default_factory=list)
+    scheduler_wait_s: list[float] = field(default_factory=list)
     _all_total_s: float = 0.0
     _undisturbed_total_s: float = 0.0
 
-    def add(self, seconds: float, *, waited_s: float, num_passes: int = 1) -> None:
+    def add(self, seconds: float, *, scheduler_wait_s: float, num_passes: int = 1) -> None:
         """Take in a pass, or the mean of several, and the longest time that one of its threads waited."""
         self.all_s.append(seconds)
-        self.waited_s.append(waited_s)
+        self.scheduler_wait_s.append(scheduler_wait_s)
         self._all_total_s += num_passes * seconds
-        if waited_s <= DISTURBED_SHARE * seconds:
+        if scheduler_wait_s <= DISTURBED_SHARE * seconds:
             self.undisturbed_s.append(seconds)
             self._undisturbed_total_s += num_passes * seconds
 
@@ -75,9 +75,9 @@ class Passes:
         return self.all_s if self._all_count else self.undisturbed_s
 
     @property
-    def waited_share(self) -> float:
+    def scheduler_wait_fraction(self) -> float:
         """Median share of the passes that count for which one of their threads waited for a processor."""
-        shares = np.array(self.waited_s) / np.array(self.all_s)
+        shares = np.array(self.scheduler_wait_s) / np.array(self.all_s)
         counted = shares if self._all_count else shares[shares <= DISTURBED_SHARE]
         return float(np.median(counted)) if len(counted) else 0.0
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from bexplore.engine.worker.steps import Steps
 from bexplore.engine.worker.stopping_rule import Passes
-from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, Rounds, num_passes_of_turn
+from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, num_passes_of_turn
 from bexplore.measurement.probe import Probe, Purpose
 from bexplore.workloads import Batch
 
@@ -23,13 +23,13 @@ class RanPass(NamedTuple):
 
     Attributes:
         seconds: How long it took.
-        waited_s: For how long one of its threads waited for a processor.
+        scheduler_wait_s: For how long one of its threads waited for a processor.
         loss: Of its samples.
         num_passes: How many it is the mean of.
     """
 
     seconds: float
-    waited_s: float
+    scheduler_wait_s: float
     loss: float
     num_passes: int = 1
 
@@ -40,16 +40,16 @@ class Timed:
 
     Attributes:
         pass_times_s: Seconds of the passes that count, in order; each may be the mean of several.
-        turn_times_s: As `Observation` has it.
-        waited_share: As `Observation` has it.
+        interleaved_times_s: As `Observation` has it.
+        scheduler_wait_fraction: As `Observation` has it.
         loss: Of the last pass of the probe's size.
         details: Extra facts by name, JSON values only.
     """
 
     pass_times_s: list[float]
-    waited_share: float
+    scheduler_wait_fraction: float
     loss: float
-    turn_times_s: Mapping[int, list[float]] = field(default_factory=dict)
+    interleaved_times_s: Mapping[int, list[float]] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,17 +78,17 @@ def time_alone(
     passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, tolerance=probe.tolerance, worse_s=worse_s)
     ran = list(known)
     for one in known:
-        passes.add(one.seconds, waited_s=one.waited_s)
+        passes.add(one.seconds, scheduler_wait_s=one.scheduler_wait_s)
     last_s = usual_pass_s
     while not passes.are_enough:
         ran.append(run_pass(steps, batch, last_s))
         last_s = ran[-1].seconds
-        passes.add(last_s, waited_s=ran[-1].waited_s, num_passes=ran[-1].num_passes)
+        passes.add(last_s, scheduler_wait_s=ran[-1].scheduler_wait_s, num_passes=ran[-1].num_passes)
         report(pass_time_s=last_s)
     counted_s = passes.counted_s
     return Timed(
         pass_times_s=counted_s,
-        waited_share=passes.waited_share,
+        scheduler_wait_fraction=passes.scheduler_wait_fraction,
         loss=ran[-1].loss,
         details={
             "num_disturbed_passes": len(passes.all_s) - len(passes.undisturbed_s),
@@ -98,7 +98,7 @@ def time_alone(
     )
 
 
-def time_in_turns(
+def time_interleaved(
     steps: Steps,
     batches: Mapping[int, Batch],
     probe: Probe,
@@ -121,14 +121,14 @@ def time_in_turns(
         report: Told the seconds of each pass of the probe's own size, and told of the others' passes.
     """
     own = probe.micro_batch_size
-    is_look = probe.purpose is Purpose.SEARCH
+    is_screening = probe.purpose is Purpose.SEARCH
     num_times = {size: _num_times_of_turn(steps, usual_pass_s[size]) for size in batches}
     last_s = {size: usual_pass_s[size] for size in batches}
-    rounds = Rounds(
+    rounds = InterleavedTiming(
         size=own,
         max_rounds=probe.max_passes,
-        budget_s=budget_s * (1 if is_look else BUDGETS_OF_CONTENDERS),
-        is_look=is_look,
+        budget_s=budget_s * (1 if is_screening else BUDGETS_OF_CONTENDERS),
+        is_screening=is_screening,
         tolerance=probe.tolerance,
         num_passes={size: num_times[size] * steps.num_back_to_back(usual_pass_s[size]) for size in batches},
     )
@@ -147,8 +147,8 @@ def time_in_turns(
     rounds.take([own, *(size for size in batches if size != own)], turn)
     return Timed(
         pass_times_s=[one.seconds for one in ran],
-        turn_times_s=rounds.turn_times_s,
-        waited_share=float(np.median([one.waited_s / one.seconds for one in ran])),
+        interleaved_times_s=rounds.interleaved_times_s,
+        scheduler_wait_fraction=float(np.median([one.scheduler_wait_s / one.seconds for one in ran])),
         loss=ran[-1].loss,
         details=_back_to_back(ran),
     )
@@ -158,7 +158,7 @@ def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
     """Run a pass, timed; or as many back to back as the seconds of the last one ask for."""
     num_passes = steps.num_back_to_back(last_s)
     seconds = steps.timed_pass(batch, num_passes)
-    return RanPass(seconds, steps.waited_s, steps.loss(), num_passes)
+    return RanPass(seconds, steps.scheduler_wait_s, steps.loss(), num_passes)
 
 
 def _num_times_of_turn(steps: Steps, pass_s: float) -> int:

@@ -10,7 +10,7 @@ class NoBlocksError(Exception):
     """The model has no run of as many identical blocks as the trace found."""
 
 
-def shorten(workload: Workload, kept_blocks: int, num_blocks: int) -> None:
+def truncate_layers(workload: Workload, kept_blocks: int, num_blocks: int) -> None:
     """Keep the first blocks of every run of `num_blocks` identical ones; the optimizers forget the others' weights.
 
     Raises:

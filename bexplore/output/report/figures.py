@@ -6,21 +6,21 @@ import numpy as np
 
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
-from bexplore.output.report.report_data import ReportFacts
-from bexplore.search.posterior.credible_band import Band as BeliefBand
+from bexplore.output.report.report_data import ReportData
+from bexplore.search.posterior.credible_band import Band as CredibleBand
 from bexplore.units import counted, format_bytes, format_seconds
 
 # The curve is drawn where at least this share of the belief says that the size fits.
 SHOWN_IF_FITS = 0.02
 
 
-def figures(facts: ReportFacts) -> tuple[Figure, ...]:
+def figures(facts: ReportData) -> tuple[Figure, ...]:
     """Every picture that the run has data for."""
     candidates = (throughput(facts), memory(facts), confidence(facts))
     return tuple(figure for figure in candidates if figure is not None)
 
 
-def throughput(facts: ReportFacts) -> Figure | None:
+def throughput(facts: ReportData) -> Figure | None:
     """Samples per second over size: the belief with its band, each probe with the spread of its passes."""
     curve = facts.band
     if curve is None:
@@ -50,7 +50,7 @@ def throughput(facts: ReportFacts) -> Figure | None:
     )
 
 
-def memory(facts: ReportFacts) -> Figure | None:
+def memory(facts: ReportData) -> Figure | None:
     """Peak bytes over size: what the trace predicts, what was measured, what is allowed."""
     measured = [item for item in facts.measured if item.peak_memory_bytes is not None]
     curve, model, budget = facts.band, facts.cost_model, facts.budget_bytes
@@ -83,11 +83,11 @@ def memory(facts: ReportFacts) -> Figure | None:
     )
 
 
-def confidence(facts: ReportFacts) -> Figure | None:
+def confidence(facts: ReportData) -> Figure | None:
     """The score after each probe, and the one at which the search may end."""
     if not facts.confidences:
         return None
-    target = facts.meta.get("question", {}).get("settings", {}).get("target_confidence")
+    target = facts.meta.get("search_specification", {}).get("settings", {}).get("target_confidence")
     last = facts.confidences[-1][0]
     dots = [
         Dot(x=float(probes), y=float(score), text=f"after {counted(probes, 'probe')}: confidence {score} out of 100")
@@ -110,16 +110,16 @@ def confidence(facts: ReportFacts) -> Figure | None:
     )
 
 
-def _sizes(facts: ReportFacts, curve: BeliefBand) -> Axis:
+def _sizes(facts: ReportData, curve: CredibleBand) -> Axis:
     tried = [item.micro_batch_size for item in facts.observations]
     return size_axis(float(min(curve.sizes[0], *tried)), float(max(curve.sizes[-1], *tried)))
 
 
-def _columns(curve: BeliefBand) -> tuple[np.ndarray, ...]:
+def _columns(curve: CredibleBand) -> tuple[np.ndarray, ...]:
     return curve.sizes, curve.low, curve.middle, curve.high, curve.fits
 
 
-def _speeds(facts: ReportFacts, *, shared: bool) -> list[Dot]:
+def _speeds(facts: ReportData, *, shared: bool) -> list[Dot]:
     dots = []
     for item in facts.measured:
         if item.probe.compilation.is_for_search is shared:
@@ -143,7 +143,7 @@ def _peak(item: Observation) -> Dot:
     predicted = item.probe.predicted_peak_memory_bytes
     expected = f", predicted {format_bytes(predicted)}" if predicted is not None else ""
     head = f"probe {item.probe.number}, size {item.micro_batch_size}"
-    held = f", held {format_bytes(item.held_memory_bytes)}" if item.held_memory_bytes is not None else ""
+    held = f", held {format_bytes(item.resident_memory_bytes)}" if item.resident_memory_bytes is not None else ""
     text = f"{head}: peak {format_bytes(item.peak_memory_bytes)}{expected}{held}"
     return Dot(x=item.micro_batch_size, y=float(item.peak_memory_bytes or 0), text=text)
 
@@ -157,7 +157,7 @@ def _failure(item: Observation, y: float) -> Dot:
     )
 
 
-def _chosen(facts: ReportFacts) -> list[Mark]:
+def _chosen(facts: ReportData) -> list[Mark]:
     """A ring around the recommended size."""
     size, speed = facts.micro_batch_size, facts.result.get("samples_per_s")
     if size is None or speed is None:

@@ -9,13 +9,13 @@ from bexplore.output.report.figures import figures
 from bexplore.output.report.markdown import markdown
 from bexplore.output.report.page import html
 from bexplore.output.report.png import png
-from bexplore.output.report.report_data import ReportFacts, read_facts
+from bexplore.output.report.report_data import ReportData, read_report_data
 from bexplore.output.report.svg import draw
 
-__all__ = ["ReportFacts", "html", "markdown", "read_facts", "write_figures", "write_text"]
+__all__ = ["ReportData", "html", "markdown", "read_report_data", "write_figures", "write_text"]
 
 
-def write_figures(facts: ReportFacts, folder: Path, kind: str) -> list[Path]:
+def write_figures(facts: ReportData, folder: Path, kind: str) -> list[Path]:
     """Write each figure to a file of its own.
 
     Args:

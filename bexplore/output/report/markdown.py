@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bexplore.output.report.page import (
     Table,
-    advice,
     batch_sizes_table,
+    bottlenecks,
     comparisons_table,
     eager_line,
     first_steps,
@@ -13,11 +13,11 @@ from bexplore.output.report.page import (
     outcomes,
     sizes_table,
 )
-from bexplore.output.report.report_data import ReportFacts
+from bexplore.output.report.report_data import ReportData
 from bexplore.units import counted, format_bytes, format_seconds
 
 
-def markdown(facts: ReportFacts) -> str:
+def markdown(facts: ReportData) -> str:
     """The answer, what to do, the speed of each size and the valid global batch sizes."""
     result, size = facts.result, facts.micro_batch_size
     lines = [f"### bexplore: {facts.meta.get('title', '')}", ""]
@@ -37,7 +37,7 @@ def markdown(facts: ReportFacts) -> str:
     ]
     lines += [left, ""] if (left := left_line(facts)) else []
     lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in first_steps(facts)]
-    found = advice(facts)
+    found = bottlenecks(facts)
     lines += [""] if found else []
     lines += [f"- {item.finding}{f'; try: {item.action}' if item.action else ''}" for item in found]
     lines += ["", f"{eager}."] if (eager := eager_line(facts)) else []
@@ -65,11 +65,11 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _took(facts: ReportFacts) -> str:
+def _took(facts: ReportData) -> str:
     elapsed_s = facts.result.get("elapsed_s")
     return "." if elapsed_s is None else f" in {format_seconds(elapsed_s)}."
 
 
-def _memory(facts: ReportFacts) -> str:
+def _memory(facts: ReportData) -> str:
     peak = facts.result.get("peak_memory_bytes")
     return "" if peak is None else f" Peak memory {format_bytes(peak)} of {format_bytes(facts.budget_bytes)}."

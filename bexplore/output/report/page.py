@@ -10,12 +10,12 @@ from typing import Any
 import jinja2
 
 from bexplore import __version__
-from bexplore.exploration.bottlenecks import Advice, advise
+from bexplore.exploration.bottlenecks import Bottleneck, find_bottlenecks
 from bexplore.measurement.probe import Observation
 from bexplore.output.memory_text import headroom_words
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
-from bexplore.output.report.report_data import ReportFacts, SizeFacts
+from bexplore.output.report.report_data import ReportData, SizeData
 from bexplore.output.report.svg import SHAPES, draw
 from bexplore.output.summary import (
     eager_sentence,
@@ -60,7 +60,7 @@ class Table:
         return next(name for fewest, name in CARDS if len(self.headings) >= fewest)
 
 
-def html(facts: ReportFacts) -> str:
+def html(facts: ReportData) -> str:
     """The whole page."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -76,7 +76,7 @@ def html(facts: ReportFacts) -> str:
         figures=[_drawn(figure) for figure in figures(facts)],
         shapes=SHAPES,
         first_steps=first_steps(facts),
-        advice=advice(facts),
+        bottlenecks=bottlenecks(facts),
         eager=eager_line(facts),
         headroom=_headroom(facts.result),
         loader=loader_sentence(facts.result.get("loader")),
@@ -93,19 +93,19 @@ def html(facts: ReportFacts) -> str:
     )
 
 
-def eager_line(facts: ReportFacts) -> str | None:
+def eager_line(facts: ReportData) -> str | None:
     """Whether torch.compile is worth it at the recommended size; None where that was not measured."""
     told = eager_sentence(facts.result.get("eager"), facts.tolerance)
     return None if told is None else f"{told[0].upper()}{told[1:]}"
 
 
-def left_line(facts: ReportFacts) -> str | None:
+def left_line(facts: ReportData) -> str | None:
     """What is left to gain; None while the exploration is not finished, or where that is not known."""
     told = left_sentence(facts.result) if facts.is_finished else None
     return None if told is None else f"Left to gain: {told}."
 
 
-def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
+def first_steps(facts: ReportData) -> tuple[tuple[str, str], ...]:
     """What to do with the answer, in order: a sentence, and what to type, empty where there is nothing to type."""
     result, size = facts.result, facts.micro_batch_size
     config = facts.meta.get("config", "CONFIG")
@@ -135,25 +135,25 @@ def first_steps(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     return tuple(steps)
 
 
-def advice(facts: ReportFacts) -> tuple[Advice, ...]:
+def bottlenecks(facts: ReportData) -> tuple[Bottleneck, ...]:
     """What holds the job back beside its size: as the last words have it, or of what is known so far."""
-    if "advice" in facts.result:
-        return tuple(Advice(**item) for item in facts.result["advice"])
+    if "bottlenecks" in facts.result:
+        return tuple(Bottleneck(**item) for item in facts.result["bottlenecks"])
     own = facts.result.get("batch_size")
     sizes = facts.result.get("global_batch_sizes") or ()
     steps = next((size["accumulation_steps"] for size in sizes if size["global_batch_size"] == own), None)
-    return advise(
+    return find_bottlenecks(
         facts.job,
         facts.observations,
         micro_batch_size=facts.micro_batch_size,
         accumulation_steps=steps or (sizes[0]["accumulation_steps"] if sizes else None),
         cost_model=facts.cost_model,
         device=facts.device,
-        device_facts=facts.device_facts,
+        device_info=facts.device_info,
     )
 
 
-def sizes_table(facts: ReportFacts) -> Table:
+def sizes_table(facts: ReportData) -> Table:
     """Speed and memory of each measured size; columns that nothing is known for are left out."""
     sizes = facts.sizes()
     numbers = [item.observation.micro_batch_size for item in sizes]
@@ -170,7 +170,7 @@ def sizes_table(facts: ReportFacts) -> Table:
         ("MFU", [_or_unknown(item.mfu, "{:.1%}") for item in sizes]),
         ("HFU", [_or_unknown(item.hfu, "{:.1%}") for item in sizes]),
         ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
-        ("held memory", [_bytes(item.observation.held_memory_bytes) for item in sizes]),
+        ("held memory", [_bytes(item.observation.resident_memory_bytes) for item in sizes]),
         ("program", [item.observation.probe.compilation.value for item in sizes]),
     ]
     kept = [(name, cells) for name, cells in columns if any(cell != UNKNOWN for cell in cells)]
@@ -182,7 +182,7 @@ def sizes_table(facts: ReportFacts) -> Table:
     )
 
 
-def comparisons_table(facts: ReportFacts) -> Table:
+def comparisons_table(facts: ReportData) -> Table:
     """Sizes beside one that they took turns with; what a machine does to both is not in it."""
     compared = facts.comparisons()
     rows = tuple(
@@ -198,7 +198,7 @@ def comparisons_table(facts: ReportFacts) -> Table:
     return Table(headings=("size", beside, "95% interval", "pairs"), rows=rows, is_number=(True,) * 4)
 
 
-def probes_table(facts: ReportFacts) -> Table:
+def probes_table(facts: ReportData) -> Table:
     """Every probe with its outcome and reason; that of the recommended size is marked."""
     headings = ("probe", "size", "why", "program", "outcome", "samples/s", "pass", "passes", "compile", "peak", "took")
     spokesmen = {item.observation.micro_batch_size: item.observation for item in facts.sizes()}
@@ -212,7 +212,7 @@ def probes_table(facts: ReportFacts) -> Table:
     )
 
 
-def batch_sizes_table(facts: ReportFacts) -> Table:
+def batch_sizes_table(facts: ReportData) -> Table:
     """Global batch sizes that are valid with the recommended size."""
     sizes = facts.result.get("global_batch_sizes") or ()
     own = facts.result.get("batch_size")
@@ -237,19 +237,19 @@ def batch_sizes_table(facts: ReportFacts) -> Table:
     )
 
 
-def environment_table(facts: ReportFacts) -> Table:
+def environment_table(facts: ReportData) -> Table:
     """Where and with what it was measured."""
     rows = [("job", str(facts.meta.get("title", ""))), ("configuration", str(facts.meta.get("config", "")))]
     rows += [(name, str(value)) for name, value in facts.meta.get("environment", {}).items() if value != ""]
     names = ("device", "device_name", "capability", "num_threads")
-    rows += [(key.replace("_", " "), str(facts.device_facts[key])) for key in names if facts.device_facts.get(key)]
+    rows += [(key.replace("_", " "), str(facts.device_info[key])) for key in names if facts.device_info.get(key)]
     rows += [("memory budget", format_bytes(facts.budget_bytes)), ("search", _search(facts))]
     rows += [("started", str(facts.meta.get("created_at", ""))), ("run", str(facts.run.directory))]
     rows += [("fingerprint", str(facts.meta.get("fingerprint", ""))), ("bexplore", __version__)]
     return Table(headings=("fact", "value"), rows=tuple(rows), is_number=(False, False))
 
 
-def buffers(facts: ReportFacts) -> tuple[tuple[str, str, float], ...]:
+def buffers(facts: ReportData) -> tuple[tuple[str, str, float], ...]:
     """What is alive at the peak of the recommended size: place, bytes in words, share of the largest."""
     size = facts.micro_batch_size
     if facts.cost_model is None or size is None:
@@ -261,7 +261,7 @@ def buffers(facts: ReportFacts) -> tuple[tuple[str, str, float], ...]:
     return tuple((label, format_bytes(num_bytes), num_bytes / longest) for label, num_bytes in listed)
 
 
-def outcomes(facts: ReportFacts) -> str:
+def outcomes(facts: ReportData) -> str:
     """How many probes ended how."""
     counts: dict[str, int] = {}
     for item in facts.observations:
@@ -299,14 +299,14 @@ def _headroom(result: Mapping[str, Any]) -> str:
     headroom, peak = result.get("memory_headroom_bytes"), result.get("peak_memory_bytes")
     if headroom is None or peak is None:
         return ""
-    return headroom_words(headroom, max(peak, result.get("held_memory_bytes") or 0))
+    return headroom_words(headroom, max(peak, result.get("resident_memory_bytes") or 0))
 
 
-def _settings(facts: ReportFacts) -> Mapping[str, Any]:
-    return facts.meta.get("question", {}).get("settings", {})
+def _settings(facts: ReportData) -> Mapping[str, Any]:
+    return facts.meta.get("search_specification", {}).get("settings", {})
 
 
-def _search(facts: ReportFacts) -> str:
+def _search(facts: ReportData) -> str:
     settings = _settings(facts)
     return (
         f"at most {counted(settings.get('max_probes', '?'), 'probe')}, "
@@ -315,7 +315,7 @@ def _search(facts: ReportFacts) -> str:
     )
 
 
-def _update(item: SizeFacts) -> str:
+def _update(item: SizeData) -> str:
     return format_seconds(item.observation.update_time_s) if item.observation.update_times_s else UNKNOWN
 
 

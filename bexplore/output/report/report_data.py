@@ -25,7 +25,7 @@ MARGIN = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeFacts:
+class SizeData:
     """What was measured of one size: its exact probe where it has one, else its latest.
 
     Attributes:
@@ -59,7 +59,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFacts:
+class ReportData:
     """A run, read.
 
     Attributes:
@@ -72,7 +72,7 @@ class ReportFacts:
         confidences: (probes, score) of each recommendation, in order.
         cost_model: The trace; None where there was none.
         device: Published figures of the device; None where it is not in the table.
-        device_facts: What torch said of the device; empty where unknown.
+        device_info: What torch said of the device; empty where unknown.
         budget_bytes: The memory budget in force; None if unknown.
         band: The belief; None where nothing was measured.
     """
@@ -86,7 +86,7 @@ class ReportFacts:
     confidences: tuple[tuple[int, int], ...]
     cost_model: CostModel | None
     device: Device | None
-    device_facts: Mapping[str, Any]
+    device_info: Mapping[str, Any]
     budget_bytes: int | None
     band: Band | None
 
@@ -98,7 +98,7 @@ class ReportFacts:
     @property
     def tolerance(self) -> float:
         """Within which sizes are as good as each other."""
-        return float(self.meta.get("question", {}).get("settings", {}).get("tolerance", 0.02))
+        return float(self.meta.get("search_specification", {}).get("settings", {}).get("tolerance", 0.02))
 
     @property
     def measured(self) -> tuple[Observation, ...]:
@@ -112,7 +112,7 @@ class ReportFacts:
             return None
         return self.device.bfloat16_flops_per_s
 
-    def sizes(self) -> list[SizeFacts]:
+    def sizes(self) -> list[SizeData]:
         """A line for each measured size, ascending."""
         spokesmen: dict[int, Observation] = {}
         for item in self.measured:
@@ -126,7 +126,7 @@ class ReportFacts:
 
         Where the recommended size took none, the one that stands in most probes' turns takes its place.
         """
-        turns = [item.turn_times_s for item in self.measured if item.turn_times_s]
+        turns = [item.interleaved_times_s for item in self.measured if item.interleaved_times_s]
         counts = Counter(size for times in turns for size in times)
         if not counts:
             return []
@@ -144,12 +144,12 @@ class ReportFacts:
                 compared.append(Comparison(micro_batch_size=size, reference=reference, speed_over=ratio))
         return compared
 
-    def _size(self, item: Observation) -> SizeFacts:
+    def _size(self, item: Observation) -> SizeData:
         length, model, peak = self.job.sequence_length, self.cost_model, self.peak_flops_per_s
         size, seconds = item.micro_batch_size, item.pass_time_s
         flops_per_s = None if model is None else model.model_flops(size) / seconds
         hardware = None if model is None else model.hardware_flops(size) / seconds
-        return SizeFacts(
+        return SizeData(
             observation=item,
             tokens_per_s=None if length is None else item.samples_per_s * length,
             flops_per_s=flops_per_s,
@@ -158,7 +158,7 @@ class ReportFacts:
         )
 
 
-def read_facts(run: Run) -> ReportFacts:
+def read_report_data(run: Run) -> ReportData:
     """Read a run; only `meta.json` must be there.
 
     Raises:
@@ -169,11 +169,11 @@ def read_facts(run: Run) -> ReportFacts:
     trace = run.directory / "trace.json"
     model = CostModel.from_dict(read_json(trace)) if trace.exists() else None
     events = _lines(run.directory / "events.jsonl")
-    device_facts = next((line for line in _lines(run.directory / "log.jsonl") if line.get("event") == "device"), {})
+    device_info = next((line for line in _lines(run.directory / "log.jsonl") if line.get("event") == "device"), {})
     result = run.result()
     recommendations = [event for event in events if event.get("event") == "recommendation"]
     budget = next((item.memory_budget_bytes for item in reversed(observations) if item.memory_budget_bytes), None)
-    return ReportFacts(
+    return ReportData(
         run=run,
         meta=meta,
         job=job,
@@ -182,10 +182,10 @@ def read_facts(run: Run) -> ReportFacts:
         observations=observations,
         confidences=tuple((event["num_probes"], event["confidence"]) for event in recommendations),
         cost_model=model,
-        device=published_device({"device": job.device} | dict(device_facts)),
-        device_facts=device_facts,
+        device=published_device({"device": job.device} | dict(device_info)),
+        device_info=device_info,
         budget_bytes=budget,
-        band=_band(meta, observations, model, budget, str(device_facts.get("device", job.device))),
+        band=_band(meta, observations, model, budget, str(device_info.get("device", job.device))),
     )
 
 
@@ -199,10 +199,10 @@ def _band(
     """The belief after the last probe."""
     if not observations:
         return None
-    question = meta.get("question", {})
-    rule, settings = question.get("candidates", "all"), question.get("settings", {})
+    search_specification = meta.get("search_specification", {})
+    rule, settings = search_specification.get("candidates", "all"), search_specification.get("settings", {})
     minimum = min(item.micro_batch_size for item in observations)
-    last = _last_size(observations, model, budget, question.get("maximum"))
+    last = _last_size(observations, model, budget, search_specification.get("maximum"))
     given = "all" if isinstance(rule, str) else [size for size in rule if size <= last]
     return band_of(
         observations,
@@ -220,7 +220,7 @@ def _band(
 
 def judged_account(device: str, observations: Sequence[Observation]) -> MemoryAccount:
     """The account that was judged, on whichever host the run is read."""
-    if all(item.held_memory_bytes is None for item in observations):
+    if all(item.resident_memory_bytes is None for item in observations):
         return MemoryAccount.TENSORS
     return MemoryAccount.RESERVED if device.split(":")[0] == "cuda" else MemoryAccount.RESIDENT
 

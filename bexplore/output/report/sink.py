@@ -22,11 +22,11 @@ class ReportFile:
         """Write the report after the last words."""
         if not isinstance(event, Finished) or event.result.recommendation is None:
             return
-        from bexplore.output.report.files import html, read_facts, write_text
+        from bexplore.output.report.files import html, read_report_data, write_text
 
         path = event.run.directory / "report.html"
         try:
-            write_text(path, html(read_facts(event.run)))
+            write_text(path, html(read_report_data(event.run)))
         except Exception as error:  # the answer is there and on disk: no fault of a picture may hide it
             log.exception("report failed")
             self._warn(f"no report: {error}; the result is complete all the same")

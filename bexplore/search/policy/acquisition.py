@@ -132,9 +132,9 @@ def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], ca
 def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> tuple[int, ...]:
     """The leader, and the size that is most often the best where the leader is not good enough."""
     leader = int(measured[np.argmax(near[:, measured].mean(axis=0))])
-    doubt = ~near[:, leader]
+    confirmation = ~near[:, leader]
     values = np.where(posterior.open[None, :], posterior.values, -np.inf)
-    rows = values[doubt] if doubt.any() else values
+    rows = values[confirmation] if confirmation.any() else values
     winners = np.bincount(rows.argmax(axis=1), minlength=len(posterior.sizes))
     winners[leader] = 0
     return (leader, int(winners.argmax())) if winners.any() else (leader,)

@@ -17,10 +17,10 @@ from bexplore.measurement.probe import Compilation, Outcome, Purpose
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.economics import NextProbe, next_probe
-from bexplore.search.policy.interleave import in_turn_with
+from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.policy.reduced_depth import search_compilation
-from bexplore.search.posterior.noise_model import wandering_sd
+from bexplore.search.posterior.noise_model import common_mode_sd
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
 from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
 from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
@@ -69,7 +69,7 @@ class Decision:
         compilation: Which program.
         fresh_worker: Whether a new process must run it.
         max_passes: Upper bound on timed passes.
-        in_turn_with: Sizes that ran before, to be timed in turns with it.
+        interleaved_with: Sizes that ran before, to be timed in turns with it.
         expected_s: Seconds that the probe is expected to cost.
         recommendation: What to recommend now; None where nothing was measured.
         next_probe: The further probe that would save most, and whether it pays; None where nothing can be probed.
@@ -82,7 +82,7 @@ class Decision:
     compilation: Compilation = Compilation.SHARED
     fresh_worker: bool = False
     max_passes: int = 10
-    in_turn_with: tuple[int, ...] = ()
+    interleaved_with: tuple[int, ...] = ()
     expected_s: float = 0.0
     recommendation: Recommendation | None = None
     next_probe: NextProbe | None = None
@@ -169,9 +169,9 @@ class _Turn:
         choices = self.choices
         reason = self._stop_reason()
         if reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
-            doubt = self._doubt()
-            if doubt is not None:
-                return doubt
+            confirmation = self._confirmation()
+            if confirmation is not None:
+                return confirmation
         if reason is not None and only_base_runs(self.space, self.finished):
             return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
         if reason is not None:
@@ -201,11 +201,11 @@ class _Turn:
             return StopReason.TIME_BUDGET
         if self.next_probe is not None and not self.next_probe.pays:
             return StopReason.COSTS_MORE_THAN_IT_SAVES
-        if self.choices and not self._is_settled():
+        if self.choices and not self._is_confirmed():
             return None
         return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
 
-    def _doubt(self) -> Decision | None:
+    def _confirmation(self) -> Decision | None:
         """A probe that the score alone does not ask for: a stretch that hides, or a winner too good to be true."""
         if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
             return None
@@ -250,13 +250,13 @@ class _Turn:
         near = without.near_best(self.settings.tolerance)[:, at]
         return bool(is_slower.mean() <= DOUBTED_TAIL and near.mean() >= DOUBTED_NEAR_BEST)
 
-    def _is_settled(self) -> bool:
+    def _is_confirmed(self) -> bool:
         """Whether the winner ran exactly and no further exact program could tell more.
 
         So it is where sizes took turns: between two processes the machine wanders by more than they differ.
         """
-        took_turns = any(item.in_turn for item in self.finished)
-        if self.best is None or not took_turns or not self._verifies or not self.fitted.measured_exactly.any():
+        was_interleaved = any(item.interleaved for item in self.finished)
+        if self.best is None or not was_interleaved or not self._verifies or not self.fitted.measured_exactly.any():
             return False
         return not self._falls_short(self.best.micro_batch_size)
 
@@ -274,7 +274,7 @@ class _Turn:
         }
         if not all(by_kind.values()) or (self.fitted.measured_exactly > 0).sum() > 1:
             return False
-        chance = SURELY * math.sqrt(2.0) * wandering_sd([item for item in self.finished if item.is_measured])
+        chance = SURELY * math.sqrt(2.0) * common_mode_sd([item for item in self.finished if item.is_measured])
         return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-SHORTFALL) - chance
 
     def _runner_up(self, winner: int) -> int | None:
@@ -301,7 +301,7 @@ class _Turn:
     def _base_is_due(self) -> bool:
         at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]
         is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
-        if any(item.in_turn for item in self.finished):  # which no drift deceives
+        if any(item.interleaved for item in self.finished):  # which no drift deceives
             return False
         return is_open and len(self.finished) - (at[-1] if at else 0) > BASE_AGAIN_PROBES
 
@@ -317,7 +317,7 @@ class _Turn:
         purpose = purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH)
         others: tuple[int, ...] = ()
         if not fresh_worker:
-            others = in_turn_with(
+            others = interleaved_with(
                 self.fitted,
                 self.finished,
                 self.settings,
@@ -336,7 +336,7 @@ class _Turn:
             compilation=compilation,
             fresh_worker=fresh_worker,
             max_passes=max_passes,
-            in_turn_with=others,
+            interleaved_with=others,
             expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
         )
 

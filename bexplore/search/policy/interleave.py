@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 # Beyond the noise of passes that is expected of a machine of one's own, it is shared, and wanders.
-WANDERING_PASS_SD = PASS_SD
+SHARED_PASS_SD = PASS_SD
 MOST_OTHERS = 3  # sizes that take turns with a contender
 MIN_NEAR_BEST = 0.1  # a size less likely near the best than this has no turn
 AS_LIKELY = 0.75  # of the leader's probability: a size that is as good to be held against, where it is quicker
@@ -27,7 +27,7 @@ MAX_ROUND_S = 4.0  # a further contender must not make a round longer: it would 
 MAX_ROUND_OF_TWO_S = 12.0
 
 
-def in_turn_with(
+def interleaved_with(
     fitted: Posterior,
     finished: Sequence[Evidence],
     settings: SearchSettings,
@@ -46,7 +46,7 @@ def in_turn_with(
     """
     if compilation not in (Compilation.SHARED, Compilation.EAGER) or compilation is not settings.search_compilation:
         return ()
-    if costs.pass_sd <= WANDERING_PASS_SD and not any(item.in_turn for item in finished):
+    if costs.pass_sd <= SHARED_PASS_SD and not any(item.interleaved for item in finished):
         return ()
     same_program = [item for item in finished if item.is_measured and item.compilation is compilation]
     ran = [size for item in same_program for size in item.timed_sizes]

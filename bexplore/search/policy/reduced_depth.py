@@ -28,7 +28,7 @@ def search_compilation(
     """
     if settings.depths is None or settings.search_compilation is not Compilation.SHARED:
         return settings.search_compilation
-    if any(item.needs_whole_depth for item in finished):
+    if any(item.needs_full_depth for item in finished):
         return settings.search_compilation
     has_begun = any(item.compilation is Compilation.REDUCED for item in finished)
     if has_begun or settings.forces_reduced_depth:

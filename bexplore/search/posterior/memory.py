@@ -17,10 +17,10 @@ Array = NDArray[np.float64]
 PEAK_NOISE_SD = 0.006  # of a measured peak, as a fraction; allocator rounding and fragmentation
 # Of what a process held, as a fraction and in bytes: the pieces that stay free between its tensors differ by size.
 # A rough fit by hand to 19 sizes of the GPT, BERT and ViT of `benchmarks/jobs`, one process each.
-HELD_NOISE_SD, HELD_NOISE_BYTES = 0.05, 16 * 2**20
+RESIDENT_NOISE_SD, RESIDENT_NOISE_BYTES = 0.05, 16 * 2**20
 # Its growth with the size, as a multiple of that of the tensors: 1.24 to 1.6 among the same.
-HELD_GROWTH, HELD_GROWTH_SD = 1.3, 0.12
-HELD_BASE_SD = 1.0  # of the smallest size, which is measured before anything else
+RESIDENT_GROWTH, RESIDENT_GROWTH_SD = 1.3, 0.12
+RESIDENT_BASE_SD = 1.0  # of the smallest size, which is measured before anything else
 BUDGET_SLACK = 0.015  # a job fails this share below the budget, on average; how far is exponential, without an end
 LIMIT_IS_WITHIN = 0.15  # P(some candidate does not fit) where nothing is known of memory
 # P(a size that failed above all that ran failed for itself alone); of several such sizes, each by itself. The first
@@ -37,23 +37,23 @@ class Peak:
     Attributes:
         size: Samples of one pass.
         num_bytes: The peak.
-        is_held: Whether it is what the process held, which is noisy, and not what its tensors took.
+        counts_resident_memory: Whether it is what the process held, which is noisy, and not what its tensors took.
     """
 
     size: int
     num_bytes: float
-    is_held: bool = False
+    counts_resident_memory: bool = False
 
     @property
     def sd_bytes(self) -> float:
         """Standard deviation of its noise."""
-        if self.is_held:
-            return math.hypot(HELD_NOISE_SD * self.num_bytes, HELD_NOISE_BYTES)
+        if self.counts_resident_memory:
+            return math.hypot(RESIDENT_NOISE_SD * self.num_bytes, RESIDENT_NOISE_BYTES)
         return PEAK_NOISE_SD * self.num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFacts:
+class MemoryObservations:
     """What probes said about memory.
 
     Attributes:
@@ -73,7 +73,7 @@ class MemoryFacts:
 
 
 def draw_boundaries(
-    facts: MemoryFacts, prior: MemoryPrior | None, *, base: int, largest: int, uniforms: Array
+    facts: MemoryObservations, prior: MemoryPrior | None, *, base: int, largest: int, uniforms: Array
 ) -> Array:
     """Draw the largest size that fits.
 
@@ -117,7 +117,7 @@ def draw_ends(failed: Sequence[int], *, largest_measured: float, base: int, unif
 
 
 def _from_memory_model(
-    facts: MemoryFacts, prior: MemoryPrior | None, budget: float, *, base: int, largest: int, uniforms: Array
+    facts: MemoryObservations, prior: MemoryPrior | None, budget: float, *, base: int, largest: int, uniforms: Array
 ) -> Array:
     """What is judged = r (u f(base) + v (f(b) - f(base))), f traced or linear.
 
@@ -164,7 +164,9 @@ def _from_memory_model(
 def _multiples(prior: MemoryPrior) -> tuple[Array, Array]:
     """(2,) expectation and (2,) standard deviation of u and v, as multiples of what was traced."""
     if prior.judged_by is MemoryAccount.RESIDENT:
-        return np.array([1.0, HELD_GROWTH]), np.array([HELD_BASE_SD, math.hypot(prior.relative_sd, HELD_GROWTH_SD)])
+        return np.array([1.0, RESIDENT_GROWTH]), np.array(
+            [RESIDENT_BASE_SD, math.hypot(prior.relative_sd, RESIDENT_GROWTH_SD)]
+        )
     return np.ones(2), np.full(2, prior.relative_sd)
 
 
@@ -172,7 +174,7 @@ def _size_and_bytes(peak: Peak) -> tuple[int, float]:
     return peak.size, peak.num_bytes
 
 
-def _without_memory_model(facts: MemoryFacts, *, base: int, largest: int, uniforms: Array) -> Array:
+def _without_memory_model(facts: MemoryObservations, *, base: int, largest: int, uniforms: Array) -> Array:
     """A boundary that is probably beyond the candidates, else log-uniform over them."""
     inside = (
         base * (largest / base) ** np.sqrt(uniforms[0]) if largest > base else np.full(uniforms.shape[1], float(base))
@@ -180,7 +182,7 @@ def _without_memory_model(facts: MemoryFacts, *, base: int, largest: int, unifor
     return np.where(uniforms[1] < LIMIT_IS_WITHIN, inside, 2.0 * largest)
 
 
-def _within_bracket(draws: Array, facts: MemoryFacts, *, base: int, largest: int, uniform: Array) -> Array:
+def _within_bracket(draws: Array, facts: MemoryObservations, *, base: int, largest: int, uniform: Array) -> Array:
     low, high = facts.largest_measured, facts.smallest_out_of_memory
     valid = (draws >= low) & (draws < high)
     if valid.all():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
-from bexplore.search.evidence import TENANTS_IN_TURNS, Evidence
+from bexplore.search.evidence import CONTENTION_INTERLEAVED, Evidence
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -24,14 +24,14 @@ DEFAULT_SE = 0.01  # ln(samples/s), where a probe does not know its own noise
 MIN_SE = 0.001
 DEFAULT_PASS_SD = 0.015  # ln(pass time), autocorrelation included, before any probe knows it
 POOLING_PASSES = 10  # what all probes say of the noise of a pass weighs as much as this many passes of one
-EXPECTED_TURN_SD = 0.05  # ln(pass time) of a turn beside what its round shares: prior, and its weight in rounds
+EXPECTED_ROUND_SD = 0.05  # ln(pass time) of a turn beside what its round shares: prior, and its weight in rounds
 TURN_PRIOR_WEIGHT = 3.0
 # Where sizes took turns, next to nothing is believed of their common level: the machine wandered, or they would not
 # have. ln(samples/s).
-WANDERING_SD = 0.10
+COMMON_MODE_SD = 0.10
 # What it wandered between the turns of two probes, before any size was in both: prior, and its weight in probes.
-EXPECTED_WANDERING_SD = 0.02
-WANDERING_PRIOR_WEIGHT = 2.0
+EXPECTED_COMMON_MODE_SD = 0.02
+COMMON_MODE_PRIOR_WEIGHT = 2.0
 
 
 # A probe this many standard deviations slower than another of the same size was disturbed.
@@ -65,9 +65,9 @@ class _Row:
     log_throughput: float
     log_pass_sd: float
     num_passes: int
-    tenants_sd: float
+    contention_sd: float
     compilation: Compilation
-    took_turns: bool
+    was_interleaved: bool
 
 
 def measurements_of(
@@ -83,18 +83,18 @@ def measurements_of(
     rows = [row for probe, item in enumerate(measured) for row in _rows(probe, item)]
     at = np.searchsorted(sizes, [row.micro_batch_size for row in rows])
     values = np.array([row.log_throughput for row in rows])
-    wanders_sd = _wandering_sd(rows)
+    common_sd = _common_mode_sd(rows)
     noise = np.diag(np.maximum(_standard_errors(rows), MIN_SE) ** 2)
-    quiet = [row for row in rows if row.tenants_sd == 0.0]  # what neighbours did that were seen is no wandering
-    noise += _drift(rows) + _wandering(rows, _wandering_sd(quiet))
-    noise += _between_compilations(rows, at, values, user_compilation, wanders_sd)
+    quiet = [row for row in rows if row.contention_sd == 0.0]  # what neighbours did that were seen is no wandering
+    noise += _drift(rows) + _common_mode(rows, _common_mode_sd(quiet))
+    noise += _between_compilations(rows, at, values, user_compilation, common_sd)
     noise += _of_disturbed(rows, at, values, noise)
     center = float(values.mean())
-    pass_sd = _pooled_pass_sd([row for row in rows if not row.took_turns])
+    pass_sd = _pooled_pass_sd([row for row in rows if not row.was_interleaved])
     return Measurements(at, values - center, noise, pass_sd), center
 
 
-def levels_by_themselves(data: Measurements, probe_sd: float) -> tuple[Array, Array]:
+def estimates_alone(data: Measurements, probe_sd: float) -> tuple[Array, Array]:
     """(m,) and (m, m), what the measurements of m sizes say of each, whatever its neighbours say, and the covariance.
 
     Source: generalised least squares with a level for each size (Aitken, 1936): sizes that took turns are compared
@@ -113,17 +113,17 @@ def levels_by_themselves(data: Measurements, probe_sd: float) -> tuple[Array, Ar
     return covariance @ (weighted.T @ data.values), covariance
 
 
-def wandering_sd(measured: Sequence[Evidence]) -> float:
+def common_mode_sd(measured: Sequence[Evidence]) -> float:
     """How far the machine wanders between two probes, ln(samples/s): what sizes show that took turns in several.
 
     0 where none took turns: nothing is known of it then.
     """
-    return _wandering_sd([row for probe, item in enumerate(measured) for row in _rows(probe, item)])
+    return _common_mode_sd([row for probe, item in enumerate(measured) for row in _rows(probe, item)])
 
 
 def _rows(probe: int, item: Evidence) -> list[_Row]:
     found = [(item.micro_batch_size, item.log_throughput, item.log_throughput_se)]
-    found += [(other.micro_batch_size, other.log_throughput, other.log_throughput_se) for other in item.in_turn]
+    found += [(other.micro_batch_size, other.log_throughput, other.log_throughput_se) for other in item.interleaved]
     return [
         _Row(
             probe=probe,
@@ -131,9 +131,9 @@ def _rows(probe: int, item: Evidence) -> list[_Row]:
             log_throughput=value,
             log_pass_sd=se * math.sqrt(item.num_passes),
             num_passes=item.num_passes,
-            tenants_sd=item.tenants_sd,
+            contention_sd=item.contention_sd,
             compilation=item.compilation,
-            took_turns=bool(item.in_turn),
+            was_interleaved=bool(item.interleaved),
         )
         for size, value, se in found
     ]
@@ -145,16 +145,16 @@ def _drift(rows: Sequence[_Row]) -> Array:
     return DRIFT_SD**2 * np.exp(-np.abs(order[:, None] - order[None, :]) / DRIFT_LENGTH)
 
 
-def _wandering(rows: Sequence[_Row], sd: float) -> Array:
+def _common_mode(rows: Sequence[_Row], sd: float) -> Array:
     """(n, n), of a machine that wanders within seconds: common to those that took turns, each probe's own otherwise.
 
     Nothing where none took turns: it is not known to wander then.
     """
-    took_turns = np.array([row.took_turns for row in rows])
-    return max(WANDERING_SD, sd) ** 2 * _together(rows) + np.diag(np.where(took_turns, 0.0, sd**2))
+    was_interleaved = np.array([row.was_interleaved for row in rows])
+    return max(COMMON_MODE_SD, sd) ** 2 * _together(rows) + np.diag(np.where(was_interleaved, 0.0, sd**2))
 
 
-def _wandering_sd(rows: Sequence[_Row]) -> float:
+def _common_mode_sd(rows: Sequence[_Row]) -> float:
     """Of sizes that took turns, in several probes or in one beside one alone.
 
     Where neighbours were seen, they are why a size alone differs from itself in turns: `_of_disturbed`.
@@ -164,16 +164,16 @@ def _wandering_sd(rows: Sequence[_Row]) -> float:
         by_program[row.micro_batch_size, row.compilation].append(row)
     groups = []
     for of_size in by_program.values():
-        in_turns = [row for row in of_size if row.took_turns]
+        in_turns = [row for row in of_size if row.was_interleaved]
         if in_turns:
-            is_quiet = all(row.tenants_sd == 0.0 for row in of_size)
+            is_quiet = all(row.contention_sd == 0.0 for row in of_size)
             groups.append([row.log_throughput for row in (of_size if is_quiet else in_turns)])
     if not groups:
         return 0.0
     squares = sum(len(values) * float(np.var(values)) for values in groups)
     freedom = sum(len(values) - 1 for values in groups)
-    prior = WANDERING_PRIOR_WEIGHT * EXPECTED_WANDERING_SD**2
-    return math.sqrt((prior + squares) / (WANDERING_PRIOR_WEIGHT + freedom))
+    prior = COMMON_MODE_PRIOR_WEIGHT * EXPECTED_COMMON_MODE_SD**2
+    return math.sqrt((prior + squares) / (COMMON_MODE_PRIOR_WEIGHT + freedom))
 
 
 def _of_disturbed(rows: Sequence[_Row], at: Index, values: Array, noise: Array) -> Array:
@@ -187,23 +187,23 @@ def _of_disturbed(rows: Sequence[_Row], at: Index, values: Array, noise: Array) 
     """
     same = (at[:, None] == at[None, :]) & _same_program(rows)
     variance = np.diag(noise)
-    tenants_variance = np.array([row.tenants_sd for row in rows]) ** 2
-    apart = np.maximum(variance[:, None] + variance[None, :] - 2.0 * noise, 0.0) - tenants_variance[None, :]
+    contention_variance = np.array([row.contention_sd for row in rows]) ** 2
+    apart = np.maximum(variance[:, None] + variance[None, :] - 2.0 * noise, 0.0) - contention_variance[None, :]
     apart_sd = np.sqrt(np.maximum(apart, 0.0) + EXPECTED_PROBE_SD**2)
     behind = np.where(same, values[None, :] - values[:, None], 0.0)  # (n, n), of the first behind the second
     excess = np.where(behind > DISTURBED_SDS * apart_sd, behind, 0.0).max(axis=1, initial=0.0)
     together = _together(rows)
     of_all = np.where(together, np.where(together, excess[None, :], 0.0).max(axis=1)[:, None], 0.0)
-    is_alike = [row.took_turns and row.tenants_sd == 0.0 for row in rows]
-    own = np.where(is_alike, TENANTS_IN_TURNS, 1.0) * excess
+    is_alike = [row.was_interleaved and row.contention_sd == 0.0 for row in rows]
+    own = np.where(is_alike, CONTENTION_INTERLEAVED, 1.0) * excess
     return np.diag(own**2) + of_all**2
 
 
 def _together(rows: Sequence[_Row]) -> NDArray[np.bool_]:
     """(n, n), which took turns with each other."""
-    took_turns = np.array([row.took_turns for row in rows])
+    was_interleaved = np.array([row.was_interleaved for row in rows])
     probes = np.array([row.probe for row in rows])
-    return np.asarray((probes[:, None] == probes[None, :]) & took_turns[:, None])
+    return np.asarray((probes[:, None] == probes[None, :]) & was_interleaved[:, None])
 
 
 def _same_program(rows: Sequence[_Row]) -> NDArray[np.bool_]:
@@ -213,18 +213,18 @@ def _same_program(rows: Sequence[_Row]) -> NDArray[np.bool_]:
 
 
 def _between_compilations(
-    rows: Sequence[_Row], at: Index, values: Array, user_compilation: Compilation, wanders_sd: float
+    rows: Sequence[_Row], at: Index, values: Array, user_compilation: Compilation, common_sd: float
 ) -> Array:
     """(n, n), of programs that are not the one that the curve is about: a level for each, and a part by size."""
     other = np.array([row.compilation is not user_compilation for row in rows])
     kinds = np.array([row.compilation.value for row in rows])
     same_other = other[:, None] & (kinds[:, None] == kinds[None, :])
     same_size = at[:, None] == at[None, :]
-    own_sd = _compilation_sd(values, at, other, wanders_sd)
+    own_sd = _compilation_sd(values, at, other, common_sd)
     return same_other * (COMPILATION_LEVEL_SD**2 + own_sd**2 * same_size)
 
 
-def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], wanders_sd: float) -> float:
+def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], common_sd: float) -> float:
     """How much two compilations differ size by size; more than expected where the sizes that ran both say so.
 
     What the machine's wandering between their probes explains is not held against the compilations.
@@ -234,8 +234,8 @@ def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], wanders_
     if not differences:
         return COMPILATION_SD
     if len(differences) == 1:
-        return max(COMPILATION_SD, abs(float(differences[0])) - 2.0 * math.hypot(COMPILATION_LEVEL_SD, wanders_sd))
-    unexplained = float(np.var(differences, ddof=1)) - 2.0 * wanders_sd**2
+        return max(COMPILATION_SD, abs(float(differences[0])) - 2.0 * math.hypot(COMPILATION_LEVEL_SD, common_sd))
+    unexplained = float(np.var(differences, ddof=1)) - 2.0 * common_sd**2
     return math.sqrt(max(COMPILATION_SD**2, unexplained))
 
 
@@ -246,7 +246,7 @@ def _standard_errors(rows: Sequence[_Row]) -> Array:
     """
     errors = np.zeros(len(rows))
     for kind, pooled_sd in ((False, _pooled_pass_sd), (True, _pooled_turn_sd)):
-        of_kind = [index for index, row in enumerate(rows) if row.took_turns is kind]
+        of_kind = [index for index, row in enumerate(rows) if row.was_interleaved is kind]
         if of_kind:
             own = [rows[index] for index in of_kind]
             errors[of_kind] = _shared_errors(own, pooled_sd(own))
@@ -263,7 +263,7 @@ def _pooled_turn_sd(rows: Sequence[_Row]) -> float:
     known = [row for row in rows if _knows_noise(row)]
     freedom = TURN_PRIOR_WEIGHT + sum(row.num_passes - 1 for row in known)
     squares = sum((row.num_passes - 1) * row.log_pass_sd**2 for row in known)
-    return math.sqrt((TURN_PRIOR_WEIGHT * EXPECTED_TURN_SD**2 + squares) / freedom)
+    return math.sqrt((TURN_PRIOR_WEIGHT * EXPECTED_ROUND_SD**2 + squares) / freedom)
 
 
 def _knows_noise(row: _Row) -> bool:
@@ -276,5 +276,5 @@ def _shared_errors(rows: Sequence[_Row], pooled: float) -> Array:
     known = np.array([_knows_noise(row) for row in rows])
     variance = np.where(known, num_passes * np.nan_to_num(sds) ** 2, 0.0) + POOLING_PASSES * pooled**2
     shared = np.sqrt(variance / (np.where(known, num_passes, 0.0) + POOLING_PASSES) / np.maximum(num_passes, 1.0))
-    tenants = np.array([row.tenants_sd for row in rows])
-    return np.hypot(np.where(num_passes > 0, shared, DEFAULT_SE), tenants)
+    contention = np.array([row.contention_sd for row in rows])
+    return np.hypot(np.where(num_passes > 0, shared, DEFAULT_SE), contention)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.memory import MemoryFacts, Peak, draw_boundaries, draw_ends
+from bexplore.search.posterior.memory import MemoryObservations, Peak, draw_boundaries, draw_ends
 from bexplore.search.posterior.prior import ShapePrior
 from bexplore.search.posterior.reserved_memory import ReservedPeak
 from bexplore.search.posterior.throughput import NUM_DRAWS, Draws, draw_curves
@@ -96,7 +96,7 @@ class Posterior:
             _near={},
         )
 
-    def shortfall(self, size: int) -> Array:
+    def regret(self, size: int) -> Array:
         """(S,), share of the speed of the best that fits which a size misses; 1 where it does not fit itself."""
         fits = self.feasible[:, self.index(size)]
         own = self.log_throughput[:, self.index(size)].astype(np.float64)
@@ -147,7 +147,7 @@ def fit_posterior(
     limit = space.smallest_out_of_memory(evidence)
     largest_ok = max((item.micro_batch_size for item in measured if item.micro_batch_size < limit), default=0)
     is_reserved = memory is not None and memory.judged_by is MemoryAccount.RESERVED
-    facts = MemoryFacts(
+    facts = MemoryObservations(
         peaks=_tensor_peaks(measured) if is_reserved else _needed_peaks(measured),
         reserved=_reserved_peaks(measured) if is_reserved else (),
         budget_bytes=next((item.memory_budget_bytes for item in reversed(measured) if item.memory_budget_bytes), None),
@@ -201,17 +201,21 @@ def _reserved_peaks(measured: Sequence[Evidence]) -> list[ReservedPeak]:
     at_the_limit = {item.micro_batch_size for item in measured if item.num_alloc_retries}
     by_size = {
         item.micro_batch_size: ReservedPeak(
-            allocated_bytes=float(item.peak_memory_bytes), reserved_bytes=float(item.held_memory_bytes)
+            allocated_bytes=float(item.peak_memory_bytes), reserved_bytes=float(item.resident_memory_bytes)
         )
         for item in measured
-        if item.peak_memory_bytes and item.held_memory_bytes and item.micro_batch_size not in at_the_limit
+        if item.peak_memory_bytes and item.resident_memory_bytes and item.micro_batch_size not in at_the_limit
     }
     return list(by_size.values())
 
 
 def _needed_peaks(measured: Sequence[Evidence]) -> list[Peak]:
     return [
-        Peak(size=item.micro_batch_size, num_bytes=float(needed), is_held=needed == item.held_memory_bytes)
+        Peak(
+            size=item.micro_batch_size,
+            num_bytes=float(needed),
+            counts_resident_memory=needed == item.resident_memory_bytes,
+        )
         for item in measured
         if (needed := item.needed_memory_bytes)
     ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.noise_model import Measurements, levels_by_themselves, measurements_of
+from bexplore.search.posterior.noise_model import Measurements, estimates_alone, measurements_of
 from bexplore.search.posterior.prior import (
     CLIFF_BASES,
     CLIFF_RATE,
@@ -122,7 +122,7 @@ def draw_curves(
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
     own = np.unique(data.at)
     own_level, own_level_covariance = np.full(len(sizes), np.nan), np.full((len(sizes), len(sizes)), np.nan)
-    own_level[own], own_level_covariance[np.ix_(own, own)] = levels_by_themselves(data, float(hyper.probe_sd[best[0]]))
+    own_level[own], own_level_covariance[np.ix_(own, own)] = estimates_alone(data, float(hyper.probe_sd[best[0]]))
     return CurveDraws(
         log_throughput=curves,
         probe_sd=hyper.probe_sd[weighed.hyper],

@@ -22,7 +22,13 @@ from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.recommendation import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.search.study.storage import open_storage
-from bexplore.search.study.trials import PARAMETER, evidence_of, is_abandoned, question_of, set_question
+from bexplore.search.study.trials import (
+    PARAMETER,
+    evidence_of,
+    is_abandoned,
+    search_specification_of,
+    set_search_specification,
+)
 
 
 class BexploreSampler(BaseSampler):
@@ -139,14 +145,14 @@ def open_study(
     study = optuna.create_study(
         storage=open_storage(storage), study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
     )
-    question = _question(sampler)
-    stored = question_of(study)
+    search_specification = _search_specification(sampler)
+    stored = search_specification_of(study)
     if not stored:
-        set_question(study, question)
+        set_search_specification(study, search_specification)
         _name_the_value(study)
-    elif stored != question:
-        changed = sorted(key for key in question if stored.get(key) != question[key])
-        told = ", ".join(f"{key} {stored.get(key)} there, {question[key]} here" for key in changed)
+    elif stored != search_specification:
+        changed = sorted(key for key in search_specification if stored.get(key) != search_specification[key])
+        told = ", ".join(f"{key} {stored.get(key)} there, {search_specification[key]} here" for key in changed)
         hint = "explore with --fresh, or use another storage"
         if "largest" in changed:
             hint += "; explorers that share a study need the same candidates: set max, and the same memory_budget"
@@ -161,7 +167,7 @@ def _name_the_value(study: optuna.Study) -> None:
         study.set_metric_names(["samples/s"])
 
 
-def _question(sampler: BexploreSampler) -> Mapping[str, Any]:
+def _search_specification(sampler: BexploreSampler) -> Mapping[str, Any]:
     sizes = sampler.space.sizes
     return {
         "smallest": sizes[0],

@@ -49,7 +49,7 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
 
 
 @contextmanager
-def told_as_engine_error() -> Iterator[None]:
+def storage_errors() -> Iterator[None]:
     """Turn what a storage raises meanwhile (a full disk, a locked file, a server that is gone) into one clear error.
 
     Raises:

@@ -31,14 +31,14 @@ ASKING_S = 60.0  # an asker that has not chosen after this long is dead
 STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
 
 
-def question_of(study: optuna.Study) -> dict[str, Any]:
+def search_specification_of(study: optuna.Study) -> dict[str, Any]:
     """What the study asks; empty where it has just been created."""
     return study._storage.get_study_system_attrs(study._study_id).get(ATTRIBUTE, {})
 
 
-def set_question(study: optuna.Study, question: Mapping[str, Any]) -> None:
+def set_search_specification(study: optuna.Study, search_specification: Mapping[str, Any]) -> None:
     """Say what the study asks."""
-    study._storage.set_study_system_attr(study._study_id, ATTRIBUTE, dict(question))
+    study._storage.set_study_system_attr(study._study_id, ATTRIBUTE, dict(search_specification))
 
 
 def evidence_of(trial: FrozenTrial) -> Evidence:
@@ -119,7 +119,7 @@ def _owner_is_dead(trial: FrozenTrial) -> bool:
 
 
 def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
-    sizes = question_of(study)
+    sizes = search_specification_of(study)
     size = observation.micro_batch_size
     state = STATES.get(observation.outcome, TrialState.FAIL)
     return create_trial(
@@ -216,7 +216,9 @@ def _told(observation: Observation) -> dict[str, Any]:
         "pass_s": observation.pass_time_s if is_measured else None,
         "update_s": observation.update_time_s if observation.update_times_s else None,
         "peak_memory_mib": None if peak is None else peak / 2**20,
-        "held_memory_mib": None if observation.held_memory_bytes is None else observation.held_memory_bytes / 2**20,
+        "resident_memory_mib": None
+        if observation.resident_memory_bytes is None
+        else observation.resident_memory_bytes / 2**20,
         "compile_s": observation.compile_time_s or None,
         "took_s": observation.elapsed_s,
     }

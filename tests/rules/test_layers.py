@@ -1,0 +1,145 @@
+"""The rules of the structure: one import direction, one door for each third-party package, the public names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bexplore
+
+PACKAGE = Path(bexplore.__file__).parent
+
+# Room -> its parts in import order: a part imports only from parts that stand before it.
+ORDER = {
+    "": "errors units logs host job batching config workloads trace measurement search engine replay testing "
+    "exploration guard doctor output cli pytest_plugin __main__",
+    "host": "blas_threads locks json_files accelerators machine nvidia_smi accelerator_contention",
+    "config": "document validation_errors field_types schema config dialects load",
+    "measurement": "statistics depth_extrapolation interleaving probe",
+    "search": "space evidence program_warnings calibration posterior recommendation noise_warnings policy study loop",
+    "engine": "protocol eager_comparison process worker build_check metrics_client trace_client runner reduced_depth",
+    "exploration": "journal run_directory memory_budget fingerprint bottlenecks events estimate apply finish one_shot "
+    "exploration",
+    "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard",
+    "output": "append_file memory_text plot guard_table replay_table trace_table bexp guard_ci json_lines summary "
+    "live_view console report",
+}
+
+# Package -> the only places that may import it.
+DOORS = {
+    "torch": {"workloads", "trace", "engine.worker"},
+    "optuna": {"search.study", "search.loop"},
+    "pydantic": {"config.schema", "config.field_types", "config.validation_errors"},
+    "ruamel": {"config.document"},
+    "click": {"cli"},
+    "jinja2": {"output.report"},
+    "matplotlib": {"output.report"},
+    "rich": {"cli", "output.console", "output.live_view", "output.plot"},
+    "psutil": {"host", "engine.process", "exploration.memory_budget"},
+    "structlog": {"logs", "output.report"},
+    "transformers": {"workloads"},
+    "pytest": {"pytest_plugin"},
+}
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path) for path in FILES}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, those inside functions and under TYPE_CHECKING included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full.removeprefix("bexplore.") in MODULES else node.module
+
+
+def own_imports(path: Path) -> Iterator[str]:
+    yield from (name.removeprefix("bexplore.") for name in imports(path) if name.startswith("bexplore."))
+
+
+def part_of(module: str, room: str) -> str | None:
+    """The name of the part of `room` that holds the module; None where it lies elsewhere or is the room's face."""
+    prefix = f"{room}." if room else ""
+    return module.removeprefix(prefix).split(".")[0] if module.startswith(prefix) else None
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_a_part_of_a_room_imports_only_from_parts_that_stand_before_it(room):
+    order = ORDER[room].split()
+    arrows = (
+        (path, part_of(module_of(path), room), name, part_of(name, room))
+        for path in FILES
+        for name in own_imports(path)
+    )
+    back = [
+        f"{module_of(path)} imports {name}"
+        for path, own, name, other in arrows
+        if own is not None and other is not None and order.index(own) < order.index(other)
+    ]
+    assert back == []
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_every_part_has_its_place_in_the_order(room):
+    parts = {part_of(module, room) for module in MODULES if module != room} - {None}
+    assert parts == set(ORDER[room].split())
+
+
+def test_each_third_party_package_has_its_doors():
+    violations = []
+    for path in FILES:
+        module = module_of(path)
+        for name in imports(path):
+            doors = DOORS.get(name.split(".")[0])
+            if doors is not None and not any(f"{module}.".startswith(f"{door}.") for door in doors):
+                violations.append(f"{module} imports {name}")
+    assert violations == []
+
+
+def test_nobody_imports_the_worker():
+    outside = [path for path in FILES if not module_of(path).startswith("engine.worker")]
+    assert [
+        module_of(path) for path in outside for name in own_imports(path) if f"{name}.".startswith("engine.worker.")
+    ] == []
+
+
+def test_no_product_code_imports_the_simulator():
+    outside = [path for path in FILES if not module_of(path).startswith("testing")]
+    assert [module_of(path) for path in outside for name in own_imports(path) if name.startswith("testing")] == []
+
+
+def test_the_package_has_at_most_24_entries():
+    assert len([path for path in PACKAGE.iterdir() if path.name != "__pycache__"]) <= 24
+
+
+def test_the_public_names_are_these_and_each_exists():
+    assert sorted(bexplore.__all__) == [
+        "AlreadyFinished",
+        "BexploreError",
+        "Config",
+        "ExploreOptions",
+        "Finished",
+        "Planned",
+        "ProbeFinished",
+        "ProbeStarted",
+        "Recommended",
+        "Traced",
+        "TrainingStep",
+        "__version__",
+        "explore",
+        "load_config",
+    ]
+    for name in bexplore.__all__:
+        assert getattr(bexplore, name) is not None
