@@ -129,7 +129,8 @@ class Finished:
         global_batch_sizes: Those that are valid with the recommended size, around the user's own.
         batch_size_request: The user's own global batch size, when it is valid, and whether it must be kept:
             `batch_size` (None if none was given), `replica_batch_size` (None also if it has no whole share),
-            `divisibility`, `keep_batch_size`; and `training_samples`, of one replica, where the training's time comes from them.
+            `divisibility`, `keep_batch_size`; and `training_samples`, of one replica, where the training's time comes
+            from them.
         user_batch_message: Whether it is valid with the recommended size, and what is near; empty if none was given.
         keeps_batch_size: The fastest size with which the user's own global batch size is valid: the recommended one if
             it is valid with it; None where no batch size was given, or nothing that ran is valid with it.
