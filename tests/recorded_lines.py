@@ -1,6 +1,6 @@
 """Lines of Inductor's wrappers as JSON, and back: plans of a GPU program are read where no Triton can make them.
 
-`tests/gpu_trace` writes them, on a device that is stood in for; `tests/test_trace_cuda.py` reads them.
+`tests/gpu_trace` writes them, on a device that is stood in for; `tests/torch/trace/test_trace_cuda.py` reads them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from bexplore.host.accelerators import device_by_name
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.gpu_properties import GpuProperties
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SIZE = 64  # samples, of the peaks that are told
 
 
@@ -29,11 +29,10 @@ def main(path: Path, num_blocks: int) -> None:
     properties = GpuProperties.of_device(device_by_name("h100"))
     assert properties is not None
     stand_in(properties)
-    sys.path.insert(0, str(TESTS))
-    from recorded_lines import most_bytes, record_graph, steps_of
-
+    sys.path.insert(0, str(ROOT))
     from bexplore.config.load import load_config
     from bexplore.trace import trace_job
+    from tests.recorded_lines import most_bytes, record_graph, steps_of
 
     job = load_config(path).on_device("cuda:0").job
     job = dataclasses.replace(job, model=with_blocks(dict(job.model), num_blocks))

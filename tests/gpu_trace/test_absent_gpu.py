@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.config.load import load
+from bexplore.config.load import load_config
 from bexplore.exploration.one_shot import trace_once
 
 pytestmark = pytest.mark.gpu_trace
@@ -39,7 +39,7 @@ def test_a_transformer_is_planned_for_a_gpu_as_recorded(name):
 
 
 def test_a_named_device_is_traced_by_its_own_program_whatever_the_file_says(tmp_path):
-    config = load(HERE.parents[1] / "configs" / "quickstart.yaml")
+    config = load_config(HERE.parents[1] / "configs" / "quickstart.yaml")
     arguments = {"micro_batch_sizes": (8,), "model_dir": str(tmp_path)}
     record = trace_once(config, device_name="h100", **arguments)
     assert (record["device"], record["device_name"]) == ("cuda", "NVIDIA H100 80GB HBM3")

@@ -1,0 +1,39 @@
+"""Builders with defaults, shared by the tests, and the places of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bexplore.job import CompileSettings, Job
+from bexplore.measurement.probe import Observation, Outcome, Probe
+
+ROOT = Path(__file__).parents[1]
+JOBS = ROOT / "tests" / "jobs"
+RECORDED = ROOT / "tests" / "recorded"
+
+
+def imported_job(
+    model: str = "perceptron",
+    *,
+    batch: str = "samples",
+    loss: str = "cross_entropy",
+    backend: str = "aot_eager_decomp_partition",
+    **fields,
+) -> Job:
+    """A job of `tests/jobs/programs.py`; its backend decomposes and partitions as Inductor does but builds nothing."""
+    paths = {"model": f"programs:{model}", "batch": f"programs:{batch}", "loss": f"programs:{loss}"}
+    compile_settings = fields.pop("compile", CompileSettings(backend=backend))
+    return Job(workload="imported", model=paths, import_root=str(JOBS), compile=compile_settings, **fields)
+
+
+def step_job(step: str, **fields) -> Job:
+    """A job of a whole step of `tests/jobs/programs.py`."""
+    compile_settings = fields.pop("compile", CompileSettings(backend="aot_eager"))
+    model = {"step": f"programs:{step}"} | fields.pop("model", {})
+    return Job(workload="imported", model=model, import_root=str(JOBS), compile=compile_settings, **fields)
+
+
+def observed(micro_batch_size: int = 1, *, number: int = 0, **fields) -> Observation:
+    """A measured observation with sensible times."""
+    facts = {"outcome": Outcome.MEASURED, "pass_times_s": (0.1, 0.1, 0.1)} | fields
+    return Observation(probe=Probe(number=number, micro_batch_size=micro_batch_size), **facts)

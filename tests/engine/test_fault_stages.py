@@ -1,0 +1,190 @@
+"""A worker that hangs or dies in any stage, not only in its steps: its outcome, its reason, and nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import psutil
+import pytest
+
+from benchmarks.fault_recorded import in_child
+from bexplore.engine import trace_client
+from bexplore.engine.process import timeouts
+from bexplore.engine.process.memory_watchdog import MemoryWatchdog
+from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.trace_client import trace_in_worker
+from bexplore.errors import EngineError
+from bexplore.exploration.journal import Journal
+from bexplore.job import CompileSettings
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.search import loop
+from bexplore.search.space import Space
+from tests.builders import JOBS, imported_job
+from tests.search_builders import CurveRunner
+
+MIB = 2**20
+NEXT_PROBE_S = 5.0  # within so many seconds of the end of a failed probe the next one must start
+TINY = """\
+train_input: {batch_size: 8, micro_batch_size: {explore: {max: 2}}}
+explore:
+  device: cpu
+  memory_budget: 512MiB
+  max_probes: 2
+  compile: false
+  workload: {model: programs:perceptron, batch: programs:samples, loss: programs:cross_entropy}
+"""
+
+
+def job(model: str = "programs:perceptron", batch: str = "programs:samples", **fields):
+    paths = {"model": model, "batch": batch, "loss": "programs:cross_entropy"}
+    return dataclasses.replace(imported_job(**fields), model=paths)
+
+
+def probe(size: int, compilation: Compilation = Compilation.EAGER) -> Probe:
+    return Probe(number=0, micro_batch_size=size, compilation=compilation, max_passes=2)
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("bug", "outcome", "reason"),
+    [
+        ("hang", Outcome.TIMED_OUT, "no progress in stage 'compile' for 3 s"),
+        ("segfault", Outcome.CRASHED, "SIGSEGV"),
+        ("close_pipe", Outcome.CRASHED, ""),
+        ("raise", Outcome.COMPILE_FAILED, "the user's own mistake"),
+    ],
+)
+def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
+    run_on, monkeypatch, tmp_path, bug, outcome, reason
+):
+    monkeypatch.setenv("BUG", bug)
+    monkeypatch.setenv("CHILD", str(tmp_path / "child"))
+    if bug == "hang":
+        monkeypatch.setattr(timeouts, "FIRST_LIMITS_S", {**timeouts.FIRST_LIMITS_S, "compile": 3.0})
+    limits = StageLimits(floor_s=3.0)
+    runner = run_on(job("bugs:misbehaves", compile=CompileSettings(backend="misbehaving")), limits=limits)
+
+    died = runner(probe(1, Compilation.EXACT))
+    ended_s = time.time()
+    next_one = runner(probe(1))
+
+    assert died.outcome is outcome, died.reason
+    assert reason in died.reason
+    assert not is_running(int((tmp_path / "child").read_text()))
+    assert next_one.outcome is Outcome.MEASURED
+    assert next_one.started_at_s - ended_s < NEXT_PROBE_S
+
+
+def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
+    runner = run_on(job(batch="bugs:hangs_at_three"), limits=StageLimits(step_limit_s=2.0, floor_s=2.0))
+
+    hung = runner(dataclasses.replace(probe(3), time_limit_s=1800.0))
+
+    assert hung.outcome is Outcome.TIMED_OUT
+    assert "no progress in stage 'batch' for 2 s" in hung.reason
+    assert runner(probe(1)).outcome is Outcome.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("bug", "reason"),
+    [
+        ("hang", "no progress in stage 'trace'"),
+        ("segfault", "SIGSEGV"),
+        # Its process is still there after a while, or was ended meanwhile by whoever takes the explorer for gone.
+        ("close_pipe", "without an answer|ended by SIGKILL"),
+        ("raise", "the user's own mistake"),
+    ],
+)
+def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatch, tmp_path, bug, reason):
+    monkeypatch.setenv("BUG", bug)
+    monkeypatch.setattr(trace_client, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
+
+    found = trace_in_worker(job("bugs:misbehaves"), tmp_path, lambda message: None)
+
+    assert isinstance(found, str)
+    assert re.search(reason, found)
+
+
+def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_on_from_its_journal(tmp_path):
+    asked: list[int] = []
+    curve = CurveRunner()
+
+    def damaging(search_specification: Probe) -> Observation:
+        asked.append(search_specification.number)
+        if search_specification.number == 2:
+            with (tmp_path / "study.log").open("ab") as study:
+                study.write(b"\0\0 not a record\n{}\n")
+        return curve(search_specification)
+
+    def explored(runner) -> loop.Result:
+        book = Journal(tmp_path / "journal.jsonl")
+        options = {"storage": tmp_path / "study.log", "record": book.append, "history": book.read()}
+        *_, result = loop.explore(runner, space=Space.of([1, 2, 4, 8]), lock_path=tmp_path / ".lock", **options)
+        return result
+
+    with pytest.raises(EngineError, match="the study's storage failed") as error:
+        explored(damaging)
+    assert "run the same command again" in error.value.hint
+
+    result = explored(CurveRunner())
+
+    assert result.recommendation is not None
+    assert [item.probe.number for item in Journal(tmp_path / "journal.jsonl").read()][:3] == [0, 1, 2]
+    assert (tmp_path / "study.log.damaged_1").exists()
+
+
+@pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv to be anybody")
+def test_a_folder_that_is_read_only_is_one_error_that_says_where_to_write_instead(tmp_path):
+    shutil.copy(JOBS / "programs.py", tmp_path)
+    (tmp_path / "job.yaml").write_text(TINY)
+    # The system's own user may write anywhere, unless that power is taken from it.
+    as_anybody = ["setpriv", "--bounding-set", "-dac_override"] if os.getuid() == 0 else []
+    tmp_path.chmod(0o555)
+
+    done = subprocess.run(
+        [*as_anybody, sys.executable, "-m", "bexplore", "explore", "job.yaml"],
+        cwd=tmp_path,
+        env=os.environ | {"BEXPLORE_LOCK_DIR": tempfile.gettempdir()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 4, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error: cannot write the run directory under" in done.stderr
+    assert "--model-dir" in done.stderr
+
+
+def test_shared_memory_which_no_limit_refuses_is_watched_closer_and_gets_no_slack():
+    def hold() -> None:
+        area = mmap.mmap(-1, 128 * MIB)
+        for start in range(0, len(area), MIB):
+            area[start : start + MIB] = b"x" * MIB
+        time.sleep(60)
+
+    pid = in_child(hold)
+    try:
+        watch = MemoryWatchdog(pid, 2**40)
+        watch.allow(120 * MIB)  # with the slack that other memory gets, all of it would be allowed
+        before_s = watch.poll_s
+        deadline = time.monotonic() + 20
+        while not watch.violation() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "resident memory passed" in watch.violation()
+        assert watch.poll_s < before_s
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,119 @@
+"""Whether a step of the user's own trains at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bexplore.engine.worker.step_check import check_step
+from bexplore.errors import UserInputError
+from bexplore.job import Job, Mode
+from bexplore.measurement.probe import Outcome, Probe
+from bexplore.workloads import build
+from tests.builders import imported_job, step_job
+
+
+def checked(job: Job, micro_batch_size: int) -> bool:
+    workload = build(job)
+    parameters = [parameter for module in workload.compiled_modules for parameter in module.parameters()]
+    return check_step(workload, parameters, micro_batch_size)
+
+
+@pytest.mark.parametrize(
+    ("step", "micro_batch_size", "told"),
+    [
+        ("NoBackward", 1, "no parameter has a gradient"),
+        ("NoBackward", 32, "no parameter has a gradient"),
+        ("ZeroGradients", 32, "All gradients are zero, of 17 batches of 4 samples"),
+        ("IgnoresItsBatch", 32, "does not depend on its batch"),
+    ],
+)
+def test_a_step_that_cannot_train_is_refused(step, micro_batch_size, told):
+    with pytest.raises(UserInputError, match=told) as caught:
+        checked(step_job(step), micro_batch_size)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "PlainStep",
+        "InBatchNegatives",
+        "Margin",
+        "ConstantData",
+        "NewHead",
+        "StepsInItsPasses",
+        "UnlistedModules",
+        "Adversaries",
+        "ScaledStep",
+    ],
+)
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4, 512])
+def test_a_step_that_trains_in_its_own_way_is_not_refused(step, micro_batch_size):
+    assert checked(step_job(step), micro_batch_size) is (micro_batch_size >= 4)
+
+
+def test_a_model_with_batch_and_loss_is_checked_too():
+    assert checked(imported_job(model="normalized"), 8)
+
+
+def test_gradients_buffers_and_the_random_state_are_left_as_they_were():
+    workload = build(imported_job(model="normalized"))
+    module = workload.compiled_modules[0]
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    before = torch.random.get_rng_state()
+
+    check_step(workload, list(module.parameters()), 8)
+
+    assert all(map(torch.equal, buffers, module.buffers()))
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_engine_refuses_a_step_without_gradients_at_the_first_probe(run_on):
+    with pytest.raises(UserInputError, match="no parameter has a gradient"):
+        run_on(step_job("NoBackward"))(Probe(number=0, micro_batch_size=1))
+
+
+def test_the_engine_refuses_a_step_that_ignores_its_batch_once_enough_samples_are_there(run_on):
+    runner = run_on(step_job("IgnoresItsBatch"))
+
+    assert runner(Probe(number=0, micro_batch_size=1)).outcome is Outcome.MEASURED
+    with pytest.raises(UserInputError, match="does not depend on its batch"):
+        runner(Probe(number=1, micro_batch_size=8))
+
+
+def test_a_check_that_fails_by_itself_leaves_what_was_measured(run_on):
+    observation = run_on(imported_job(batch="filled_up_to_eight"))(Probe(number=0, micro_batch_size=8))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert "a batch of 4 samples was asked for" in observation.details["why_unchecked"]
+
+
+def test_an_evaluation_has_nothing_to_train(run_on):
+    job = imported_job(mode=Mode.EVAL)
+
+    assert run_on(job)(Probe(number=0, micro_batch_size=8)).outcome is Outcome.MEASURED
+
+
+def test_a_size_whose_batch_has_another_number_of_samples_is_a_failure_of_that_size_alone(run_on):
+    runner = run_on(imported_job(batch="at_most_fifty"))
+
+    assert runner(Probe(number=0, micro_batch_size=50)).outcome is Outcome.MEASURED
+    refused = runner(Probe(number=1, micro_batch_size=64))
+
+    assert refused.outcome is Outcome.CRASHED
+    assert refused.reason == "a batch of 64 samples was asked for, and it has a tensor of shape (50, 32)"
+    assert refused.traceback_text == ""
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_whether_the_samples_of_a_batch_are_seen_is_in_what_a_probe_tells(run_on, counts):
+    job = imported_job(model="takes_graphs", batch="graphs", loss="as_it_is")
+    count = {"samples_of": "programs:num_graphs"} if counts else {}
+    job = Job.from_dict(job.as_dict() | {"model": job.model | count})
+
+    observation = run_on(job)(Probe(number=0, micro_batch_size=8))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert observation.details["samples_are_seen"] is counts

@@ -1,0 +1,94 @@
+"""CUDA graphs: gradients outlive a replay, and graphs of one size are no burden of another."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bexplore.engine.process.pool import Worker
+from bexplore.engine.process.reuse import must_replace
+from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.session import Session
+from bexplore.engine.worker.steps import Steps
+from bexplore.job import CompileSettings
+from bexplore.measurement.probe import Compilation, Probe, Purpose
+from bexplore.workloads import build
+from tests.builders import imported_job
+
+NOT_COMPILED = CompileSettings(enabled=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "uses"),
+    [
+        (CompileSettings(mode="reduce-overhead"), "cuda", True),
+        (CompileSettings(mode="max-autotune"), "cuda:1", True),
+        (CompileSettings(mode="max-autotune-no-cudagraphs"), "cuda", False),
+        (CompileSettings(options={"triton.cudagraphs": True}), "cuda", True),
+        (CompileSettings(backend="cudagraphs"), "cuda", True),
+        (CompileSettings(), "cuda", False),
+        (CompileSettings(mode="reduce-overhead"), "cpu", False),
+        (CompileSettings(enabled=False, mode="reduce-overhead"), "cuda", False),
+    ],
+)
+def test_cuda_graphs_are_known_by_mode_option_and_backend(settings, device, uses):
+    assert settings.uses_cuda_graphs(device) is uses
+
+
+def test_gradients_of_a_program_in_cuda_graphs_are_summed_over_passes():
+    workload = build(imported_job("graphed", compile=NOT_COMPILED))
+    steps = Steps(workload, torch.device("cpu"), uses_cuda_graphs=True)
+    layer = workload.loss_module.model
+    first, second = workload.make_batch(4), workload.make_batch(8)
+    wanted = torch.zeros_like(layer.weight)
+    for ((x, targets),) in (first, second):
+        wanted += torch.autograd.grad(torch.nn.functional.cross_entropy(x @ layer.weight.T, targets), layer.weight)[0]
+
+    steps.forward_backward(first)
+    steps.keep_gradients()
+    steps.clear_gradients()
+    steps.forward_backward(first)
+    steps.forward_backward(second)
+
+    torch.testing.assert_close(layer.weight.grad, wanted)
+    assert layer.unused.grad is None
+    steps.update()
+    assert not layer.weight.grad.any()
+
+
+def test_a_size_is_measured_with_gradients_outside_of_the_memory_of_cuda_graphs(monkeypatch):
+    monkeypatch.setattr(CompileSettings, "uses_cuda_graphs", lambda self, device: True)
+    session = Session(
+        imported_job("graphed", compile=NOT_COMPILED),
+        compilation=Compilation.EXACT,
+        shared_mode=SharedMode.NESTED,
+        budget_bytes=None,
+        report=lambda **_: None,
+    )
+
+    facts = session.measure(
+        Probe(number=0, micro_batch_size=4, max_passes=3, purpose=Purpose.VERIFY), pass_budget_s=0.1
+    )
+
+    assert math.isfinite(facts["loss"])
+    assert any("zero_grad(set_to_none=False)" in warning for warning in facts["warnings"])
+    assert not session.try_recover()
+
+
+@pytest.mark.parametrize(
+    ("size", "uses_cuda_graphs", "replaced"), [(8, False, False), (8, True, True), (4, True, False)]
+)
+def test_with_cuda_graphs_each_size_has_a_worker_of_its_own(size, uses_cuda_graphs, replaced):
+    process = SimpleNamespace(is_alive=True)
+    worker = Worker(process=process, number=0, compilation=Compilation.SHARED, micro_batch_size=4)
+
+    assert replaced is must_replace(
+        worker,
+        Probe(number=1, micro_batch_size=size),
+        shared_mode=SharedMode.UNBACKED,
+        largest_measured=4,
+        uses_cuda_graphs=uses_cuda_graphs,
+    )

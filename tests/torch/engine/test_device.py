@@ -1,0 +1,398 @@
+"""The job's device: its name and index, its memory, its lock and its neighbours; no GPU is needed for any of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bexplore.config.load import load_config
+from bexplore.config.schema import ExploreSettings
+from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
+from bexplore.engine.worker import __main__ as worker
+from bexplore.engine.worker import device as worker_device
+from bexplore.engine.worker import steps
+from bexplore.engine.worker.device import await_memory, bound_memory, device_info, is_nearly_full, resolve_device
+from bexplore.errors import UserInputError
+from bexplore.exploration import exploration, one_shot
+from bexplore.exploration.memory_budget import resolve_budget
+from bexplore.host import nvidia_smi
+from bexplore.host.accelerator_contention import DeviceContention
+from bexplore.measurement.probe import Probe
+from tests.builders import imported_job
+from tests.run_builders import cost_model
+
+GIB = 2**30
+H100 = "NVIDIA H100 80GB HBM3"
+UUID = "1e6a2c1d-5a51-7a33-9d0c-6a1f0c6b2f1e"
+FACTS = {"device": "cuda:0", "device_name": H100, "uuid": UUID, "pci_bus_id": "00000000:1b:00.0"}
+
+
+class FakeCuda:
+    """Two devices of an imaginary host, the second of which is the current one at first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.free_bytes, self.allowed, self.reserved_bytes = 1, [60 * GIB], 1.0, 0
+        self.synchronized: list[torch.device] = []
+        properties = SimpleNamespace(
+            major=9, minor=0, multi_processor_count=132, uuid=UUID, total_memory=80 * GIB,
+            pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0,
+        )  # fmt: skip
+        for name, fake in {
+            "is_available": lambda: True,
+            "device_count": lambda: 2,
+            "current_device": lambda: self.current,
+            "set_device": lambda device: setattr(self, "current", device.index),
+            "get_device_name": lambda device: H100,
+            "get_device_properties": lambda device: properties,
+            "mem_get_info": lambda device: (self._next_free(), 80 * GIB),
+            "memory_reserved": lambda device: self.reserved_bytes,
+            "get_per_process_memory_fraction": lambda device: self.allowed,
+            "synchronize": self.synchronized.append,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+        monkeypatch.setattr(torch, "empty", lambda *shape, device: None)
+
+    def _next_free(self) -> int:
+        return self.free_bytes.pop(0) if len(self.free_bytes) > 1 else self.free_bytes[0]
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return FakeCuda(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu"), ("cpu:0", "cpu")]
+)
+def test_a_name_means_a_device_with_its_index(cuda, name, device):
+    assert device_info(name)["device"] == device
+
+
+def test_the_budget_of_the_device_that_auto_means_can_be_enforced(cuda, monkeypatch):
+    enforced = []
+    monkeypatch.setattr(
+        torch._C, "_cuda_setMemoryFraction", lambda share, index: enforced.append((share, index)), raising=False
+    )
+    bound_memory(torch.device(device_info("auto")["device"]), 20 * GIB)
+    assert enforced == [(0.25, 1)]
+
+
+def test_a_trace_on_a_device_that_is_here_leaves_its_memory_to_others(cuda, monkeypatch):
+    bounds = []
+    monkeypatch.setattr(worker_device, "bound_memory", lambda device, limit_bytes: bounds.append((device, limit_bytes)))
+    monkeypatch.setattr("bexplore.trace.tracer.trace_job", lambda job, why_cpu: cost_model())
+    request = {"kind": "trace", "job": imported_job(device="cuda:1").as_dict(), "gpu": None, "why_not": "torch 2.11"}
+    server = worker._Server(SimpleNamespace(send_bytes=lambda data: None))
+    assert server.answer(request)["outcome"] == "measured"
+    assert bounds == [(torch.device("cuda:1"), 256 * 2**20)]
+
+
+def test_a_device_that_is_not_there_is_the_users_input_with_what_torch_sees(cuda):
+    for name in ("cuda:77", "gpu", "meta", "mps"):
+        with pytest.raises(UserInputError, match=rf"'{name}' cannot be used: torch sees cuda:0 \({H100}\), cuda:1"):
+            resolve_device(name)
+
+
+def test_without_an_accelerator_the_error_says_that_there_is_none(monkeypatch):
+    monkeypatch.setattr(worker_device, "_accelerator", lambda: None)
+    for name in ("cuda", "cuda:77", "gpu"):
+        with pytest.raises(UserInputError, match="sees no accelerator; it sees: cpu") as error:
+            resolve_device(name)
+        assert "explore.device" in error.value.hint
+
+
+def test_facts_hold_what_others_ask_about_the_device(cuda):
+    facts = device_info("cuda:0")
+
+    assert {key: facts[key] for key in FACTS} == FACTS
+    assert (facts["free_memory_bytes"], facts["total_memory_bytes"], facts["capability"]) == (60 * GIB, 80 * GIB, "9.0")
+
+
+def test_a_worker_makes_the_jobs_device_the_current_one_before_anything_else(cuda, monkeypatch):
+    seen = []
+    server = worker._Server(None)
+    monkeypatch.setattr(server, "_trace", lambda request: seen.append(cuda.current) or {})
+
+    server.answer({"kind": "trace", "job": imported_job(device="cuda:0").as_dict()})
+    server.answer({"kind": "trace", "job": imported_job(device="cuda:5").as_dict()})  # not here: the CPU stands in
+    assert seen == [0, 0]
+    device_info("cuda:1")
+    assert cuda.current == 1
+
+
+def test_the_device_that_is_waited_for_is_the_jobs_own(cuda):
+    steps.synchronize(torch.device("cuda:0"))
+    assert cuda.synchronized == [torch.device("cuda:0")]
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "allowed", "reserved_bytes", "is_full"),
+    [(60 * GIB, 1.0, 0, False), (GIB // 2, 1.0, 0, True), (60 * GIB, 0.25, 20 * GIB, True)],
+    ids=["empty", "no memory left", "its share used up"],
+)
+def test_a_device_is_full_where_it_or_the_jobs_share_of_it_is_used_up(
+    cuda, free_bytes, allowed, reserved_bytes, is_full
+):
+    cuda.free_bytes, cuda.allowed, cuda.reserved_bytes = [free_bytes], allowed, reserved_bytes
+    assert is_nearly_full(torch.device("cuda:0")) is is_full
+
+
+def test_a_broken_device_answers_nothing_and_so_is_not_full(cuda, monkeypatch):
+    def broken(device):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    assert not is_nearly_full(torch.device("cuda:0"))
+
+
+def test_a_worker_begins_when_the_memory_is_back_that_another_held(cuda, monkeypatch):
+    waits = []
+    monkeypatch.setattr(worker_device.time, "sleep", waits.append)
+    cuda.free_bytes = [10 * GIB, 40 * GIB, 60 * GIB]
+
+    assert await_memory(torch.device("cuda:0"), 60 * GIB) is None
+    assert len(waits) == 2
+
+
+def test_memory_that_does_not_come_back_is_waited_for_only_so_long(cuda, monkeypatch):
+    clock = itertools.count(0.0, 5.0)
+    monkeypatch.setattr(
+        worker_device, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
+    )
+    cuda.free_bytes = [40 * GIB]
+
+    assert await_memory(torch.device("cuda:0"), 60 * GIB) == 40 * GIB
+    assert await_memory(torch.device("cpu"), 60 * GIB) is None
+
+
+def test_memory_that_did_not_come_back_is_told_once_and_not_waited_for_again(run_on):
+    runner = run_on(imported_job())
+    runner._free_memory_bytes = 60 * GIB
+    runner._heard({"kind": "progress", "free_memory_bytes": 40 * GIB})
+
+    first, second = (runner(Probe(number=n, micro_batch_size=2, max_passes=2)) for n in range(2))
+
+    assert ["were when this job began" in " ".join(one.warnings) for one in (first, second)] == [True, False]
+    assert runner._free_memory_bytes == 40 * GIB
+
+
+@pytest.mark.parametrize("budget", ["auto", 0.8])
+def test_a_device_without_an_account_of_its_memory_never_gets_the_hosts(budget):
+    facts = {"device": "mps:0", "device_name": "", "free_memory_bytes": None, "total_memory_bytes": None}
+    with pytest.raises(UserInputError, match="'mps:0' is not known") as error:
+        resolve_budget(ExploreSettings(memory_budget=budget), facts, num_replicas=1, gradient_bytes=None)
+    assert "explore.memory_budget" in error.value.hint
+    given = resolve_budget(ExploreSettings(memory_budget="8GiB"), facts, num_replicas=1, gradient_bytes=None)
+    assert (given.budget_bytes, given.warnings) == (8 * GIB, ())
+
+
+def test_a_device_has_one_lock_whatever_it_is_called_and_two_devices_have_two():
+    other = FACTS | {"uuid": UUID.replace("1e6a", "2e6a")}
+    holder = LockHolder(folder="a")
+    with device_lock(lock_name("cuda:0", FACTS), holder=holder, waiting=print):
+        assert try_device_lock(lock_name("cuda:1", FACTS), holder=holder) is None
+        for name in (lock_name("cuda:0", other), lock_name("cpu", {"uuid": None})):
+            lock = try_device_lock(name, holder=holder)
+            assert lock is not None
+            lock.close()
+
+
+# What nvidia-smi prints in its documented format, by what it is asked: --format=csv,noheader.
+NOT_ACTIVE, POWER, HEAT = (
+    "Not Active, Not Active, Not Active",
+    "Not Active, Not Active, Active",
+    "Active, Active, Active",
+)
+ONE = {"00000000:1b:00.0": POWER}
+EIGHT = {f"00000000:{bus:02x}:00.0": NOT_ACTIVE for bus in range(0x20, 0x27)} | {"00000000:1b:00.0": HEAT}
+MIG = {"00000000:1b:00.0": "[N/A], [N/A], [N/A]"}
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """An nvidia-smi that tells of the devices, and of the processes on each of them."""
+    folder = tmp_path / "driver"
+
+    def install(clocks: dict[str, str], processes: str = "") -> None:
+        folder.mkdir()
+        cases = "\n".join(f'  "{bus} "*query-gpu*) echo "{states}";;' for bus, states in clocks.items())
+        tool = folder / "nvidia-smi"
+        (folder / "processes").write_text(processes)
+        tool.write_text(
+            f'#!/bin/sh\n[ "$1" = -i ] || exit 2\ncase "$2 $3" in\n{cases}\n'
+            f'  *query-compute-apps*) cat "{folder}/processes";;\n  *) exit 6;;\nesac\n'
+        )
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("clocks", "events"),
+    [(ONE, {"power limit"}), (EIGHT, {"hardware slowdown", "heat", "power limit"}), (MIG, set()), ({}, set())],
+    ids=["one device", "eight devices", "MIG", "another host's device"],
+)
+def test_the_clocks_are_those_of_the_jobs_own_device(driver, clocks, events):
+    driver(clocks)
+    assert nvidia_smi.clock_events(nvidia_smi.selector(FACTS)) == events
+
+
+def test_where_there_is_no_driver_nothing_is_told(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert nvidia_smi.clock_events("00000000:1b:00.0") == frozenset()
+    assert nvidia_smi.compute_processes("00000000:1b:00.0") == []
+
+
+def test_a_device_is_asked_for_by_its_bus_or_its_uuid_and_the_cpu_not_at_all():
+    assert nvidia_smi.selector(FACTS) == "00000000:1b:00.0"
+    assert nvidia_smi.selector(FACTS | {"pci_bus_id": None}) == f"GPU-{UUID}"
+    assert nvidia_smi.selector({"device": "cpu", "uuid": None, "pci_bus_id": None}) is None
+
+
+def watched(monkeypatch, facts=FACTS) -> DeviceContention:
+    """A device, watched until it was sampled twice."""
+    enough, waits = threading.Event(), itertools.count()
+
+    class Ticks(threading.Event):
+        def wait(self, timeout=None):
+            if next(waits) < 2:
+                return False
+            enough.set()
+            return super().wait()
+
+    contention = DeviceContention(facts)
+    contention._ended = Ticks()
+    contention.start()
+    assert nvidia_smi.selector(facts) is None or enough.wait(30)
+    contention.stop()
+    return contention
+
+
+def test_the_power_limit_alone_is_no_warning_and_heat_is(driver, monkeypatch):
+    driver(ONE)
+    usual = watched(monkeypatch)
+    assert (usual.clock_events, usual.warnings()) == ({"power limit"}, [])
+    usual.clock_events |= {"heat"}
+    assert usual.warnings() == ["the device's clocks were held down (heat): the times are too long"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        ("4194304, 518 MiB\n", ""),  # in a container the one id that is shown is the worker's
+        ("4001, 518 MiB\n4002, 1024 MiB\n", "1.00 GiB of its memory (process 4002)"),
+        ("4001, [N/A]\n4002, [N/A]\n", "meanwhile (process 4002)"),
+        ("", ""),
+    ],
+)
+def test_other_processes_on_the_device_are_a_warning(driver, monkeypatch, processes, told):
+    driver(ONE, processes)
+    warnings = watched(monkeypatch).warnings()
+    assert told in " ".join(warnings) if told else warnings == []
+
+
+def test_the_worker_itself_is_none_of_the_others(driver, monkeypatch):
+    with Child() as pid:
+        driver(ONE, f"{pid}, 518 MiB\n4002, 1024 MiB\n")
+        assert "(process 4002)" in " ".join(watched(monkeypatch).warnings())
+
+
+def test_neighbours_in_other_mig_instances_are_no_warning(driver, monkeypatch):
+    driver(MIG, "4001, [N/A]\n4002, [N/A]\n4003, [N/A]\n")
+    assert watched(monkeypatch, FACTS | {"device_name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb"}).warnings() == []
+
+
+class Child:
+    """A child of this process."""
+
+    def __enter__(self) -> int:
+        self._process = subprocess.Popen(["sleep", "60"])
+        return self._process.pid
+
+    def __exit__(self, *_exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+CONFIG = """\
+train_input: {{batch_size: 8, micro_batch_size: explore}}
+explore:
+  device: {device}
+  workload: {{model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"}}
+"""
+
+
+@pytest.fixture
+def config_on(tmp_path: Path):
+    def load(device: str):
+        path = tmp_path / "job.yaml"
+        path.write_text(CONFIG.format(device=device))
+        return load_config(path)
+
+    return load
+
+
+@pytest.mark.parametrize(("named", "device"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0")])
+def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(config_on, monkeypatch, named, device):
+    order = []
+    facts = {"device": device, "device_name": H100}
+    runner = SimpleNamespace(facts=lambda: order.append("facts") or facts, job=None)
+    monkeypatch.setattr(
+        exploration,
+        "recall_or_trace",
+        lambda job, *_, **names: order.append(job.device) or "no",
+    )
+    explored = exploration._Exploration(config_on(named), exploration.ExploreOptions())
+    monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
+
+    explored._look(runner, SimpleNamespace(directory=None))
+
+    assert order == ["facts", device]
+
+
+def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatch):
+    traced = threading.Event()
+    runner = SimpleNamespace(facts=lambda: {"device": "cpu", "device_name": "", "waited": traced.wait(30)}, job=None)
+    monkeypatch.setattr(exploration, "recall_or_trace", lambda *_, **names: traced.set() or "no")
+    explored = exploration._Exploration(config_on("cpu"), exploration.ExploreOptions())
+    monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
+
+    assert explored._look(runner, SimpleNamespace(directory=None))[2]["waited"]
+
+
+def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hides(config_on, monkeypatch, tmp_path):
+    seen = {}
+    free = {"free_memory_bytes": 60 * GIB, "total_memory_bytes": 80 * GIB}
+    monkeypatch.setattr(one_shot, "torch_is_for_cpu", lambda: False)
+    monkeypatch.setattr(one_shot.EngineRunner, "facts", lambda self: FACTS | free)
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: seen.update(job=job) or cost_model())
+
+    record = one_shot.trace_once(config_on("auto"), micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path))
+
+    assert seen["job"].device == "cuda:0"
+    assert "60.0 GiB free on the device" in record["why_budget"]
+
+
+def test_one_trace_for_a_device_that_is_not_here_asks_for_its_memory(config_on, monkeypatch, tmp_path):
+    def unseen(runner):
+        raise UserInputError("device 'cuda' cannot be used")
+
+    monkeypatch.setattr(one_shot.EngineRunner, "facts", unseen)
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: cost_model())
+
+    def trace(**options):
+        options = {"micro_batch_sizes": None, "device_name": None, "model_dir": str(tmp_path)} | options
+        return one_shot.trace_once(config_on("cuda"), **options)
+
+    with pytest.raises(UserInputError, match="memory of device 'cuda' is not known"):
+        trace()
+    assert trace(device_name="h100")["memory_budget_bytes"] > 70 * GIB

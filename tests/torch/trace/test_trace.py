@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from benchmarks.trace_flops import flops_as_run, flops_of_the_model
+from bexplore.engine.worker.peak_memory import measure_peak
+from bexplore.job import CompileSettings, Job, Mode, Precision
+from bexplore.trace import CostModel, TraceError, trace_job
+from bexplore.trace.fake_build import build_fake
+from bexplore.trace.repeated_blocks import find_repeats, truncated
+from bexplore.workloads import build
+from tests.builders import JOBS
+
+DECODER = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "vocab_size": 512, "max_position_embeddings": 32}
+EAGER = CompileSettings(enabled=False)
+
+
+def decoder_job(*, model: dict | None = None, **fields) -> Job:
+    return Job(workload="decoder", model=DECODER | (model or {}), compile=EAGER, sequence_length=32, **fields)
+
+
+def own_job(model: str, *, batch: str = "samples", compiled: bool = True) -> Job:
+    paths = {"model": f"traced_programs:{model}", "batch": f"traced_programs:{batch}"}
+    settings = CompileSettings() if compiled else EAGER
+    return Job(workload="imported", model=paths, import_root=str(JOBS), compile=settings)
+
+
+@functools.cache
+def eager_trace() -> CostModel:
+    return trace_job(decoder_job())
+
+
+@functools.cache
+def compiled_trace(full_depth: bool) -> CostModel:
+    return trace_job(own_job("Deep"), full_depth=full_depth)
+
+
+def measured_peak(job: Job, micro_batch_size: int) -> int:
+    workload = build(job)
+    batch = workload.make_batch(micro_batch_size)
+    if job.compile.enabled:
+        for module in workload.compiled_modules:
+            module.compile(backend=job.compile.backend, dynamic=False)
+
+    def step() -> None:
+        for _ in range(2):
+            workload.forward_backward(batch, 0.5)
+        workload.update()
+
+    step()
+    states = [dict(optimizer.state) for optimizer in workload.optimizers]
+    weights = [[*module.parameters(), *module.buffers()] for module in workload.compiled_modules]
+    peak = measure_peak(step, torch.device("cpu"), alive=[batch, states, weights])
+    assert peak is not None
+    return peak.allocated_bytes
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 24])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"optimizer": "SGD", "optimizer_arguments": {"lr": 0.1, "momentum": 0.9}},
+        {"max_gradient_norm": 1.0, "model": {"activation_checkpointing": True}},
+        {"mode": Mode.EVAL},
+    ],
+    ids=["adamw", "sgd", "clipped and checkpointed", "evaluation"],
+)
+def test_the_peak_of_an_eager_step_is_what_the_allocator_measures(fields, micro_batch_size):
+    job = decoder_job(**fields)
+    predicted = trace_job(job).peak_memory_bytes(micro_batch_size)
+    assert predicted == pytest.approx(measured_peak(job, micro_batch_size), rel=0.01)
+
+
+def test_the_peak_of_a_compiled_step_is_what_the_allocator_measures():
+    job = own_job("Breaking")
+    predicted = trace_job(job).peak_memory_bytes(24)
+    assert predicted == pytest.approx(measured_peak(job, 24), rel=0.01)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_the_ctc_loss_is_traced_with_the_table_that_its_targets_allow(compiled):
+    job = own_job("Speech", batch="utterances", compiled=compiled)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.02)
+
+
+@pytest.mark.parametrize("model", ["Reading", "Copying"])
+def test_what_reads_a_number_or_copies_its_layers_is_traced_too(model):
+    job = own_job(model, compiled=False)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["converted", "ReadingWhileBuilt"])
+def test_a_model_whose_own_code_converts_it_or_reads_values_while_it_is_built_is_traced(model):
+    job = dataclasses.replace(own_job(model, compiled=False), max_gradient_norm=1.0)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.01)
+    assert trace_job(job).num_parameters == sum(one.numel() for one in build(job).loss_module.parameters())
+
+
+def test_a_model_whose_code_reads_values_while_it_is_built_is_built_for_another_device_than_the_cpu():
+    job = dataclasses.replace(own_job("ReadingWhileBuilt", compiled=False), device="meta")  # a device without values
+    workload, fake_mode = build_fake(job)
+    with fake_mode:
+        tensors = [*workload.loss_module.parameters(), *torch.utils._pytree.tree_leaves(workload.make_batch(2))]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert all(isinstance(tensor, FakeTensor) for tensor in tensors)
+
+
+def test_a_conversion_by_the_users_own_code_takes_no_memory_and_keeps_weights_tied():
+    with FakeTensorMode():
+        model = build(own_job("converted")).loss_module.model
+    assert model.left.weight is model.right.weight
+    assert model.left.weight.dtype is torch.float64
+    assert all(isinstance(one, FakeTensor) or isinstance(one.data, FakeTensor) for one in model.parameters())
+
+
+@pytest.mark.parametrize(("model", "micro_batch_size"), [("Convolutional", 4), ("Strided", 32)])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_peak_of_convolutions_counts_the_room_for_reordered_weights_and_images(model, micro_batch_size, mode):
+    job = dataclasses.replace(own_job(model, batch="images", compiled=False), mode=mode)
+    predicted = trace_job(job).peak_memory_bytes(micro_batch_size)
+    assert predicted == pytest.approx(measured_peak(job, micro_batch_size), rel=0.03)
+
+
+def test_a_deep_model_costs_what_its_whole_depth_costs():
+    short, whole = compiled_trace(False), compiled_trace(True)
+    for micro_batch_size in (1, 7, 500):
+        assert short.phases(micro_batch_size) == pytest.approx(whole.phases(micro_batch_size), rel=1e-3)
+    assert short.hardware_flops == whole.hardware_flops
+    assert short.num_parameters == whole.num_parameters
+
+
+def test_the_largest_buffers_name_the_line_of_the_source():
+    labels = [label for label, _ in compiled_trace(False).largest_buffers(500)]
+    assert any(label.startswith("traced_programs.py:") for label in labels)
+
+
+def test_operations_are_six_a_weight_and_token_and_the_attention():
+    """6 N per token without the embeddings that are only looked up, and 12 h s per layer and token."""
+    tokens, width = 32, 64
+    weights = 2 * 12 * width * width + 512 * width
+    expected = tokens * (6 * weights + 2 * 12 * width * tokens)
+    assert eager_trace().flops_per_sample == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_checkpointed_model_keeps_less_and_computes_more():
+    checkpointed = trace_job(decoder_job(model={"activation_checkpointing": True}))
+    assert checkpointed.peak_memory_bytes(500) < eager_trace().peak_memory_bytes(500)
+    assert checkpointed.model_flops == eager_trace().model_flops
+    assert checkpointed.hardware_flops(1) > eager_trace().hardware_flops(1)
+
+
+def test_operations_of_a_compiled_and_checkpointed_step_are_those_that_run():
+    deep = {"activation_checkpointing": True, "num_layers": 7}  # not all of which are traced
+    job = dataclasses.replace(decoder_job(model=deep), compile=CompileSettings())
+    # partitions as the default backend does, and builds nothing
+    as_run = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager_decomp_partition"))
+    model = trace_job(job)
+    assert model.hardware_flops_per_sample == pytest.approx(flops_as_run(as_run, 4), rel=1e-6)
+    assert model.flops_per_sample == pytest.approx(flops_of_the_model(job, 4), rel=1e-6)
+
+
+def test_an_evaluation_has_a_forward_phase_alone():
+    assert list(trace_job(decoder_job(mode=Mode.EVAL)).phases(4)) == ["forward"]
+
+
+def test_the_same_job_has_the_same_fingerprint():
+    assert trace_job(decoder_job()).fingerprint == eager_trace().fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": {"hidden_size": 128}},
+        {"model": {"num_layers": 3}},
+        {"optimizer": "SGD"},
+        {"precision": Precision.BFLOAT16},
+        {"mode": Mode.EVAL},
+    ],
+    ids=str,
+)
+def test_another_program_has_another_fingerprint(changed):
+    assert trace_job(decoder_job(**changed)).fingerprint != eager_trace().fingerprint
+
+
+def test_a_graph_break_is_told_and_nothing_of_the_step_is_lost():
+    broken = trace_job(own_job("Breaking"))
+    assert "graph breaks" in broken.notes[0]
+    assert broken.hardware_flops == trace_job(own_job("Breaking", compiled=False)).hardware_flops
+
+
+def test_a_model_that_fixes_its_batch_is_traced_at_one_size():
+    fixed = trace_job(own_job("Fixing"))
+    activations = 32 * 64 * 4 * 4  # bytes of one sample's hidden values
+    assert fixed.peak_memory_bytes(1001) - fixed.peak_memory_bytes(1000) >= activations
+
+
+def test_samples_that_are_compared_with_each_other_cost_a_square():
+    model = trace_job(own_job("Contrastive", compiled=False))
+    growth = model.peak_memory_bytes(30_000) / model.peak_memory_bytes(10_000)
+    assert 5 < growth < 9.1
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (own_job("DataDependent"), "depends on the values of the data"),
+        (own_job("Recurrent"), "keeps memory for its backward pass"),
+        (
+            own_job("Breaking", batch="capped_samples"),
+            r"samples: a batch of \d+ samples was asked for, and it has .* \(8, ",
+        ),
+        (own_job("Breaking", batch="named_samples"), "No tensor of a batch"),
+    ],
+    ids=["data-dependent", "hidden reserve", "capped batch", "no sample dimension"],
+)
+def test_what_cannot_be_traced_is_said_in_one_line(job, reason):
+    with pytest.raises(TraceError, match=reason) as caught:
+        trace_job(job)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_trace_for_an_absent_device_is_an_estimate():
+    job = decoder_job(device="cuda")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the device")  # the stand-in is for machines without it
+    model = trace_job(job)
+    assert model.notes[0].startswith("an estimate")
+    assert model.relative_sd > eager_trace().relative_sd
+    assert model.peak_memory_bytes(4) == eager_trace().peak_memory_bytes(4)
+
+
+def test_a_trace_leaves_the_compiler_as_it_was():
+    before = GraphLowering.compile_to_module
+    compiled_trace(False)
+    assert GraphLowering.compile_to_module is before
+    assert torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+
+def test_blocks_that_differ_in_their_weights_alone_are_a_run():
+    [repeat] = find_repeats(Stack([nn.Linear(4, 8), *(nn.Linear(4, 4) for _ in range(6)), nn.Linear(4, 8)]))
+    assert (repeat.name, repeat.start, repeat.copies) == ("blocks", 1, 6)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [nn.Linear(4, 4) for _ in range(3)],
+        [nn.Linear(4, 4, bias=index % 2 == 0) for index in range(8)],
+        [nn.Dropout(0.1 * (index % 2)) for index in range(8)],
+        [nn.Linear(4, 4)] * 8,
+    ],
+    ids=["few", "alternating", "with and without dropout", "shared"],
+)
+def test_what_is_not_a_long_run_of_identical_blocks_is_traced_whole(blocks):
+    assert find_repeats(Stack(blocks)) == []
+
+
+def test_blocks_that_were_left_out_come_back():
+    stack = Stack([nn.Linear(4, 4) for _ in range(6)])
+    before = list(stack.blocks)
+    with truncated(find_repeats(stack), 4):
+        assert list(stack.blocks) == before[:4]
+    assert list(stack.blocks) == before
+
+
+def test_a_backend_that_only_partitions_is_traced_as_it_runs():
+    job = dataclasses.replace(decoder_job(), compile=CompileSettings(backend="aot_eager"))
+    model = trace_job(job)
+    assert model.peak_memory_bytes(64) == pytest.approx(measured_peak(job, 64), rel=0.01)
+    assert model.notes == ()
+    labels = [label for label, _ in model.largest_buffers(64)]
+    assert not any("eval_with_key" in label for label in labels)
+
+
+def test_another_backend_is_predicted_with_less_certainty():
+    job = own_job("Breaking")
+    other = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager_decomp_partition"))
+    model = trace_job(other)
+    assert any("aot_eager_decomp_partition" in note for note in model.notes)
+    assert model.relative_sd > trace_job(job).relative_sd

@@ -1,0 +1,77 @@
+"""The protocol of a whole training step: where it is written, and the example that follows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from bexplore.config.load import load_config
+from bexplore.exploration.fingerprint import describe
+from bexplore.measurement.probe import Outcome, Probe
+from bexplore.workloads import build
+from bexplore.workloads.optimizers import could_be_fused, names_of
+from bexplore.workloads.training_step import methods
+from tests.builders import ROOT
+
+CONFIGS = ROOT / "configs"
+
+
+def test_the_help_of_the_package_shows_the_protocol_without_torch():
+    script = (
+        "import bexplore, pydoc, sys; print(pydoc.plain(pydoc.render_doc(bexplore))); assert 'torch' not in sys.modules"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "class TrainingStep" in done.stdout
+    for member in ("modules", "make_batch(micro_batch_size)", "forward_backward(batch)", "update()", "evaluate(batch)"):
+        assert member in done.stdout
+
+
+def test_the_methods_are_written_as_one_would_write_them():
+    assert methods(is_training=True) == {
+        "make_batch": "def make_batch(self, micro_batch_size: int) -> Any",
+        "forward_backward": "def forward_backward(self, batch: Any) -> torch.Tensor",
+        "update": "def update(self) -> None",
+    }
+    assert set(methods(is_training=False)) == {"make_batch", "evaluate"}
+
+
+def test_the_example_of_a_step_trains_what_is_not_frozen():
+    workload = build(load_config(CONFIGS / "own_step.yaml").on_device("cpu").job)
+    before = [[parameter.clone() for parameter in module.parameters()] for module in workload.compiled_modules]
+
+    workload.forward_backward(workload.make_batch(4))
+    workload.update()
+
+    moved = [
+        any((old != new).any() for old, new in zip(olds, module.parameters(), strict=True))
+        for olds, module in zip(before, workload.compiled_modules, strict=True)
+    ]
+    assert moved == [False, True, True]
+
+
+def test_optimizers_that_are_fused_or_cannot_be_are_not_among_those_that_could_be():
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    made = [torch.optim.Adam(weights), torch.optim.SGD(weights, fused=True), torch.optim.Rprop(weights)]
+
+    class Lion(torch.optim.Optimizer):
+        def step(self) -> None: ...
+
+    assert names_of(could_be_fused(made)) == ["torch.optim.Adam"]
+    assert names_of([*made, Lion(weights, {})])[-1].endswith("Lion")
+
+
+def test_the_engine_runs_the_example_and_names_its_optimizers(run_on):
+    config = load_config(CONFIGS / "own_step.yaml").on_device("cpu")
+
+    observation = run_on(config.job)(Probe(number=0, micro_batch_size=16))
+
+    assert observation.outcome is Outcome.MEASURED, observation.reason
+    assert observation.details["optimizers"] == ["torch.optim.Adam", "torch.optim.SGD"]
+    assert observation.details["unfused_optimizers"] == ["torch.optim.Adam", "torch.optim.SGD"]
+    assert "AdamW" not in describe(config)
+    assert "optimizers of its own" in describe(config)

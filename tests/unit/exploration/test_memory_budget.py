@@ -1,0 +1,218 @@
+"""Tensors and what is held for them: two accounts, from the device's own to the last words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bexplore.batching import MAX_SAMPLES
+from bexplore.config.config import ExploreSettings
+from bexplore.config.load import load_config
+from bexplore.engine.worker.memory_step import MemoryStep
+from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
+from bexplore.exploration import events, one_shot
+from bexplore.exploration.exploration import ExploreOptions, _Exploration
+from bexplore.exploration.memory_budget import (
+    CUDA_CONTEXT_BYTES,
+    gradient_bytes_of,
+    judged_by,
+    memory_of_absent_device,
+    resolve_budget,
+)
+from bexplore.job import Job, Mode, Precision
+from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.output.report.page import sizes_table
+from bexplore.output.report.report_data import judged_account, read_report_data
+from bexplore.output.trace_table import trace_table
+from bexplore.search.posterior.reserved_memory import EXPECTED_RATIO
+from bexplore.search.space import MemoryAccount
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Peak, Phase
+from tests.run_builders import make_run, probe
+
+GIB = 2**30
+BFLOAT16_JOB = """\
+train_input: {batch_size: 24, micro_batch_size: explore}
+model: {name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}
+runconfig: {num_csx: 2}
+explore: {device: cpu, precision: bfloat16, memory_budget: 1GiB}
+"""
+
+
+class AbsentGpu:
+    """Statistics of an allocator that retried once before the step, and twice in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peaks = (9 * GIB, 10 * GIB)
+        self.num_alloc_retries = 1
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": self.num_alloc_retries})
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peaks[0])
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.peaks[1])
+
+    def _reset(self, device: torch.device) -> None:
+        self.peaks = (0, 0)
+
+    def step(self) -> None:
+        self.peaks = (3 * GIB, 4 * GIB)
+        self.num_alloc_retries += 2
+
+
+def test_on_an_accelerator_a_step_has_a_peak_of_tensors_and_one_of_reserved_memory(monkeypatch):
+    gpu = AbsentGpu(monkeypatch)
+    found = measure_peak(gpu.step, torch.device("cuda", 0), alive=())
+    assert found == PeakMemory(allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, num_alloc_retries=2)
+
+
+def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_process(monkeypatch):
+    gpu = AbsentGpu(monkeypatch)
+    monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
+    steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
+    limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
+    step = MemoryStep(steps, torch.device("cuda", 0), limit, is_training=True)
+    assert step.run(None, 8, expected_pass_s=0.0).resident_bytes == 4 * GIB
+
+
+def test_on_the_cpu_tensors_are_all_that_the_allocator_counts():
+    found = measure_peak(lambda: torch.empty(2**20), torch.device("cpu"), alive=())
+    assert found == PeakMemory(allocated_bytes=4 * 2**20)
+
+
+def test_each_device_has_the_account_that_its_limit_is_about():
+    assert judged_by("cuda:1") is MemoryAccount.RESERVED
+    assert judged_by("cpu") in (MemoryAccount.RESIDENT, MemoryAccount.TENSORS)  # the latter where there is no /proc
+    assert judged_by("mps") is MemoryAccount.TENSORS
+
+
+def test_what_must_fit_is_the_reserved_memory_and_the_prediction_stands_beside_the_tensors():
+    observation = Observation(
+        probe=Probe(number=0, micro_batch_size=8, predicted_peak_memory_bytes=3 * GIB),
+        outcome=Outcome.MEASURED,
+        peak_memory_bytes=3 * GIB,
+        resident_memory_bytes=4 * GIB,
+        num_alloc_retries=2,
+    )
+    assert observation.needed_memory_bytes == 4 * GIB
+    record = events.probe_record(observation)
+    assert record["peak_memory_bytes"] == record["predicted_peak_memory_bytes"] == 3 * GIB
+    assert (record["resident_memory_bytes"], record["num_alloc_retries"]) == (4 * GIB, 2)
+    assert Observation.from_dict(json.loads(json.dumps(observation.as_dict()))) == observation
+
+
+def test_the_budget_of_a_device_by_name_leaves_room_for_the_context():
+    facts = memory_of_absent_device(80 * GIB)
+    budget = resolve_budget(ExploreSettings(), facts, num_replicas=1, gradient_bytes=None)
+    margin = round(0.03 * 80 * GIB)
+    assert budget.budget_bytes == pytest.approx(80 * GIB - CUDA_CONTEXT_BYTES - margin, abs=2)
+    assert budget.warnings == ()
+
+
+def cost_model() -> CostModel:
+    """A step of 1 GiB and 1 GiB a sample."""
+    return CostModel(
+        fingerprint="0" * 16,
+        num_parameters=1,
+        model_flops=Polynomial(0, 1),
+        hardware_flops=Polynomial(0, 1),
+        bytes_moved=Polynomial(0, 1),
+        resident=(),
+        peaks={Phase.FORWARD: (Peak(size=Polynomial(GIB, GIB), buffers=()),)},
+        relative_sd=0.02,
+        trace_s=1.0,
+        device="cuda",
+        compiler="torch 2.13.0",
+    )
+
+
+def test_a_trace_counts_with_what_the_allocator_will_reserve():
+    budget = {"memory_budget_bytes": 64 * GIB, "why_budget": "of the test"}
+    tensors, reserved = (
+        events.trace_record(cost_model(), budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(60, 62, 63))
+        for account in (MemoryAccount.TENSORS, MemoryAccount.RESERVED)
+    )
+    assert tensors["max_micro_batch_size"] == 63
+    assert reserved["max_micro_batch_size"] == int(64 / EXPECTED_RATIO) - 1 == 60
+    assert tensors["peak_memory_bytes"] == reserved["peak_memory_bytes"]
+    lines = [line.split() for line in trace_table(reserved | budget).splitlines()]
+    assert [line[-1] for line in lines if line and line[0] in ("60", "62", "63")] == ["yes", "no", "no"]
+    assert "reserve 1.036 times the peak" in trace_table(reserved | budget)
+    assert "reserve" not in trace_table(tensors | budget)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "budget", "told", "largest"),
+    [
+        ({}, 10, ["1", "2", "4", "8", "16"], 9),
+        ({"maximum": 6}, 10, ["1", "2", "4", "6"], 6),
+        ({"minimum": 3, "maximum": 6}, 10, ["3", "4", "6"], 6),
+        ({"minimum": 12}, 10, ["12", "16"], None),
+        ({"maximum": 6}, 10**12, ["1", "2", "4", "6"], 6),
+    ],
+)
+def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, largest):
+    facts = events.trace_record(cost_model(), budget_bytes=budget * GIB, **bounds)
+    assert (list(facts["peak_memory_bytes"]), facts["max_micro_batch_size"]) == (told, largest)
+    table = trace_table(facts | {"memory_budget_bytes": budget * GIB, "why_budget": ""})
+    rows = {line.split()[0]: line.split()[-1] for line in table.splitlines() if line.endswith((" yes", " no"))}
+    assert rows == {size: "yes" if largest and int(size) <= largest else "no" for size in told}
+
+
+def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
+    facts = events.trace_record(cost_model(), budget_bytes=10**9 * 4 * GIB)
+    assert facts["max_micro_batch_size"] == max(map(int, facts["peak_memory_bytes"])) == MAX_SAMPLES
+    assert "(the largest that may be tried)" in trace_table(facts | {"memory_budget_bytes": 1, "why_budget": ""})
+
+
+def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, monkeypatch):
+    path = tmp_path / "job.yaml"
+    path.write_text(BFLOAT16_JOB)
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: cost_model())
+    config = load_config(path)
+    facts = {"device": "cpu", "total_memory_bytes": None, "free_memory_bytes": None}
+
+    traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+
+    explored = _Exploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
+    assert explored.reserve_bytes == 2 * cost_model().num_parameters
+    assert traced["memory_budget_bytes"] == explored.budget_bytes
+
+
+def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "job.yaml"
+    path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {min: 3, max: 6, "))
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: cost_model())
+    config = load_config(path)
+    budget = resolve_budget(config.explore, {"device": "cpu"}, num_replicas=1, gradient_bytes=None)
+
+    traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
+
+    assert traced["bounds"] == [3, 6]
+    exploration = _Exploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
+    assert exploration._traced(cost_model(), "", budget).record["bounds"] == [3, 6]
+
+
+def test_gradients_are_as_wide_as_the_weights():
+    job = Job(workload="decoder")
+    of = {one: gradient_bytes_of(dataclasses.replace(job, precision=one), 10) for one in Precision}
+    assert of.pop(Precision.BFLOAT16) == 20
+    assert set(of.values()) == {40}
+    assert gradient_bytes_of(dataclasses.replace(job, mode=Mode.EVAL), 10) is None
+
+
+def test_a_report_shows_both_accounts_and_judges_by_the_devices_own(tmp_path):
+    run = make_run(tmp_path)
+    for size in (1, 2):
+        run.journal.append(probe(10 + size, size, 30.0, resident_memory_bytes=3 * GIB))
+    facts = read_report_data(run)
+    table = sizes_table(facts)
+    assert "3.00 GiB" in [row[table.headings.index("held memory")] for row in table.rows]
+    assert judged_account("cuda", facts.observations) is MemoryAccount.RESERVED
+    assert judged_account("cpu", facts.observations) is MemoryAccount.RESIDENT
+    assert judged_account("cuda", ()) is MemoryAccount.TENSORS

@@ -1,0 +1,329 @@
+"""A run as a page: everything of the run is in it, nothing else is needed to read it, and it never breaks a run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from bexplore.cli.report import report
+from bexplore.measurement.probe import Observation
+from bexplore.output.report.figures import figures
+from bexplore.output.report.files import html, read_report_data
+from bexplore.output.report.markdown import markdown
+from bexplore.output.report.page import batch_sizes_table, comparisons_table, probes_table
+from bexplore.output.report.sink import ReportFile
+from tests.builders import observed
+from tests.run_builders import HOSTILE, make_run, probe
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """Collects text and tags, and complains about tags that are not closed."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.open = "", [], []
+        self.feed(source)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f"{data} "
+
+
+@pytest.fixture
+def page(tmp_path) -> Page:
+    return Page(html(read_report_data(make_run(tmp_path))))
+
+
+def test_the_answer_comes_first_and_then_what_to_do(page):
+    told = " ".join(page.text.split())
+    assert "Use micro_batch_size: 8 4.00x the speed of size 1 405 samples/s of the pass 93 / 100" in told
+    assert (
+        told.index("Use micro_batch_size")
+        < told.index("bexplore apply job.yaml --mode train")
+        < told.index("All probes")
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Samples per second over micro-batch size",
+        "Peak memory over micro-batch size",
+        "Confidence over probes",
+        "model.py:3 gelu",  # where the memory goes
+        "52,480",  # tokens/s of the exact probe of size 8: 410 * 128
+        "41.5%",  # MFU: 410e12 of 989e12
+        "62.2%",  # HFU: half as much again is recomputed
+        "out of memory",
+        "How to read the score",
+        "the confidence that was asked for, 90 out of 100, is reached",
+        "The gradients agree.",
+        "NVIDIA H100 80GB HBM3",
+        "8,192",  # tokens of a valid global batch
+    ],
+)
+def test_everything_of_the_run_is_in_it(page, text):
+    assert text in page.text
+
+
+def test_nothing_is_fetched_and_the_file_is_small(tmp_path):
+    source = html(read_report_data(make_run(tmp_path)))
+    fetched = re.findall(r'(?:src|href)\s*=\s*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', source)
+    assert fetched == []
+    assert len(source.encode()) < 10**6
+
+
+def test_what_a_user_wrote_is_text_and_never_markup(tmp_path):
+    source = html(read_report_data(make_run(tmp_path)))
+    assert "<script>alert" not in source
+    assert HOSTILE in Page(source).text
+
+
+def test_every_mark_can_be_reached_and_is_told_in_words(page):
+    marks = [attributes for tag, attributes in page.tags if tag == "g" and "data-tip" in attributes]
+    assert len(marks) == 2 * (3 + 1 + 1 + 3 + 1 + 4)  # wide and narrow: speeds, failure, ring; peaks, refusal; scores
+    assert all(mark["tabindex"] == "0" and mark["aria-label"] == mark["data-tip"] for mark in marks)
+    pictures = [attributes for tag, attributes in page.tags if tag == "svg"]
+    identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+    assert all(set(picture["aria-labelledby"].split()) <= set(identifiers) for picture in pictures)
+
+
+def test_each_figure_alone_is_whole_xml_with_its_own_colours(tmp_path):
+    done = CliRunner().invoke(
+        report, [str(make_run(tmp_path).directory), "--figures", "svg", "-o", str(tmp_path / "f")]
+    )
+    assert done.exit_code == 0, done.exception
+    files = sorted((tmp_path / "f").iterdir())
+    assert [path.name for path in files] == ["confidence.svg", "memory.svg", "throughput.svg"]
+    for path in files:
+        root = ElementTree.fromstring(path.read_text())
+        assert root.find("{http://www.w3.org/2000/svg}style") is not None
+
+
+def test_png_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    run = make_run(tmp_path)
+    done = CliRunner().invoke(report, [str(run.directory), "--figures", "png"])
+    assert "pip install matplotlib" in done.exception.hint
+
+
+def test_a_device_that_is_not_in_the_table_has_no_utilization(tmp_path):
+    facts = read_report_data(make_run(tmp_path, device_name="NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
+    assert facts.peak_flops_per_s is None
+    assert "No MFU" in Page(html(facts)).text
+
+
+def test_an_unfinished_run_without_a_trace_has_a_report_too(tmp_path):
+    facts = read_report_data(make_run(tmp_path, finished=False))
+    text = Page(html(facts)).text
+    assert "The exploration is not finished" in text
+    assert "Where the memory goes" not in text
+    assert "FLOP/s" not in text
+
+
+def test_a_run_that_has_measured_nothing_says_so(tmp_path):
+    run = make_run(tmp_path, finished=False)
+    for name in ("journal.jsonl", "events.jsonl", "log.jsonl"):
+        (run.directory / name).unlink()
+    facts = read_report_data(run)
+    assert "No recommendation yet" in Page(html(facts)).text
+    assert "No recommendation yet" in markdown(facts)
+    assert figures(facts) == ()
+
+
+def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
+    curve = read_report_data(make_run(tmp_path)).band
+    at = list(curve.sizes).index(8)
+    assert curve.low[at] < 410 < curve.high[at] * 1.05
+    assert (curve.low <= curve.middle).all() and (curve.middle <= curve.high).all()
+    assert curve.fits[0] == 1.0 and curve.fits[-1] < 0.5
+
+
+def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
+    run = make_run(tmp_path)
+    kept = {"micro_batch_size": 4, "accumulation_steps": 15, "samples_per_s": 200.0, "confidence": 92}
+    kept |= {"free_micro_batch_size": 8, "over_recommended": 0.97, "relative_performance": 1.5}
+    run.write_result(run.result() | {"batch_size": 60, "replica_batch_size": 60, "keeps_batch_size": kept})
+
+    assert "To keep batch_size 60, use micro_batch_size 4 in 15 accumulation steps: 0.97x" in html(
+        read_report_data(run)
+    )
+
+
+def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path):
+    run = make_run(tmp_path)
+    run.write_result(run.result() | {"confidence": 78, "regret_bound_90": 0.0341})
+
+    told = "below its target (78 out of 100 that it is within 2% of the fastest that fits, 90 out of 100 that it is"
+    assert f"{told} within 3.5%)" in html(read_report_data(run))
+    assert f"{told} within 3.5%)" in markdown(read_report_data(run))
+
+
+def test_what_is_left_to_gain_is_on_the_page_and_in_the_short_report(tmp_path):
+    run = make_run(tmp_path)
+    economy = {"left_to_gain": 0.006, "training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 4e-4}
+    run.write_result(run.result() | economy | {"confidence": 78, "stop_reason": "costs_more_than_it_saves"})
+
+    told = "Left to gain: 0.6% in expectation, 3 min 36 s of 10 h, at a score of 78; another probe costs 40.0 s"
+    for text in (html(read_report_data(run)), markdown(read_report_data(run))):
+        assert told in text
+        assert "The score is below its target, and another probe would not pay." in text
+
+
+def in_turns(number: int, size: int, interleaved_times_s: dict[int, tuple[float, ...]]) -> Observation:
+    return probe(number, size, 400.0, interleaved_times_s=interleaved_times_s)
+
+
+def test_sizes_that_took_turns_stand_beside_the_recommended_one_with_an_interval(tmp_path):
+    run = make_run(tmp_path)
+    run.journal.append(in_turns(4, 4, {4: (0.020, 0.021, 0.020), 8: (0.032, 0.033, 0.033)}))
+    run.journal.append(in_turns(5, 8, {8: (0.033,), 4: (0.021,), 2: (0.020,)}))
+
+    table = comparisons_table(read_report_data(run))
+
+    assert table.headings == ("size", "speed over size 8's", "95% interval", "pairs")
+    assert [(row[0], row[-1]) for row in table.rows] == [("2", "1"), ("4", "4")]
+    assert table.rows[0][2] == "–"  # one pair has no interval
+    low, high = (float(end) for end in table.rows[1][2].split(" to "))
+    assert low < float(table.rows[1][1].removesuffix("x")) < high < 0.85  # 4 / 0.02 over 8 / 0.0325: 0.80
+    assert "Sizes that were timed in turns" in Page(html(read_report_data(run))).text
+    assert "**Sizes that were timed in turns**" in markdown(read_report_data(run))
+
+
+def test_the_size_that_most_took_turns_with_stands_in_for_one_that_took_none(tmp_path):
+    run = make_run(tmp_path)
+    run.journal.append(in_turns(4, 4, {4: (0.02, 0.02), 2: (0.02, 0.02)}))
+    run.journal.append(in_turns(5, 4, {4: (0.02, 0.02), 1: (0.01, 0.01)}))
+
+    assert comparisons_table(read_report_data(run)).headings[1] == "speed over size 4's"
+
+
+def test_a_run_without_turns_has_no_table_of_them(page):
+    assert "timed in turns" not in page.text
+
+
+def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_path):
+    run = make_run(tmp_path)
+    eager = {"verdict": "unsure", "over_compiled": 1.05, "low": 0.62, "high": 1.78, "num_pairs": 5, "problem": ""}
+    eager |= {"compiled_timed_s": 0.5, "eager_timed_s": 0.6, "peak_memory_bytes": None, "asked": True}
+    run.write_result(run.result() | {"eager": eager})
+
+    for text in (html(read_report_data(run)), markdown(read_report_data(run))):
+        assert "Without torch.compile this size runs at 1.05x the speed (95% interval 0.62 to 1.78" in text
+
+
+def test_what_must_be_known_of_a_probe_stands_below_its_row_and_its_answer_is_marked(tmp_path):
+    table = probes_table(read_report_data(make_run(tmp_path)))
+
+    assert table.remarks == ("", "", HOSTILE, "")
+    assert table.highlighted == 3  # the exact probe of size 8
+    assert {len(row) for row in table.rows} == {len(table.headings)}
+
+
+def test_the_mark_of_the_users_batch_size_is_the_first_thing_in_its_row(tmp_path):
+    table = batch_sizes_table(read_report_data(make_run(tmp_path)))
+
+    assert table.rows[0][:2] == ("yours", "64")
+
+
+def test_a_full_budget_is_told_in_words(tmp_path):
+    run = make_run(tmp_path)
+    run.write_result(run.result() | {"memory_headroom_bytes": 0})
+
+    text = Page(html(read_report_data(run))).text
+    assert "nothing of the budget stays free" in text
+    assert "0 B" not in text.split("All probes")[0].split("Samples per second over")[0]
+
+
+def test_markdown_is_short_and_marks_the_answer(tmp_path):
+    text = markdown(read_report_data(make_run(tmp_path)))
+    assert "**Use `micro_batch_size: 8`**: 4.00x" in text
+    assert "| **8** | **410** | **52,480** |" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_a_report_that_fails_is_a_warning_and_no_more(tmp_path, monkeypatch):
+    warnings: list[str] = []
+    run = make_run(tmp_path)
+    event = SimpleNamespace(run=run, result=SimpleNamespace(recommendation=True))
+    monkeypatch.setattr("bexplore.output.report.sink.Finished", SimpleNamespace)
+    ReportFile(warnings.append)(event)
+    assert "micro_batch_size: 8" in (run.directory / "report.html").read_text()
+    assert warnings == []
+    (run.directory / "trace.json").write_text("{}")
+    ReportFile(warnings.append)(event)
+    assert len(warnings) == 1 and warnings[0].startswith("no report:")
+
+
+def test_observed_builder_of_one_probe_is_enough_for_a_report(tmp_path):
+    run = make_run(tmp_path, finished=False)
+    (run.directory / "journal.jsonl").unlink()
+    run.journal.append(observed(4))
+    assert "1 measurement of 1 size" in Page(html(read_report_data(run))).text
+
+
+def in_browser(path: Path, source: str) -> subprocess.CompletedProcess:
+    """Run a page's scripts; its document is in `stdout`."""
+    path.write_text(source)
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --enable-logging=stderr --window-size=1300,900"
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={path.parent / 'profile'}", "--dump-dom", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page cannot be laid out")
+def test_in_a_browser_no_table_is_cut_on_a_wide_a_middling_or_a_narrow_screen(tmp_path):
+    run = make_run(tmp_path)
+    run.journal.append(in_turns(4, 4, {4: (0.020, 0.021), 8: (0.032, 0.033)}))
+    page = escape(html(read_report_data(run)), quote=True)
+    frames = "".join(f'<iframe width="{width}" height="800" srcdoc="{page}"></iframe>' for width in (1200, 800, 400))
+    check = """<script>
+    addEventListener("load", function () {
+      document.title = "cut:" + Array.from(document.querySelectorAll("iframe")).map(function (frame) {
+        var inside = frame.contentDocument, boxes = Array.from(inside.querySelectorAll(".scroll"));
+        boxes.push(inside.documentElement);
+        return boxes.length + "/" + boxes.filter(function (box) { return box.scrollWidth > box.clientWidth; }).length;
+      }).join(" ") + ";";
+    });
+    </script>"""
+    done = in_browser(tmp_path / "frames.html", f"<!doctype html><title>no</title>{frames}{check}")
+    assert "<title>cut:6/0 6/0 6/0;</title>" in done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page's script cannot be run")
+def test_in_a_browser_the_page_runs_without_an_error_and_hovering_shows_the_numbers(tmp_path):
+    source = html(read_report_data(make_run(tmp_path)))
+    check = """<script>
+    var mark = document.querySelector(".wide [data-tip]"), before = document.getElementById("tip").hidden;
+    mark.dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
+    var tip = document.getElementById("tip");
+    document.title = "seen:" + before + ":" + tip.hidden + ":" + (tip.textContent === mark.dataset.tip);
+    </script></body>"""
+    done = in_browser(tmp_path / "report.html", source.replace("</body>", check))
+    assert "<title>seen:true:false:true</title>" in done.stdout
+    assert "CONSOLE" not in done.stderr

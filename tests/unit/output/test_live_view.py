@@ -1,0 +1,183 @@
+"""What is seen while it goes on: a live view on a terminal, lines anywhere else, and a stdout that stays clean."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from bexplore.exploration.events import Planned, Recommended, Traced
+from bexplore.measurement.probe import Outcome, Probe
+from bexplore.output.console import Progress
+from bexplore.output.live_view import View
+from bexplore.search.loop import ProbeFinished, ProbeStarted
+from bexplore.search.recommendation import Recommendation
+from tests.builders import JOBS, observed
+
+GIB = 2**30
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def seen(view: View, width: int = 100, height: int = 40, **options) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    console.print(view.render(width, height, **options))
+    return console.file.getvalue()
+
+
+def explored(clock: Clock) -> View:
+    """A view after three probes and in the middle of a fourth."""
+    view = View(clock)
+    plan = {"title": "job", "run": None, "num_known_probes": 0, "changes": (), "device": "cpu", "candidates": ""}
+    view(Planned(max_probes=10, expected_s=60.0, **plan))
+    view(Traced(record=None, reason="", memory_budget_bytes=4 * GIB, why_budget=""))
+    for number, (size, seconds) in enumerate([(1, 0.1), (8, 0.2)]):
+        facts = {"number": number, "pass_times_s": (seconds,) * 3, "elapsed_s": 10.0, "peak_memory_bytes": GIB}
+        clock.now += 20.0
+        view(ProbeFinished(observation=observed(size, **facts)))
+    refused = {"number": 2, "outcome": Outcome.OUT_OF_MEMORY, "pass_times_s": (), "elapsed_s": 10.0}
+    view(ProbeFinished(observation=observed(64, **refused)))
+    best = {"relative_performance": 4.0, "confidence": 71, "samples_per_s": 40.0, "smallest_within_tolerance": 8}
+    best |= {"micro_batch_size": 8, "base_micro_batch_size": 1, "num_probes": 3}
+    view(Recommended(recommendation=Recommendation(**best), global_batch_sizes=()))
+    view(ProbeStarted(probe=Probe(number=3, micro_batch_size=16), expected_s=12.0))
+    view.report({"stage": "compile"})
+    clock.now += 5.0
+    return view
+
+
+def test_the_view_tells_stage_times_best_memory_outcomes_and_time_left():
+    view = explored(Clock())
+    view.report({"stage": "passes"})
+    view.report({"pass_time_s": 0.25})
+    text = seen(view)
+    assert "probe 3, size 16: timing passes, 5.00 s of about 12.0 s" in text
+    assert re.search(r"passes 250 ms", text)
+    assert "size 8: 4.00x base, 40 samples/s, confidence 71" in text
+    assert "1.00 GiB of 4.00 GiB at size 8" in text
+    assert re.search(r"probes 2 measured, 1 out of memory *\n", text)
+    assert "time 45.0 s so far, at most about 1 min 7 s left" in text
+
+
+def test_before_the_first_probe_the_time_of_the_whole_is_told_as_such():
+    clock = Clock()
+    view = View(clock)
+    plan = {"title": "job", "run": None, "num_known_probes": 0, "changes": (), "device": "cpu", "candidates": ""}
+    view(Planned(max_probes=10, expected_s=60.0, **plan))
+    view.report({"stage": "compile"})
+    clock.now += 5.0
+    lines = [line.strip() for line in seen(view).splitlines()]
+    assert "time 5.00 s so far of about 1 min" in lines
+    assert "now compiling, 5.00 s" in lines
+
+
+def test_the_plot_marks_the_best_the_others_and_what_failed():
+    lines = seen(explored(Clock())).splitlines()
+    plot = [line for line in lines if "│" in line]
+    assert sum(line.count("◆") for line in plot) == 1
+    assert sum(line.count("●") for line in plot) == 1
+    assert plot[-1].rstrip().endswith("×") or "×" in plot[-1]
+    best, other = (next(i for i, line in enumerate(plot) if mark in line) for mark in "◆●")
+    assert best < other  # higher is faster
+
+
+@pytest.mark.parametrize("width", [20, 30, 47, 48, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    text = seen(explored(Clock()), width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert ("◆" in text) is (width >= 48)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_usual_terminal_no_line_of_the_view_is_cut(width):
+    view = explored(Clock())
+    for number, outcome in enumerate(Outcome):
+        view(ProbeFinished(observation=observed(2, number=4 + number, outcome=outcome, elapsed_s=3725.0)))
+    view.report({"stage": "eager"})
+    for _ in range(9):
+        view.report({"pass_time_s": 0.1234})
+
+    assert "…" not in seen(view, width=width)
+
+
+def test_a_low_terminal_leaves_the_plot_out_and_ascii_is_enough():
+    assert "◆" not in seen(explored(Clock()), height=10)
+    assert seen(explored(Clock()), is_unicode=False).isascii()
+
+
+def test_without_a_terminal_there_are_plain_lines_only():
+    console = Console(file=io.StringIO(), force_terminal=False, width=80)
+    progress = Progress(console)
+    progress.report({"stage": "compile"})
+    progress(ProbeFinished(observation=observed(4)))
+    text = console.file.getvalue()
+    assert text.startswith("probe 0: size 4")
+    assert "\x1b" not in text and "compiling" not in text
+
+
+def test_no_color_keeps_the_view_and_drops_the_colours():
+    environment = {"NO_COLOR": "1", "TERM": "xterm-256color"}
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=40, _environ=environment)
+    console.print(explored(Clock()))
+    assert "size 8" in console.file.getvalue()
+    assert re.findall(r"\x1b\[(?:3[0-7]|9[0-7]|38;)[0-9;]*m", console.file.getvalue()) == []
+
+
+def test_while_something_else_writes_the_view_is_away():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=40)
+    progress = Progress(console)
+    progress.report({"stage": "compile"})
+    with progress.paused():
+        before = console.file.getvalue()
+        progress._view.report({"stage": "passes"})
+        assert console.file.getvalue() == before
+    progress.close()
+    assert before.endswith("\x1b[2K") or "\x1b[1A" in before
+
+
+def test_on_a_terminal_the_streamed_lines_reach_a_piped_stdout_alone(tmp_path):
+    (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
+    job = "train_input: {batch_size: 8, micro_batch_size: {explore: {max: 2}}}\nexplore:\n  device: cpu\n"
+    job += "  max_probes: 3\n  memory_budget: 512MiB\n  compile: {backend: aot_eager}\n"
+    job += '  workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"}\n'
+    (tmp_path / "job.yaml").write_text(job)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    command = [sys.executable, "-m", "bexplore", "explore", "job.yaml"]
+    environment = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    os.close(theirs)
+    drawn = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            drawn += chunk
+    except OSError:
+        pass  # the other end is closed: the command has ended
+    streamed = process.stdout.read().decode()
+    assert process.wait(timeout=60) == 0
+    assert "\x1b" not in streamed
+    assert [line for line in streamed.splitlines() if line.startswith("BEXP202")] != []
+    assert b"BEXP202" not in drawn
+    assert b"samples/s" in drawn and b"\x1b" in drawn
+
+
+def test_the_view_of_an_event_that_it_does_not_know_stays_as_it_is():
+    view = View(Clock())
+    view(SimpleNamespace())
+    assert "starting a worker" in seen(view)

@@ -1,0 +1,265 @@
+"""The second answer: the fastest size that keeps the user's batch size, beside a search that does not look at it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import pytest
+from optuna.storages import InMemoryStorage
+
+from benchmarks.keep_batch_size import Found, draw_job, explored, found, load
+from bexplore.errors import NothingFitsError
+from bexplore.exploration.exploration import keeping_sizes
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.search.loop import KeepBatchSize, ProbeFinished, ProbeStarted, Result, SearchEnded, explore
+from bexplore.search.policy.keep_batch_size import MOST_PROBES
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.recommendation import Recommendation, SearchSettings
+from bexplore.search.space import Space, candidate_sizes, default_candidates, largest_wanted
+from bexplore.search.study.sampler import BexploreSampler, open_study
+from bexplore.search.study.trials import evidence_of
+from bexplore.testing.simulator import Family
+from tests.search_builders import CurveRunner, failed, measured, saturating
+
+MANY = Space.of(default_candidates(1, 512))
+SEEDS = range(4)
+
+
+def peaked(size: int) -> float:
+    """Samples/s of a job that is fastest at 200 samples."""
+    return saturating(size) * (1.0 if size <= 200 else (200 / size) ** 0.5)
+
+
+def events_of(sizes: Sequence[int], runner: Callable[[Probe], Observation] | None = None, **options) -> list:
+    keeping = KeepBatchSize(sizes=tuple(sizes), is_answer=options.pop("is_answer", False))
+    return list(explore(runner or CurveRunner(peaked), space=MANY, keeping=keeping, **options))
+
+
+def streamed(events: Sequence[object]) -> list[Recommendation]:
+    return [dataclasses.replace(event, elapsed_s=0.0) for event in events if isinstance(event, Recommendation)]
+
+
+def extra(events: Sequence[object]) -> list[Probe]:
+    probes = (event.probe for event in events if isinstance(event, ProbeStarted))
+    return [probe for probe in probes if probe.purpose is Purpose.KEEP_BATCH_SIZE]
+
+
+@pytest.fixture(scope="module")
+def random_jobs() -> list[Found]:
+    return list(found(Family, SEEDS))
+
+
+def test_the_second_answer_of_random_jobs_keeps_their_batch_size_and_ran_as_it_will_be_compiled(random_jobs):
+    assert all(job.is_valid for job in random_jobs)
+    assert all(job.ran_exactly for job in random_jobs)
+
+
+def test_the_second_answer_of_random_jobs_is_the_fastest_that_is_valid_within_the_tolerance(random_jobs):
+    assert sum(job.is_best for job in random_jobs) >= 0.95 * len(random_jobs)
+
+
+def test_no_random_job_ends_with_a_size_that_was_not_seen_to_run(random_jobs):
+    for job in random_jobs:
+        ran = {item.micro_batch_size for item in job.observations if item.is_measured}
+        assert {job.result.recommendation.micro_batch_size, job.second.micro_batch_size} <= ran
+
+
+def test_the_streamed_lines_and_the_recommendation_are_the_same_whatever_the_batch_size():
+    told = [events_of(sizes) for sizes in ((), (1, 3, 9, 27, 81), (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 7, 49))]
+
+    assert len({tuple(streamed(events)) for events in told}) == 1
+    assert len({events[-1].recommendation.micro_batch_size for events in told}) == 1
+    assert len({events[-1].recommendation.confidence for events in told}) == 1
+    num_extra = [len(extra(events)) for events in told]
+    assert num_extra[0] == 0 < min(num_extra[1:])
+
+
+def test_a_run_that_knows_the_second_answers_probes_recommends_what_one_without_them_does():
+    events = events_of((1, 7, 49))
+    history = [event.observation for event in events if isinstance(event, ProbeFinished)]
+
+    for sizes in ((1, 7, 49), (1, 5, 25, 125)):
+        again = events_of(sizes, history=history)
+        assert streamed(again) == []
+        assert dataclasses.replace(again[-1].recommendation, elapsed_s=0.0) == streamed(events)[-1]
+        assert again[-1].second_answer.recommendation.micro_batch_size == sizes[-1]
+        assert bool(extra(again)) == (sizes[-1] == 125)
+
+
+def test_the_extra_probe_comes_after_the_searchs_end_counts_and_runs_what_the_training_will():
+    runner = CurveRunner(peaked)
+    events = events_of((1, 3, 9, 27, 81, 243), runner)
+
+    at = next(number for number, event in enumerate(events) if isinstance(event, SearchEnded))
+    assert not extra(events[:at]) and not streamed(events[at:])
+    (probe,) = extra(events)
+    assert (probe.compilation, probe.fresh_worker, probe.number) == (Compilation.EXACT, True, len(runner.probes) - 1)
+    assert sum(events[-1].outcomes.values()) == len(runner.probes)
+
+
+def test_its_speed_is_told_beside_the_free_choice_and_its_score_is_among_the_sizes_that_keep_the_batch():
+    result = events_of((1, 5, 25))[-1]
+    second, free = result.second_answer, result.recommendation
+
+    assert second.recommendation.micro_batch_size == 25
+    assert second.free_micro_batch_size == free.micro_batch_size
+    assert second.over_recommended == pytest.approx(peaked(25) / peaked(free.micro_batch_size), rel=0.02)
+    assert second.recommendation.confidence >= 90
+    assert second.recommendation.relative_performance == pytest.approx(peaked(25) / peaked(1), rel=0.05)
+
+
+def test_a_recommendation_that_keeps_the_batch_size_is_the_second_answer_too_and_costs_no_probe():
+    free = events_of(())[-1].recommendation.micro_batch_size
+    events = events_of((1, free, 2 * free))
+
+    assert extra(events) == []
+    assert events[-1].second_answer.recommendation.micro_batch_size == free
+    assert events[-1].second_answer.over_recommended == 1.0
+
+
+def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
+    space, storage = Space.of([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]), InMemoryStorage()
+    options = {"space": space, "keeping": KeepBatchSize(sizes=(1, 11, 33, 99, 297)), "storage": storage}
+    *events, result = explore(CurveRunner(peaked), **options)
+
+    assert result.second_answer.recommendation.micro_batch_size in (99, 297)
+    assert result.recommendation.micro_batch_size in space.sizes
+
+    history = [event.observation for event in events if isinstance(event, ProbeFinished)]
+    (again,) = explore(CurveRunner(peaked), history=history, **options)
+    assert again.second_answer.recommendation.micro_batch_size in (99, 297)
+
+
+def test_where_the_best_of_them_does_not_run_another_does_and_nothing_unrun_is_told():
+    def runner(probe: Probe) -> Observation:
+        if probe.micro_batch_size == 243:
+            return failed(probe, Outcome.OUT_OF_MEMORY, "peak above the budget")
+        return CurveRunner(peaked)(probe)
+
+    events = events_of((1, 3, 243), runner)
+
+    assert [probe.micro_batch_size for probe in extra(events)] == [243, 3]
+    assert events[-1].second_answer.recommendation.micro_batch_size == 3
+
+
+@pytest.mark.parametrize("max_probes", [1, 3])
+def test_it_takes_no_more_probes_than_the_search_was_allowed(max_probes):
+    settings = SearchSettings(max_probes=max_probes)
+    events = events_of((3, 9, 27, 81, 243), settings=settings)
+
+    assert 1 <= len(extra(events)) <= min(max_probes, MOST_PROBES)
+
+
+def test_it_may_be_made_the_recommendation_which_is_then_the_last_that_is_streamed():
+    events = events_of((1, 3, 9, 27, 81), is_answer=True)
+    free = streamed(events_of((1, 3, 9, 27, 81)))
+
+    *search, last = streamed(events)
+    assert search == free
+    assert last.micro_batch_size == events[-1].recommendation.micro_batch_size == 81
+    assert events[-1].smallest_within_tolerance in (1, 3, 9, 27, 81)
+    assert events[-1].second_answer.free_micro_batch_size == free[-1].micro_batch_size
+
+
+def test_where_it_must_be_the_recommendation_and_none_runs_that_is_an_error():
+    def runner(probe: Probe) -> Observation:
+        if probe.micro_batch_size in (7, 49):
+            return failed(probe, Outcome.OUT_OF_MEMORY, "peak above the budget")
+        return CurveRunner(peaked)(probe)
+
+    with pytest.raises(NothingFitsError, match="no micro-batch size that keeps batch_size could be run"):
+        events_of((7, 49), runner, is_answer=True)
+
+
+def test_an_interruption_ends_it_with_what_is_known():
+    def runner(probe: Probe) -> Observation:
+        if probe.purpose is Purpose.KEEP_BATCH_SIZE:
+            raise KeyboardInterrupt
+        return CurveRunner(peaked)(probe)
+
+    result = events_of((1, 7), runner)[-1]
+
+    assert isinstance(result, Result)
+    assert result.stop_reason == "interrupted"
+    assert result.second_answer.recommendation.micro_batch_size == 1
+
+
+def test_what_stops_the_search_between_probes_stops_the_extra_ones_too():
+    ended: list[bool] = []
+
+    def should_stop() -> str | None:
+        return "enough" if ended else None
+
+    keeping = KeepBatchSize(sizes=(1, 7, 49))
+    for event in explore(CurveRunner(peaked), space=MANY, keeping=keeping, should_stop=should_stop):
+        ended += [True] * isinstance(event, SearchEnded)
+        assert not isinstance(event, ProbeStarted) or event.probe.purpose is not Purpose.KEEP_BATCH_SIZE
+    assert event.stop_reason == "enough"
+
+
+def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for():
+    storage, seen = InMemoryStorage(), []
+
+    def runner(probe: Probe) -> Observation:
+        if probe.purpose is Purpose.KEEP_BATCH_SIZE:
+            study = open_study(BexploreSampler(MANY, SearchSettings()), storage=storage)
+            seen.append(evidence_of(study.get_trials()[probe.number]))
+        return CurveRunner(peaked)(probe)
+
+    events_of((1, 7, 49), runner, storage=storage)
+    assert [(item.micro_batch_size, item.outcome, item.purpose) for item in seen] == [
+        (49, None, Purpose.KEEP_BATCH_SIZE)
+    ]
+
+
+def test_a_belief_among_some_sizes_forgets_what_was_near_the_best_of_all():
+    evidence = [measured(size, saturating(size)) for size in (1, 8, 64, 512)]
+    posterior = fit_posterior(MANY, evidence)
+    at = posterior.index(8)
+
+    assert posterior.near_best(0.02)[:, at].mean() < 0.1
+    assert posterior.among([1, 8]).near_best(0.02)[:, at].mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "replicas", "fields", "sizes"),
+    [
+        (96, 3, {"max": 64}, (1, 2, 4, 8, 16, 32)),
+        (96, 3, {"max": 64, "candidates": "powers_of_two", "min": 2}, (2, 4, 8, 16, 32)),
+        (96, 3, {"max": 64, "candidates": [1, 3, 8, 48]}, (1, 8)),
+        (12300, 1, {"max": 8000}, (1, 2, 3, 4, 5, 6, 10, 12)),
+        (100, 3, {"divisibility": "even"}, (1, 2, 3)),
+        (100, 3, {}, None),
+        (None, 3, {}, None),
+    ],
+)
+def test_the_sizes_that_keep_a_batch_are_cut_from_a_replicas_share_and_lie_in_the_bounds(
+    batch_size, replicas, fields, sizes
+):
+    job = draw_job(0)
+    job |= {"train_input": {"batch_size": batch_size, "micro_batch_size": "explore"}}
+    job |= {"runconfig": {"num_csx": replicas}, "explore": fields | {"workload": {"step": "shop.gan:make_step"}}}
+    config = load(job)
+    candidates = candidate_sizes(config.candidates, minimum=config.minimum, maximum=config.maximum or 4096)
+    keeping = keeping_sizes(config, candidates)
+
+    assert (keeping and keeping.sizes[: len(sizes)]) == sizes
+    if batch_size == 12300:
+        assert keeping.sizes[-2:] == (4100, 6150)
+        assert 4100 not in candidates
+
+
+@pytest.mark.parametrize(("length", "size"), [(None, 65_536), (16, 65_536), (1024, 16_384), (2**30, 1)])
+def test_a_size_that_would_be_a_larger_batch_by_itself_than_any_published_is_not_wanted(length, size):
+    assert largest_wanted(length) == size
+
+
+def test_the_recommendation_of_a_random_job_does_not_depend_on_its_batch_size():
+    job = draw_job(3000)
+    answers = []
+    for batch_size in (48, 4096, 999):
+        job["train_input"]["batch_size"], job["runconfig"]["num_csx"] = batch_size, 1
+        job["explore"] |= {"candidates": "powers_of_two", "max": 1024}
+        answers.append(explored(load(job), 3000, Family.SMOOTH).result.recommendation.micro_batch_size)
+    assert len(set(answers)) == 1
