@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from benchmarks.engine_jobs import load
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.measurement.interleaving import num_passes_of_turn
 from bexplore.measurement.probe import Compilation, Observation, Probe
 
@@ -228,12 +228,13 @@ def sweep(config: Path, sizes: Sequence[int], keep: Path) -> dict[str, Any]:
     rows = []
     with cold(keep) as (folder, environment):
         began_s = time.monotonic()
-        with EngineRunner(
-            loaded.job,
+        settings = RunnerSettings(
+            job=loaded.job,
             run_dir=folder,
             budget_bytes=loaded.explore.memory_budget_bytes(0),
             environment=environment,
-        ) as runner:
+        )
+        with EngineRunner(settings) as runner:
             for number, size in enumerate(sizes):
                 probe = Probe(
                     number=number,

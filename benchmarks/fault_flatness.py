@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.process.memory_watchdog import resident_bytes
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Compilation, Probe
@@ -23,7 +23,8 @@ def memory_over_probes(folder: Path, *, probes: int) -> dict[str, Any]:
     model = {"model": "benchmarks.jobs.hungry:tiny", "batch": paths["samples"], "loss": paths["cross_entropy"]}
     job = Job(workload="imported", model=model, import_root=str(ROOT), compile=CompileSettings(enabled=False))
     warm_bytes, gaps_s, outcomes = 0, [], []
-    with EngineRunner(job, run_dir=folder, budget_bytes=2**30, pass_budget_s=0.05) as runner:
+    settings = RunnerSettings(job=job, run_dir=folder, budget_bytes=2**30, pass_budget_s=0.05)
+    with EngineRunner(settings) as runner:
         for number in range(probes):
             if number == WARM_PROBES:
                 warm_bytes = resident_bytes(os.getpid())

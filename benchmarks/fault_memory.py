@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.process.memory_watchdog import resident_bytes, swapped_bytes
 from bexplore.host.machine import oom_kills
 from bexplore.job import CompileSettings, Job
@@ -116,8 +116,10 @@ def _one(folder: Path, way: str) -> tuple[float, str, int]:
     paths = {"model": f"benchmarks.jobs.hungry:{way}", "batch": "benchmarks.jobs.hungry:samples"}
     paths["loss"] = "benchmarks.jobs.hungry:cross_entropy"
     job = Job(workload="imported", model=paths, import_root=str(ROOT), compile=CompileSettings(enabled=False))
-    with EngineRunner(job, run_dir=folder, budget_bytes=BUDGET_BYTES, on_progress=listen) as runner:
-        runner.facts()
+    settings = RunnerSettings(job=job, run_dir=folder, budget_bytes=BUDGET_BYTES)
+    with EngineRunner(settings, on_progress=listen) as runner:
+        runner.start()
+        runner.await_started()
         assert runner.worker_pid is not None
         sampler = TreeSampler(runner.worker_pid)
         fits = runner(Probe(number=0, micro_batch_size=FITS, max_passes=2, compilation=Compilation.EAGER))

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.guard_jobs import PLANTED
 from benchmarks.guard_rivals import RIVALS
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.metrics_client import metrics_in_worker
 from bexplore.guard import Status, Tier
 from bexplore.guard.compare import compare_metrics
@@ -239,7 +239,7 @@ def started_pair(
     """Two live workers, started as the guard starts them."""
     jobs = [planted_job(num_blocks=BLOCKS[name], compiled=False) for name in names]
     reference, candidate = (
-        stack.enter_context(EngineRunner(job, run_dir=folder / side, budget_bytes=None))
+        stack.enter_context(EngineRunner(RunnerSettings(job=job, run_dir=folder / side)))
         for job, side in zip(jobs, ("reference", "candidate"), strict=True)
     )
     for runner in (reference, candidate):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.load import load_config
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
 
@@ -94,10 +94,10 @@ def keep(config: Path, folder: Path) -> Path:
         purpose=Purpose.VERIFY,
         max_passes=2,
     )
-    with EngineRunner(job, run_dir=folder, budget_bytes=None, keeps_artifacts=True) as runner:
+    with EngineRunner(RunnerSettings(job=job, run_dir=folder, keeps_artifacts=True)) as runner:
         observation = runner(probe)
         assert observation.outcome is Outcome.MEASURED, observation.reason
-        return runner.artifacts_dir(MICRO_BATCH_SIZE)
+        return runner.settings.artifacts_dir(MICRO_BATCH_SIZE)
 
 
 def measure(config: Path, rounds: int) -> dict[str, Any]:

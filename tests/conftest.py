@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
+from bexplore.engine.process.timeouts import StageLimits
 from bexplore.job import Job
 
 
@@ -16,8 +17,9 @@ def run_on(tmp_path: Path) -> Iterator[Callable[..., EngineRunner]]:
     """Makes engine runners that are closed when the test ends."""
     runners: list[EngineRunner] = []
 
-    def make(job: Job, *, budget_bytes: int | None = 4 * 2**30, **options) -> EngineRunner:
-        runners.append(EngineRunner(job, run_dir=tmp_path / "run", budget_bytes=budget_bytes, **options))
+    def make(job: Job, *, limits: StageLimits | None = None, on_progress=lambda message: None, **fields):
+        settings = RunnerSettings(job=job, **{"run_dir": tmp_path / "run", "budget_bytes": 4 * 2**30} | fields)
+        runners.append(EngineRunner(settings, limits=limits, on_progress=on_progress))
         return runners[-1]
 
     yield make

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.gpu_check.context import JOBS, Context
 from benchmarks.gpu_check.verdict import Verdict, judged
 from bexplore.config.load import load_config
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
 PLANTED_LIMIT_S = 60.0
@@ -80,7 +80,8 @@ def probe_asserting(context: Context) -> Verdict:
     config = load_config(JOBS / "gpu_asserting.yaml", overrides=_backend(context)).on_device(context.device)
     with tempfile.TemporaryDirectory() as folder:
         budget_bytes = config.explore.memory_budget_bytes(0)
-        with EngineRunner(config.job, run_dir=Path(folder), budget_bytes=budget_bytes) as runner:
+        settings = RunnerSettings(job=config.job, run_dir=Path(folder), budget_bytes=budget_bytes)
+        with EngineRunner(settings) as runner:
             seen = {
                 f"{compilation} {size}": runner(Probe(number=0, micro_batch_size=size, compilation=compilation))
                 for compilation in (Compilation.SHARED, Compilation.EXACT)

@@ -5,6 +5,7 @@ What runs inside a worker is in `worker/`, and only that imports torch; the expl
 
 from __future__ import annotations
 
-from bexplore.engine.runner import EngineRunner
+from bexplore.engine.process.pool import Workers
+from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 
-__all__ = ["EngineRunner"]
+__all__ = ["EngineRunner", "RunnerSettings", "Workers", "begin"]

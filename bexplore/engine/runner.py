@@ -6,7 +6,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from bexplore.engine.build_check import check_build
 from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
-from bexplore.engine.process.timeouts import FIRST_LIMITS_S, STEP_LIMIT_S, StageLimits
+from bexplore.engine.process.timeouts import STEP_LIMIT_S, StageLimits
 from bexplore.engine.process.worker_process import Progress
-from bexplore.engine.protocol.answers import asks_the_same, charged, observed, refusal
+from bexplore.engine.protocol.answers import asks_the_same, charged, observed
 from bexplore.engine.protocol.failures import Failure
 from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.errors import EngineError, UserInputError, UserProgramError
@@ -33,58 +34,120 @@ WORKER_OVERHEAD_BYTES = 4 * 2**30
 LOADER_LIMIT_S = 90.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """What a runner is built from.
+
+    Attributes:
+        job: What to run, on its device.
+        run_dir: Worker logs go under `workers/` here.
+        budget_bytes: Memory budget of the job; None for no limit.
+        device_info: What a worker's torch reported of the device; empty where unknown.
+        free_memory_bytes: Free on the device before any worker of this runner; None to wait for no memory.
+        largest_measured: The largest size that is known to run, samples; 0 for none.
+        pass_budget_s: Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
+        environment: Variables of the worker beside this process's own.
+        keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
+        depth: Identical blocks of the model to keep, and how many there are; None for all of them.
+    """
+
+    job: Job
+    run_dir: Path
+    budget_bytes: int | None = None
+    device_info: Mapping[str, Any] = field(default_factory=dict)
+    free_memory_bytes: int | None = None
+    largest_measured: int = 0
+    pass_budget_s: float = 4.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    keeps_artifacts: bool = False
+    depth: tuple[int, int] | None = None
+
+    @property
+    def lock_name(self) -> str:
+        """Name of the device's lock."""
+        return lock_name(self.job.device, self.device_info)
+
+    @property
+    def lock_holder(self) -> LockHolder:
+        """This runner, as others that wait for the device are told of it."""
+        return LockHolder(folder=str(self.run_dir.resolve()))
+
+    @property
+    def shared_modes(self) -> tuple[SharedMode, ...]:
+        """Kinds of the shared program that may be tried on the device, best first."""
+        return shared_modes(self.job.device.split(":")[0], package_version("torch"))
+
+    def artifacts_dir(self, micro_batch_size: int) -> Path:
+        """Return where the compiler's cache of a size is kept that was run as the user compiles it."""
+        return self.run_dir.resolve() / "compiled" / f"micro_batch_size_{micro_batch_size}"
+
+    def request(self, kind: str, probe: Probe, mode: SharedMode, free_memory_bytes: int | None) -> dict[str, Any]:
+        """Return the message that asks a worker to prepare or to run a probe."""
+        is_final = probe.purpose.is_verification and probe.compilation is Compilation.EXACT
+        is_kept = self.keeps_artifacts and is_final and self.job.compile.backend == "inductor"
+        return {
+            "kind": kind,
+            "probe": dataclasses.asdict(probe),
+            "job": self.job.as_dict(),
+            "shared_mode": mode,
+            "budget_bytes": self.budget_bytes,
+            "depth": self.depth,
+            "pass_budget_s": self.pass_budget_s,
+            "free_memory_bytes": free_memory_bytes,
+            "artifacts_dir": str(self.artifacts_dir(probe.micro_batch_size)) if is_kept else None,
+        }
+
+
+def begin(workers: Workers, settings: RunnerSettings, probe: Probe) -> None:
+    """Let a worker begin what `EngineRunner.prepare` then waits for, while the caller does something untimed.
+
+    Nothing is begun while another explorer holds the device.
+    """
+    lock = try_device_lock(settings.lock_name, holder=settings.lock_holder)
+    if lock is not None:
+        request = settings.request("prepare", probe, settings.shared_modes[0], settings.free_memory_bytes)
+        workers.begin(request, lock)
+
+
 class EngineRunner:
     """Runs probes on real hardware.
 
     Args:
-        job: What to run.
-        run_dir: Worker logs go under `workers/` here.
-        budget_bytes: Memory budget of the job; None for no limit.
-        on_progress: Called with what a worker reports while it works.
-        pass_budget_s: Seconds of timed passes after which a probe stops, once it has the fewest that it needs.
+        settings: The job, its budget and its device.
+        workers: Processes that are started already, such as the one that reported of the device; None for new ones.
         limits: How long each stage may be silent; learns from every probe.
-        environment: Variables of the worker beside this process's own.
-        keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
-        depth: Identical blocks of the model to keep, and how many there are; None for all of them.
-        device_info: What a worker's torch said of the device; None for what `facts` will find.
+        on_progress: Called with what a worker reports while it works.
 
     Attributes:
+        settings: As given.
+        limits: As given.
         largest_measured: The largest size that is known to run; 0 for none.
     """
 
     def __init__(
         self,
-        job: Job,
+        settings: RunnerSettings,
         *,
-        run_dir: Path,
-        budget_bytes: int | None,
-        on_progress: Progress = lambda message: None,
-        pass_budget_s: float = 4.0,
+        workers: Workers | None = None,
         limits: StageLimits | None = None,
-        environment: Mapping[str, str] | None = None,
-        keeps_artifacts: bool = False,
-        depth: tuple[int, int] | None = None,
-        device_info: Mapping[str, Any] | None = None,
+        on_progress: Progress = lambda message: None,
     ) -> None:
-        self.job = job
-        self.budget_bytes = budget_bytes
-        self._on_progress = on_progress
-        self._pass_budget_s = pass_budget_s
+        self.settings = settings
         self.limits = limits or StageLimits()
-        self._run_dir = run_dir.resolve()
-        self._keeps_artifacts = keeps_artifacts
-        self._depth = depth
-        self._environment = environment
-        self._workers = Workers(run_dir, environment)
-        self._lock_holder = LockHolder(folder=str(self._run_dir))
+        self.largest_measured = settings.largest_measured
+        self._on_progress = on_progress
+        self._workers = workers or Workers(settings.run_dir, settings.environment)
+        self._lock_holder = settings.lock_holder
+        self._free_memory_bytes = settings.free_memory_bytes
         self._is_known_to_build = False
-        self._device_info = device_info or {}
-        self._free_memory_bytes: int | None = None  # of the device, before any worker of this runner
         self._warnings: list[str] = []  # which the next observation tells
         self._known_mode: SharedMode | None = None  # which a worker has tried
-        self.largest_measured = 0
         self._ahead: Observation | None = None
-        self._begun: tuple[dict[str, Any], ExitStack] | None = None
+
+    @property
+    def job(self) -> Job:
+        """The job that runs."""
+        return self.settings.job
 
     def __call__(self, probe: Probe) -> Observation:
         """Compile and run one size; every failure of the job is an observation.
@@ -101,18 +164,6 @@ class EngineRunner:
             return dataclasses.replace(ahead, probe=probe)
         return charged(self._in_some_mode(probe, "probe"), ahead)
 
-    def begin(self, probe: Probe) -> None:
-        """Let the worker begin what `prepare` then waits for, while the caller does something that is not timed.
-
-        Nothing is begun while another explorer holds the device.
-        """
-        lock = try_device_lock(lock_name(self.job.device, self._device_info), holder=self._lock_holder)
-        if lock is None:
-            return
-        request = {"kind": "prepare"} | self._probe_request(probe)
-        self._workers.ensure().process.post(request)
-        self._begun = (request, lock)
-
     def prepare(self, probe: Probe) -> None:
         """Compile for a probe ahead of it, while something else keeps times from being taken.
 
@@ -121,30 +172,11 @@ class EngineRunner:
         Raises:
             UserInputError: The job cannot be built from what the configuration says.
         """
-        if self._begun is not None and self._begun[0] != {"kind": "prepare"} | self._probe_request(probe):
-            self._forget_begun()  # what was begun turned out to be another question
+        self._workers.keep_begun_only_if(self._request("prepare", probe))  # what was begun may be another probe
         self._workers.ensure()
-        self._workers.start_spare(budget_bytes=self.budget_bytes)
+        self._workers.start_spare(budget_bytes=self.settings.budget_bytes)
         self._ahead = self._in_some_mode(probe, "prepare")
         self._workers.await_spare()
-
-    def facts(self) -> dict[str, Any]:
-        """What the worker's torch says about the device; starts the worker.
-
-        Raises:
-            UserInputError: torch does not know the device, or sees none of that name.
-            EngineError: The worker cannot be started, or the device cannot be used.
-        """
-        answer = self._ask({"kind": "facts", "device": self.job.device}, limit_s=FIRST_LIMITS_S["import"])
-        if isinstance(answer, Failure) or "outcome" in answer:
-            reason = answer.reason if isinstance(answer, Failure) else answer["reason"]
-            self.close()
-            raise EngineError(
-                f"device '{self.job.device}' cannot be used: {reason}",
-                hint="bexplore doctor shows what torch finds here",
-            )
-        self._device_info, self._free_memory_bytes = answer, answer["free_memory_bytes"]
-        return answer
 
     def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
         """Compare the gradients of one replica batch at two splits; None if the comparison itself failed.
@@ -210,7 +242,7 @@ class EngineRunner:
         request = {
             "kind": "compare_eager",
             "micro_batch_size": micro_batch_size,
-            "budget_s": min(max_s, BUDGETS_OF_CONTENDERS * self._pass_budget_s),
+            "budget_s": min(max_s, BUDGETS_OF_CONTENDERS * self.settings.pass_budget_s),
             "tolerance": tolerance,
             "asked": asked,
         }
@@ -220,30 +252,23 @@ class EngineRunner:
         return {"problem": str(answer["reason"])} if answer["outcome"] != "measured" else answer
 
     def at_depth(self, kept_blocks: int, num_blocks: int) -> EngineRunner:
-        """A runner of the same job that keeps so many of its identical blocks, in worker processes of its own."""
+        """Return a runner of the same job with so many of its identical blocks, in workers of its own."""
         return EngineRunner(
-            self.job,
-            run_dir=self._run_dir / f"depth_{kept_blocks}",
-            budget_bytes=self.budget_bytes,
-            on_progress=self._on_progress,
-            pass_budget_s=self._pass_budget_s,
+            dataclasses.replace(
+                self.settings,
+                run_dir=self.settings.run_dir / f"depth_{kept_blocks}",
+                free_memory_bytes=None,  # the shallow models lie on the device side by side
+                largest_measured=0,
+                keeps_artifacts=False,
+                depth=(kept_blocks, num_blocks),
+            ),
             limits=self.limits.unlearned(),
-            environment=self._environment,
-            depth=(kept_blocks, num_blocks),
-            device_info=self._device_info,
+            on_progress=self._on_progress,
         )
 
     def rest(self) -> None:
         """End the worker at work: the next probe starts another."""
         self._workers.end_current()
-
-    def artifacts_dir(self, micro_batch_size: int) -> Path:
-        """Where the compiler's cache of a size is kept that was run as the user compiles it."""
-        return self._run_dir / "compiled" / f"micro_batch_size_{micro_batch_size}"
-
-    def _is_kept(self, probe: Probe) -> bool:
-        is_final = probe.purpose.is_verification and probe.compilation is Compilation.EXACT
-        return self._keeps_artifacts and is_final and self.job.compile.backend == "inductor"
 
     def start(self) -> None:
         """Start the worker's process, which imports what its first probe needs while others do the same."""
@@ -286,29 +311,23 @@ class EngineRunner:
 
     def close(self) -> None:
         """End all workers."""
-        self._forget_begun()
         self._workers.close()
 
-    def _forget_begun(self) -> None:
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            self._workers.end_current()
-            begun[1].close()
-
     def _device_lock(self) -> AbstractContextManager[object]:
-        """The lock that was taken when something was begun, or a new one."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            return begun[1]
-        name = lock_name(self.job.device, self._device_info)
-        return device_lock(name, holder=self._lock_holder, waiting=self._waits_for)
+        """Return the lock that was taken when something was begun, or a new one."""
+        taken = self._workers.take_begun_lock()
+        if taken is not None:
+            return taken
+        return device_lock(self.settings.lock_name, holder=self._lock_holder, waiting=self._waits_for)
 
     def _waits_for(self, holder: LockHolder | None) -> None:
         """Say who has the device; what is wrong with the job itself is told now, and not after the wait."""
         told = "another exploration" if holder is None else str(holder)
         self._on_progress({"kind": "progress", "stage": "lock", "holder": told})
         if not self._is_known_to_build:
-            check_build(self.job, self._run_dir / "workers" / "build.log", environment=self._environment)
+            check_build(
+                self.job, self.settings.run_dir / "workers" / "build.log", environment=self.settings.environment
+            )
             self._is_known_to_build = True
 
     def __enter__(self) -> EngineRunner:
@@ -318,13 +337,9 @@ class EngineRunner:
         self.close()
 
     @property
-    def _modes(self) -> tuple[SharedMode, ...]:
-        return shared_modes(self.job.device.split(":")[0], package_version("torch"))
-
-    @property
     def _shared_mode(self) -> SharedMode:
         """The kind of shared program to ask for: the best of the device until a worker has tried it."""
-        return self._known_mode or self._modes[0]
+        return self._known_mode or self.settings.shared_modes[0]
 
     def _in_some_mode(self, probe: Probe, kind: str) -> Observation:
         first_mode = self._shared_mode
@@ -344,10 +359,13 @@ class EngineRunner:
             is_new = self._workers.current is None
             worker = self._workers.ensure()
             spawn_s = time.monotonic() - began if is_new else 0.0
-            contention, device_contention = CpuContention(worker.process.pid), DeviceContention(self._device_info)
+            contention, device_contention = (
+                CpuContention(worker.process.pid),
+                DeviceContention(self.settings.device_info),
+            )
             contention.start()
             device_contention.start()
-            request = {"kind": kind} | self._probe_request(probe)
+            request = self._request(kind, probe)
             try:
                 answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
             finally:
@@ -403,11 +421,12 @@ class EngineRunner:
     @property
     def _resident_limit_bytes(self) -> int | None:
         """What a worker may hold in all; None where nothing bounds it."""
-        return None if self.budget_bytes is None or not self._on_cpu else self.budget_bytes + WORKER_OVERHEAD_BYTES
+        budget_bytes = self.settings.budget_bytes
+        return None if budget_bytes is None or not self._on_cpu else budget_bytes + WORKER_OVERHEAD_BYTES
 
     def _need(self, probe: Probe) -> int:
         """Bytes that a probe needs in a worker of its own, so far as that is known."""
-        tensors = probe.predicted_peak_memory_bytes or self.budget_bytes or 0
+        tensors = probe.predicted_peak_memory_bytes or self.settings.budget_bytes or 0
         return tensors + WORKER_OVERHEAD_BYTES
 
     def _next_shared_mode(self, observation: Observation) -> SharedMode | None:
@@ -419,7 +438,7 @@ class EngineRunner:
         failed = observation.outcome is Outcome.COMPILE_FAILED or _lacked_memory_in_compiler(observation)
         failed = failed and not observation.details.get("recompiles_each_pass")
         is_shared = observation.probe.compilation is Compilation.SHARED
-        return mode_after(self._shared_mode, self._modes) if failed and is_shared else None
+        return mode_after(self._shared_mode, self.settings.shared_modes) if failed and is_shared else None
 
     def _blamed(self, answer: dict[str, Any] | Failure, request: dict[str, Any]) -> dict[str, Any] | Failure:
         """The answer to a probe that broke its device, once a new process has run the same size without the compiler.
@@ -439,42 +458,24 @@ class EngineRunner:
         reason = f"{answer['reason']} (without torch.compile, in a new process, the same step {found})"
         return answer | {"outcome": Outcome.COMPILE_FAILED, "reason": reason}
 
-    def _probe_request(self, probe: Probe) -> dict[str, Any]:
-        return {
-            "probe": dataclasses.asdict(probe),
-            "job": self.job.as_dict(),
-            "shared_mode": self._shared_mode,
-            "budget_bytes": self.budget_bytes,
-            "depth": self._depth,
-            "pass_budget_s": self._pass_budget_s,
-            "free_memory_bytes": self._free_memory_bytes,
-            "artifacts_dir": str(self.artifacts_dir(probe.micro_batch_size)) if self._is_kept(probe) else None,
-        }
+    def _request(self, kind: str, probe: Probe) -> dict[str, Any]:
+        return self.settings.request(kind, probe, self._shared_mode, self._free_memory_bytes)
 
     def _ask(
         self, request: dict[str, Any], *, limit_s: float | None, stages_of: int | None = None
     ) -> dict[str, Any] | Failure:
         """Ask the worker; for a probe, whose size `stages_of` tells, no stage may be silent for too long either."""
-        worker = self._workers.ensure()
 
         def stage_limit_s(stage: str) -> float | None:
             return limit_s if stages_of is None else self.limits.limit_s(stage, stages_of)
 
-        answer = worker.process.ask(
+        return self._workers.ask(
             request,
             on_progress=self._heard,
             time_limit_s=stage_limit_s,
             resident_limit_bytes=self._resident_limit_bytes,
             total_limit_s=limit_s,
         )
-        if isinstance(answer, Failure):
-            self._workers.end_current()
-        elif "refused" in answer:
-            self._workers.end_current()
-            raise refusal(answer)
-        elif answer.get("is_sticky"):
-            self._workers.end_current()
-        return answer
 
     def _heard(self, message: dict[str, Any]) -> None:
         """Pass on what a worker reports; memory of the device that did not come back is not waited for again."""
@@ -503,7 +504,7 @@ class EngineRunner:
             "elapsed_s": elapsed_s,
             "started_at_s": started_at_s,
             "worker": worker,
-            "memory_budget_bytes": self.budget_bytes,
+            "memory_budget_bytes": self.settings.budget_bytes,
         }
         if isinstance(answer, Failure):
             return Observation(

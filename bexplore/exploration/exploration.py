@@ -18,7 +18,7 @@ from bexplore import logs
 from bexplore.batching import MAX_SAMPLES, sizes_that_keep
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.reduced_depth import ReducedDepthRunner
 from bexplore.engine.trace_client import recall_or_trace
@@ -177,23 +177,21 @@ class _Exploration:
         return any(run.has_failed and not run_directory.differences(run.meta(), meta) for run in runs)
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
-        with EngineRunner(
-            self.config.job,
-            run_dir=run.directory,
-            budget_bytes=None,
-            on_progress=self.on_progress,
-            keeps_artifacts=True,
-        ) as runner:
-            cost_model, reason, facts = self._look(runner, run)
+        started_in = run.directory
+        with Workers(started_in) as workers:
+            cost_model, reason, facts = self._look(workers, run)
             if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
                 self.known = []
                 run = self._new_run(apart=True)
                 run.remember_trace(cost_model.as_dict())
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
-            runner.budget_bytes = budget.budget_bytes
-            runner.limits = self._stage_limits(cost_model)
-            runner.largest_measured = max((o.micro_batch_size for o in self.known if o.is_measured), default=0)
+            runner = EngineRunner(
+                self._runner_settings(started_in, facts, budget),
+                workers=workers,
+                limits=self._stage_limits(cost_model),
+                on_progress=self.on_progress,
+            )
             yield self._traced(cost_model, reason, budget)
             self._refuse_the_impossible(cost_model, budget)
             if not self.known:
@@ -220,7 +218,7 @@ class _Exploration:
             assert result is not None  # the loop ends with a result or an error
             yield end.of(result)
 
-    def _look(self, runner: EngineRunner, run: run_directory.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
+    def _look(self, workers: Workers, run: run_directory.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
         """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces.
 
         The trace begins at once only on the CPU: elsewhere it is told which device it is for, and where it needs that
@@ -228,9 +226,9 @@ class _Exploration:
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
             early = pool.submit(self._trace, run, None) if self.config.job.device == "cpu" else None
-            facts = self._on_device(runner)
+            facts = self._on_device(workers)
             tracing = early or pool.submit(self._trace, run, GpuProperties.of_facts(facts))
-            self._begin(runner, facts)
+            self._begin(workers, run, facts)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
         return cost_model, "" if cost_model else str(traced), facts
@@ -238,15 +236,26 @@ class _Exploration:
     def _trace(self, run: run_directory.Run, gpu: GpuProperties | None) -> CostModel | str:
         return recall_or_trace(self.config.job, run.directory, self.on_progress, gpu=gpu, fresh=self.out.fresh)
 
-    def _begin(self, runner: EngineRunner, facts: Mapping[str, Any]) -> None:
+    def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
         """Begin to compile while the trace goes on, where a processor is free and the trace decides nothing of it."""
         needs_gradients = self.config.num_replicas > 1 and self.config.explore.replica_reserve_bytes is None
         trace_decides = needs_gradients or self._is_tuned_at_first_launch
         if self.known or trace_decides or num_usable_processors() < 2 or not self._compiles_ahead:
             return
         budget = self._budget(facts, None)
-        runner.budget_bytes = budget.budget_bytes
-        runner.begin(self._first_probe(None, budget))
+        settings = self._runner_settings(run.directory, facts, budget)
+        begin(workers, settings, self._first_probe(None, budget))
+
+    def _runner_settings(self, run_dir: Path, facts: Mapping[str, Any], budget: MemoryBudget) -> RunnerSettings:
+        return RunnerSettings(
+            job=self.config.job,
+            run_dir=run_dir,
+            budget_bytes=budget.budget_bytes,
+            device_info=facts,
+            free_memory_bytes=facts["free_memory_bytes"],
+            largest_measured=max((o.micro_batch_size for o in self.known if o.is_measured), default=0),
+            keeps_artifacts=True,
+        )
 
     def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:
         """Compile what the first probe will run, while the process of the final answer starts: nothing is timed yet."""
@@ -288,11 +297,10 @@ class _Exploration:
     def _should_stop(self) -> str | None:
         return "interrupted" if self.is_interrupted else self.out.should_stop()
 
-    def _on_device(self, runner: EngineRunner) -> dict[str, Any]:
-        facts = runner.facts()
+    def _on_device(self, workers: Workers) -> dict[str, Any]:
+        facts = workers.device_info(self.config.job.device, on_progress=self.on_progress)
         self.host_available_bytes = available_memory_bytes()
         self.config = self.config.on_device(facts["device"])
-        runner.job = self.config.job
         logs.log.debug("device", **facts)
         return facts
 
@@ -418,8 +426,8 @@ class _Exploration:
         gpu = None
         with tempfile.TemporaryDirectory() as folder:
             if self.config.job.device != "cpu":
-                with EngineRunner(self.config.job, run_dir=Path(folder), budget_bytes=None) as runner:
-                    gpu = GpuProperties.of_facts(self._on_device(runner))
+                with Workers(Path(folder)) as workers:
+                    gpu = GpuProperties.of_facts(self._on_device(workers))
             traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, gpu=gpu, fresh=self.out.fresh)
         cost_model = traced if isinstance(traced, CostModel) else None
         plan, settings = self._plan(None, changes), search_settings(self.config)

@@ -167,7 +167,7 @@ class Finish:
         """What the compiler made for the winner; that of other sizes that were verified is of no use to anybody."""
         if verified is None:
             return None
-        kept = self.runner.artifacts_dir(verified.micro_batch_size)
+        kept = self.runner.settings.artifacts_dir(verified.micro_batch_size)
         for folder in kept.parent.glob("*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)

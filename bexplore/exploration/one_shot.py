@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings, Workers
 from bexplore.engine.process.worker_process import Progress
 from bexplore.engine.trace_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
@@ -43,12 +43,17 @@ def probe_once(
     """
     folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
     run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
-    with EngineRunner(config.job, run_dir=run_dir, budget_bytes=None, on_progress=on_progress) as runner:
-        facts = runner.facts()
-        runner.job = config.on_device(facts["device"]).job
+    with Workers(run_dir) as workers:
+        facts = workers.device_info(config.job.device, on_progress=on_progress)
         budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=None)
-        runner.budget_bytes = budget.budget_bytes
-        return runner(
+        settings = RunnerSettings(
+            job=config.on_device(facts["device"]).job,
+            run_dir=run_dir,
+            budget_bytes=budget.budget_bytes,
+            device_info=facts,
+            free_memory_bytes=facts["free_memory_bytes"],
+        )
+        return EngineRunner(settings, workers=workers, on_progress=on_progress)(
             Probe(
                 number=0,
                 micro_batch_size=micro_batch_size,
@@ -130,9 +135,9 @@ def _facts_here(config: Config, log_dir: Path) -> dict[str, Any]:
     device = config.job.device
     if device == "cpu" or (device == "auto" and torch_is_for_cpu()):
         return {"device": "cpu"}
-    with EngineRunner(config.job, run_dir=log_dir, budget_bytes=None) as runner:
+    with Workers(log_dir) as workers:
         try:
-            return runner.facts()
+            return workers.device_info(device)
         except UserInputError:
             return {"device": device}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.engine import EngineRunner
+from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.metrics_client import metrics_in_worker
 from bexplore.errors import EngineError
 from bexplore.exploration import run_directory
@@ -178,11 +178,13 @@ def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
         gradient_bytes=gradient_bytes_of(observed.config.job, observed.snapshot.any_device.num_parameters),
     )
     return EngineRunner(
-        observed.config.job,
-        run_dir=looking.run_dir,
-        budget_bytes=budget.budget_bytes,
-        environment=looking.environment,
-        device_info=observed.device_info,
+        RunnerSettings(
+            job=observed.config.job,
+            run_dir=looking.run_dir,
+            budget_bytes=budget.budget_bytes,
+            environment=looking.environment,
+            device_info=observed.device_info,
+        ),
         on_progress=lambda message: _tell_wait(message, looking),
     )
 

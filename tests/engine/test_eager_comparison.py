@@ -151,7 +151,7 @@ def test_a_long_eager_pass_is_not_run_once_more_to_warm_up(run_on, tmp_path):
 def test_what_the_compiler_makes_of_the_final_answer_is_kept_and_spares_the_next_start(run_on, monkeypatch):
     runner = run_on(imported_job(backend="inductor"), keeps_artifacts=True)
     cold = runner(verification(4))
-    kept = runner.artifacts_dir(4)
+    kept = runner.settings.artifacts_dir(4)
     graphs = set(kept.glob("fxgraph/*/*/*"))
     runner.close()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kept))
@@ -167,4 +167,4 @@ def test_a_probe_of_the_search_leaves_no_artifacts(run_on):
     runner = run_on(imported_job(), keeps_artifacts=True)
     runner(Probe(number=0, micro_batch_size=4, max_passes=2))
 
-    assert not runner.artifacts_dir(4).exists()
+    assert not runner.settings.artifacts_dir(4).exists()

@@ -648,7 +648,7 @@ def probe(size: int, **fields) -> Probe:
 def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at_once(run_on, monkeypatch):
     monkeypatch.setenv("BUG", "leaves_children")
     runner = run_on(eager("misbehaves"))
-    runner.facts()
+    runner.start()
     mark = runner._workers.current.process._mark
 
     died = runner(probe(2))
@@ -686,7 +686,7 @@ def test_a_worker_that_floods_its_output_or_closes_its_pipe_harms_only_itself(ru
     observation = runner(probe(2))
 
     assert observation.outcome is outcome, observation.reason
-    (log,) = (runner._run_dir / "workers").glob("*.log")
+    (log,) = (runner.settings.run_dir / "workers").glob("*.log")
     assert log.stat().st_size <= 4 * MIB
 
 

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from bexplore.engine import Workers, begin
 from bexplore.engine.process.device_lock import LockHolder, device_lock
 from bexplore.errors import UserInputError
 from bexplore.exploration.events import probe_record
@@ -147,7 +148,7 @@ def test_a_failure_ahead_of_the_first_probe_is_its_answer_and_is_not_run_again(r
 
 def test_what_was_begun_early_is_waited_for_and_not_done_again(run_on):
     runner = run_on(imported_job())
-    runner.begin(probe(4))
+    begin(runner._workers, runner.settings, probe(4))
     runner.prepare(probe(4))
 
     first = runner(probe(4))
@@ -158,8 +159,7 @@ def test_what_was_begun_early_is_waited_for_and_not_done_again(run_on):
 
 def test_what_was_begun_for_another_question_is_given_up(run_on):
     runner = run_on(imported_job())
-    runner.begin(probe(4))
-    runner.budget_bytes = 2**30  # of another limit than what was begun
+    begin(runner._workers, dataclasses.replace(runner.settings, budget_bytes=2**30), probe(4))  # another limit
     runner.prepare(probe(4))
 
     assert runner(probe(4)).worker > 0
@@ -167,12 +167,12 @@ def test_what_was_begun_for_another_question_is_given_up(run_on):
 
 def test_nothing_is_begun_while_another_explorer_has_the_device_and_the_lock_is_given_back(run_on):
     first, second = run_on(imported_job()), run_on(imported_job())
-    first.begin(probe(4))
-    second.begin(probe(4))
+    begin(first._workers, first.settings, probe(4))
+    begin(second._workers, second.settings, probe(4))
     assert second.worker_pid is None
 
     first.close()
-    second.begin(probe(4))
+    begin(second._workers, second.settings, probe(4))
 
     assert second.worker_pid is not None
 
@@ -325,9 +325,8 @@ def test_a_size_whose_peak_is_over_the_budget_costs_no_worker_either(run_on):
 
 
 def test_a_refusal_at_a_size_below_one_that_ran_is_the_processs_own_and_ends_it(run_on):
-    runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB)
+    runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB, largest_measured=128)
     runner(probe(1))
-    runner.largest_measured = 128
 
     assert runner(probe(100)).outcome is Outcome.OUT_OF_MEMORY
     assert runner(probe(2)).worker == 1
@@ -413,7 +412,7 @@ def test_a_worker_that_dies_is_a_crash_and_the_next_worker_starts(run_on, monkey
 def test_a_hang_is_timed_out_and_its_process_is_gone(run_on, monkeypatch):
     monkeypatch.setenv("TEST_END", "hang")
     runner = run_on(imported_job("ends"))
-    runner.facts()
+    runner.start()
     pid = runner.worker_pid
 
     observation = runner(probe(4, time_limit_s=3.0))
@@ -436,9 +435,15 @@ def test_the_worker_and_its_children_end_with_the_runner(run_on):
 def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
+<<<<<<< HEAD:tests/engine/test_runner.py
         "from tests.builders import imported_job; from bexplore.engine import EngineRunner\n"
         f"runner = EngineRunner(imported_job(), run_dir=Path({str(tmp_path)!r}), budget_bytes=None)\n"
         "runner.facts(); print(runner.worker_pid, flush=True); sys.stdin.read()"
+=======
+        "from conftest import imported_job, step_job; from bexplore.engine import EngineRunner, RunnerSettings\n"
+        f"runner = EngineRunner(RunnerSettings(job=imported_job(), run_dir=Path({str(tmp_path)!r})))\n"
+        "runner.start(); runner.await_started(); print(runner.worker_pid, flush=True); sys.stdin.read()"
+>>>>>>> 724e836 (A runner is built once, from a frozen value; the pool of workers finds the device and begins ahead):tests/test_engine.py
     )
     explorer = psutil.Popen(
         [os.sys.executable, "-c", script],
@@ -458,9 +463,12 @@ def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_device_that_is_not_there_is_the_users_input(run_on):
-    with pytest.raises(UserInputError, match=r"device 'cuda:77' cannot be used: torch .*sees"):
-        run_on(imported_job(device="cuda:77")).facts()
+def test_a_device_that_is_not_there_is_the_users_input(tmp_path):
+    with (
+        Workers(tmp_path) as workers,
+        pytest.raises(UserInputError, match=r"device 'cuda:77' cannot be used: torch .*sees"),
+    ):
+        workers.device_info("cuda:77")
 
 
 def test_passing_the_recompile_limit_is_loud_and_never_reported_as_compiled(run_on):

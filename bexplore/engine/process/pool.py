@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bexplore.engine.process.worker_process import WorkerProcess
+from bexplore.engine.process.timeouts import FIRST_LIMITS_S
+from bexplore.engine.process.worker_process import Progress, WorkerProcess
+from bexplore.engine.protocol.answers import refusal
+from bexplore.engine.protocol.failures import Failure
+from bexplore.errors import EngineError
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Compilation
 
@@ -44,10 +50,12 @@ class Workers:
         environment: Variables of a worker beside this process's own.
     """
 
-    def __init__(self, run_dir: Path, environment: Mapping[str, str] | None) -> None:
+    def __init__(self, run_dir: Path, environment: Mapping[str, str] | None = None) -> None:
         self.current: Worker | None = None
         self._parked: Worker | None = None
         self._spare: Worker | None = None
+        self._begun: dict[str, Any] | None = None
+        self._lock_of_begun = ExitStack()
         self._run_dir = run_dir
         self._environment = environment
         self._num_started = 0
@@ -87,10 +95,77 @@ class Workers:
         if self.current is None and self._parked is not None:
             self.current, self._parked = self._parked, None
 
+    def ask(
+        self,
+        request: dict[str, Any],
+        *,
+        on_progress: Progress,
+        time_limit_s: Callable[[str], float | None],
+        resident_limit_bytes: int | None,
+        total_limit_s: float | None = None,
+    ) -> dict[str, Any] | Failure:
+        """Send a request to the worker at work; the worker is ended where no later request may run in it.
+
+        Raises:
+            UserInputError: The job itself is wrong.
+            UserProgramError: The user's own code fails while it is built.
+            EngineError: The device cannot be used.
+        """
+        answer = self.ensure().process.ask(
+            request,
+            on_progress=on_progress,
+            time_limit_s=time_limit_s,
+            resident_limit_bytes=resident_limit_bytes,
+            total_limit_s=total_limit_s,
+        )
+        if isinstance(answer, Failure) or "refused" in answer or answer.get("is_sticky"):
+            self.end_current()
+        if not isinstance(answer, Failure) and "refused" in answer:
+            raise refusal(answer)
+        return answer
+
+    def device_info(self, device: str, *, on_progress: Progress = lambda message: None) -> dict[str, Any]:
+        """Return what the worker's torch reports of a device; starts the worker.
+
+        Raises:
+            UserInputError: torch does not know the device, or sees none of that name.
+            EngineError: The worker cannot be started, or the device cannot be used.
+        """
+        answer = self.ask(
+            {"kind": "facts", "device": device},
+            on_progress=on_progress,
+            time_limit_s=lambda stage: FIRST_LIMITS_S["import"],
+            resident_limit_bytes=None,
+        )
+        if isinstance(answer, Failure) or "outcome" in answer:
+            reason = answer.reason if isinstance(answer, Failure) else answer["reason"]
+            self.close()
+            raise EngineError(
+                f"device '{device}' cannot be used: {reason}", hint="bexplore doctor shows what torch finds here"
+            )
+        return answer
+
+    def begin(self, request: dict[str, Any], lock: ExitStack) -> None:
+        """Let the worker at work begin a request under the device's lock, before anybody waits for the answer."""
+        self.ensure().process.post(request)
+        self._begun, self._lock_of_begun = request, lock
+
+    def take_begun_lock(self) -> ExitStack | None:
+        """Return the lock under which something was begun; None where nothing was."""
+        begun, self._begun = self._begun, None
+        return None if begun is None else self._lock_of_begun.pop_all()
+
+    def keep_begun_only_if(self, request: dict[str, Any]) -> None:
+        """End the worker that has begun another request."""
+        if self._begun is not None and self._begun != request:
+            self.end_current()
+
     def end_current(self) -> None:
-        """End the worker at work, if there is one."""
+        """End the worker at work, if there is one, and what it has begun."""
         worker, self.current = self.current, None
         _end(worker)
+        self._begun = None
+        self._lock_of_begun.close()
 
     def close(self) -> None:
         """End all workers."""
@@ -98,6 +173,12 @@ class Workers:
         for worker in (self._parked, self._spare):
             _end(worker)
         self._parked = self._spare = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
     def _start(self, preload: Sequence[str] = ()) -> Worker:
         number = self._num_started

@@ -345,7 +345,7 @@ def config_on(tmp_path: Path):
 def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(config_on, monkeypatch, named, device):
     order = []
     facts = {"device": device, "device_name": H100}
-    runner = SimpleNamespace(facts=lambda: order.append("facts") or facts, job=None)
+    workers = SimpleNamespace(device_info=lambda device, **_: order.append("facts") or facts)
     monkeypatch.setattr(
         exploration,
         "recall_or_trace",
@@ -354,26 +354,27 @@ def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(confi
     explored = exploration._Exploration(config_on(named), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
-    explored._look(runner, SimpleNamespace(directory=None))
+    explored._look(workers, SimpleNamespace(directory=None))
 
     assert order == ["facts", device]
 
 
 def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatch):
     traced = threading.Event()
-    runner = SimpleNamespace(facts=lambda: {"device": "cpu", "device_name": "", "waited": traced.wait(30)}, job=None)
+    facts = {"device": "cpu", "device_name": ""}
+    workers = SimpleNamespace(device_info=lambda device, **_: facts | {"waited": traced.wait(30)})
     monkeypatch.setattr(exploration, "recall_or_trace", lambda *_, **names: traced.set() or "no")
     explored = exploration._Exploration(config_on("cpu"), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
-    assert explored._look(runner, SimpleNamespace(directory=None))[2]["waited"]
+    assert explored._look(workers, SimpleNamespace(directory=None))[2]["waited"]
 
 
 def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hides(config_on, monkeypatch, tmp_path):
     seen = {}
     free = {"free_memory_bytes": 60 * GIB, "total_memory_bytes": 80 * GIB}
     monkeypatch.setattr(one_shot, "torch_is_for_cpu", lambda: False)
-    monkeypatch.setattr(one_shot.EngineRunner, "facts", lambda self: FACTS | free)
+    monkeypatch.setattr(one_shot.Workers, "device_info", lambda *_, **names: FACTS | free)
     monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: seen.update(job=job) or cost_model())
 
     record = one_shot.trace_once(config_on("auto"), micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path))
@@ -383,10 +384,10 @@ def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hid
 
 
 def test_one_trace_for_a_device_that_is_not_here_asks_for_its_memory(config_on, monkeypatch, tmp_path):
-    def unseen(runner):
+    def unseen(*_, **names):
         raise UserInputError("device 'cuda' cannot be used")
 
-    monkeypatch.setattr(one_shot.EngineRunner, "facts", unseen)
+    monkeypatch.setattr(one_shot.Workers, "device_info", unseen)
     monkeypatch.setattr(one_shot, "recall_or_trace", lambda job, *_, **names: cost_model())
 
     def trace(**options):

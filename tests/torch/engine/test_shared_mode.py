@@ -60,7 +60,7 @@ def test_the_mode_after_one_that_does_not_compile_is_the_next_of_the_device():
 def test_a_search_begins_with_the_first_mode_of_its_device(device, expected, run_on):
     runner = run_on(imported_job(device=device))
 
-    assert runner._probe_request(Probe(number=0, micro_batch_size=1))["shared_mode"] is expected
+    assert runner._request("probe", Probe(number=0, micro_batch_size=1))["shared_mode"] is expected
 
 
 @pytest.mark.parametrize(
