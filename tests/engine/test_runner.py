@@ -435,15 +435,9 @@ def test_the_worker_and_its_children_end_with_the_runner(run_on):
 def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-<<<<<<< HEAD:tests/engine/test_runner.py
-        "from tests.builders import imported_job; from bexplore.engine import EngineRunner\n"
-        f"runner = EngineRunner(imported_job(), run_dir=Path({str(tmp_path)!r}), budget_bytes=None)\n"
-        "runner.facts(); print(runner.worker_pid, flush=True); sys.stdin.read()"
-=======
-        "from conftest import imported_job, step_job; from bexplore.engine import EngineRunner, RunnerSettings\n"
+        "from tests.builders import imported_job; from bexplore.engine import EngineRunner, RunnerSettings\n"
         f"runner = EngineRunner(RunnerSettings(job=imported_job(), run_dir=Path({str(tmp_path)!r})))\n"
         "runner.start(); runner.await_started(); print(runner.worker_pid, flush=True); sys.stdin.read()"
->>>>>>> 724e836 (A runner is built once, from a frozen value; the pool of workers finds the device and begins ahead):tests/test_engine.py
     )
     explorer = psutil.Popen(
         [os.sys.executable, "-c", script],
