@@ -1,31 +1,28 @@
 """YAML (or JSON) text to plain values, with the line of every key: ruamel.yaml's only door.
 
-Only ruamel's event parser is used, and no object of its own is ever constructed: tags that name a type of a program
-are refused, aliases are counted before they are followed, and depth and number of events are bounded, so a hostile text
-costs a bounded time and ends in one message.
+ruamel parses and composes the nodes; its constructors are not used, because they would give up promises of this file:
+plain words have their YAML 1.2 core type (ruamel adds dates and binary numbers), tags that name a type of a program are
+refused, a repeated key is an error only if its values differ, and the characters of each value are kept for the writer.
+Depth and number of events are bounded, before and after aliases are followed: a hostile text costs a bounded time and
+ends in one message.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-)
+from ruamel.yaml.events import AliasEvent, Event, ScalarEvent
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
 
 from bexplore.errors import UserInputError
 
@@ -42,19 +39,19 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 _BRACKETS = re.compile(r"[\[\]{}]")
+_TEXT, _PLAIN = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq"))
-_VISIBLE = (ScalarEvent, AliasEvent, MappingEndEvent, SequenceEndEvent)
 _LONGEST_NUMBER = 400  # characters; no float has more digits before it is infinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a value stands: in the file, or on the command line.
+    """Place of a value in the file or on the command line.
 
     Attributes:
-        line: Of the key (of the value, for an element of a list), from 1; None for a value of the command line.
-        span: Characters of the text from the first of the value to just behind its last; None as above.
-        key_span: The same of its key; None as above, and for an element of a list.
+        line: Line of the key, or of the value of a list element, from 1; None for a value of the command line.
+        span: Characters of the text from the first of the value to just behind its last; None without a line.
+        key_span: Characters of the key in the same way; None without a line and for a list element.
         override: The `--set` text that gave the value; empty for the file.
     """
 
@@ -65,7 +62,7 @@ class Position:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a value, in the words of YAML."""
+    """Name the kind of a value in the words of YAML."""
     if value is None:
         return "null"
     names = {
@@ -80,7 +77,7 @@ def kind_of(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is shown in a message: on one line, and not too long."""
+    """Return a value as messages show it: on one line, and not too long."""
     if isinstance(value, dict):
         text = "{...}" if value else "{}"
     elif isinstance(value, list):
@@ -94,50 +91,91 @@ def shown(value: Any) -> str:
 
 
 def quoted(value: Any) -> str:
-    """As `shown`, with quotation marks around a text."""
+    """Return `shown(value)`, with quotation marks around a text."""
     return f'"{shown(value)}"' if isinstance(value, str) else shown(value)
 
 
-@dataclass(slots=True)
-class _Anchor:
-    """A value that an alias may repeat, and how many values it holds."""
+class _Alias(Node):
+    """The place of an alias; `value` is the node that it repeats."""
 
-    value: Any
-    size: int
-    positions: dict[KeyPath, Position]
+
+class _Resolver(VersionedResolver):
+    """Give untagged plain words, and only them, the tag `null`: `resolve_plain` finds their types."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Tag:
+        """Return the tag of a node without one."""
+        return Tag(suffix=_PLAIN if kind is ScalarNode and implicit[0] else _TEXT)
+
+
+class _Composer(Composer):
+    """Compose one document, with bounded depth and number of events, and keep the place of each alias."""
+
+    def __init__(self, loader: Any, error: Callable[[Event | Node, str], UserInputError]) -> None:
+        super().__init__(loader=loader)
+        self.warn_double_anchors = False
+        self._error = error
+        self._num_documents = self._num_events = self._open = 0
+        self._end: Any = None  # mark behind the last thing that was composed
+
+    def compose_document(self) -> Any:
+        """Compose the only document."""
+        self._num_documents += 1
+        if self._num_documents > 1:
+            raise self._error(self.parser.peek_event(), "a second document starts here; one file holds one job")
+        return super().compose_document()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose a node, whose end mark is behind its own last character."""
+        event = self.parser.peek_event()
+        self._check(event)
+        if isinstance(event, AliasEvent):
+            node = self._alias(self.parser.get_event())
+        else:
+            self._open += 1
+            node = super().compose_node(parent, index)
+            self._open -= 1
+        if isinstance(node, MappingNode | SequenceNode) and not node.flow_style:
+            node.end_mark = self._end or node.start_mark  # a block's own end mark lies at the next token
+        elif node.end_mark.index > node.start_mark.index:
+            self._end = node.end_mark
+        return node
+
+    def _check(self, event: Any) -> None:
+        self._num_events += 1 if isinstance(event, AliasEvent | ScalarEvent) else 2  # a collection ends, too
+        if self._num_events > MAX_EVENTS:
+            raise self._error(event, f"more than {MAX_EVENTS} keys and values; no configuration has so many")
+        if self._open > MAX_DEPTH:
+            raise self._error(event, f"nested more than {MAX_DEPTH} deep")
+        tag = str(getattr(event, "tag", None) or "!")
+        if tag != "!" and tag not in _PLAIN_TAGS:
+            raise self._error(event, f"the tag {shown(tag)} is refused: a configuration holds plain values only")
+
+    def _alias(self, event: AliasEvent) -> _Alias:
+        if event.anchor not in self.anchors:
+            raise self._error(event, f"the alias *{shown(event.anchor)} repeats a value that is not there")
+        return _Alias(None, self.anchors[event.anchor], event.start_mark, event.end_mark, anchor=event.anchor)
 
 
 class YamlReader:
-    """Events to values: one pass, with every bound checked before anything is built."""
+    """Text to nodes to values; what is dubious becomes a warning, what is wrong a UserInputError."""
 
     def __init__(self, source: str) -> None:
-        """Read for a source, which is named in messages: a file, or a `--set` text."""
+        """Read for a source, which messages name: a file, or a `--set` text."""
         self.source = source
         self.positions: dict[KeyPath, Position] = {}
         self.warnings: list[str] = []
-        self._order: list[KeyPath] = []  # paths as they were met: what an anchored value holds is a tail of it
-        self._anchors: dict[str, _Anchor | None] = {}
-        self._num_events = 0
+        self._open: list[Node] = []  # collections around the current value
         self._num_values = 0
-        self._depth = 0
-        self._end = 0  # character behind the last thing that was read; a block's own end mark lies far behind it
-        self._events: Iterator[Any] = iter(())
 
     def read(self, text: str) -> Any:
-        """The value of the only document of a text; None for an empty text."""
+        """Return the value of the only document of a text; None for an empty text."""
         self._check_brackets(text)
-        parser = YAML(typ="safe", pure=True)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.Resolver = _Resolver
+        yaml.Composer = functools.partial(_Composer, error=self._error)  # type: ignore[assignment]  # called, no more
         try:
-            self._events = self._bounded(parser.parse(text))
-            value, num_documents = None, 0
-            for event in self._events:
-                if isinstance(event, DocumentStartEvent):
-                    num_documents += 1
-                    if num_documents > 1:
-                        raise self._error(event, "a second document starts here; one file holds one job")
-                elif isinstance(event, NodeEvent):
-                    value = self._node(event, ())
-            return value
+            node = yaml.compose(text)
+            return None if node is None else self._value(node, ())
         except YAMLError as error:
             raise self._syntax_error(error) from None
         except (ValueError, RecursionError, AttributeError, AssertionError, IndexError) as error:
@@ -150,157 +188,102 @@ class YamlReader:
         for bracket in _BRACKETS.finditer(text):
             depth += 1 if bracket[0] in "[{" else -1
             if depth > 2 * MAX_DEPTH:
-                line = text.count("\n", 0, bracket.start()) + 1
-                where = self.source if self.source.startswith("--set") else f"{self.source}:{line}"
+                where = self._where(text.count("\n", 0, bracket.start()) + 1)
                 raise UserInputError(f"{where}: more than {2 * MAX_DEPTH} brackets are open")
 
-    def _bounded(self, events: Iterator[Any]) -> Iterator[Any]:
-        for event in events:
-            self._num_events += 1
-            if self._num_events > MAX_EVENTS:
-                raise self._error(event, f"more than {MAX_EVENTS} keys and values; no configuration has so many")
-            if event.end_mark.index > event.start_mark.index and isinstance(event, _VISIBLE):
-                self._end = event.end_mark.index
-            yield event
-
-    def _node(self, event: NodeEvent, path: KeyPath) -> Any:
-        if isinstance(event, AliasEvent):
-            return self._alias(event, path)
-        self._count(event, 1)
-        size_before, num_known = self._num_values, len(self._order)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = None  # known, not finished: an alias inside it would never end
-        if isinstance(event, ScalarEvent):
-            value = self._scalar(event)
-        else:
-            value = self._collection(event, path)
-        if event.anchor is not None:
-            inside = {known[len(path) :]: self.positions[known] for known in self._order[num_known:]}
-            self._anchors[event.anchor] = _Anchor(value, self._num_values - size_before + 1, inside)
+    def _value(self, node: Node, path: KeyPath) -> Any:
+        if isinstance(node, _Alias):
+            if any(node.value is around for around in self._open):
+                raise self._error(node, f"the alias *{shown(node.anchor)} stands inside the value that it repeats")
+            return self._value(node.value, path)  # built anew: an override of one place must not change the other
+        self._count(node)
+        if isinstance(node, ScalarNode):
+            return self._scalar(node)
+        if len(self._open) >= MAX_DEPTH:
+            raise self._error(node, f"nested more than {MAX_DEPTH} deep")
+        self._open.append(node)
+        value = self._mapping(node, path) if isinstance(node, MappingNode) else self._sequence(node, path)
+        self._open.pop()
         return value
 
-    def _collection(self, event: NodeEvent, path: KeyPath) -> Any:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise self._error(event, f"nested more than {MAX_DEPTH} deep")
-        if not isinstance(event, MappingStartEvent | SequenceStartEvent):
-            raise self._error(event, "not a value")
-        self._check_tag(event)
-        value = self._mapping(path) if isinstance(event, MappingStartEvent) else self._sequence(path)
-        self._depth -= 1
-        return value
-
-    def _sequence(self, path: KeyPath) -> list[Any]:
-        values: list[Any] = []
-        for event in self._events:
-            if isinstance(event, SequenceEndEvent):
-                break
-            here = (*path, len(values))
-            values.append(self._node(event, here))
-            self._remember(here, _position(event, event, self._end))
+    def _sequence(self, node: Node, path: KeyPath) -> list[Any]:
+        values = []
+        for index, element in enumerate(node.value):
+            values.append(self._value(element, (*path, index)))
+            self.positions[*path, index] = _position(element, element)
         return values
 
-    def _mapping(self, path: KeyPath) -> dict[Any, Any]:
-        values: dict[Any, Any] = {}
-        merged: list[tuple[Any, Any, range]] = []
-        for key_event in self._events:
-            if isinstance(key_event, MappingEndEvent):
-                break
-            if not isinstance(key_event, ScalarEvent):
-                raise self._error(key_event, "a key must be a plain word, not a list, a mapping or an alias")
-            self._count(key_event, 1)
-            key = key_event.value  # the text of the key, whatever type it looks like
-            here = (*path, key)
-            value_event = next(self._events)
-            if key == "<<" and key_event.style is None:
-                num_known = len(self._order)
-                value = self._node(value_event, here)
-                merged.append((value_event, value, range(num_known, len(self._order))))
+    def _mapping(self, node: Node, path: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        merged = []
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode):
+                raise self._error(key_node, "a key must be a plain word, not a list, a mapping or an alias")
+            self._count(key_node)
+            key = key_node.value  # the text of the key, whatever type it looks like
+            if key == "<<" and key_node.style is None:
+                merged.append(value_node)
                 continue
-            earlier = self.positions.get(here)
-            value = self._node(value_event, here)
-            if key in values:
-                self._duplicate(key_event, key, values[key], value, earlier)
+            earlier = self.positions.get((*path, key))
+            value = self._value(value_node, (*path, key))
+            if key in values and earlier is not None:
+                self._duplicate(key_node, values[key], value, earlier)
             values[key] = value
-            self._remember(here, _position(key_event, value_event, self._end))
-        for value_event, value, inside in merged:
-            self._merge(value_event, path, values, value, inside)
+            self.positions[*path, key] = _position(key_node, value_node)
+        for value_node in merged:
+            self._merge(value_node, path, values)
         return values
 
-    def _merge(self, event: Any, path: KeyPath, values: dict[Any, Any], merged: Any, inside: range) -> None:
-        """`<<: *defaults`: keys of another mapping, where they are not given, with the lines that they have there."""
-        for mapping in merged if isinstance(merged, list) else [merged]:
-            if not isinstance(mapping, dict):
-                raise self._error(event, f"<< merges mappings, not {kind_of(mapping)}")
-            for key, inherited in mapping.items():
-                values.setdefault(key, inherited)
-        depth = len(path) + (2 if isinstance(merged, list) else 1)
-        for known in [self._order[index] for index in inside if len(self._order[index]) > depth]:
-            here = (*path, *known[depth:])
-            if here not in self.positions:
-                self._remember(here, self.positions[known])
+    def _merge(self, node: Node, path: KeyPath, values: dict[str, Any]) -> None:
+        """Add keys of other mappings, where they are not given, with the lines that they have there."""
+        listed = node.value if isinstance(node, _Alias) else node
+        own = self.positions
+        for mapping in listed.value if isinstance(listed, SequenceNode) else [node]:
+            self.positions = {}
+            inherited = self._value(mapping, path)
+            if not isinstance(inherited, dict):
+                raise self._error(node, f"<< merges mappings, not {kind_of(inherited)}")
+            for place, position in self.positions.items():
+                own.setdefault(place, position)
+            for key, value in inherited.items():
+                values.setdefault(key, value)
+        self.positions = own
 
-    def _duplicate(self, event: Any, key: str, first: Any, second: Any, earlier: Position | None) -> None:
-        line = earlier.line if earlier is not None else None
+    def _duplicate(self, node: Node, first: Any, second: Any, earlier: Position) -> None:
+        twice = f"the key {quoted(node.value)} stands twice, with"
         if repr(first) != repr(second):
-            raise self._error(
-                event, f"the key {quoted(key)} stands twice, with {quoted(first)} (line {line}) and {quoted(second)}"
-            )
-        self.warnings.append(f"{self._where(event)}: the key {quoted(key)} stands twice, with the same value")
+            raise self._error(node, f"{twice} {quoted(first)} (line {earlier.line}) and {quoted(second)}")
+        self.warnings.append(f"{self._where(node.start_mark.line + 1)}: {twice} the same value")
 
-    def _alias(self, event: AliasEvent, path: KeyPath) -> Any:
-        anchor = self._anchors.get(event.anchor)
-        if anchor is None:
-            is_inside = event.anchor in self._anchors
-            reason = "stands inside the value that it repeats" if is_inside else "repeats a value that is not there"
-            raise self._error(event, f"the alias *{shown(event.anchor)} {reason}")
-        self._count(event, anchor.size)
-        for inner, position in anchor.positions.items():
-            self._remember((*path, *inner), position)
-        return copy.deepcopy(anchor.value)  # an override of one place must not change the other
-
-    def _remember(self, path: KeyPath, position: Position) -> None:
-        self.positions[path] = position
-        self._order.append(path)
-
-    def _scalar(self, event: ScalarEvent) -> Any:
-        self._check_tag(event)
-        tag = str(event.tag or "")
-        if tag == "tag:yaml.org,2002:str" or (event.style is not None and not tag) or tag == "!":
-            return event.value
+    def _scalar(self, node: ScalarNode) -> Any:
+        if node.tag == _TEXT:
+            return node.value
         try:
-            return resolve_plain(event.value)
+            return resolve_plain(node.value)
         except OverflowError:
-            raise self._error(event, f"the number {shown(event.value)} is too large") from None
+            raise self._error(node, f"the number {shown(node.value)} is too large") from None
 
-    def _check_tag(self, event: Any) -> None:
-        tag = str(event.tag) if event.tag else ""
-        if tag and tag != "!" and tag not in _PLAIN_TAGS:
-            raise self._error(event, f"the tag {shown(tag)} is refused: a configuration holds plain values only")
-
-    def _count(self, event: Any, num_values: int) -> None:
-        self._num_values += num_values
+    def _count(self, node: Node) -> None:
+        self._num_values += 1
         if self._num_values > MAX_VALUES:
-            raise self._error(event, f"more than {MAX_VALUES} values once aliases are followed")
+            raise self._error(node, f"more than {MAX_VALUES} values once aliases are followed")
 
-    def _where(self, event: Any) -> str:
-        if self.source.startswith("--set"):
-            return self.source
-        return f"{self.source}:{event.start_mark.line + 1}"
+    def _where(self, line: int) -> str:
+        return self.source if self.source.startswith("--set") else f"{self.source}:{line}"
 
-    def _error(self, event: Any, rule: str) -> UserInputError:
-        return UserInputError(f"{self._where(event)}: {rule}")
+    def _error(self, place: Event | Node, rule: str) -> UserInputError:
+        return UserInputError(f"{self._where(place.start_mark.line + 1)}: {rule}")
 
     def _syntax_error(self, error: YAMLError) -> UserInputError:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "context", None) or str(error).partition("\n")[0]
-        where = self.source if mark is None or self.source.startswith("--set") else f"{self.source}:{mark.line + 1}"
+        where = self.source if mark is None else self._where(mark.line + 1)
         hint = "indent with spaces, not with tabs" if "\\t" in str(problem) or "\t" in str(problem) else ""
         return UserInputError(f"{where}: not YAML: {shown(str(problem))}", hint=hint)
 
 
 def resolve_plain(text: str) -> Any:
-    """The value of a plain word under the core schema of YAML 1.2.
+    """Return the value of a plain word under the core schema of YAML 1.2.
 
     Raises:
         OverflowError: A number of hundreds of digits.
@@ -318,10 +301,10 @@ def resolve_plain(text: str) -> Any:
     return int(text.replace("_", "")) if is_integer else float(text)
 
 
-def _position(key_event: Any, value_event: Any, end: int) -> Position:
-    key_span = (key_event.start_mark.index, key_event.end_mark.index)
+def _position(key: Node, value: Node) -> Position:
+    start = value.start_mark.index
     return Position(
-        line=key_event.start_mark.line + 1,
-        span=(value_event.start_mark.index, max(end, value_event.start_mark.index)),
-        key_span=None if key_event is value_event else key_span,
+        line=key.start_mark.line + 1,
+        span=(start, max(value.end_mark.index, start)),
+        key_span=None if key is value else (key.start_mark.index, key.end_mark.index),
     )
