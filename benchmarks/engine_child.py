@@ -39,7 +39,7 @@ def floor(config: Config, size: str) -> None:
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.session import Session
     from bexplore.measurement.probe import Compilation, Probe
-    from bexplore.trace import trace_job
+    from bexplore.trace.tracer import trace_job
 
     began_s = time.perf_counter()
     session = Session(

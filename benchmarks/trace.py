@@ -111,7 +111,7 @@ def _in_child(action: str, name: str, size: int = 0) -> dict[str, Any]:
 
 def trace_child(name: str, _size: int) -> dict[str, Any]:
     """Trace a job; the reason where it cannot be traced."""
-    from bexplore.trace.errors import TraceError
+    from bexplore.errors import TraceError
     from bexplore.trace.tracer import trace_job
 
     traced = _find(name)

@@ -59,6 +59,10 @@ class EngineError(BexploreError):
     exit_code = ExitCode.ENGINE_BROKE
 
 
+class TraceError(BexploreError):
+    """A job that cannot be traced; an exploration reports it once and goes on without a cost model."""
+
+
 class UserProgramError(BexploreError):
     """The user's own program is broken in a way that would show at every size.
 

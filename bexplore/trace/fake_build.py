@@ -8,13 +8,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bexplore.errors import BexploreError, UserProgramError
 from bexplore.job import Job
 from bexplore.workloads import Workload, build
+from bexplore.workloads.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    tree_leaves,
+    tree_map_only,
+    unset_fake_temporarily,
+)
 
 
 class FakeTensors(FakeTensorMode):

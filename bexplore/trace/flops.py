@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from bexplore.trace.polynomial import NOTHING, Polynomial
+from bexplore.trace.torch_private import HigherOrderOperator, OpOverload
+from bexplore.workloads.torch_private import tree_map
 
 _FUSED_ATTENTION = "_scaled_dot_product_"
 _MODEL_SHARE_OF_ATTENTION_BACKWARD = 4 / 5  # of five matrix products, the scores' is a recomputation

@@ -1,9 +1,5 @@
 """Inductor's memory plan of each graph, without building any code.
 
-The only file of bexplore that touches private interfaces of the compiler. Checked on torch 2.13.0; the names are
-those of torch 2.11 to 2.13, and whatever is missing elsewhere ends as a `TraceError`, which costs an exploration its
-cost model and nothing else.
-
 The compiler runs as in the user's training, up to the text of its kernels and its wrapper; in place of the module
 that would be built from the text, a replay of the wrapper's allocations is handed back.
 """
@@ -11,60 +7,31 @@ that would be built from the text, a replay of the wrapper's allocations is hand
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import re
-import types
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-import torch._dynamo
-import torch._dynamo.exc
-import torch._functorch.config
-import torch._inductor.codegen.cpp
-import torch._inductor.config
-import torch._inductor.cpu_vec_isa
-import torch._inductor.ir as ir
-import torch._inductor.lowering
-import torch._inductor.scheduler
-from torch._inductor.codegen import wrapper as lines
-from torch._inductor.codegen.common import WorkspaceArg
-from torch._inductor.graph import GraphLowering
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-from bexplore.trace.errors import TraceError
+from bexplore.errors import TraceError
 from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
 from bexplore.trace.plan import Alias, Allocate, Drop, Output, Plan, Step
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
+from bexplore.trace.torch_private import (
+    GraphLowering,
+    WorkspaceArg,
+    compiling_without_building,
+    ir,
+    symbol_values,
+    wrapper_lines,
+)
 from bexplore.trace.workspaces import workspace_sizes
+from bexplore.workloads.torch_private import tree_leaves
 
-SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
 Observe = Callable[[GraphLowering, int], None]
-CHECKED_VERSIONS = ("2.13",)  # 2.11 and 2.12 were read and not run: they are tried, with a line of doubt
-# Nothing is measured while a program is only planned: these settings of the compiler run kernels, or record them, on
-# tensors of gigabytes. Padding is judged at a prime size, which is aligned to nothing, so that it would be chosen where
-# a real size would not have it.
-_WITHOUT_MEASUREMENTS = {
-    "force_disable_caches": True,
-    "compile_threads": 1,  # more start a pool of processes, which builds each kernel as soon as its text is written
-    "cpp_wrapper": False,
-    "shape_padding": False,
-    "triton.cudagraphs": False,
-    "graph_partition": False,
-    "max_autotune": False,
-    "max_autotune_gemm": False,
-    "max_autotune_pointwise": False,
-    "coordinate_descent_tuning": False,
-    "benchmark_kernel": False,
-}
-# Folding computes a constant on the device, where there is none.
-_WITHOUT_DEVICE = {"joint_graph_constant_folding": False}
 # The last sum of a mix-order reduction is a line of text: `buf9 = workspace_0[0 : 768].view(...).sum(dim=0)`.
 _BUFFER_OF_TEXT = re.compile(r"^(buf\d+) = workspace_\d+\[")
 
@@ -102,51 +69,14 @@ def planning_only(
         observe: Called with each planned graph of the compiler's own and `probe_batch`.
     """
 
-    def plan_instead(graph: GraphLowering) -> types.SimpleNamespace:
-        graph.codegen()
+    def load(graph: GraphLowering) -> Callable[[list[Any]], tuple[Any, ...]]:
         compiled = _read(graph, probe_batch)
         if observe is not None:
             observe(graph, probe_batch)
-        graph.cache_key, graph.cache_path, graph.cache_linemap = "", os.devnull, []
-        return types.SimpleNamespace(call=lambda arguments: run(compiled, arguments), __file__=os.devnull)
+        return lambda arguments: run(compiled, arguments)
 
-    torch._dynamo.reset()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", plan_instead))
-        # finding the vector width builds programs; the width changes kernels, not buffers
-        stack.enter_context(mock.patch.object(torch._inductor.cpu_vec_isa, "valid_vec_isa_list", lambda: []))
-        stack.enter_context(torch._inductor.config.patch(_WITHOUT_MEASUREMENTS))
-        if device_type != "cpu":
-            stack.enter_context(torch._inductor.config.patch(_WITHOUT_DEVICE))
-        stack.enter_context(_silence())
-        stack.callback(torch._dynamo.reset)
+    with compiling_without_building(load, device_type=device_type):
         yield
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the compiler's own remarks back: what matters of them is an error, and is raised."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
-def keep_symbolic(tensor: torch.Tensor, dimension: int) -> None:
-    """Have the compiler keep a dimension symbolic, and refuse a program that fixes it."""
-    torch._dynamo.mark_dynamic(tensor, dimension)
-
-
-def version_note() -> list[str]:
-    """A line of doubt where this torch is not one of those on which this file was checked."""
-    version = torch.__version__
-    if ".".join(version.split(".")[:2]) in CHECKED_VERSIONS:
-        return []
-    return [f"torch {version} is not one of those on which the trace was checked ({', '.join(CHECKED_VERSIONS)})"]
 
 
 def _read(graph: GraphLowering, probe_batch: int) -> CompiledGraph:
@@ -169,8 +99,7 @@ class _Reader:
     def __init__(self, graph: GraphLowering, probe_batch: int) -> None:
         self._graph = graph
         self._probe_batch = probe_batch
-        environment = graph.sizevars.shape_env
-        self._hints = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+        self._hints = symbol_values(graph)
         self._is_static = all(int(hint) % probe_batch for hint in self._hints.values())
         self._polynomials: dict[Any, Polynomial] = {}
 
@@ -185,23 +114,23 @@ class _Reader:
             case str() if match := _BUFFER_OF_TEXT.match(line):
                 buffer = self._graph.get_buffer(match[1])
                 yield Allocate(match[1], self._storage_size(buffer), _place(buffer))
-            case lines.AllocateLine():
+            case wrapper_lines.AllocateLine():
                 yield Allocate(line.node.get_name(), self._storage_size(line.node), _place(line.node))
-            case lines.ReuseLine():
+            case wrapper_lines.ReuseLine():
                 yield Alias(line.reused_as.get_name(), line.node.get_name(), _place(line.reused_as))
                 if line.delete_old:
                     yield Drop(line.node.get_name())
-            case lines.ReinterpretLine():
+            case wrapper_lines.ReinterpretLine():
                 yield Alias(line.reused_as.get_name(), line.node.get_name())
-            case lines.MultiOutputLine():
+            case wrapper_lines.MultiOutputLine():
                 yield Alias(line.result_name, _element(line.arg_name, line.indices))
-            case lines.FreeLine():
+            case wrapper_lines.FreeLine():
                 yield Drop(line.node.get_name())
-            case lines.FreeIfNotReusedLine() if not line.is_reused:
+            case wrapper_lines.FreeIfNotReusedLine() if not line.is_reused:
                 yield Drop(line.node.get_name())
                 for output in _elements(line.node):
                     yield Drop(_element(line.node.get_name(), output.indices))
-            case lines.ExternKernelAllocLine():
+            case wrapper_lines.ExternKernelAllocLine():
                 yield from self._extern_allocation(line.node)
 
     def _extern_allocation(self, node: Any) -> Iterator[Step]:
@@ -268,7 +197,7 @@ class _Reader:
     def operators(self) -> Iterator[str]:
         for node in self._graph.orig_gm.graph.nodes:
             if node.op == "call_function":
-                values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+                values = tree_leaves(node.meta.get("val"))
                 shapes = [
                     f"{value.dtype}{[self._describe(size) for size in value.shape]}"
                     for value in values
@@ -329,7 +258,7 @@ def _is_number(size: Any) -> bool:
 def _elements(node: Any) -> list[Any]:
     """The outputs of a kernel that returns several; empty for others."""
     outputs = getattr(node, "outputs", None) or []
-    leaves = torch.utils._pytree.tree_leaves(outputs)
+    leaves = tree_leaves(outputs)
     return [leaf for leaf in leaves if isinstance(leaf, ir.MultiOutput)]
 
 

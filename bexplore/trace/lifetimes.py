@@ -17,15 +17,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from bexplore.trace.ctc_loss import ctc_outputs, is_ctc_loss
-from bexplore.trace.errors import TraceError
+from bexplore.errors import TraceError
 from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
-from bexplore.trace.workspaces import workspace_sizes
+from bexplore.trace.torch_private import is_in_backward, storage_key
+from bexplore.trace.workspaces import ctc_outputs, is_ctc_loss, workspace_sizes
+from bexplore.workloads.torch_private import TorchDispatchMode, tree_leaves
 
 _OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs
 _HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
@@ -123,18 +122,16 @@ class LifetimeTracker:
         """The phase that is being recorded."""
         if self.phase is not None:
             return self.phase
-        in_backward = torch._C._current_graph_task_id() != -1
-        return Phase.BACKWARD if in_backward else Phase.FORWARD
+        return Phase.BACKWARD if is_in_backward() else Phase.FORWARD
 
     def adopt(self, tensor: torch.Tensor, place: Place, size: Polynomial | None = None) -> bool:
         """Watch a tensor's storage without an event; False if it is watched already."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self._storages:
             return False
         if size is None:
             size = self.size_of(tensor)
-        reference = weakref.ref(storage, lambda _: self._bury(key))
+        reference = weakref.ref(tensor.untyped_storage(), lambda _: self._bury(key))
         self._storages[key] = (reference, size, place)
         return True
 
@@ -157,7 +154,7 @@ class LifetimeTracker:
     def owned(self, tensor: torch.Tensor) -> tuple[int, Polynomial, Place]:
         """Key, size and place of a tensor's storage, which is watched from now on."""
         self.adopt(tensor, Place("input of a graph"))
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor)
         _, size, place = self._storages[key]
         return key, size, place
 

@@ -1,4 +1,4 @@
-"""One fake forward and backward pass of a job, and everything that happens to memory meanwhile."""
+"""One fake training step of a job, its pass and its update, and everything that happens to memory meanwhile."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
-from bexplore.errors import UnusableSizeError
+from bexplore.errors import TraceError, UnusableSizeError
 from bexplore.job import Job
-from bexplore.trace.errors import TraceError
 from bexplore.trace.flops import Cost
-from bexplore.trace.inductor import CompiledGraph, Observe, SpecializationError, keep_symbolic, planning_only
+from bexplore.trace.inductor import CompiledGraph, Observe, planning_only
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
 from bexplore.trace.plan import replay
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.repeated_blocks import Repeat, truncated
 from bexplore.trace.timeline import Event, Phase, Place
+from bexplore.trace.torch_private import (
+    SpecializationError,
+    foreach_of_fake_tensors,
+    keep_symbolic,
+    scalers_that_never_skip,
+    storage_bytes,
+    storage_key,
+)
 from bexplore.workloads import Workload
+from bexplore.workloads.torch_private import tree_leaves
 
 # Micro-batch sizes of the fake step: large enough for the compiler to decide as for a real batch, and prime, so that
 # no other dimension of the program is a multiple by chance.
@@ -121,6 +128,32 @@ def _trace_pass(
     )
 
 
+def trace_update(
+    workload: Workload, trained: list[torch.Tensor], fake_mode: Any, probe_batch: int
+) -> tuple[int, list[Event]]:
+    """Run the update twice on fake gradients: the first makes the states, the second is the usual one.
+
+    Args:
+        workload: Built under `fake_mode`, at full depth.
+        trained: Parameters that get a gradient.
+        fake_mode: The mode of its tensors.
+        probe_batch: As in `LifetimeTracker`.
+
+    Returns:
+        Bytes of the optimizer states, and the events of the second update.
+    """
+    tracker = LifetimeTracker(probe_batch)
+    with fake_mode, LifetimeMode(tracker, scalar=1), foreach_of_fake_tensors(), scalers_that_never_skip():
+        _set_gradients(trained)
+        workload.update()
+        _set_gradients(trained)
+        states = [leaf for optimizer in workload.optimizers for leaf in tree_leaves(dict(optimizer.state))]
+        tensors = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
+        with tracker.record(Phase.UPDATE):
+            workload.update()
+    return storage_bytes(tensors), tracker.events[Phase.UPDATE]
+
+
 def is_compiled(job: Job) -> bool:
     """Whether a compiler plans the job's memory; the graphs of some backends run operator by operator."""
     return job.compile.enabled and job.compile.backend not in _WITHOUT_PLAN
@@ -202,8 +235,13 @@ def _adopt_batch(workload: Workload, batch: Any, tracker: LifetimeTracker, *, is
             )
         if is_symbolic:
             keep_symbolic(leaf, dimension)
-    by_storage = {leaf.untyped_storage()._cdata: tracker.size_of(leaf) for leaf in leaves}
+    by_storage = {storage_key(leaf): tracker.size_of(leaf) for leaf in leaves}
     return sum(by_storage.values(), start=NOTHING)
+
+
+def _set_gradients(parameters: list[torch.Tensor]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
 
 
 def _costs(graphs: list[CompiledGraph]) -> list[Cost]:

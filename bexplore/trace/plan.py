@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from bexplore.trace.errors import TraceError
+from bexplore.errors import TraceError
 from bexplore.trace.lifetimes import LifetimeTracker
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
+from bexplore.trace.torch_private import suggest_symbolic
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,5 +178,5 @@ def _materialize(output: Output, memories: dict[str, _Memory], tracker: Lifetime
     offset = memory.tensor.storage_offset() + output.offset
     result = torch.as_strided(memory.tensor, output.shape, output.stride, offset)
     for dimension in output.symbolic:
-        torch._dynamo.maybe_mark_dynamic(result, dimension)
+        suggest_symbolic(result, dimension)
     return result

@@ -10,25 +10,32 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bexplore.errors import BexploreError, UserProgramError
+from bexplore.errors import BexploreError, TraceError, UserProgramError
 from bexplore.job import Job, Mode, Precision
 from bexplore.trace.cost_model import CostModel
-from bexplore.trace.errors import TraceError
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.flops import Cost
-from bexplore.trace.inductor import Observe, version_note
-from bexplore.trace.library_workspaces import blas_workspace_bytes
-from bexplore.trace.passes import TracedPass, choose_probe_batch, is_compiled, modules_of, trace_pass, unique
+from bexplore.trace.inductor import Observe
+from bexplore.trace.passes import (
+    TracedPass,
+    choose_probe_batch,
+    is_compiled,
+    modules_of,
+    trace_pass,
+    trace_update,
+    unique,
+)
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, is_steady, lengthen, middle_block
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
-from bexplore.trace.update import trace_update
+from bexplore.trace.torch_private import storage_bytes, version_note
+from bexplore.trace.workspaces import blas_workspace_bytes
 from bexplore.workloads import Workload
 
 # Standard deviations of the relative error of the memory. Source: benchmarks/results/trace.md, rounded up.
@@ -175,8 +182,8 @@ def _resident(
     """What lives during the whole step, and the events of the update."""
     modules = modules_of(workload)
     resident = [
-        Buffer(label="weights", size=_bytes_of(parameter for module in modules for parameter in module.parameters())),
-        Buffer(label="buffers", size=_bytes_of(buffer for module in modules for buffer in module.buffers())),
+        _held("weights", (parameter for module in modules for parameter in module.parameters())),
+        _held("buffers", (buffer for module in modules for buffer in module.buffers())),
         Buffer(label="batch", size=traced.batch_size),
     ]
     if torch.device(workload.job.device).type == "cuda":
@@ -184,7 +191,7 @@ def _resident(
     if workload.job.mode is Mode.EVAL:
         return resident, []
     state_bytes, events = trace_update(workload, trained, fake_mode, probe_batch)
-    resident.append(Buffer(label="gradients", size=_bytes_of(trained)))
+    resident.append(_held("gradients", trained))
     resident.append(Buffer(label="optimizer states", size=Polynomial(state_bytes)))
     return resident, events
 
@@ -269,9 +276,8 @@ def _trained(parameters: list[Any], repeats: list[Repeat], trained: frozenset[in
     return [parameter for parameter in parameters if id(parameter) in known]
 
 
-def _bytes_of(tensors: Any) -> Polynomial:
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    return Polynomial(sum(storages.values()))
+def _held(label: str, tensors: Iterable[torch.Tensor]) -> Buffer:
+    return Buffer(label=label, size=Polynomial(storage_bytes(tensors)))
 
 
 def _fingerprint(

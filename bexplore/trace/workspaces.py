@@ -1,12 +1,15 @@
-"""Memory that an operator takes for itself while it runs, and that no plan shows."""
+"""Memory that operators and libraries take for themselves, and that neither a plan nor a fake tensor shows."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from bexplore.errors import TraceError
 from bexplore.trace.polynomial import Polynomial
 
 _FORWARD = torch.ops.aten.convolution.default
@@ -19,6 +22,20 @@ _ATTENTION_BACKWARD = (
 )
 _FLOAT32_BYTES = 4
 _ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
+
+# Those of lengths in tensors; lengths in lists fail above, where torch fills a tensor with them that has no memory.
+_CTC_LOSS = torch.ops.aten._ctc_loss.Tensor
+_CTC_LOSS_BACKWARD = torch.ops.aten._ctc_loss_backward.Tensor
+_KIB, _MIB = 2**10, 2**20
+_SMALL_BYTES = 2 * 4096 * _KIB + 8 * 16 * _KIB  # the libraries' own `:4096:2:16:8`
+_LARGE_BYTES = 32 * _MIB
+_AMD_BYTES, _AMD_INSTINCT_BYTES = 32 * _MIB, 128 * _MIB  # the latter of gfx94x and gfx95x, MI300 and newer
+_CUDA_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG",)
+_HIP_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG")
+# Major capabilities with the large workspace, by the first torch that has it so. Source: pytorch#91564 for Hopper,
+# pytorch#175344 for Blackwell, of which 2.11 has nothing yet. What 2.13 made of it (pytorch#183923) was not read; the
+# two workspaces of 24 MiB more or less are what is at stake.
+_LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
 
 
 def workspace_sizes(
@@ -91,3 +108,60 @@ def _of_convolution(
     spread_out = size_of(images).times(2) - size_of(weight)
     is_spread_out = output_mask[0] and not is_transposed and max(stride) > 1
     return *((spread_out,) if is_spread_out else ()), size_of(weight), size_of(gradient, images)
+
+
+def is_ctc_loss(operator: Any) -> bool:
+    """Return whether an operator is the CTC loss or its gradient."""
+    return operator in (_CTC_LOSS, _CTC_LOSS_BACKWARD)
+
+
+def ctc_outputs(operator: Any, arguments: Any) -> tuple[Any, Any]:
+    """Return the operator's fake outputs, and what it allocates for itself meanwhile (None for nothing).
+
+    The widest table that the targets allow is assumed: padded targets `(batch, longest)` bound their lengths.
+    Source: `ctc_loss_cpu_template` and `ctc_loss_backward_cpu_template` in torch's `native/LossCTC.cpp`, and the same
+    sizes in `native/cuda/LossCTC.cu`.
+
+    Raises:
+        TraceError: The targets stand one behind the other, so that only their values tell the longest.
+    """
+    if operator == _CTC_LOSS_BACKWARD:
+        log_probs, log_alpha = arguments[1], arguments[6]
+        return torch.empty_like(log_probs), torch.empty_like(log_alpha)
+    log_probs, targets = arguments[:2]
+    if targets.dim() != 2:
+        raise TraceError(
+            "The CTC loss of targets one behind the other takes as much memory as the longest of them asks for.",
+            hint="Pad the targets to (batch, longest).",
+        )
+    longest = targets.size(1)
+    num_steps, batch = log_probs.shape[:2]
+    return (log_probs.new_empty((batch,)), log_probs.new_empty((batch, num_steps, 2 * longest + 1))), None
+
+
+def blas_workspace_bytes(
+    *,
+    capability: tuple[int, int],
+    environment: Mapping[str, str],
+    torch_version: tuple[int, int],
+    gcn_architecture: str | None = None,
+) -> int:
+    """Return the bytes of the workspace of one thread's handle on one stream.
+
+    Source: `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp. cuBLASLt shares the workspace.
+
+    Args:
+        capability: Of the device, such as (9, 0).
+        environment: Of the process; `CUBLAS_WORKSPACE_CONFIG` overrides the default.
+        torch_version: Major and minor version of torch.
+        gcn_architecture: Of an AMD device, such as `gfx942`; None for NVIDIA.
+    """
+    variables = _CUDA_VARIABLES if gcn_architecture is None else _HIP_VARIABLES
+    configured = next((environment[name] for name in variables if name in environment), "")
+    pools = re.findall(r":([0-9]+):([0-9]+)", configured)
+    if pools:
+        return sum(int(size) * _KIB * int(count) for size, count in pools)
+    if gcn_architecture is not None:
+        return _AMD_INSTINCT_BYTES if gcn_architecture.startswith(("gfx94", "gfx95")) else _AMD_BYTES
+    large = next(majors for version, majors in _LARGE_FROM if torch_version >= version)
+    return _LARGE_BYTES if capability[0] in large else _SMALL_BYTES

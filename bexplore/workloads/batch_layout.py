@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
-from torch.utils import _pytree as pytree
 
 from bexplore.errors import UnusableSizeError, UserInputError
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.settings import require
+from bexplore.workloads.torch_private import tree_leaves
 from bexplore.workloads.workload import Batch
 
 _SMALL_SIZES = (2, 4)  # samples; even, since some models pair their samples
@@ -108,7 +108,7 @@ def _compared(
     if samples_of is not None and not is_fake():
         _check_count(samples_of, batches, sizes)
     small, large = (tensor_leaves(batch) for batch in batches)
-    num_leaves = {len(pytree.tree_leaves(batch)) for batch in batches}
+    num_leaves = {len(tree_leaves(batch)) for batch in batches}
     if len(small) != len(large) or any(a.dim() != b.dim() for a, b in zip(small, large, strict=True)):
         tensors = _per_sample(len(small), len(large), sizes)
         return BatchLayout(dimensions=None, tensors=tensors, samples_of=samples_of)
@@ -185,7 +185,7 @@ def _excess(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> int | None
 
 def _holds_objects(batch: Batch) -> bool:
     """Whether there are leaves in which samples may be hidden."""
-    return any(not isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in pytree.tree_leaves(batch))
+    return any(not isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in tree_leaves(batch))
 
 
 def _shapes(batch: Batch) -> str:
@@ -194,4 +194,4 @@ def _shapes(batch: Batch) -> str:
 
 def tensor_leaves(batch: Batch) -> list[torch.Tensor]:
     """The tensors of a batch, in the order of `Workload.batch_dimensions`."""
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -23,6 +23,7 @@ from bexplore.workloads.placement import is_fake
 from bexplore.workloads.samples import random_tokens, random_values
 from bexplore.workloads.settings import check_keys, positive_int, require, suggestion
 from bexplore.workloads.step import assemble
+from bexplore.workloads.torch_private import tree_leaves
 from bexplore.workloads.workload import Workload
 
 _MASKED_SHARE = 0.15  # of the tokens of a sample; source: BERT (arXiv 1810.04805)
@@ -74,7 +75,7 @@ def build_transformers(job: Job) -> Workload:
         dtype = next(model.parameters()).dtype
         return ({key: _on_device(value, device, dtype) for key, value in samples.items()},)
 
-    batch_dimensions: list[int | None] = [0] * len(torch.utils._pytree.tree_leaves(make_batch(1)))
+    batch_dimensions: list[int | None] = [0] * len(tree_leaves(make_batch(1)))
     return assemble(job, _OwnLoss(model), make_batch, batch_dimensions=batch_dimensions)
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from bexplore.workloads.torch_private import current_fake_mode
+
 
 def is_fake() -> bool:
     """Whether tensors made now are fake: shapes without values or memory."""
-    return torch._guards.detect_fake_mode() is not None
+    return current_fake_mode() is not None
 
 
 @contextlib.contextmanager
@@ -22,7 +24,7 @@ def creation_device(device: torch.device) -> Iterator[None]:
     Real modules are moved afterwards, as their own training script would do: code written for the CPU (NumPy, `item`)
     may run while they are made. So are those of a fake mode that takes real tensors of the CPU for such code.
     """
-    fake_mode = torch._guards.detect_fake_mode()
+    fake_mode = current_fake_mode()
     if fake_mode is None:
         yield
         return

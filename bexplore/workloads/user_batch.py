@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from bexplore.workloads.batch_layout import UNKNOWN, BatchLayout, batch_layout
 from bexplore.workloads.samples import seeded
 from bexplore.workloads.settings import require
+from bexplore.workloads.torch_private import tree_leaves, tree_map
 from bexplore.workloads.workload import Batch
 
 
@@ -70,11 +70,11 @@ class UserBatches:
         with seeded(self.seed if seed is None else seed, self.device):
             batch = self.function(micro_batch_size)
         require(
-            any(isinstance(leaf, torch.Tensor) or hasattr(leaf, "to") for leaf in pytree.tree_leaves(batch)),
+            any(isinstance(leaf, torch.Tensor) or hasattr(leaf, "to") for leaf in tree_leaves(batch)),
             f"The batch of {micro_batch_size} samples holds no tensor; it is {type(batch).__name__}.",
             "Return a tensor, or a mapping, tuple or list of tensors.",
         )
-        return pytree.tree_map(self._place, batch)
+        return tree_map(self._place, batch)
 
     def _place(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -31,7 +31,7 @@ def main(path: Path, num_blocks: int) -> None:
     stand_in(properties)
     sys.path.insert(0, str(ROOT))
     from bexplore.config.load import load_config
-    from bexplore.trace import trace_job
+    from bexplore.trace.tracer import trace_job
     from tests.recorded_lines import most_bytes, record_graph, steps_of
 
     job = load_config(path).on_device("cuda:0").job
@@ -45,7 +45,7 @@ def main(path: Path, num_blocks: int) -> None:
 
     model = trace_job(job, full_depth=True, observe=observe)
     most = [most_bytes(steps_of(graph, primes[0]), SIZE) for graph in graphs]
-    record = {"probe_batch": primes[0], "most_bytes": most, "graphs": graphs}
+    record = {"prime": primes[0], "most_bytes": most, "graphs": graphs}
     num_processes = len(psutil.Process().children())
     told = {"device_name": model.device_name, "phases": model.phases(SIZE), "num_processes": num_processes}
     print(json.dumps(told | {"record": record}))

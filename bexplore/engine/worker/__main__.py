@@ -212,7 +212,7 @@ class _Server:
         began_s = time.time()
         why_not = request["why_not"] if request["gpu"] is None else self._stand_in(request["gpu"])
         self._bound_trace()
-        from bexplore.trace import trace_job
+        from bexplore.trace.tracer import trace_job
 
         cost_model = trace_job(Job.from_dict(request["job"]), why_cpu=why_not)
         sources = imported_sources(began_s)
@@ -224,8 +224,8 @@ class _Server:
 
     def _stand_in(self, properties: dict[str, Any]) -> str:
         """Make this process see a GPU that is not there, before anything imports torch; the reason where it cannot."""
+        from bexplore.errors import TraceError
         from bexplore.trace.absent_gpu import stand_in
-        from bexplore.trace.errors import TraceError
         from bexplore.trace.gpu_properties import GpuProperties
 
         try:

@@ -31,9 +31,10 @@ import bexplore
 from bexplore.engine.worker.compilation import CompilerCounters, GraphBreak
 from bexplore.errors import BexploreError
 from bexplore.job import Job
-from bexplore.trace import CostModel, TraceError, trace_job
+from bexplore.trace import CostModel, TraceError
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polynomial
+from bexplore.trace.tracer import trace_job
 from bexplore.workloads import Batch, Workload, build
 
 # Sizes of the second look, samples. The first divides no usual dimension; the others lie around usual thresholds.

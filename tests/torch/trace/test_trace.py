@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from benchmarks.trace_flops import flops_as_run, flops_of_the_model
 from bexplore.engine.worker.peak_memory import measure_peak
 from bexplore.job import CompileSettings, Job, Mode, Precision
-from bexplore.trace import CostModel, TraceError, trace_job
+from bexplore.trace import CostModel, TraceError
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.repeated_blocks import find_repeats, truncated
+from bexplore.trace.tracer import trace_job
 from bexplore.workloads import build
 from tests.builders import JOBS
 

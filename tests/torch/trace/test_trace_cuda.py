@@ -14,11 +14,13 @@ import torch._inductor.config as inductor_config
 from bexplore.engine import trace_client
 from bexplore.engine.trace_client import recall_or_trace, trace_in_worker
 from bexplore.host.accelerators import device_by_name
-from bexplore.trace import CostModel, TraceError, absent_gpu, trace_job
+from bexplore.trace import CostModel, TraceError
+from bexplore.trace.absent_gpu import process
 from bexplore.trace.absent_gpu.attention import AttentionBackend, choose_backend
 from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.plan import Allocate, Output, Plan, replay
 from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.tracer import trace_job
 from bexplore.trace.workspaces import workspace_sizes
 from tests.builders import RECORDED, imported_job
 from tests.recorded_lines import most_bytes, steps_of
@@ -30,13 +32,13 @@ PRIME = 61
 @pytest.mark.parametrize("job", ["gpt", "bert", "llama_hf", "vit"])
 def test_a_recorded_plan_of_a_gpu_program_is_read_as_when_it_was_recorded(job):
     record = json.loads((RECORDED / f"cuda_plan_{job}.json").read_text())
-    read = [most_bytes(steps_of(graph, record["probe_batch"]), 64) for graph in record["graphs"]]
+    read = [most_bytes(steps_of(graph, record["prime"]), 64) for graph in record["graphs"]]
     assert read == record["most_bytes"]
 
 
 def test_a_workspace_of_a_kernel_takes_memory():
     record = json.loads((RECORDED / "cuda_plan_gpt.json").read_text())
-    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["probe_batch"])]
+    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["prime"])]
     workspaces = [step for step in steps if isinstance(step, Allocate) and "workspace" in step.name]
     assert workspaces
     assert all(step.size(8) > 0 and step.place.label == "workspace of a kernel" for step in workspaces)
@@ -45,7 +47,7 @@ def test_a_workspace_of_a_kernel_takes_memory():
 def test_a_buffer_that_a_line_of_text_makes_takes_memory():
     record = json.loads((RECORDED / "cuda_plan_gpt.json").read_text())
     made = [line["node"]["name"] for graph in record["graphs"] for line in graph["lines"] if "text" in line]
-    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["probe_batch"])]
+    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["prime"])]
     allocated = {step.name for step in steps if isinstance(step, Allocate)}
     assert made
     assert set(made) <= allocated
@@ -179,19 +181,19 @@ def test_what_stood_in_for_a_gpu_is_not_remembered_as_its_program(tmp_path, monk
 
 
 def test_a_torch_that_was_not_checked_is_a_reason_against_an_absent_gpu(monkeypatch):
-    monkeypatch.setattr(absent_gpu, "find_spec", lambda name: object())
-    monkeypatch.setattr(absent_gpu, "version", lambda name: "2.99.0+cpu")
-    assert "2.99.0" in absent_gpu.reason_against()
+    monkeypatch.setattr(process, "find_spec", lambda name: object())
+    monkeypatch.setattr(process, "version", lambda name: "2.99.0+cpu")
+    assert "2.99.0" in process.reason_against()
 
 
 def test_triton_is_asked_for_by_the_extra_that_has_it(monkeypatch):
-    monkeypatch.setattr(absent_gpu, "find_spec", lambda name: None)
-    assert "pip install 'bexplore[gpu-trace]'" in absent_gpu.reason_against()
+    monkeypatch.setattr(process, "find_spec", lambda name: None)
+    assert "pip install 'bexplore[gpu-trace]'" in process.reason_against()
 
 
 def test_autograd_runs_on_fake_tensors_of_a_gpu_that_is_not_there():
     program = """
-from bexplore.trace.absent_gpu.guard import load_hooks
+from bexplore.trace.absent_gpu.process import load_hooks
 library = load_hooks()
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -207,7 +209,7 @@ with FakeTensorMode():
 
 def test_an_absent_gpu_cannot_appear_after_torch_was_imported():
     with pytest.raises(TraceError, match="before torch is imported"):
-        absent_gpu.stand_in(H100)
+        process.stand_in(H100)
 
 
 def test_properties_of_a_gpu_survive_json():

@@ -10,7 +10,8 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.utils._foreach_utils import _has_foreach_support
 
 from bexplore.job import Job, Precision
-from bexplore.trace.update import foreach_of_fake_tensors, trace_update
+from bexplore.trace.passes import trace_update
+from bexplore.trace.torch_private import foreach_of_fake_tensors
 from bexplore.workloads import Workload
 from bexplore.workloads.decoder import build_decoder
 

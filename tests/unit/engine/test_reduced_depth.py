@@ -16,7 +16,7 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.search import loop
 from bexplore.search.recommendation import SearchSettings
 from bexplore.search.space import Space
-from bexplore.trace import trace_job
+from bexplore.trace.tracer import trace_job
 from tests.builders import imported_job, observed
 from tests.search_builders import CurveRunner
 

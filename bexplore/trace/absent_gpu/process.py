@@ -1,25 +1,59 @@
-"""Build and load the C++ half of the absent device, once per version of PyTorch."""
+"""Make a process see an absent CUDA device, before it imports PyTorch.
+
+PyTorch's C++ core must find the device, too: `guard.cpp` is built and loaded for that, once per version of PyTorch.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
+from bexplore.errors import TraceError
 from bexplore.trace.cache import folder
-from bexplore.trace.errors import TraceError
+from bexplore.trace.gpu_properties import GpuProperties
 
+CHECKED_TORCH = ("2.13",)  # the private interfaces that are replaced here differ between versions
 _SOURCE = Path(__file__).with_name("guard.cpp")
 _COMPILERS = ("g++", "clang++", "c++")
 _LIBRARIES = ("libc10.so", "libtorch_cpu.so")  # in the order in which they need each other
 BUILD_LIMIT_S = 120.0
+
+
+def reason_against() -> str:
+    """Return why no absent device can be stood in for here, in one line with what to type; empty where it can."""
+    if sys.platform != "linux":
+        return "the program of a CUDA device is planned on Linux only"
+    if find_spec("triton") is None:
+        return "Triton, which writes the kernels of a CUDA device, is not installed: pip install 'bexplore[gpu-trace]'"
+    try:
+        torch_version = version("torch")
+    except PackageNotFoundError:
+        return "torch is not installed: pip install torch"
+    if ".".join(torch_version.split(".")[:2]) not in CHECKED_TORCH:
+        return f"planning for an absent device was checked with torch {', '.join(CHECKED_TORCH)}, not {torch_version}"
+    return ""
+
+
+def stand_in(properties: GpuProperties) -> None:
+    """Make this process see a CUDA device of these properties, before it imports torch.
+
+    Raises:
+        TraceError: There is no C++ compiler, or torch is imported already.
+        ImportError: Triton is not installed.
+    """
+    library = load_hooks()
+    from bexplore.trace.absent_gpu import device  # it imports torch, which reads the hooks only then
+
+    library.register_absent_device_guard()
+    device.install(properties)
 
 
 def load_hooks() -> ctypes.CDLL:
@@ -41,7 +75,7 @@ def load_hooks() -> ctypes.CDLL:
 
 
 def _torch_folder() -> Path:
-    spec = importlib.util.find_spec("torch")
+    spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise TraceError("torch is not installed here.", hint="pip install torch")
     return Path(spec.origin).parent

@@ -1,0 +1,71 @@
+"""The absent device as PyTorch and Triton see it: answers to what a compiler asks while it plans."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from bexplore.trace.absent_gpu.attention import route_attention
+from bexplore.trace.gpu_properties import GpuProperties
+
+_registrations: list[object] = []  # end with the process
+
+
+class AbsentDriver:
+    """Tell Triton the target of its kernels, and refuse whatever would need the device itself."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        """Stand for a device of a compute capability, major and minor."""
+        self._target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+    def get_current_target(self) -> GPUTarget:
+        """Return the kind of device, its capability and the width of a warp."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Return the index of the only device."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """Return torch's interface of the device."""
+        return torch.cuda
+
+
+def install(properties: GpuProperties) -> None:
+    """Put the absent device in place of the devices of this process, which has not imported the compiler yet."""
+    _replace_torch_cuda(properties)
+    driver.set_active(AbsentDriver(properties.capability))
+    _registrations.append(route_attention(properties.capability))
+    from bexplore.trace.torch_private import never_open_a_device  # the compiler keeps what it finds at its import
+
+    never_open_a_device()
+
+
+def _replace_torch_cuda(properties: GpuProperties) -> None:
+    """Replace the functions of `torch.cuda` that look for a device."""
+    known = types.SimpleNamespace(**properties.as_torch())
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: known,
+        "get_device_capability": lambda device=None: properties.capability,
+        "get_device_name": lambda device=None: properties.name,
+        "mem_get_info": lambda device=None: (known.total_memory, known.total_memory),
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "is_bf16_supported": lambda including_emulation=True: properties.capability >= (8, 0) or including_emulation,
+        "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda state, device="cuda": None,
+        "_lazy_init": lambda: None,
+        "_exchange_device": lambda index: 0,
+        "_maybe_exchange_device": lambda index: 0,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False

@@ -1,0 +1,185 @@
+"""The private interfaces of torch that a trace uses, the compiler's above all: no other file of `trace/` names them.
+
+Run with torch 2.13.0; the names are those of torch 2.11, 2.12 and 2.13, of which the first two were only read. A name
+that another version lacks ends as a `TraceError`, which costs an exploration its cost model and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bexplore.errors import TraceError
+
+try:
+    import torch._dynamo
+    import torch._dynamo.exc
+    import torch._inductor.config
+    import torch._inductor.cpu_vec_isa
+    import torch._inductor.ir as ir
+    from torch._inductor.codegen import wrapper as wrapper_lines
+    from torch._inductor.codegen.common import WorkspaceArg
+    from torch._inductor.graph import GraphLowering
+    from torch._ops import HigherOrderOperator, OpOverload
+    from torch._subclasses import fake_tensor
+    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+    from torch.optim import optimizer as torch_optimizer
+    from torch.utils import _foreach_utils
+except (ImportError, AttributeError) as error:
+    raise TraceError(
+        f"This version of torch lacks what a trace reads: {error}.",
+        hint="An exploration works without a trace; torch 2.11 to 2.13 have what it reads.",
+    ) from error
+
+__all__ = [
+    "GraphLowering",  # one graph of the compiler, with the lines of the program that calls its kernels
+    "HigherOrderOperator",  # an operator around another one
+    "OpOverload",
+    "SpecializationError",
+    "WorkspaceArg",  # memory of a kernel of several operators
+    "ir",  # the compiler's buffers and their layouts
+    "wrapper_lines",  # lines that allocate, reuse and free buffers
+]
+
+CHECKED_VERSIONS = ("2.13",)
+SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
+
+# Nothing is measured while a program is only planned: these settings of the compiler run kernels, or record them, on
+# tensors of gigabytes. Padding is judged at a prime size, which is aligned to nothing, so that it would be chosen where
+# a real size would not have it.
+_WITHOUT_MEASUREMENTS = {
+    "force_disable_caches": True,
+    "compile_threads": 1,  # more start a pool of processes, which builds each kernel as soon as its text is written
+    "cpp_wrapper": False,
+    "shape_padding": False,
+    "triton.cudagraphs": False,
+    "graph_partition": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "coordinate_descent_tuning": False,
+    "benchmark_kernel": False,
+}
+# Folding computes a constant on the device, where there is none.
+_WITHOUT_DEVICE = {"joint_graph_constant_folding": False}
+
+
+def version_note() -> list[str]:
+    """Return a warning where this torch is not one of those on which this file was run; else an empty list."""
+    version = torch.__version__
+    if ".".join(version.split(".")[:2]) in CHECKED_VERSIONS:
+        return []
+    return [f"torch {version} is not one of those on which the trace was checked ({', '.join(CHECKED_VERSIONS)})"]
+
+
+@contextlib.contextmanager
+def compiling_without_building(
+    load: Callable[[GraphLowering], Callable[[list[Any]], Any]], *, device_type: str
+) -> Iterator[None]:
+    """Make torch.compile run up to the text of its programs, and call something else in place of each program.
+
+    Args:
+        load: Planned graph -> what is called with the program's list of inputs.
+        device_type: Type of the device of the program.
+    """
+
+    def load_instead(graph: GraphLowering) -> types.SimpleNamespace:
+        graph.codegen()
+        graph.cache_key, graph.cache_path, graph.cache_linemap = "", os.devnull, []
+        return types.SimpleNamespace(call=load(graph), __file__=os.devnull)
+
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", load_instead))
+        # finding the vector width builds programs; the width changes kernels, not buffers
+        stack.enter_context(mock.patch.object(torch._inductor.cpu_vec_isa, "valid_vec_isa_list", lambda: []))
+        stack.enter_context(torch._inductor.config.patch(_WITHOUT_MEASUREMENTS))
+        if device_type != "cpu":
+            stack.enter_context(torch._inductor.config.patch(_WITHOUT_DEVICE))
+        stack.enter_context(_silence())
+        stack.callback(torch._dynamo.reset)
+        yield
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Hide the compiler's own log lines and warnings: those that matter are errors, and are raised."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def symbol_values(graph: GraphLowering) -> Mapping[Any, Any]:
+    """Return the value that each symbolic size of a graph had while it was traced."""
+    environment = graph.sizevars.shape_env
+    return getattr(environment, "backed_var_to_val", None) or environment.var_to_val  # its name in earlier versions
+
+
+def keep_symbolic(tensor: torch.Tensor, dimension: int) -> None:
+    """Make the compiler keep a dimension symbolic, and refuse a program that fixes it."""
+    torch._dynamo.mark_dynamic(tensor, dimension)
+
+
+def suggest_symbolic(tensor: torch.Tensor, dimension: int) -> None:
+    """Make the compiler keep a dimension symbolic unless the program fixes it."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def is_in_backward() -> bool:
+    """Return whether autograd runs a backward pass in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's memory, which views of it share."""
+    return tensor.untyped_storage()._cdata
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the memory of tensors, each piece once."""
+    return sum({storage_key(tensor): int(tensor.untyped_storage().nbytes()) for tensor in tensors}.values())
+
+
+@contextlib.contextmanager
+def foreach_of_fake_tensors() -> Iterator[None]:
+    """Let optimizers and clipping choose their kernels for fake tensors as they do for real ones.
+
+    On an accelerator the default is one kernel over all parameters, with temporaries of all of them, where every type
+    is known; a fake tensor's is not. Source: `_default_to_fused_or_foreach` in torch/optim/optimizer.py and
+    `_has_foreach_support` in torch/utils/_foreach_utils.py (torch 2.11 to 2.13).
+    """
+    with contextlib.ExitStack() as stack:
+        for module in (torch_optimizer, _foreach_utils):
+            known = [*module._foreach_supported_types, fake_tensor.FakeTensor]
+            stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
+        yield
+
+
+@contextlib.contextmanager
+def scalers_that_never_skip() -> Iterator[None]:
+    """Let gradient scalers always step: whether fake gradients are finite is unknown."""
+
+    def step(_scaler: Any, optimizer: torch.optim.Optimizer, _state: Any, *arguments: Any, **keywords: Any) -> Any:
+        return optimizer.step(*arguments, **keywords)
+
+    with mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", step):
+        yield
+
+
+def never_open_a_device() -> None:
+    """Keep fake tensors of this process from opening a device, and from moving constants to it."""
+    setattr(fake_tensor, "init_gpu_context", lambda device: None)  # noqa: B010  # typed as a cached function
+    setattr(fake_tensor.FakeTensorMode, "avoid_device_init", True)  # noqa: B010  # a property of the class
