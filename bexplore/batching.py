@@ -59,14 +59,14 @@ class Split:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of a positive integer, ascending."""
+    """Return all divisors of a positive integer, ascending."""
     _require_positive(number, "number")
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def even_candidates(replica_batch_size: int) -> tuple[int, ...]:
-    """The sizes that cut a replica batch evenly: `{ceil(P / k) : k = 1..P}`, descending.
+    """Return the sizes that cut a replica batch evenly: `{ceil(P / k) : k = 1..P}`, descending.
 
     133 gives 133, 67, 45, 34, 27, 23, 19, 17, 15, 14, 13, ... 1.
 
@@ -81,7 +81,7 @@ def even_candidates(replica_batch_size: int) -> tuple[int, ...]:
 
 
 def is_even_split(replica_batch_size: int, micro_batch_size: int) -> bool:
-    """Whether `micro_batch_size` is `ceil(P / k)` for some k of 1..P."""
+    """Return whether `micro_batch_size` is `ceil(P / k)` for some k of 1..P."""
     if not 1 <= micro_batch_size <= replica_batch_size:
         return False
     accumulation_steps = -(-replica_batch_size // micro_batch_size)
@@ -89,7 +89,7 @@ def is_even_split(replica_batch_size: int, micro_batch_size: int) -> bool:
 
 
 def replica_batch_size_of(global_batch_size: int, num_replicas: int, rule: Divisibility = Divisibility.STRICT) -> int:
-    """Samples of one replica in one optimizer step: the exact share (strict) or the largest one (even).
+    """Return the samples of one replica in a step: the exact share (strict) or the largest one (even).
 
     Raises:
         UserInputError: Fewer samples than replicas, or, with the strict rule, not a multiple of the replicas.
@@ -153,7 +153,7 @@ def valid_global_batch_sizes(
     *,
     count: int = 5,
 ) -> tuple[GlobalBatchSize, ...]:
-    """Global batch sizes that are valid with a micro-batch size, ascending: those nearest to the user's own.
+    """Return valid global batch sizes for a micro-batch size, ascending: those nearest to the user's own.
 
     Strict: the multiples of `micro_batch_size * num_replicas`. Even: every global size whose replica batch is cut
     into equal parts of `micro_batch_size`; there are many, so the nearest are listed.
@@ -187,7 +187,7 @@ def valid_global_batch_sizes(
 def is_valid_global_batch_size(
     global_batch_size: int, micro_batch_size: int, num_replicas: int, rule: Divisibility | str = Divisibility.STRICT
 ) -> bool:
-    """Whether a global batch is cut by the micro-batch size and the replicas as the rule wants it."""
+    """Return whether a global batch is cut by the micro-batch size and the replicas as the rule wants it."""
     if min(global_batch_size, micro_batch_size, num_replicas) < 1 or global_batch_size < num_replicas:
         return False
     if _divisibility(rule) is Divisibility.STRICT:
@@ -196,7 +196,7 @@ def is_valid_global_batch_size(
 
 
 def nearest(sizes: Sequence[int], wish: int) -> tuple[int | None, int | None]:
-    """The largest of `sizes` at or below a wish and the smallest at or above it; None where there is none."""
+    """Return the largest of `sizes` at or below a wish and the smallest at or above it; None for none."""
     return (
         max((size for size in sizes if size <= wish), default=None),
         min((size for size in sizes if size >= wish), default=None),
@@ -206,7 +206,7 @@ def nearest(sizes: Sequence[int], wish: int) -> tuple[int | None, int | None]:
 def near_value_message(
     global_batch_size: int, micro_batch_size: int, num_replicas: int, rule: Divisibility | str = Divisibility.STRICT
 ) -> str:
-    """A sentence on whether the user's global batch size is valid with a micro-batch size, and what is if not."""
+    """Say whether the user's global batch size is valid with a micro-batch size, and if not, what is."""
     with_what = f"micro_batch_size {micro_batch_size} on {num_replicas} {_replicas(num_replicas)}"
     if is_valid_global_batch_size(global_batch_size, micro_batch_size, num_replicas, rule):
         steps = -(-global_batch_size // (micro_batch_size * num_replicas))
@@ -217,14 +217,14 @@ def near_value_message(
 
 
 def sizes_that_keep(replica_batch_size: int, rule: Divisibility | str) -> tuple[int, ...]:
-    """All micro-batch sizes that cut a replica batch as the rule wants it, ascending."""
+    """Return all micro-batch sizes that cut a replica batch as the rule wants it, ascending."""
     if _divisibility(rule) is Divisibility.STRICT:
         return divisors(replica_batch_size)
     return tuple(reversed(even_candidates(replica_batch_size)))
 
 
 def _nearest_even_split(replica_batch_size: int, micro_batch_size: int) -> int:
-    """The allowed size nearest to a wish, the larger of two that are equally near."""
+    """Return the allowed size nearest to a wish, the larger of two that are equally near."""
     accumulation_steps = -(-replica_batch_size // micro_batch_size)
     below = -(-replica_batch_size // accumulation_steps)
     if below == micro_batch_size or accumulation_steps == 1:
@@ -234,14 +234,14 @@ def _nearest_even_split(replica_batch_size: int, micro_batch_size: int) -> int:
 
 
 def _strict_around(center: int, unit: int, count: int) -> list[int]:
-    """`count` multiples of `unit` around `center`, ascending, the nearest on both sides among them."""
+    """Return `count` multiples of `unit` around `center`, ascending, the nearest on both sides among them."""
     below = center // unit
     first = max(1, below - (count - 1) // 2)
     return [unit * multiple for multiple in range(first, first + count)]
 
 
 def _even_around(center: int, micro_batch_size: int, num_replicas: int, count: int) -> list[int]:
-    """`count` global sizes around `center` whose replica batch is cut evenly into `micro_batch_size`.
+    """Return `count` global sizes around `center` with replica batches cut evenly into `micro_batch_size`.
 
     For k accumulation steps the replica batches are (m - 1) k + 1 ... m k, so the valid global sizes are the interval
     R ((m - 1) k) + 1 ... R m k. The nearest of them are those of the steps around center / (R m); each interval is
@@ -272,7 +272,7 @@ def _global_batch_size(
 
 
 def _divisibility(rule: Divisibility | str) -> Divisibility:
-    """The rule by name."""
+    """Return the rule by name."""
     try:
         return Divisibility(rule)
     except ValueError:
@@ -286,12 +286,12 @@ def _require_positive(number: int, name: str) -> None:
 
 
 def _multiples_around(number: int, unit: int) -> tuple[int | None, int]:
-    """The multiples of `unit` on both sides of a number that is not one."""
+    """Return the multiples of `unit` on both sides of a number that is not one."""
     return (number // unit * unit or None, (number // unit + 1) * unit)
 
 
 def _either(below: int | None, above: int | None) -> str:
-    """One or two numbers, as said in a hint."""
+    """Return one or two numbers, as said in a hint."""
     numbers = [str(number) for number in dict.fromkeys((below, above)) if number is not None]
     return " or ".join(numbers)
 

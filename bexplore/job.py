@@ -118,7 +118,7 @@ class Job:
     import_root: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary that `from_dict` turns back into an equal job."""
+        """Return a JSON-ready dictionary that `from_dict` turns back into an equal job."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -132,7 +132,7 @@ class Job:
         return cls(**fields)
 
     def fingerprint(self, **environment: object) -> str:
-        """Sixteen hexadecimal digits that change with the program, and with nothing else.
+        """Return sixteen hexadecimal digits that change with the program, and with nothing else.
 
         The folder of the configuration is left out: the same job in another checkout is the same job.
 
@@ -145,7 +145,7 @@ class Job:
 
 
 def code_digests(job: Job) -> dict[str, str]:
-    """Sixteen hexadecimal digits of each file of the user's own code that a job imports from beside its configuration.
+    """Return the digest of each file of the user's own code that a job imports from beside its configuration.
 
     Only the modules that its import paths name are read, nothing is imported; a change further away shows in the trace.
     """

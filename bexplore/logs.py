@@ -56,7 +56,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
 
 
 def configure(verbosity: int) -> None:
-    """Say how much goes to stderr.
+    """Set how much goes to stderr.
 
     Args:
         verbosity: -1 errors, 0 warnings, 1 what happens, 2 everything; the file has everything.
@@ -65,7 +65,7 @@ def configure(verbosity: int) -> None:
 
 
 def attach_file(path: Path) -> None:
-    """From now on write every log event to this file, one JSON object a line."""
+    """Write every log event from now on to this file, one JSON object a line."""
     detach_file()
     try:
         _logbook.file = path.open("a")

@@ -150,7 +150,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def counted(number: int | str, noun: str) -> str:
-    """A number of things: `1 probe`, `2 probes`."""
+    """Write a number of things: `1 probe`, `2 probes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -162,13 +162,13 @@ def format_share(share: float) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Three significant digits without an exponent."""
+    """Write three significant digits without an exponent."""
     magnitude = abs(number)
     return f"{number:.0f}" if magnitude >= 99.95 else f"{number:.1f}" if magnitude >= 9.995 else f"{number:.2f}"
 
 
 def _as_text(value: str | int | float, kind: str, hint: str) -> str:
-    """The text of a quantity; refuses what is neither text nor a finite number."""
+    """Return the text of a quantity; refuse what is neither text nor a finite number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UserInputError(f"{_show(value)} is not {kind}", hint=hint)
     is_finite = isinstance(value, str | int) or math.isfinite(value)
@@ -179,6 +179,6 @@ def _as_text(value: str | int | float, kind: str, hint: str) -> str:
 
 
 def _show(value: object) -> str:
-    """A value as the user wrote it, cut to a sensible length."""
+    """Return a value as the user wrote it, cut to a sensible length."""
     text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

@@ -52,7 +52,7 @@ class Request:
 
     @property
     def is_search(self) -> bool:
-        """Whether there is anything to explore."""
+        """Return whether there is anything to explore."""
         return self.kind in (RequestKind.EXPLORE, RequestKind.AUTO)
 
 
@@ -92,33 +92,33 @@ class Config:
 
     @property
     def typed(self) -> str:
-        """The file and its options, as a shell wants them."""
+        """Return the file and its options, as a shell wants them."""
         return shlex.join([str(self.path), *self.options])
 
     @property
     def minimum(self) -> int:
-        """Smallest micro-batch size to try: the larger of the file's bounds."""
+        """Return the smallest micro-batch size to try: the larger of the file's bounds."""
         return max(self.request.minimum or 1, self.explore.min or 1)
 
     @property
     def maximum(self) -> int | None:
-        """Largest micro-batch size to try: the smaller of the file's bounds; None for no bound."""
+        """Return the largest micro-batch size to try: the smaller of the file's bounds; None for no bound."""
         bounds = [bound for bound in (self.request.maximum, self.explore.max) if bound is not None]
         return min(bounds, default=None)
 
     @property
     def candidates(self) -> str | tuple[int, ...]:
-        """Which sizes are tried: `auto` is limited to divisors whatever `explore.candidates` says."""
+        """Return which sizes are tried: `auto` is limited to divisors whatever `explore.candidates` says."""
         return "divisors" if self.request.kind is RequestKind.AUTO else self.explore.candidates
 
     @property
     def divisibility(self) -> Divisibility:
-        """The rule for global batch sizes."""
+        """Return the rule for global batch sizes."""
         return Divisibility(self.explore.divisibility)
 
     @property
     def replica_batch_size(self) -> int | None:
-        """Samples of one replica in one optimizer step; None where `batch_size` is unknown or has no whole share."""
+        """Return the samples of one replica in an optimizer step; None if `batch_size` is unknown or has no whole share."""
         if self.batch_size is None:
             return None
         try:
@@ -128,7 +128,7 @@ class Config:
 
     @property
     def training_samples(self) -> int | None:
-        """Samples of one replica in the whole training, which tell how long it takes.
+        """Return the samples of one replica in the whole training, which tell how long it takes.
 
         None where the user says how long, or where the file lacks its steps or its batch size.
         """
@@ -137,7 +137,7 @@ class Config:
         return max(1, round(self.max_steps * self.batch_size / self.num_replicas))
 
     def on_device(self, device: str) -> Config:
-        """The same job on a torch device; float16 becomes bfloat16 where the device cannot scale gradients."""
+        """Return the job on a torch device; float16 becomes bfloat16 where gradients cannot be scaled."""
         precision, warnings = self.job.precision, self.warnings
         is_cuda = device.partition(":")[0] == "cuda"
         if precision is Precision.AUTOCAST_FLOAT16 and not is_cuda:
@@ -149,7 +149,7 @@ class Config:
 
 
 def json_schema() -> dict[str, Any]:
-    """A JSON Schema of the file, for editors: our own section in full, of the others the keys that are read."""
+    """Return a JSON Schema of the file for editors: `explore` in full, of other sections the keys that are read."""
     explore = ExploreSettings.model_json_schema()
     definitions = explore.pop("$defs", {})
     micro = {"$ref": "#/$defs/MicroBatchSize"}

@@ -38,7 +38,7 @@ class SettingError(ValueError):
 
 
 def _memory(value: Any) -> Any:
-    """`auto`, a fraction of the device's memory, or a size."""
+    """Accept `auto`, a fraction of the device's memory, or a size."""
     if value == "auto":
         return value
     if isinstance(value, float | int) and not isinstance(value, bool) and 0 < value <= 1:
@@ -56,7 +56,7 @@ def _memory(value: Any) -> Any:
 
 
 def _size(value: Any) -> Any:
-    """`auto`, 0, or a size."""
+    """Accept `auto`, 0, or a size."""
     if value == "auto" or (value == 0 and value is not False):
         return value
     if _is_number(value) and 0 < value < 1:
@@ -65,7 +65,7 @@ def _size(value: Any) -> Any:
 
 
 def _duration(value: Any) -> Any:
-    """Null, or seconds."""
+    """Accept null, or a duration; return seconds."""
     if value is None:
         return None
     seconds: float = _told_as_value_error(parse_seconds, value)
@@ -80,7 +80,7 @@ def _duration(value: Any) -> Any:
 
 
 def _percent(value: Any) -> Any:
-    """A score out of 100: what is below 1 was meant as a fraction of 1."""
+    """Refuse a score below 1: it was meant as a fraction of 1."""
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
         raise SettingError(f"must be a number, not {quoted(value)}", f"type {value.rstrip('% ')}")
     if _is_number(value) and 0 < value < 1:
@@ -89,7 +89,7 @@ def _percent(value: Any) -> Any:
 
 
 def _fraction(value: Any) -> Any:
-    """A fraction of 1: what is from 1 to below 100 was meant in percent."""
+    """Refuse a fraction from 1 to below 100: it was meant in percent."""
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
         number = float(value.rstrip("% "))
         raise SettingError(f"must be a number, not {quoted(value)}", f"did you mean {number / 100:g}?")
@@ -99,7 +99,7 @@ def _fraction(value: Any) -> Any:
 
 
 def _precision(value: Any) -> Any:
-    """One of the formats; the short names of others are told from them by hand, since they resemble the wrong ones."""
+    """Refuse short names that resemble the wrong format: the hint names the right one."""
     meant = _PRECISIONS.get(str(value).lower())
     if meant is not None:
         raise SettingError(f"must be one of {', '.join(PRECISIONS)}, not {quoted(value)}", f"did you mean {meant}?")
@@ -107,7 +107,7 @@ def _precision(value: Any) -> Any:
 
 
 def _candidates(value: Any) -> Any:
-    """A rule by name, or the sizes themselves."""
+    """Accept a rule by name, or the sizes themselves."""
     words = ("all", "powers_of_two", "divisors", "even")
     if value in words:
         return value

@@ -56,7 +56,7 @@ def load_config(
 
 
 def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
-    """A section that neither stands in the file nor is ours would be set in vain."""
+    """Refuse an override of a section that neither stands in the file nor is ours."""
     name = override.parts[0]
     if name not in sections and name not in _SECTIONS:
         near = close_match(name, [*sections, *_SECTIONS])
@@ -65,7 +65,7 @@ def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
 
 
 def _notice_misspelt_sections(problems: Problems) -> str:
-    """Tell of a section that nobody reads, with a name near to one that is read; the last guess, for a hint."""
+    """Warn of an unread section whose name is near to a read one; return the last guess, for a hint."""
     guess = ""
     for key in problems.document.values:
         near = close_match(key, _SECTIONS, cutoff=_NEAR_SECTION)

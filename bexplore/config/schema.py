@@ -261,7 +261,7 @@ class ExploreSettings(_Section):
     @model_validator(mode="before")
     @classmethod
     def _expand_effort(cls, values: Any) -> Any:
-        """The word sets what is not given."""
+        """Take from `effort` what is not given."""
         if not isinstance(values, dict) or not isinstance(values.get("effort", "normal"), str):
             return values
         effort = EFFORTS.get(values.get("effort", "normal"))
@@ -275,26 +275,26 @@ class ExploreSettings(_Section):
 
     @property
     def time_budget_s(self) -> float | None:
-        """Seconds that the search may take; None for no limit."""
+        """Return the seconds that the search may take; None for no limit."""
         return self.time_budget
 
     @property
     def training_time_s(self) -> float | None:
-        """Seconds that the training will take; None where the user does not say."""
+        """Return the seconds that the training will take; None where the user does not say."""
         return self.training_time
 
     @property
     def probe_time_limit_s(self) -> float | None:
-        """Seconds after which one probe is given up; None for no limit."""
+        """Return the seconds after which one probe is given up; None for no limit."""
         return self.probe_time_limit
 
     @property
     def replica_reserve_bytes(self) -> int | None:
-        """Bytes kept free for several replicas; None for `auto`."""
+        """Return the bytes kept free for several replicas; None for `auto`."""
         return None if self.replica_reserve == "auto" else int(self.replica_reserve)
 
     def memory_budget_bytes(self, device_memory_bytes: int) -> int | None:
-        """Bytes of the budget that the user gave; None for `auto`.
+        """Return the bytes of the budget that the user gave; None for `auto`.
 
         Args:
             device_memory_bytes: Memory of the device, of which a fraction is taken.
@@ -343,14 +343,14 @@ def read_settings(
 
 
 def dotted_keys() -> list[str]:
-    """Every key of the section, dotted."""
+    """Return every key of the section, dotted."""
     return [
         dotted_path(("explore", *path, name)) for path, section in _SECTIONS.items() for name in section.model_fields
     ]
 
 
 def _known_keys(path: Path) -> Sequence[str]:
-    """The keys of the section at a path below `explore`."""
+    """Return the keys of the section at a path below `explore`."""
     return list(_SECTIONS[path].model_fields)
 
 

@@ -68,6 +68,6 @@ def translate(detail: Any, problems: Problems, known_keys: Callable[[Path], Sequ
 
 
 def close_match(word: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """The known word that a slip of the keyboard meant; None where nothing is near."""
+    """Return the known word that a slip of the keyboard meant; None where nothing is near."""
     near = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=cutoff)
     return near[0] if near else None

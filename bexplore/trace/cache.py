@@ -52,7 +52,7 @@ class Sources:
     packages: Mapping[str, str]
 
     def are_unchanged(self) -> bool:
-        """Whether every file and every package is still what it was.
+        """Return whether every file and every package is still what it was.
 
         Raises:
             OSError: A file is gone.
@@ -64,7 +64,7 @@ class Sources:
 
 
 def imported_sources(began_s: float) -> Sources | None:
-    """What this process has imported; None where a file is younger than the beginning, so that it may have changed.
+    """Return what this process has imported; None where a file may have changed since the beginning.
 
     Args:
         began_s: Seconds since the epoch, before the first import of the user's code.
@@ -81,7 +81,7 @@ def imported_sources(began_s: float) -> Sources | None:
 
 
 def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
-    """The trace of the same job in an earlier run, if nothing that it was made from has changed.
+    """Return the trace of the same job in an earlier run, if nothing that it was made from has changed.
 
     Args:
         job: What would be traced.
@@ -121,7 +121,7 @@ def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuPrope
 
 
 def folder(name: str = "traces") -> Path:
-    """A folder of what is kept between runs: in `$BEXPLORE_CACHE_DIR`, else in the user's cache folder (XDG)."""
+    """Return a folder of the user's cache: in `$BEXPLORE_CACHE_DIR`, else in `$XDG_CACHE_HOME` or `~/.cache`."""
     own = os.environ.get(FOLDER_VARIABLE)
     if own:
         return Path(own, name)
@@ -129,14 +129,14 @@ def folder(name: str = "traces") -> Path:
 
 
 def _entries(pattern: str) -> list[Path]:
-    """The entries that were used last come first."""
+    """Return the paths of entries, those used last first."""
     with suppress(OSError, RuntimeError):  # another process removed one meanwhile; no home
         return sorted(folder().glob(pattern), key=lambda path: -path.stat().st_mtime_ns)
     return []
 
 
 def _key(job: Job, gpu: GpuProperties | None) -> str:
-    """What decides the program beside the code: sixteen hexadecimal digits."""
+    """Return sixteen hexadecimal digits of what decides the program beside the code."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -148,7 +148,7 @@ def _key(job: Job, gpu: GpuProperties | None) -> str:
 
 
 def _own_files() -> Iterator[Path]:
-    """Files of the imported modules that belong neither to Python nor to an installed package."""
+    """Yield the files of imported modules that belong neither to Python nor to an installed package."""
     standard = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)

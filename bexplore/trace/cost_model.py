@@ -64,16 +64,16 @@ class CostModel:
 
     @property
     def flops_per_sample(self) -> float:
-        """Model operations of a pass for one sample; the quantity of the model-flops utilization."""
+        """Return the model operations of a pass for one sample; the quantity of the model-flops utilization."""
         return self.model_flops(1)
 
     @property
     def hardware_flops_per_sample(self) -> float:
-        """Operations of a pass for one sample as they are run, recomputation included."""
+        """Return the operations of a pass for one sample as they are run, recomputation included."""
         return self.hardware_flops(1)
 
     def peak_memory_bytes(self, micro_batch_size: int) -> int:
-        """Bytes that the allocator holds at the highest moment of a step.
+        """Return the bytes that the allocator holds at the highest moment of a step.
 
         Two accumulation passes are assumed, so that old and new gradients meet, and states of the optimizer that
         exist already.
@@ -81,27 +81,27 @@ class CostModel:
         return max(self.phases(micro_batch_size).values())
 
     def phases(self, micro_batch_size: int) -> dict[str, int]:
-        """Peak bytes by phase: `forward`, `backward`, `update`; evaluation has the first alone."""
+        """Return the peak bytes by phase: `forward`, `backward`, `update`; evaluation has the first alone."""
         return {
             phase.value: max(math.ceil(peak.size(micro_batch_size)) for peak in peaks)
             for phase, peaks in self.peaks.items()
         }
 
     def peak_at(self, micro_batch_size: int) -> tuple[Phase, Peak]:
-        """The highest moment of a step and the phase in which it lies."""
+        """Return the highest moment of a step and the phase in which it lies."""
         return max(
             ((phase, peak) for phase, peaks in self.peaks.items() for peak in peaks),
             key=lambda moment: moment[1].size(micro_batch_size),
         )
 
     def largest_buffers(self, micro_batch_size: int) -> list[tuple[str, int]]:
-        """Places of the source, or kinds of state, that hold most bytes at the peak, largest first."""
+        """Return the places of the source, or kinds of state, that hold most bytes at the peak, largest first."""
         _, peak = self.peak_at(micro_batch_size)
         sizes = [(buffer.label, round(buffer.size(micro_batch_size))) for buffer in peak.buffers]
         return sorted((item for item in sizes if item[1] > 0), key=lambda item: -item[1])
 
     def max_micro_batch_size(self, budget_bytes: float, limit: int = MAX_SAMPLES) -> int:
-        """The largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
+        """Return the largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
@@ -112,7 +112,7 @@ class CostModel:
         return low
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary that `from_dict` turns back into an equal cost model."""
+        """Return a JSON-ready dictionary that `from_dict` turns back into an equal cost model."""
         return {
             "fingerprint": self.fingerprint,
             "num_parameters": self.num_parameters,

@@ -61,7 +61,7 @@ def count_graph_flops(graph: torch.fx.Graph, probe_batch: int, module_of: Callab
 
 
 def _called(target: Any, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The operator that a node calls and its arguments, out of the wrapping with which random numbers are replayed."""
+    """Return the operator that a node calls and its arguments, without a wrapper that replays random numbers."""
     if not isinstance(target, HigherOrderOperator):
         return target, arguments
     places = [place for place, value in enumerate(arguments) if isinstance(value, OpOverload)]
@@ -69,19 +69,19 @@ def _called(target: Any, arguments: tuple[Any, ...]) -> tuple[Any, tuple[Any, ..
 
 
 def model_share(operator: Any, hardware_flops: Polynomial) -> Polynomial:
-    """Operations of one call without what fused attention recomputes in the backward pass."""
+    """Return the operations of one call without what fused attention recomputes in the backward pass."""
     name = str(operator)
     is_attention_backward = _FUSED_ATTENTION in name and "backward" in name
     return hardware_flops.times(_MODEL_SHARE_OF_ATTENTION_BACKWARD) if is_attention_backward else hardware_flops
 
 
 def node_shapes(node: torch.fx.Node) -> Any:
-    """A node's value with tensors replaced by shapes, and symbolic numbers by their values without fixing them."""
+    """Return a node's value with tensors replaced by shapes, and symbolic numbers by their values."""
     return shapes_of(node.meta.get("val"))
 
 
 def shapes_of(values: Any) -> Any:
-    """The same for values outside of a graph."""
+    """Return values outside of a graph in the form of `node_shapes`."""
     return tree_map(_shape_of, values)
 
 
@@ -92,7 +92,7 @@ def _shape_of(value: Any) -> Any:
 
 
 def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) -> int:
-    """Operations of one call, its tensors given as their shapes; 0 for what is not counted."""
+    """Return the operations of one call, its tensors given as their shapes; 0 for what is not counted."""
     packet = getattr(operator, "overloadpacket", None)
     if packet is None:
         return 0
@@ -105,7 +105,7 @@ def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) ->
 
 
 def _attention_flops(name: str, arguments: Any) -> int:
-    """Fused attention on CPU, which torch's counter does not know."""
+    """Count fused attention on the CPU, which torch's counter lacks."""
     if "backward" in name:
         return int(sdpa_backward_flop_count(*arguments[:4]))
     return int(sdpa_flop_count(*arguments[:3]))

@@ -34,7 +34,7 @@ class GpuProperties:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> GpuProperties | None:
-        """Give the properties of a device that a worker has looked at; None where it is no known CUDA device."""
+        """Return the properties of a device that a worker has looked at; None where it is no known CUDA device."""
         if not str(facts.get("device")).startswith("cuda") or not facts.get("num_multiprocessors"):
             return None
         major, minor = (int(part) for part in str(facts["capability"]).split("."))
@@ -49,7 +49,7 @@ class GpuProperties:
 
     @classmethod
     def of_device(cls, device: Device) -> GpuProperties | None:
-        """Give the properties of a device of the table; None where it is no CUDA device, or its table is not whole."""
+        """Return the properties of a device of the table; None where it is no CUDA device, or lacks some."""
         if device.capability is None or device.num_multiprocessors is None:
             return None
         return cls(
@@ -60,7 +60,7 @@ class GpuProperties:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Give a JSON-ready dictionary that `from_dict` turns back into equal properties."""
+        """Return a JSON-ready dictionary that `from_dict` turns back into equal properties."""
         return asdict(self)
 
     @classmethod
@@ -69,7 +69,7 @@ class GpuProperties:
         return cls(**{**record, "capability": tuple(record["capability"])})
 
     def as_torch(self) -> dict[str, Any]:
-        """Give the attributes of torch's own object of properties, those that follow from the capability included."""
+        """Return the attributes of torch's own object of properties, those that follow from the capability included."""
         multiprocessor = MULTIPROCESSORS[self.capability]
         return {
             "name": self.name,

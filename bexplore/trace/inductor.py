@@ -211,7 +211,7 @@ class _Reader:
         return "+".join(str(value) for value in self._polynomial(size.node.expr).as_list())
 
     def _storage_size(self, node: Any) -> Polynomial:
-        """Give the bytes up to the last element, dimension by dimension: rows may be padded, and start at an offset."""
+        """Return the bytes up to the last element: rows may be padded, and start at an offset."""
         layout = node.get_layout()
         sizes = self._graph.get_allocation_size(node)
         if any(size == 0 for size in sizes):
@@ -256,7 +256,7 @@ def _is_number(size: Any) -> bool:
 
 
 def _elements(node: Any) -> list[Any]:
-    """The outputs of a kernel that returns several; empty for others."""
+    """Return the outputs of a kernel that returns several; empty for others."""
     outputs = getattr(node, "outputs", None) or []
     leaves = tree_leaves(outputs)
     return [leaf for leaf in leaves if isinstance(leaf, ir.MultiOutput)]
@@ -267,7 +267,7 @@ def _element(name: str, indices: Any) -> str:
 
 
 def _place(node: Any) -> Place:
-    """Where in the user's model a buffer is made."""
+    """Return where in the user's model a buffer is made."""
     if isinstance(node, WorkspaceArg):  # of a kernel of several operators
         return Place("workspace of a kernel")
     origin = _origin(node)
@@ -279,7 +279,7 @@ def _place(node: Any) -> Place:
 
 
 def _origin(node: Any) -> torch.fx.Node | None:
-    """The graph node that a buffer comes from; of a fused kernel the last by name."""
+    """Return the graph node that a buffer comes from; of a fused kernel the last by name."""
     origins = [origin for origin in node.get_origins() if origin.op == "call_function"]
     operator = getattr(node, "op_overload", None)
     own = [origin for origin in origins if operator is not None and origin.target is operator]
@@ -287,13 +287,13 @@ def _origin(node: Any) -> torch.fx.Node | None:
 
 
 def module_of(origin: torch.fx.Node) -> str:
-    """Modules in whose forward a node, or the node that it differentiates, was made; the form is that of `Place`."""
+    """Return the modules in whose forward a node, or the node that it differentiates, was made, as `Place` does."""
     stack = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack") or {}
     return " > ".join(_module_name(path) for path, _ in stack.values())
 
 
 def _module_name(path: str) -> str:
-    """`L['self']._modules['blocks'][1]` and `L['self'].blocks.1` -> `blocks.1`."""
+    """Normalize `L['self']._modules['blocks'][1]` and `L['self'].blocks.1` to `blocks.1`."""
     return re.sub(r"""\[['"]?([^\]'"]+)['"]?\]""", r".\1", path).replace("._modules.", ".").removeprefix("L.self.")
 
 

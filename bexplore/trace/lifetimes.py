@@ -61,7 +61,7 @@ class LifetimeTracker:
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """Neither watch nor write down what is allocated within: the caller does."""
+        """Ignore what is allocated within: the caller records it."""
         self._silent = True
         try:
             yield
@@ -119,7 +119,7 @@ class LifetimeTracker:
         )
 
     def current_phase(self) -> Phase:
-        """The phase that is being recorded."""
+        """Return the phase that is being recorded."""
         if self.phase is not None:
             return self.phase
         return Phase.BACKWARD if is_in_backward() else Phase.FORWARD
@@ -136,7 +136,7 @@ class LifetimeTracker:
         return True
 
     def size_of(self, tensor: torch.Tensor) -> Polynomial:
-        """Bytes of a tensor's whole storage."""
+        """Return the bytes of a tensor's whole storage."""
         return Polynomial.of_value(int(tensor.untyped_storage().nbytes()), self.probe_batch)
 
     def allocate(self, tensor: torch.Tensor, place: Place) -> None:
@@ -152,7 +152,7 @@ class LifetimeTracker:
         return dead
 
     def owned(self, tensor: torch.Tensor) -> tuple[int, Polynomial, Place]:
-        """Key, size and place of a tensor's storage, which is watched from now on."""
+        """Watch a tensor's storage from now on; return its key, size and place."""
         self.adopt(tensor, Place("input of a graph"))
         key = storage_key(tensor)
         _, size, place = self._storages[key]
@@ -216,7 +216,7 @@ class LifetimeMode(TorchDispatchMode):
 
 
 def _user_line() -> str:
-    """The innermost frame outside of torch and of this package, as `file.py:12`."""
+    """Return the innermost frame outside of torch and of this package, as `file.py:12`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH):
         frame = frame.f_back

@@ -155,7 +155,7 @@ def trace_update(
 
 
 def is_compiled(job: Job) -> bool:
-    """Whether a compiler plans the job's memory; the graphs of some backends run operator by operator."""
+    """Return whether a compiler plans the job's memory; the graphs of some backends run operator by operator."""
     return job.compile.enabled and job.compile.backend not in _WITHOUT_PLAN
 
 
@@ -167,7 +167,7 @@ def _compile(module: nn.Module, job: Job) -> None:
 
 
 def _planning_options(job: Job) -> dict[str, Any] | None:
-    """The user's own options, but those that measure kernels or record them: there is nothing to run."""
+    """Return the user's own options without those that measure kernels or record them: nothing runs."""
     options = {
         name: value
         for name, value in (job.compile.options or {}).items()
@@ -177,7 +177,7 @@ def _planning_options(job: Job) -> dict[str, Any] | None:
 
 
 def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
-    """A micro-batch size that divides no dimension of a weight or of a sample.
+    """Return a micro-batch size that divides no dimension of a weight or of a sample.
 
     Raises:
         TraceError: The model has a multiple of every prime that is tried.
@@ -192,17 +192,17 @@ def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
 
 
 def modules_of(workload: Workload) -> list[nn.Module]:
-    """The modules that hold the weights."""
+    """Return the modules that hold the weights."""
     return unique([*workload.compiled_modules, *([workload.loss_module] if workload.loss_module else [])])
 
 
 def tensors_of(module: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers, those that are not saved included."""
+    """Return the parameters and buffers, those that are not saved included."""
     return [*module.parameters(), *module.buffers()]
 
 
 def unique(items: Any) -> list[Any]:
-    """Items without repetition, by identity."""
+    """Return the items without repetition, by identity."""
     return list({id(item): item for item in items}.values())
 
 
@@ -245,7 +245,7 @@ def _set_gradients(parameters: list[torch.Tensor]) -> None:
 
 
 def _costs(graphs: list[CompiledGraph]) -> list[Cost]:
-    """Costs of all graphs; a node of a backward graph with the name of a forward one is a recomputation."""
+    """Return the costs of all graphs; a backward node with the name of a forward one is a recomputation."""
     forward_names = {cost.name for graph in graphs if not graph.is_backward for cost in graph.costs if cost.name}
     costs = []
     for graph in graphs:

@@ -19,23 +19,23 @@ class Polynomial:
     quadratic: float = 0
 
     def __call__(self, micro_batch_size: int) -> float:
-        """The value at a micro-batch size."""
+        """Return the value at a micro-batch size."""
         return self.constant + micro_batch_size * (self.linear + micro_batch_size * self.quadratic)
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        """The sum."""
+        """Return the sum."""
         return Polynomial(self.constant + other.constant, self.linear + other.linear, self.quadratic + other.quadratic)
 
     def __neg__(self) -> Polynomial:
-        """The end of what this is."""
+        """Return the polynomial with the opposite sign."""
         return self.times(-1)
 
     def __sub__(self, other: Polynomial) -> Polynomial:
-        """The difference."""
+        """Return the difference."""
         return self + -other
 
     def __mul__(self, other: Polynomial) -> Polynomial:
-        """The product, as far as b^2: a stride and a size that both grow make no higher power than that."""
+        """Return the product up to b^2: a stride and a size that both grow make no higher power."""
         return Polynomial(
             self.constant * other.constant,
             self.constant * other.linear + self.linear * other.constant,
@@ -43,15 +43,15 @@ class Polynomial:
         )
 
     def __bool__(self) -> bool:
-        """Whether it is more, or less, than nothing."""
+        """Return whether any coefficient differs from 0."""
         return bool(self.constant or self.linear or self.quadratic)
 
     def times(self, factor: float) -> Polynomial:
-        """The polynomial, multiplied by a number."""
+        """Return the polynomial multiplied by a number."""
         return Polynomial(self.constant * factor, self.linear * factor, self.quadratic * factor)
 
     def as_list(self) -> list[float]:
-        """JSON form: the three coefficients, the constant first."""
+        """Return the three coefficients for JSON, the constant first."""
         return [self.constant, self.linear, self.quadratic]
 
     @classmethod
@@ -61,7 +61,7 @@ class Polynomial:
 
     @classmethod
     def of_value(cls, value: int, probe_batch: int) -> Polynomial:
-        """Guess the polynomial from its value at one micro-batch size that divides no other size of the program.
+        """Return the polynomial that has a value at one micro-batch size, which divides no other size.
 
         Args:
             value: The value at the micro-batch size `probe_batch`.

@@ -82,12 +82,12 @@ class ProgramMetrics:
     problems: tuple[str, ...] = ()
 
     def peak_memory_bytes(self, micro_batch_size: int) -> int | None:
-        """Planned bytes at the highest moment of a step; None if unknown."""
+        """Return the planned bytes at the highest moment of a step; None if unknown."""
         polynomials = [polynomial for phase in self.phases.values() for polynomial in phase]
         return round(max(evaluate(one, micro_batch_size) for one in polynomials)) if polynomials else None
 
     def max_micro_batch_size(self, budget_bytes: int, limit: int = 1 << 24) -> int | None:
-        """The largest size whose planned peak is within a budget; 0 where none is, None if the peak is unknown."""
+        """Return the largest size whose planned peak is within a budget; 0 for none, None if unknown."""
         if not self.phases:
             return None
         low, high = 0, limit
@@ -100,7 +100,7 @@ class ProgramMetrics:
         return low
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary that `from_dict` turns back into equal facts; what is unknown is left out.
+        """Return a JSON-ready dictionary for `from_dict`; unknown metrics are left out.
 
         Items are an object, label -> `count where`, so that a file of them reads and merges line by line.
         """
@@ -165,12 +165,12 @@ POLYNOMIAL_FIELDS = frozenset({"flops", "saved_activation_bytes", "largest_buffe
 
 
 def evaluate(polynomial: Sequence[float], micro_batch_size: int) -> float:
-    """The value of a polynomial at a micro-batch size."""
+    """Return the value of a polynomial at a micro-batch size."""
     return sum(coefficient * micro_batch_size**power for power, coefficient in enumerate(polynomial))
 
 
 def describe_polynomial(polynomial: Sequence[float]) -> str:
-    """A polynomial of the micro-batch size b for people: `4096 + 128b`."""
+    """Write a polynomial of the micro-batch size b for people: `4096 + 128b`."""
     names = ("", "b", "b^2")
     terms = [
         f"{_number(coefficient)}{name}" if coefficient != 1 or not name else name

@@ -40,7 +40,7 @@ class Repeat:
     copies: int
 
     def owns(self, module: str, block: int) -> bool:
-        """Whether modules, in the form of `Place`, include a block, counted from the first of the run."""
+        """Return whether modules, in the form of `Place`, include a block, counted from the first of the run."""
         name = f"{self.name}.{self.start + block}"
         return any(f".{part}.".endswith(f".{name}.") for part in module.split(" > "))
 
@@ -80,12 +80,12 @@ def keep_blocks(repeat: Repeat, kept_blocks: int) -> list[nn.Module]:
 
 
 def middle_block(kept_blocks: int) -> int:
-    """The block, counted from the first of a shortened run, that stands for those that were left out."""
+    """Return the block, counted from the first of a truncated run, that stands for those left out."""
     return kept_blocks - 2
 
 
 def is_steady(repeat: Repeat, events: list[Event], kept_blocks: int) -> bool:
-    """Whether two neighbouring inner blocks keep the same for the backward pass, so that others will too.
+    """Return whether two neighbouring inner blocks keep the same for the backward pass.
 
     Args:
         repeat: The run.
@@ -100,7 +100,7 @@ def is_steady(repeat: Repeat, events: list[Event], kept_blocks: int) -> bool:
 def lengthen(
     repeat: Repeat, events: dict[Phase, list[Event]], gradient_bytes: int, kept_blocks: int
 ) -> dict[Phase, list[Event]]:
-    """Put back into the events of a pass what the left out blocks of a run keep.
+    """Add to the events of a pass what the blocks of a run that were left out keep.
 
     While the forward pass walks over identical blocks, each leaves the same activations; while the backward pass
     walks back, each ends them and leaves its gradients. Within a run, what is alive changes by the same amount from
@@ -129,7 +129,7 @@ def lengthen(
 
 
 def _kept(repeat: Repeat, events: list[Event], block: int) -> dict[Place, Polynomial]:
-    """What a block leaves behind at the end of the forward phase."""
+    """Return what a block leaves behind at the end of the forward phase."""
     kept: dict[Place, Polynomial] = {}
     for event in events:
         if repeat.owns(event.place.module, block):
@@ -157,7 +157,7 @@ def _longest_run(signatures: list[Any]) -> tuple[int, int]:
 
 
 def _signature(block: nn.Module) -> list[Any]:
-    """What decides a block's program: its parts, their settings, their tensors' shapes and types."""
+    """Return what decides a block's program: its parts, their settings, their tensors' shapes and types."""
     return [
         (name, type(part), _settings(part), [_tensor_facts(*item) for item in _own_tensors(part)])
         for name, part in block.named_modules()

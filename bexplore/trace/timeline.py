@@ -107,7 +107,7 @@ def _whole(value: float) -> float:
 
 
 def _upper_envelope(running: np.ndarray) -> list[int]:
-    """Rows of (num_moments, 3) coefficients that are the maximum for some b >= 1, in the order of growing b."""
+    """Return the rows of (num_moments, 3) coefficients that are the maximum for some b >= 1, by growing b."""
     order = np.lexsort((-running[:, 0], -running[:, 1], -running[:, 2]))
     kept: list[int] = []
     for index in order:
@@ -120,7 +120,7 @@ def _upper_envelope(running: np.ndarray) -> list[int]:
 
 
 def _hull(lines: Sequence[tuple[float, float, int]]) -> list[int]:
-    """Lines (constant, slope, index) with growing slope and falling constant -> those on the upper hull at b >= 1."""
+    """Return those lines (constant, slope, index), by growing slope, that form the upper hull at b >= 1."""
     hull: list[tuple[float, float, int]] = []
     for line in lines:
         while hull and _crossing(hull[-1], line) <= (_crossing(hull[-2], hull[-1]) if len(hull) > 1 else 1.0):

@@ -92,7 +92,7 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Look for garbage seldom: what the compiler makes lives until the graph is planned, and is looked through in vain.
+    """Collect garbage seldom: what the compiler makes lives until the graph is planned.
 
     A ResNet 50 for CUDA, three pairs of traces on two cores: medians 41.0 s of processor time without, 40.0 s so.
     """
@@ -107,7 +107,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
-    """The job itself, or its CPU program where this torch cannot trace for the job's device."""
+    """Return the job itself, or its CPU program where this torch cannot trace for the job's device."""
     device = torch.device(job.device)
     if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available()):
         return job, []
@@ -179,7 +179,7 @@ def _notes(job: Job, traced: TracedPass) -> list[str]:
 def _resident(
     workload: Workload, fake_mode: Any, traced: TracedPass, trained: list[torch.Tensor], probe_batch: int
 ) -> tuple[list[Buffer], list[Event]]:
-    """What lives during the whole step, and the events of the update."""
+    """Return what lives during the whole step, and the events of the update."""
     modules = modules_of(workload)
     resident = [
         _held("weights", (parameter for module in modules for parameter in module.parameters())),
@@ -197,7 +197,7 @@ def _resident(
 
 
 def _blas_workspaces_bytes() -> int:
-    """Workspaces of the forward and of the backward thread."""
+    """Return the workspaces of the forward and of the backward thread."""
     properties = torch.cuda.get_device_properties()
     major, minor, *_ = torch.__version__.split(".")
     return 2 * blas_workspace_bytes(
@@ -233,7 +233,7 @@ def _trace_steady(
 
 
 def _sum_costs(costs: list[Cost], repeats: list[Repeat], kept_blocks: int) -> Cost:
-    """The cost of a whole pass: what is in the middle block of a run counts for all blocks that were left out."""
+    """Add up a whole pass: what is in the middle block of a run counts for all blocks left out."""
     middle = middle_block(kept_blocks)
     total = Cost(module="")
     for cost in costs:
@@ -249,7 +249,7 @@ def _sum_costs(costs: list[Cost], repeats: list[Repeat], kept_blocks: int) -> Co
 
 
 def _blocks(costs: list[Cost], repeats: list[Repeat], kept_blocks: int, total: Cost) -> tuple[int, float]:
-    """`num_blocks` and `block_share` of the cost model, where a few blocks were seen to stand for all of them."""
+    """Return `num_blocks` and `block_share` of the cost model; 0 where no few blocks stand for all."""
     lengths = {repeat.copies for repeat in repeats}
     full_flops = total.hardware_flops(1)
     if len(lengths) != 1 or kept_blocks >= max(lengths) or not full_flops:
@@ -265,7 +265,7 @@ def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:
 
 
 def _trained(parameters: list[Any], repeats: list[Repeat], trained: frozenset[int]) -> list[Any]:
-    """Parameters that get a gradient; a block that was left out is like the first of its run."""
+    """Return the parameters that get a gradient; a block left out is like the first of its run."""
     known = set(trained)
     for repeat in repeats:
         blocks = list(repeat.container)[repeat.start : repeat.start + repeat.copies]

@@ -41,7 +41,7 @@ _LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
 def workspace_sizes(
     operator: Any, shapes: Any, result: Any, probe_batch: int, *, itemsize: int, is_channels_last: bool, device: str
 ) -> tuple[Polynomial, ...]:
-    """Give the bytes that one call takes beside its outputs, one after the other; empty where none are known.
+    """Return the bytes that one call takes beside its outputs, one after the other; empty where unknown.
 
     Args:
         operator: Overload of an operator.
@@ -60,7 +60,7 @@ def workspace_sizes(
 
 
 def _of_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int) -> tuple[Polynomial, ...]:
-    """Give what the backward pass of fused attention takes on a CUDA device.
+    """Return what the backward pass of fused attention takes on a CUDA device.
 
     The gradient of the query is summed up in float32, beside one number a row; where several heads share a key, those
     of key and value are made for every head first. Source: `flash_attn/flash_api.cpp` (`dq_accum`, `softmax_d`,
@@ -85,7 +85,7 @@ def _rounded_up(size: int, multiple: int) -> int:
 def _of_convolution(
     operator: Any, shapes: Any, result: Any, probe_batch: int, itemsize: int, is_channels_last: bool
 ) -> tuple[Polynomial, ...]:
-    """Give what a convolution takes on the CPU.
+    """Return what a convolution takes on the CPU.
 
     Source: the allocator's events around single calls, torch 2.13 with oneDNN. Weights are reordered into blocks, and
     images too unless their channels come last: the operands first, then the result out of its blocks. A result that a

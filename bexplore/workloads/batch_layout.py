@@ -38,7 +38,7 @@ class BatchLayout:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the number of samples of a batch can be seen."""
+        """Return whether the number of samples of a batch can be seen."""
         return self.samples_of is not None or self.tensors is not None or any(self.rows)
 
     def check(self, batch: Batch, micro_batch_size: int) -> None:
@@ -93,7 +93,7 @@ def batch_layout(
 def _compared_again(
     make_batch: Callable[[int], Batch], samples_of: Callable[[Batch], int] | None
 ) -> BatchLayout | None:
-    """As `_compared`, with sizes that a batch which is filled up to a multiple of 8 or 16 shows too."""
+    """Compare sizes at which a batch that is filled up to a multiple of 8 or 16 grows, too."""
     try:
         return _compared(make_batch, _LARGER_SIZES, samples_of)
     except Exception:  # of the user's, at a size that nobody may ever ask for: that the small ones are alike is told
@@ -103,7 +103,7 @@ def _compared_again(
 def _compared(
     make_batch: Callable[[int], Batch], sizes: tuple[int, int], samples_of: Callable[[Batch], int] | None
 ) -> BatchLayout | None:
-    """The layout that batches of two sizes show; None where they are alike."""
+    """Return the layout that batches of two sizes show; None where they are alike."""
     batches = [make_batch(size) for size in sizes]
     if samples_of is not None and not is_fake():
         _check_count(samples_of, batches, sizes)
@@ -134,7 +134,7 @@ def _check_count(samples_of: Callable[[Batch], int], batches: Sequence[Batch], s
 def _sample_dimension(
     small: torch.Tensor, large: torch.Tensor, sizes: tuple[int, int]
 ) -> tuple[int | None, Fraction | None]:
-    """The dimension that grows as the size does, and its length per sample; else the first that differs, and None."""
+    """Return the dimension that grows as the size does and its length per sample; else one that differs."""
     lengths = list(zip(small.shape, large.shape, strict=True))
     rows = [_per_sample(a, b, sizes) for a, b in lengths]
     proportional = [index for index, found in enumerate(rows) if found]
@@ -145,7 +145,7 @@ def _sample_dimension(
 
 
 def _per_sample(small: int, large: int, sizes: tuple[int, int]) -> Fraction | None:
-    """What each sample adds to two lengths; None where they do not grow as the sizes do."""
+    """Return what each sample adds to two lengths; None where they do not grow as the sizes do."""
     return Fraction(small, sizes[0]) if small != large and small * sizes[1] == large * sizes[0] else None
 
 
@@ -175,7 +175,7 @@ def _refuse_other_number(
 
 
 def _excess(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> int | None:
-    """By how much a dimension exceeds each of the sizes; None where none does so by the same number."""
+    """Return by how much a dimension exceeds each of the sizes; None where the excess varies."""
     for lengths in zip(*(tensor.shape for tensor in tensors), strict=False):
         found = {length - size for length, size in zip(lengths, sizes, strict=True)}
         if len(found) == 1:
@@ -184,7 +184,7 @@ def _excess(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> int | None
 
 
 def _holds_objects(batch: Batch) -> bool:
-    """Whether there are leaves in which samples may be hidden."""
+    """Return whether there are leaves in which samples may be hidden."""
     return any(not isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in tree_leaves(batch))
 
 
@@ -193,5 +193,5 @@ def _shapes(batch: Batch) -> str:
 
 
 def tensor_leaves(batch: Batch) -> list[torch.Tensor]:
-    """The tensors of a batch, in the order of `Workload.batch_dimensions`."""
+    """Return the tensors of a batch, in the order of `Workload.batch_dimensions`."""
     return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -287,6 +287,6 @@ def _attention_positions(config: DecoderConfig) -> nn.Module | None:
 
 
 def _angles(length: int, channels: int, base: float) -> torch.Tensor:
-    """(length, ceil(channels / 2)) float32, radians: position times base^(-2i / channels)."""
+    """Return (length, ceil(channels / 2)) float32, radians: position times base^(-2i / channels)."""
     frequencies = base ** (-torch.arange(0, channels, 2).float() / channels)
     return torch.outer(torch.arange(length).float(), frequencies)

@@ -121,22 +121,22 @@ class DecoderConfig:
 
     @property
     def key_value_heads(self) -> int:
-        """Key and value heads."""
+        """Return key and value heads."""
         return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
     def head_width(self) -> int:
-        """Channels of one head."""
+        """Return channels of one head."""
         return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
 
     @property
     def rotated(self) -> int:
-        """Channels of one head that rotary positions turn."""
+        """Return channels of one head that rotary positions turn."""
         return self.head_width if self.rotary_dim is None else self.rotary_dim
 
     @property
     def feed_forward_width(self) -> int:
-        """Channels between the two matrices of the feed-forward network."""
+        """Return channels between the two matrices of the feed-forward network."""
         return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
 
 

@@ -87,7 +87,7 @@ class _OwnLoss(nn.Module):
         self.model = model
 
     def forward(self, batch: HostBatch) -> torch.Tensor:
-        """Scalar loss of a batch of keyword arguments."""
+        """Return scalar loss of a batch of keyword arguments."""
         return self.model(**batch).loss
 
 
@@ -175,7 +175,7 @@ def _causal_samples(job: Job, config: Any, count: int) -> HostBatch:
 
 
 def _masked_samples(job: Job, config: Any, count: int) -> HostBatch:
-    """Mask the same number of tokens in every sample, so that a mean over them weighs all samples alike."""
+    """Return mask the same number of tokens in every sample, so that a mean over them weighs all samples alike."""
     tokens = _tokens(job, config, count)
     length = tokens.size(1)
     stride = max(1, round(1 / _MASKED_SHARE))

@@ -82,7 +82,7 @@ class ImportedLoss(nn.Module):
         self._takes_pairs = loss is None and _takes(model.forward, 2)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Scalar loss of a batch in any of the forms of `build_imported`."""
+        """Return scalar loss of a batch in any of the forms of `build_imported`."""
         if isinstance(batch, Mapping):
             return self._loss(self.model(**batch), batch)
         if not isinstance(batch, (tuple, list)):
@@ -141,7 +141,7 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 
 def _own_loss(output: Any) -> torch.Tensor | None:
-    """The loss that the model computed itself, if it did."""
+    """Return the loss that the model computed itself, if it did."""
     if isinstance(output, torch.Tensor):
         return output if output.dim() == 0 else None
     if isinstance(output, Mapping) and "loss" in output:
@@ -155,7 +155,7 @@ def _own_loss(output: Any) -> torch.Tensor | None:
 
 
 def _cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy over the last dimension, in float32; targets are class indices of any leading shape."""
+    """Return cross entropy over the last dimension, in float32; targets are class indices of any leading shape."""
     if targets.is_floating_point() or output.shape[:-1] != targets.shape:
         raise _no_loss(output)
     return F.cross_entropy(output.flatten(0, -2).float(), targets.flatten())

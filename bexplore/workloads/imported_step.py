@@ -134,4 +134,4 @@ def _detached(loss: Any, method: str) -> torch.Tensor:
 
 
 def _do_nothing() -> None:
-    """Evaluation updates nothing."""
+    """Update nothing, in evaluation."""

@@ -89,7 +89,7 @@ def _timed(loader: Iterable[Any], micro_batch_size: int) -> LoaderSpeed:
 
 
 def _epochs(loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of epoch after epoch; of an iterator, which has but one, its own."""
+    """Yield the batches of epoch after epoch; of an iterator, its only epoch."""
     while True:
         num_batches = 0
         for batch in loader:
@@ -105,7 +105,7 @@ def _epochs(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _num_samples(batch: Any) -> int:
-    """Samples of a batch, by the first dimension of its first tensor."""
+    """Return the samples of a batch, by the first dimension of its first tensor."""
     tensors = [leaf for leaf in tensor_leaves(batch) if leaf.dim() > 0]
     require(
         bool(tensors),

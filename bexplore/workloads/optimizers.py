@@ -49,7 +49,7 @@ def build_optimizer(
 
 
 def optimizer_names() -> list[str]:
-    """Names of the optimizers that can be used, sorted."""
+    """Return names of the optimizers that can be used, sorted."""
     return sorted(
         name
         for name, value in vars(torch.optim).items()
@@ -66,7 +66,7 @@ def names_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
 
 
 def could_be_fused(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """Those that torch has a fused kernel for, and that were made without it."""
+    """Return the optimizers that torch has a fused kernel for, and that were made without it."""
     return [optimizer for optimizer in optimizers if optimizer.defaults.get("fused", True) in (None, False)]
 
 

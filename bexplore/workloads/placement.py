@@ -13,13 +13,13 @@ from bexplore.workloads.torch_private import current_fake_mode
 
 
 def is_fake() -> bool:
-    """Whether tensors made now are fake: shapes without values or memory."""
+    """Return whether tensors made now are fake: shapes without values or memory."""
     return current_fake_mode() is not None
 
 
 @contextlib.contextmanager
 def creation_device(device: torch.device) -> Iterator[None]:
-    """Where the user's own modules are made: as their code says, or with fake tensors at once on the device.
+    """Make the user's modules where their code says, or, with fake tensors, on the device at once.
 
     Real modules are moved afterwards, as their own training script would do: code written for the CPU (NumPy, `item`)
     may run while they are made. So are those of a fake mode that takes real tensors of the CPU for such code.

@@ -18,7 +18,7 @@ def require(condition: bool, message: str, hint: str) -> None:
 
 
 def suggestion(value: str, known: Iterable[str]) -> str:
-    """What to type instead of an unknown value: the nearest known one, or what there is."""
+    """Return a hint for an unknown value: the nearest known one, or what there is."""
     known = list(known)
     by_lower_case = {name.lower(): name for name in known}
     near = difflib.get_close_matches(value.lower(), by_lower_case, n=1)

@@ -77,7 +77,7 @@ class EvaluationStep(Protocol):
 
 
 def methods(*, is_training: bool) -> dict[str, str]:
-    """The methods that a step must have, as one would write their first line."""
+    """Return the methods that a step must have, as one would write their first line."""
     protocol = TrainingStep if is_training else EvaluationStep
     found = {name: member for name, member in vars(protocol).items() if inspect.isfunction(member)}
     return {

@@ -15,7 +15,7 @@ _NEAR_MISS = 0.85  # similarity from which a key is taken for a slip of another;
 
 
 def as_flag(value: Any) -> bool | None:
-    """True and false, and the words that YAML 1.1 takes for them; None for anything else.
+    """Return true and false, and what YAML 1.1 takes for them; None for anything else.
 
     Most training tools read YAML 1.1, where `yes` and `off` are truth values; in YAML 1.2 they are texts.
     """
@@ -26,7 +26,7 @@ def as_flag(value: Any) -> bool | None:
 
 
 def as_number(value: Any) -> Any:
-    """A number that stands in quotes; anything else as it is."""
+    """Return the number in a quoted text; anything else as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -36,17 +36,17 @@ def as_number(value: Any) -> Any:
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """Whether a value is a whole number; true and false are not."""
+    """Return whether a value is a whole number; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number; true and false are not."""
+    """Return whether a value is a finite number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read_flag(problems: Problems, path: KeyPath, default: bool) -> bool:
-    """A truth value; the default where it is absent or null, and where it is wrong, which is noted."""
+    """Read a truth value; the default where it is absent, null, or wrong, which is noted."""
     value = problems.document.get(path)
     if value is None:
         return default
@@ -58,7 +58,7 @@ def read_flag(problems: Problems, path: KeyPath, default: bool) -> bool:
 
 
 def read_positive(problems: Problems, path: KeyPath, largest: int = MAX_SAMPLES) -> int | None:
-    """A positive integer; None where it is absent or null, and where it is wrong, which is noted."""
+    """Read a positive integer; None where it is absent, null, or wrong, which is noted."""
     value = problems.document.get(path)
     if value is None:
         return None
@@ -70,7 +70,7 @@ def read_positive(problems: Problems, path: KeyPath, largest: int = MAX_SAMPLES)
 
 
 def read_number(problems: Problems, path: KeyPath, default: float) -> float:
-    """A finite number, quoted or not; the default where it is absent or null, and where it is wrong, which is noted."""
+    """Read a finite number, quoted or not; the default where it is absent, null, or wrong, which is noted."""
     value = as_number(problems.document.get(path))
     if value is None:
         return default

@@ -15,7 +15,7 @@ _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 
 
 def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: Mapping[str, Any]) -> Job:
-    """The job of a built-in decoder.
+    """Make the job of a built-in decoder.
 
     Args:
         settings: The `explore:` section.
@@ -31,7 +31,7 @@ def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: M
 def workload_job(
     settings: ExploreSettings, workload: WorkloadOptions, common: Mapping[str, Any], problems: Problems
 ) -> Job:
-    """The job of the workload section; its optimizer, where it has one, comes before that of the file."""
+    """Make the job of the workload section, whose optimizer goes before the file's."""
     fields = dict(common) | _process(settings) | _optimizer(workload)
     if workload.transformers is not None:
         fields |= _transformers(workload.transformers, workload.sequence_length)
@@ -62,7 +62,7 @@ def _imported(workload: WorkloadOptions) -> dict[str, Any]:
 
 
 def _process(settings: ExploreSettings) -> dict[str, Any]:
-    """How the training's process compiles, and what it sets in torch."""
+    """Return how the training's process compiles, and what it sets in torch."""
     compiling = settings.compile.model_dump() | {"enabled": settings.compile.enabled is not False}
     return {"compile": CompileSettings(**compiling), "torch": TorchSettings(**settings.torch.model_dump())}
 
@@ -93,7 +93,7 @@ def _transformers(options: TransformersOptions, sequence_length: int | None) -> 
 
 
 def _longest_sequence(options: TransformersOptions) -> int | None:
-    """Tokens a sample where only the model's configuration says; None for images and where it does not."""
+    """Return the tokens of a sample by the model's configuration; None for images or if it has none."""
     if options.task == "image_classification":
         return None
     lengths = [options.config.get(name) for name in ("max_position_embeddings", "n_positions")]

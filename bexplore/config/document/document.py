@@ -32,7 +32,7 @@ class Document:
     warnings: list[str] = field(default_factory=list)
 
     def get(self, path: Sequence[str | int], default: Any = None) -> Any:
-        """The value at a path of keys and indices; `default` where there is none."""
+        """Return the value at a path of keys and indices; `default` where there is none."""
         value: Any = self.values
         for key in path:
             is_key = isinstance(value, dict) and key in value
@@ -43,16 +43,16 @@ class Document:
         return value
 
     def has(self, path: Sequence[str | int]) -> bool:
-        """Whether something stands at a path; null counts."""
+        """Return whether something stands at a path; null counts."""
         missing = object()
         return self.get(path, missing) is not missing
 
     def dotted_keys(self) -> list[str]:
-        """Every key that holds a plain value, dotted."""
+        """Return every key that holds a plain value, dotted."""
         return [dotted_path(path) for path in self.positions if not isinstance(self.get(path), dict | list)]
 
     def position(self, path: Sequence[str | int]) -> Position:
-        """Where a path stands, or the nearest thing around it; without a line where nothing does."""
+        """Return where a path stands, or the nearest thing around it; without a line where nothing does."""
         for length in range(len(path), 0, -1):
             position = self.positions.get(tuple(path[:length]))
             if position is not None:
@@ -60,7 +60,7 @@ class Document:
         return Position()
 
     def where(self, path: Sequence[str | int]) -> str:
-        """`file:line` of a path; `--set ...` for a value of the command line."""
+        """Return `file:line` of a path; `--set ...` for a value of the command line."""
         position = self.position(path)
         if position.override:
             return f"--set {position.override}"
@@ -98,7 +98,7 @@ class Document:
         self.positions[path] = Position(override=override.source.removeprefix("--set "))
 
     def _resolve(self, override: Override) -> KeyPath:
-        """The path that the dotted parts of an override mean in this file."""
+        """Return the path that the dotted parts of an override mean in this file."""
         parts = list(override.parts)
         path: list[str | int] = []
         value: Any = self.values
@@ -121,7 +121,7 @@ class Document:
         return tuple(path)
 
     def _notice_new_key(self, container: dict[str, Any], key: Any, path: list[str | int], override: Override) -> None:
-        """A key that is not there yet, beside one that is and looks like it, is probably a slip."""
+        """Warn of a new key that resembles one that is there: it is probably a slip."""
         near = difflib.get_close_matches(str(key), list(container), n=1, cutoff=_NEAR_KEY)
         if key not in container and near and path[:1] != ["explore"]:
             section = dotted_path(path) or "the file"
@@ -230,12 +230,12 @@ def read(path: Path) -> Document:
 
 
 def dotted_path(path: Sequence[str | int]) -> str:
-    """A path as people write it."""
+    """Return a path as people write it."""
     return ".".join(str(key) for key in path)
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file, never more than the limit."""
+    """Read the text of a file, never more than the limit."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -257,7 +257,7 @@ def _read_text(path: Path) -> str:
 
 
 def _child(container: Any, key: str | int) -> Any:
-    """What stands under a key or an index; None where nothing does."""
+    """Return what stands under a key or an index; None where nothing does."""
     if isinstance(container, list):
         return container[key] if isinstance(key, int) and key < len(container) else None
     return container.get(key) if isinstance(container, dict) else None
@@ -272,7 +272,7 @@ def _assign(container: Any, key: str | int, value: Any) -> None:
 
 
 def _list_step(values: list[Any], part: str) -> tuple[int | None, int]:
-    """The index that a part of a path means in a list, and how many parts it takes: none if it is the element's key.
+    """Return the index that a part of a path means in a list, and how many parts it takes (0: an element's key).
 
     The key of no element means a new element behind the last; None where the list does not hold mappings.
     """
@@ -287,7 +287,7 @@ def _list_step(values: list[Any], part: str) -> tuple[int | None, int]:
 
 
 def _mapping_step(values: dict[str, Any], parts: list[str]) -> tuple[str, int]:
-    """The key that the first parts of a path mean: the longest that stands in the mapping, else the first part.
+    """Return the key that the first parts of a path mean: the longest that is there, else the first part.
 
     A flag such as `csx.performance.micro_batch_size` is one key of its callback, whether it stands there yet or not.
     """

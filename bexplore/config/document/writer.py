@@ -16,7 +16,7 @@ _LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
 
 def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), source: str) -> str:
-    """The text with a number at a path, and nothing else changed: neither a comment nor the order nor the quoting.
+    """Return the text with a number at a path; comments, order and quoting stay.
 
     The result is read again before it is believed: where a value is shared (an anchor, a merged mapping), changing it
     would change other keys too, and that is refused.
@@ -44,7 +44,7 @@ def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), 
 
 
 def fragment(text: str, path: KeyPath, number: int, *, source: str) -> tuple[list[str], KeyPath]:
-    """The YAML lines that are to be written for a number at a path, and the path of what they belong under.
+    """Return the YAML lines to write for a number at a path, and the path of what they belong under.
 
     Raises:
         UserInputError: The text is not YAML.
@@ -57,7 +57,7 @@ def fragment(text: str, path: KeyPath, number: int, *, source: str) -> tuple[lis
 
 
 def _depth_present(values: Any, path: KeyPath) -> int:
-    """How many keys of a path lead through mappings and lists that are there and hold something."""
+    """Count the keys of a path that lead through mappings and lists that hold something."""
     value = values
     for depth, key in enumerate(path):
         is_there = (isinstance(value, dict) and key in value) or (isinstance(value, list) and key in range(len(value)))
@@ -70,7 +70,7 @@ def _depth_present(values: Any, path: KeyPath) -> int:
 def _grown(
     text: str, depth: int, positions: Mapping[KeyPath, Position], path: KeyPath, number: int, beside: KeyPath
 ) -> str:
-    """The text with what is missing of a path behind its first `depth` keys."""
+    """Return the text with what is missing of a path behind its first `depth` keys."""
     parent, rest = path[:depth], path[depth:]
     empty = positions.get(path[: depth + 1])
     if empty is not None and empty.span is not None and empty.key_span is not None:  # `callbacks:`, `[]`, `{}`, `null`
@@ -98,7 +98,7 @@ def _grown(
 
 
 def _appended(text: str, last: Position, rest: KeyPath, number: int, *, flow: bool) -> str:
-    """The text with an element behind the last one of a list."""
+    """Return the text with an element behind the last one of a list."""
     assert last.span is not None  # the caller has looked
     start, end = last.span
     if flow:
@@ -111,7 +111,7 @@ def _appended(text: str, last: Position, rest: KeyPath, number: int, *, flow: bo
 
 
 def _block(rest: KeyPath, number: int) -> list[str]:
-    """The lines of a path in block style; an index begins an element of a list."""
+    """Return the lines of a path in block style; an index begins an element of a list."""
     head, *tail = rest
     inner = _block(tuple(tail), number) if tail else []
     if isinstance(head, int):
@@ -120,12 +120,12 @@ def _block(rest: KeyPath, number: int) -> list[str]:
 
 
 def _entry(text: str, rest: KeyPath, number: int) -> str:
-    """A path in flow style, as an entry of a mapping or an element of a list."""
+    """Return a path in flow style, as an entry of a mapping or an element of a list."""
     return _flow(text, rest, number)[1:-1]
 
 
 def _flow(text: str, rest: KeyPath, number: int) -> str:
-    """The value of a path in flow style; keys are quoted where the whole text is, as JSON is."""
+    """Return the value of a path in flow style; keys are quoted where the whole text is, as JSON is."""
     if not rest:
         return str(number)
     quote = '"' if text.lstrip().startswith("{") else ""
@@ -143,7 +143,7 @@ def _start_of_line(text: str, index: int) -> int:
 
 
 def _replaced(text: str, place: Position, number: int) -> str:
-    """A value on its key's own line is replaced alone; a block below its key leaves with its lines."""
+    """Replace a value on its key's own line alone, and a block below its key with its lines."""
     assert place.span is not None  # the caller has looked
     start, end = place.span
     anchor = _ANCHOR.match(text, start, end)
@@ -175,7 +175,7 @@ def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -
 
 
 def _with(value: Any, path: KeyPath, number: int) -> Any:
-    """A value with a number at a path below it; what is absent or empty on the way is made."""
+    """Return a value with a number at a path below it; make what is absent or empty on the way."""
     if not path:
         return number
     key, rest = path[0], path[1:]
@@ -186,7 +186,7 @@ def _with(value: Any, path: KeyPath, number: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value with mappings as sets of pairs, since a new key may stand before others, and NaN equal to itself."""
+    """Return the value with mappings as sets of pairs, whatever their order, and NaN equal to itself."""
     if isinstance(value, dict):
         return frozenset((key, _plain(inner)) for key, inner in value.items())
     return tuple(_plain(inner) for inner in value) if isinstance(value, list) else repr(value)

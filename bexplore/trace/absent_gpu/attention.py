@@ -74,7 +74,7 @@ def choose_backend(
 
 
 def _is_regular(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether every fused kernel could take the shapes and strides."""
+    """Return whether every fused kernel could take the shapes and strides."""
     tensors = (query, key, value)
     if any(tensor.dim() != 4 or tensor.size(0) != query.size(0) for tensor in tensors):
         return False
@@ -84,7 +84,7 @@ def _is_regular(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
 
 
 def _prefers_cudnn(capability: tuple[int, int]) -> bool:
-    """Whether cuDNN comes first, as with cuDNN above 9.15.0, which builds of torch for CUDA 13 bring along."""
+    """Return whether cuDNN comes first, as with cuDNN above 9.15.0, which torch for CUDA 13 brings along."""
     return capability[0] in (9, 10)
 
 
@@ -104,7 +104,7 @@ def _suits_cudnn(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
 
 
 def _mask_fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Whether a mask has two or four dimensions, each of 1 or of that of the scores."""
+    """Return whether a mask has two or four dimensions, each of 1 or of that of the scores."""
     scores = (query.size(0), query.size(1), query.size(2), key.size(2))[-mask.dim() :]
     fits = all(size in (1, wanted) for size, wanted in zip(mask.shape, scores, strict=True))
     return mask.dim() in (2, 4) and fits and not mask.requires_grad
@@ -224,14 +224,14 @@ _KERNELS = {
 
 
 def _as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask of booleans as numbers that are added to the scores."""
+    """Return a mask of booleans as numbers that are added to the scores."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
 
 
 def _aligned(bias: Tensor) -> Tensor:
-    """The bias as memory-efficient attention wants it: rows at multiples of 16 elements."""
+    """Return the bias as memory-efficient attention wants it: rows at multiples of 16 elements."""
     length = bias.size(-1)
     if length % _MASK_ALIGNMENT:
         return pad(bias, (0, -length % _MASK_ALIGNMENT))[..., :length]

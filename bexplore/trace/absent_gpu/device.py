@@ -19,7 +19,7 @@ class AbsentDriver:
     """Tell Triton the target of its kernels, and refuse whatever would need the device itself."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
-        """Stand for a device of a compute capability, major and minor."""
+        """Set the target of a device of a compute capability, major and minor."""
         self._target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
 
     def get_current_target(self) -> GPUTarget:

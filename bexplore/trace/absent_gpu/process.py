@@ -82,7 +82,7 @@ def _torch_folder() -> Path:
 
 
 def _built(torch_folder: Path) -> Path:
-    """The library for this version of PyTorch; built by the machine's compiler where an earlier run did not."""
+    """Return the library for this version of PyTorch, after building it where no earlier run did."""
     digest = hashlib.sha256(_SOURCE.read_bytes() + version("torch").encode() + bytes(torch_folder)).hexdigest()[:16]
     library = folder("absent_gpu") / f"guard-{digest}.so"
     if not library.exists():

@@ -53,7 +53,7 @@ class Layout:
 
 
 def sections_layout(problems: Problems) -> Layout:
-    """The layout with `train_input`, `eval_input`, `model`, `optimizer` and `runconfig`."""
+    """Return the layout with `train_input`, `eval_input`, `model`, `optimizer` and `runconfig`."""
     names = {Mode.TRAIN: "train_input", Mode.EVAL: "eval_input"}
     for name in (*names.values(), "model", "optimizer", "runconfig"):
         require_mapping(problems, (name,))
@@ -80,7 +80,7 @@ def sections_layout(problems: Problems) -> Layout:
 
 
 def trainer_layout(problems: Problems) -> Layout:
-    """The layout with one `trainer` section; of a list of trainers, the first."""
+    """Return the layout with one `trainer` section; of a list of trainers, the first."""
     root = _first_trainer(problems)
     init: KeyPath = (*root, "init")
     backend: KeyPath = (*init, "backend")
@@ -129,7 +129,7 @@ def _first_trainer(problems: Problems) -> KeyPath:
 
 
 def _dataloader(problems: Problems, root: KeyPath, side: Mode) -> KeyPath | None:
-    """The first data section of a side; None where it has none."""
+    """Return the first data section of a side; None where it has none."""
     for tail in _DATALOADERS[side]:
         path: KeyPath = (*root, *tail)
         if isinstance(problems.document.get(path), list):
@@ -140,7 +140,7 @@ def _dataloader(problems: Problems, root: KeyPath, side: Mode) -> KeyPath | None
 
 
 def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath) -> KeyPath:
-    """Where `micro_batch_size` of a side stands; where it would stand if it is absent."""
+    """Return where `micro_batch_size` of a side stands, or would stand if it is absent."""
     document = problems.document
     listed = document.get(callbacks)
     count = len(listed) if isinstance(listed, list) else 0
@@ -164,7 +164,7 @@ def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath
 
 
 def _callback_near_misses(listed: Any, callbacks: KeyPath) -> dict[KeyPath, tuple[str, ...]]:
-    """Which slips to look for in the callbacks and in their flags."""
+    """Return the keys of which a slip is looked for in the callbacks and their flags."""
     scopes = tuple(dict.fromkeys(scope for names in _SCOPES.values() for scope in names))
     wanted: dict[KeyPath, tuple[str, ...]] = {}
     for index, callback in enumerate(listed if isinstance(listed, list) else []):

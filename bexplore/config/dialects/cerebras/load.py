@@ -34,7 +34,7 @@ __all__ = ["SECTIONS", "find_layout", "load"]
 
 
 def find_layout(problems: Problems) -> Layout | None:
-    """Where the file keeps what is read; None where it is in neither layout."""
+    """Return where the file keeps what is read; None where it is in neither layout."""
     values = problems.document.values
     if values.get("trainer") is not None:
         return trainer_layout(problems)
@@ -42,7 +42,7 @@ def find_layout(problems: Problems) -> Layout | None:
 
 
 def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | None) -> Config:
-    """From where things stand to a Config, or to one error with every mistake."""
+    """Read a file into a Config, or raise one error with every mistake."""
     document = problems.document
     for path, known in layout.near_misses.items():
         notice_near_misses(problems, path, known)
@@ -82,7 +82,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
 
 
 def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettings, num_replicas: int) -> Job:
-    """One replica's program, from `explore.workload` or from the model section."""
+    """Return one replica's program, from `explore.workload` or from the model section."""
     document = problems.document
     precision = Precision(settings.precision) if settings.precision is not None else _precision(layout, problems)
     common: dict[str, Any] = {
@@ -107,7 +107,7 @@ def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettin
 
 
 def _precision(layout: Layout, problems: Problems) -> Precision:
-    """Number formats by the precision section, else by the model section; float32 where neither speaks."""
+    """Return the number formats of the precision section, else of the model section; else float32."""
     document = problems.document
     section = layout.precision if isinstance(document.get(layout.precision), dict) else None
     if section is not None:

@@ -37,7 +37,7 @@ _DESCRIBE_IT = "describe it under explore.workload (transformers, or model and b
 
 
 def read_decoder(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[str, Any]:
-    """Fields of `Job` of a decoder-only language model.
+    """Return the fields of `Job` of a decoder-only language model.
 
     Args:
         problems: Receives mistakes and warnings.
@@ -66,7 +66,7 @@ def read_decoder(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[
 
 
 def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) -> bool:
-    """Whether the section describes something that is built in; notes it if not."""
+    """Return whether the section describes a built-in model; note it if not."""
     name = values.get("name")
     lowered = str(name).lower()
     experts = values.get("moe") or values.get("moe_params")
@@ -92,7 +92,7 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
 
 
 def _sizes(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[str, Any]:
-    """Vocabulary, width, depth, heads and feed-forward width."""
+    """Read vocabulary, width, depth, heads and feed-forward width."""
     document = problems.document
     found: dict[str, Any] = {}
     for key, name in SIZES.items():
@@ -112,7 +112,7 @@ def _sizes(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[str, A
 
 
 def _heads(problems: Problems, path: KeyPath, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Width of a head, and groups of keys and values."""
+    """Read the width of a head, and the groups of keys and values."""
     num_heads, inner = model["num_heads"], read_positive(problems, (*path, "attention_inner_dim"))
     key, width = ("attention_inner_dim", inner) if inner is not None else ("hidden_size", model["hidden_size"])
     if width is not None and num_heads is not None and width % num_heads:
@@ -132,7 +132,7 @@ def _heads(problems: Problems, path: KeyPath, model: Mapping[str, Any]) -> dict[
 
 
 def _positions(problems: Problems, path: KeyPath, model: Mapping[str, Any]) -> dict[str, Any]:
-    """How positions enter, and the rotary numbers."""
+    """Read how positions enter, and the rotary numbers."""
     kind = _word(problems, (*path, "position_embedding_type"), POSITIONS, "learned")
     if not read_flag(problems, (*path, "use_position_embedding"), True):
         kind = "none"
@@ -150,7 +150,7 @@ def _positions(problems: Problems, path: KeyPath, model: Mapping[str, Any]) -> d
 
 
 def _dropouts(problems: Problems, path: KeyPath) -> dict[str, float]:
-    """Dropout probabilities, with the family's own defaults."""
+    """Read dropout probabilities, with the family's own defaults."""
     found: dict[str, float] = {}
     keys = {"dropout_rate": "dropout", "embedding_dropout_rate": "embedding_dropout"}
     keys |= {"attention_dropout_rate": "attention_dropout"}
@@ -162,7 +162,7 @@ def _dropouts(problems: Problems, path: KeyPath) -> dict[str, float]:
 
 
 def _sequence_length(problems: Problems, path: KeyPath, data_path: KeyPath) -> int | None:
-    """Tokens a sample: by the data section, else by the model section."""
+    """Read the tokens of a sample: of the data section, else of the model section."""
     places = [(*data_path, "max_sequence_length"), (*data_path, "sequence_length")]
     places += [(*path, "max_sequence_length"), (*path, "max_position_embeddings")]
     for place in places:
@@ -175,7 +175,7 @@ def _sequence_length(problems: Problems, path: KeyPath, data_path: KeyPath) -> i
 def _num_positions(
     problems: Problems, path: KeyPath, model: Mapping[str, Any], sequence_length: int | None
 ) -> int | None:
-    """Positions that the model has; only learned ones cannot grow with the sequence."""
+    """Read the positions of the model; only learned ones cannot grow with the sequence."""
     place = (*path, "max_position_embeddings")
     given = read_positive(problems, place, largest=_LONGEST_SEQUENCE)
     if given is None or sequence_length is None or given >= sequence_length:
@@ -187,7 +187,7 @@ def _num_positions(
 
 
 def _word(problems: Problems, path: KeyPath, known: Mapping[str, str], default: str) -> str:
-    """Our word for one of theirs."""
+    """Translate one of the family's words into ours."""
     value = problems.document.get(path)
     if value is None:
         return known[default]

@@ -38,7 +38,7 @@ _FLAGS = frozenset(("amsgrad", "nesterov", "centered"))
 
 
 def read_optimizer(problems: Problems, path: KeyPath) -> dict[str, Any]:
-    """Fields of `Job` of the section: `{optimizer_type: AdamW, ...}` or `{AdamW: {...}}`; none where it is empty.
+    """Return the fields of `Job` of `{optimizer_type: AdamW, ...}` or `{AdamW: {...}}`; none where it is empty.
 
     Learning-rate schedules, loss scales and whatever else is not the optimizer's own stay where they are.
     """
@@ -67,7 +67,7 @@ def read_optimizer(problems: Problems, path: KeyPath) -> dict[str, Any]:
 
 
 def read_max_gradient_norm(problems: Problems, layout: Layout) -> dict[str, Any]:
-    """Field of `Job` of the clipping, which stands in the optimizer section or in the precision section."""
+    """Return the field of `Job` of clipping, from the optimizer section or the precision section."""
     for section in (layout.optimizer, layout.precision):
         path = (*section, "max_gradient_norm")
         norm = as_number(problems.document.get(path))
@@ -81,7 +81,7 @@ def read_max_gradient_norm(problems: Problems, layout: Layout) -> dict[str, Any]
 
 
 def _written_name(section: Mapping[str, Any], path: KeyPath) -> tuple[str | None, KeyPath]:
-    """The name as written, and where the arguments stand."""
+    """Return the name as written, and where the arguments stand."""
     if section.get("optimizer_type") is not None:
         return str(section["optimizer_type"]), path
     for name, values in section.items():
@@ -93,7 +93,7 @@ def _written_name(section: Mapping[str, Any], path: KeyPath) -> tuple[str | None
 
 
 def _class_name(problems: Problems, written: str, path: KeyPath) -> str:
-    """The class of torch.optim, or the nearest with a notice."""
+    """Return the class of torch.optim, or the nearest one with a warning."""
     lowered = written.lower()
     if lowered in _NEAREST:
         name, why = _NEAREST[lowered]
@@ -107,7 +107,7 @@ def _class_name(problems: Problems, written: str, path: KeyPath) -> str:
 
 
 def _is_right(problems: Problems, path: KeyPath, argument: str, value: Any) -> bool:
-    """Whether a value has the kind that the argument takes; notes it if not."""
+    """Return whether a value has the kind that the argument takes; note it if not."""
     if argument in _PAIRS:
         kind, is_right = "two numbers", isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
     elif argument in _FLAGS:

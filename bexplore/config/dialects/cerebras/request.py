@@ -43,7 +43,7 @@ def read_request(problems: Problems, path: KeyPath) -> Request:
 
 
 def _form_hint(value: Any) -> str:
-    """What was probably meant by a micro_batch_size that is none of the forms."""
+    """Guess what was meant by a micro_batch_size that has none of the forms."""
     if isinstance(value, str):
         bare = value.strip()
         if bare.isdecimal() and len(bare) < 10 and int(bare) > 0:
@@ -60,7 +60,7 @@ def _form_hint(value: Any) -> str:
 
 
 def _read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | None]:
-    """`{min: N, max: M}`, either of which may be missing."""
+    """Read `{min: N, max: M}`, either of which may be missing."""
     bounds = problems.document.get(path)
     if bounds is None:
         return None, None
@@ -80,7 +80,7 @@ def _read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | N
 
 
 def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode | None) -> Mode:
-    """The side that is explored: the one asked for by name, else the one whose request is the strongest."""
+    """Choose the side to explore: the one asked for by name, else the one whose request is the strongest."""
     if mode is not None:
         if mode not in requests:
             other = f"leave the mode out to use {next(iter(requests))}" if requests else ""
@@ -158,7 +158,7 @@ def check_batch(
 
 
 def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, settings: ExploreSettings) -> None:
-    """Only what is cut from the batch needs it."""
+    """Note a missing batch size where sizes are cut from it."""
     if request.kind is RequestKind.AUTO:
         what = "auto needs" if request.position is not None else "an absent micro_batch_size means auto, which needs"
         problems.error(

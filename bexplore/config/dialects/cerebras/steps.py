@@ -13,7 +13,7 @@ _MOST_STEPS = 2**31 - 1  # what their runtime counts to
 
 
 def read_max_steps(problems: Problems, loop: KeyPath) -> int | None:
-    """Steps of a training from its beginning; None where the file does not say, or says what is no number of steps.
+    """Return the steps of a training from its beginning; None where the file does not give a number.
 
     `num_steps` goes before the others; of `max_steps` and of `num_epochs` with `steps_per_epoch`, what ends it first.
     A wrong number is a warning: it decides nothing but how long a search is worth its while.
