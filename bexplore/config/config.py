@@ -118,7 +118,7 @@ class Config:
 
     @property
     def replica_batch_size(self) -> int | None:
-        """Return the samples of a replica in an optimizer step; None if `batch_size` is unknown or has no whole share."""
+        """Return the samples of a replica in a step; None where `batch_size` is unknown or has no whole share."""
         if self.batch_size is None:
             return None
         try:
