@@ -4,8 +4,9 @@
 
 Exact facts: runs without a change over two thread counts, two hash seeds and two loads of the machine, each in a new
 process, and seven planted changes. Timing: decisions of the guard over samples of live workers, A against A, and
-against programs with more work; the rivals judge the very same samples. Samples are kept, so that `--only table` needs
-no run.
+against programs with more work; the rivals judge the very same samples. The samples (5 MB) stay out of git, in
+`benchmarks/samples/guard.json`; the repository keeps what follows from them, in `results/guard_timing.json`. With the
+samples there, `--only table` judges them again; without them it draws the table from what is kept.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ from bexplore.trace.program_metrics import ProgramMetrics
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+SAMPLES = HERE / "samples"  # ignored by git
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the ratio of a round, which are kept of the samples
 TIERS = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
 # Programs whose work differs by a known share: equal blocks in a row, in eager mode.
 BLOCKS = {"A": 18, "A again": 18, "5 % more work": 19, "10 % more work": 20}
@@ -82,11 +85,14 @@ def main() -> None:
     arguments = parser.parse_args()
     scale = QUICK if arguments.quick else FULL
     folder = Path(tempfile.mkdtemp(prefix="guard-bench-")) if arguments.quick else RESULTS
-    folder.mkdir(exist_ok=True)
+    samples = (folder if arguments.quick else SAMPLES) / "guard.json"
+    samples.parent.mkdir(exist_ok=True)
     if arguments.only in (None, "exact"):
         keep(folder / "guard_exact.json", exact(scale))
     if arguments.only in (None, "timing"):
-        record(scale, folder / "guard_samples.json", arguments.columns)
+        record(scale, samples, arguments.columns)
+    if samples.exists():
+        keep(folder / "guard_timing.json", judged(json.loads(samples.read_text())))
     text = report(folder)
     (folder / "guard.md").write_text(text)
     print(text)
@@ -279,6 +285,49 @@ def pairs_of(run: dict[str, Any], number: int) -> list[list[Round]]:
     return pairs[first:] + pairs[:first]
 
 
+# Judgements
+
+
+def judged(samples: dict[str, Any]) -> dict[str, Any]:
+    """What the repository keeps of the samples, column by column: the judgements, and quantiles of the ratios."""
+    columns = {}
+    for title, own in samples["columns"].items():
+        pair_s = seconds_of_a_pair(own)
+        runs = [pairs_of(run, number) for number, run in enumerate(own["runs"])]
+        taken = sorted(decided(pairs, pair_s).wall.num_workers for pairs in runs)
+        judges = {"bexplore guard": guarded(pair_s), **RIVALS}
+        kept = ("rounds", "passes_per_block", "load_average", "machine")
+        columns[title] = {
+            "num_runs": len(runs),
+            "judgements": {name: counted(judge, own["runs"]) for name, judge in judges.items()},
+            "ratio_quantiles": dict(zip(map(str, QUANTILES), ratio_quantiles(own["runs"]), strict=True)),
+            "pairs_of_a_decision": {"median": statistics.median(taken), "most": taken[-1]},
+            "pair_s": pair_s,
+            "runs_of_a_pair": own.get("runs_of_a_pair", len(runs)),
+            **{name: own[name] for name in kept},
+        }
+    return {"columns": columns}
+
+
+def counted(judge: Callable[..., Judgement], runs: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many runs a judge calls slower, unsure and faster."""
+    counts = dict.fromkeys((Judgement.SLOWER, Judgement.UNSURE, Judgement.FASTER), 0)
+    previous = None
+    for number, run in enumerate(runs):
+        pairs = pairs_of(run, number)
+        judgement = judge(pairs, previous)
+        if judgement in counts:
+            counts[judgement] += 1
+        previous = pairs
+    return {judgement.value: count for judgement, count in counts.items()}
+
+
+def ratio_quantiles(runs: Sequence[dict[str, Any]]) -> list[float]:
+    """Quantiles of the wall time of B over that of A, over all rounds."""
+    values = sorted(one.log_wall_ratio for run in runs for pair in run["pairs"] for one in rounds_of(pair))
+    return [math.exp(values[min(int(share * len(values)), len(values) - 1)]) for share in QUANTILES]
+
+
 # The table
 
 
@@ -286,8 +335,8 @@ def report(folder: Path) -> str:
     lines = ["# The guard: false alarms, misses, planted changes", ""]
     if (folder / "guard_exact.json").exists():
         lines += exact_lines(json.loads((folder / "guard_exact.json").read_text()))
-    if (folder / "guard_samples.json").exists():
-        lines += timing_lines(json.loads((folder / "guard_samples.json").read_text()))
+    if (folder / "guard_timing.json").exists():
+        lines += timing_lines(json.loads((folder / "guard_timing.json").read_text()))
     return "\n".join(lines) + "\n"
 
 
@@ -320,11 +369,11 @@ def timing_lines(result: dict[str, Any]) -> list[str]:
         "would. Runs of a column share their processes, and so the luck of these (the last column of the second table "
         "says how many of them); each begins with another pair.",
         "",
-        "| judge | " + " | ".join(f"{name} ({len(own['runs'])} runs)" for name, own in columns.items()) + " |",
+        "| judge | " + " | ".join(f"{name} ({own['num_runs']} runs)" for name, own in columns.items()) + " |",
         "|---|" + "---|" * len(columns),
     ]
-    for name, judge in {"bexplore guard": None, **RIVALS}.items():
-        cells = [shares(judge or guarded(seconds_of_a_pair(own)), own["runs"]) for own in columns.values()]
+    for name in ("bexplore guard", *RIVALS):
+        cells = [shares(own["judgements"][name], own["num_runs"]) for own in columns.values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "",
@@ -337,13 +386,11 @@ def timing_lines(result: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, own in columns.items():
-        pair_s = seconds_of_a_pair(own)
-        runs = [pairs_of(run, number) for number, run in enumerate(own["runs"])]
-        taken = sorted(decided(pairs, pair_s).wall.num_workers for pairs in runs)
+        pair_s, taken = own["pair_s"], own["pairs_of_a_decision"]
         lines.append(
-            f"| {name} | {math.exp(true_log_ratio(own['runs'])):.3f} | {own['rounds']} | {own['passes_per_block']} "
-            f"| {statistics.median(taken):.0f} ({taken[-1]}) | {pair_s:.1f} | {pair_s * statistics.median(taken):.0f} "
-            f"({pair_s * taken[-1]:.0f}) | {own['load_average']:.1f} | {own.get('runs_of_a_pair', len(own['runs']))} |"
+            f"| {name} | {own['ratio_quantiles']['0.5']:.3f} | {own['rounds']} | {own['passes_per_block']} "
+            f"| {taken['median']:.0f} ({taken['most']}) | {pair_s:.1f} | {pair_s * taken['median']:.0f} "
+            f"({pair_s * taken['most']:.0f}) | {own['load_average']:.1f} | {own['runs_of_a_pair']} |"
         )
     machines = {own["machine"] for own in columns.values()}
     return [*lines, "", f"The benchmark itself is 1 of the load average. ({'; '.join(sorted(machines))})"]
@@ -375,21 +422,9 @@ def seconds_of_a_pair(column: dict[str, Any]) -> float:
     return column.get("start_s", 0.0) + turns_s
 
 
-def shares(judge: Callable[..., Judgement], runs: Sequence[dict[str, Any]]) -> str:
-    counts = dict.fromkeys((Judgement.SLOWER, Judgement.UNSURE, Judgement.FASTER), 0)
-    previous = None
-    for number, run in enumerate(runs):
-        pairs = pairs_of(run, number)
-        judgement = judge(pairs, previous)
-        if judgement in counts:
-            counts[judgement] += 1
-        previous = pairs
-    return " / ".join(f"{100 * count / len(runs):.1f}" for count in counts.values())
-
-
-def true_log_ratio(runs: Sequence[dict[str, Any]]) -> float:
-    values = [one.log_wall_ratio for run in runs for pair in run["pairs"] for one in rounds_of(pair)]
-    return sorted(values)[len(values) // 2] if values else math.nan
+def shares(judgements: dict[str, int], num_runs: int) -> str:
+    """Percent of runs, by judgement."""
+    return " / ".join(f"{100 * count / num_runs:.1f}" for count in judgements.values())
 
 
 def machine() -> str:
