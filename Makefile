@@ -11,13 +11,14 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-gpu-trace check guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
+.PHONY: help setup explore test test-gpu-trace check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
 	@echo "make test          run the tests"
 	@echo "make test-gpu-trace  the tests on a GPU that is not there: they need Triton, 190 MB"
 	@echo "make check         lint, format and types"
+	@echo "make docs          write the generated parts of README.md and docs/"
 	@echo "make guard         compare the exact facts of a tiny job with their committed baseline"
 	@echo "make bench         the engine beside sweeps and other finders; ARGS=--quick in less than ten minutes"
 	@echo "make gpu-wheels    collect in wheels/ what a machine without a package registry lacks, for Python GPU_PYTHON=$(GPU_PYTHON)"
@@ -62,6 +63,9 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)
+	$(BIN)/python -m benchmarks.readme
 
 guard: $(STAMP)
 	$(BIN)/bexplore guard configs/guard_tiny.yaml --baseline configs/guard_tiny.json --facts portable $(ARGS)

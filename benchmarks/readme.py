@@ -1,153 +1,157 @@
-"""What README.md takes from the code and from results: `python -m benchmarks.readme` writes it in place."""
+"""The generated parts of README.md and docs/: `make docs`, or `python -m benchmarks.readme [--check]`.
+
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; `PARTS` has a function for each name. With
+`--check` nothing is written, and the exit code is 1 where a part is not what would be written.
+"""
 
 from __future__ import annotations
 
-import json
+import argparse
+import ast
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_cost import OURS, SWEEP, finders, sums
-from benchmarks.search_problems import IN_TURNS
-from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
+from benchmarks import readme_tables
 from bexplore.config.config import json_schema
 
-README = Path(__file__).parent.parent / "README.md"
-RESULTS = Path(__file__).parent / "results"
-FINDERS = {  # name for people, and how its answer was run
-    OURS: ("bexplore", "yes, compiled"),
-    SWEEP: ("a static sweep of powers of two", "yes, compiled"),
-    "lightning_power": ("Lightning, power", "3 steps, eager"),
-    "lightning_binsearch": ("Lightning, binsearch", "3 steps, eager"),
-    "accelerate": ("accelerate", "3 steps, eager"),
-    "doubling_compiled": ("doubling, torch.compile", "3 steps, compiled"),
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PACKAGE = ROOT / "bexplore"
+PART = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# What `bexplore explore configs/quickstart.yaml` printed; recorded by hand, and the only place that holds it.
+QUICKSTART = ROOT / "docs" / "quickstart.txt"
+SHOWN_OF_SUMMARY = ("Use ", "To keep ", "  memory", "Report: ", "Apply: ")  # in README, below the streamed lines
+
+# The entries of the package in the order of the flow, each with a phrase.
+TREE = {
+    "cli/": "the commands, their options and exit codes",
+    "config/": "YAML -> Config: every default and check, and the families of files",
+    "job.py": "what is trained or evaluated: all that decides the program",
+    "batching.py": "micro-batch size x accumulation steps x replicas; valid global batch sizes",
+    "workloads/": "Job -> live torch modules: decoders, transformers models, your own code",
+    "trace/": "Job -> CostModel: memory and operations at every size, from one symbolic trace",
+    "measurement/": "Probe, Observation and Runner; interleaved timing; statistics",
+    "search/": "observations -> the next probe, the recommendation (no torch)",
+    "engine/": "a Runner on real hardware: worker processes that compile and time one size",
+    "replay/": "a Runner over a recorded table",
+    "testing/": "a Runner with a known answer: a simulator, for tests and benchmarks",
+    "exploration/": "one run from plan to result: events, journal, run directory, apply",
+    "guard/": "compares a job with a baseline or another revision, in CI",
+    "output/": "streamed line, live view, summary, JSON lines, HTML report",
+    "doctor.py": "checks the machine, and a job on it",
+    "pytest_plugin.py": "a job's exact facts, asserted in your own tests",
+    "errors.py": "every error raised on purpose: message, hint, exit code",
+    "units.py": "bytes, seconds and shares, parsed and printed",
+    "logs.py": "structlog, configured in one place",
+    "host/": "processors, memory, accelerators, locks, JSON files",
+    "__init__.py": "the public names",
+    "__main__.py": "`python -m bexplore`",
+    "py.typed": "the package has types",
 }
-WORLDS = {
-    ("public", "bexplore"): "recorded sweeps of others, replayed",
-    ("smooth", "bexplore"): "simulated jobs, smooth",
-    ("rough", "bexplore"): "simulated jobs, rough",
-    ("cliffs", "bexplore"): "simulated jobs with a fall, a hole or a peak",
-    ("wandering", IN_TURNS): "simulated machines whose speed wanders, sizes in turns",
-}
 
 
-SETS_OF_PROBLEMS = {
-    "recorded, developed on": "recorded sweeps that the search was developed on",
-    "recorded, not seen": "recorded sweeps that it was not",
-    "cpu_like": "simulated jobs like those of a CPU",
-    "gpu_like": "simulated jobs like those of a GPU",
-}
-SHOWN_RIVALS = 3  # the cheapest of each set
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a part is out of date")
+    only_check = parser.parse_args().check
+    stale = []
+    for path in PAGES:
+        text = path.read_text()
+        stale += [f"{path.relative_to(ROOT)}: {name}" for name, body in parts_of(text) if body != f"{PARTS[name]()}\n"]
+        if not only_check:
+            path.write_text(PART.sub(lambda match: f"{match[1]}{PARTS[match[2]]()}\n{match[3]}", text))
+    if only_check and stale:
+        sys.exit("out of date (`make docs` writes them):\n" + "\n".join(stale))
 
 
-def score_table() -> str:
-    """How often a final score of 90 and above was right, by kind of problem, as a Markdown table."""
-    methods = json.loads((RESULTS / "search.json").read_text())["methods"]
-    rows = ["| problems | ended so | mean score | truly within 2 % | probes |", "|---|---|---|---|---|"]
-    for (world, method), words in WORLDS.items():
-        found = methods[world][method]
-        share, low, high = (100.0 * value for value in found["score_90_true"])
-        ended = round(found["share_with_score_90"] * found["problems"])
-        rows.append(
-            f"| {words} | {ended:,} of {found['problems']:,} | {found['score_90_mean']:.0f} "
-            f"| {share:.1f} % ({low:.1f} to {high:.1f}) | {found['mean_probes'][0]:.1f} |"
-        )
-    return "\n".join(rows)
+def parts_of(text: str) -> Iterator[tuple[str, str]]:
+    """The name and the text of each generated part of a page."""
+    for match in PART.finditer(text):
+        yield match[2], match[0].removeprefix(match[1]).removesuffix(match[3])
 
 
-def tolerance_table() -> str:
-    """The same where another share than 2 % was asked for."""
-    rows = ["| asked for within | ended so | mean score | truly within | probes |", "|---|---|---|---|---|"]
-    for found in json.loads((RESULTS / "search.json").read_text())["tolerances"]:
-        if found["world"] == "all":
-            share, low, high = (100.0 * value for value in found["score_90_true"])
-            ended = round(found["share_with_score_90"] * found["problems"])
-            rows.append(
-                f"| {found['tolerance']:.0%} | {ended:,} of {found['problems']:,} | {found['score_90_mean']:.0f} "
-                f"| {share:.1f} % ({low:.1f} to {high:.1f}) | {found['mean_probes'][0]:.1f} |"
-            )
-    return "\n".join(rows)
+# The quickstart
 
 
-def shortfall_table() -> str:
-    """How often the recommended size is as near to the best as a low score says, as a Markdown table."""
-    words_of = {world: words for (world, _), words in WORLDS.items()}
-    rows = ["| problems | recommendations | truly as near |", "|---|---|---|"]
-    everything, *worlds = json.loads((RESULTS / "search.json").read_text())["regrets"]
-    for found in (*worlds, everything):
-        share, low, high = (100.0 * value for value in found["held"])
-        words = words_of.get(found["world"], "all of these together")
-        rows.append(f"| {words} | {found['messages']:,} | {share:.1f} % ({low:.1f} to {high:.1f}) |")
-    return "\n".join(rows)
+def quickstart() -> str:
+    """All that the quickstart printed."""
+    return f"```\n{QUICKSTART.read_text().rstrip()}\n```"
 
 
-def cost_table() -> str:
-    """What tuning costs in all on the engine's jobs and by sum, by finder, as a Markdown table."""
-    jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
-    costs = {name: {one["name"]: one for one in finders(job)} for name, job in jobs.items()}
-    titles = [job["title"].partition(",")[0] for job in jobs.values()]
-    rows = [f"| finder | {' | '.join(titles)} | sum |", "|---|" + "---:|" * (len(titles) + 1)]
-    total_s = sums(jobs)
-    for name in sorted(total_s, key=list(FINDERS).index):
-        cells = [_cost(costs[job].get(name)) for job in jobs]
-        rows.append(f"| {FINDERS[name][0]} | {' | '.join(cells)} | {_seconds(total_s[name])} |")
-    return "\n".join(rows)
+def quickstart_in_short() -> str:
+    """Eight lines of it: three that were streamed, and the summary's most important ones."""
+    lines = QUICKSTART.read_text().splitlines()
+    streamed = [line for line in lines if line.startswith("BEXP")]
+    summary = [line for line in lines if line.startswith(SHOWN_OF_SUMMARY)]
+    return "\n".join(["```", *streamed[:2], "...", streamed[-1], *summary, "```"])
 
 
-def _cost(run: Mapping[str, Any] | None) -> str:
-    if run is None:
-        return "not measured"
-    return f"ends ({_seconds(run['cost_s'])})" if run["ends"] else _seconds(run["cost_s"])
+# The package
 
 
-def _seconds(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{seconds:,.0f}"
+def tree() -> str:
+    """The entries of the package in the order of the flow."""
+    width = max(map(len, TREE))
+    lines = [f"  {name:{width}}  {phrase}" for name, phrase in TREE.items()]
+    return "\n".join(["```", "bexplore/", *lines, "```"])
 
 
-def total_table() -> str:
-    """What tuning costs in all with each method, as a Markdown table: means over the problems of a set."""
-    sets = json.loads((RESULTS / "search.json").read_text()).get("total_cost", ())
-    rows = [
-        "| problems | finder | seconds to find | seconds lost in 10 h | both | of the cheapest other |",
-        "|---|---|---|---|---|---|",
-    ]
-    for found in sets:
-        methods, count = found["methods"], found["problems"]
-        rivals = sorted(
-            (name for name in methods if name not in found["ratios"]), key=lambda name: methods[name]["sum_s"]
-        )
-        for number, name in enumerate((AS_IT_WORKS, EACH_COMPILED, *rivals[:SHOWN_RIVALS])):
-            finder, lost, both = (methods[name][key] / count for key in ("finder_sum_s", "lost_sum_s", "sum_s"))
-            ratio = ""
-            if name in found["ratios"]:
-                value, low, high = found["ratios"][name]["sum"]
-                ratio = f"{value:.2f} ({low:.2f} to {high:.2f})"
-            title = f"{SETS_OF_PROBLEMS[found['set']]} ({count:,})" if number == 0 else ""
-            rows.append(f"| {title} | {name} | {finder:.0f} | {lost:.0f} | {both:.0f} | {ratio} |")
-    return "\n".join(rows)
+def modules() -> str:
+    """A table for each folder of the package: its modules in import order, with the first line of their docstrings."""
+    lines = []
+    for name in TREE:
+        if name.endswith("/"):
+            folder = PACKAGE / name
+            lines += [f"### `{name}`", "", _first_line(folder / "__init__.py"), ""]
+            lines += ["| module | what it holds |", "|---|---|"]
+            lines += [f"| `{path.relative_to(folder)}` | {_first_line(path)} |" for path in _in_import_order(folder)]
+            lines += [""]
+    return "\n".join(lines)
 
 
-def rivals_table() -> str:
-    """What other finders answer on the engine's jobs, how long they take and what it is worth, as a Markdown table."""
-    jobs = json.loads((RESULTS / "engine.json").read_text())["jobs"]
-    rows = [
-        "| job | finder | seconds | answer | its speed, of the fastest size's | it was run |",
-        "|---|---|---|---|---|---|",
-    ]
-    for job in jobs.values():
-        found = sorted(finders(job), key=lambda one: list(FINDERS).index(one["name"]))
-        for number, one in enumerate(found):
-            name, how = FINDERS[one["name"]]
-            title = job["title"] if number == 0 else ""
-            speed = f"{100 * (1 - one['regret']['estimate']):.1f} %" if one["regret"] else "not measured"
-            was_run = how if one["was_run"] else "no"
-            rows.append(f"| {title} | {name} | {one['total_s']:.0f} | {one['answer']} | {speed} | {was_run} |")
-    return "\n".join(rows)
+def _in_import_order(folder: Path) -> Iterator[Path]:
+    """The modules below a folder; each part of the folder stands after those parts that it imports."""
+    parts = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix == ".py" or _is_package(path)}
+    del parts["__init__"]
+    package = ".".join(folder.relative_to(ROOT).parts)
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for name, path in parts.items():
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        own = {one.removeprefix(f"{package}.").partition(".")[0] for file in files for one in _imports(file, package)}
+        order.add(name, *sorted(own & parts.keys() - {name}))
+    for name in order.static_order():
+        if parts[name].is_dir():
+            yield from _in_import_order(parts[name])
+        else:
+            yield parts[name]
 
 
-def settings_table() -> str:
-    """Every key of the `explore:` section with its default and what it means, as a Markdown table."""
+def _is_package(path: Path) -> bool:
+    return (path / "__init__.py").exists()
+
+
+def _imports(path: Path, package: str) -> Iterator[str]:
+    """Dotted names below a package that a module imports when it is loaded."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _first_line(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return docstring.partition("\n")[0].replace("|", "\\|")
+
+
+# The configuration
+
+
+def settings() -> str:
+    """Every key of the `explore:` section with its default and its meaning."""
     schema = json_schema()
     rows = ["| key | default | meaning |", "|---|---|---|"]
     rows += _rows("", schema["properties"]["explore"]["properties"], schema["$defs"])
@@ -166,7 +170,7 @@ def _rows(prefix: str, properties: dict[str, Any], definitions: dict[str, Any]) 
 
 
 def _section(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
-    """The definition that a field, or one of its alternatives, refers to."""
+    """The definition to which a field, or one of its alternatives, refers."""
     for option in [field, *field.get("anyOf", []), *field.get("allOf", [])]:
         name = str(option.get("$ref", "")).rpartition("/")[2]
         if "properties" in definitions.get(name, {}):
@@ -179,25 +183,22 @@ def _shown(default: Any) -> str:
     return f"`{words[default] if default is None or isinstance(default, bool) else default}`"
 
 
-TABLES = {
-    "explore": settings_table,
-    "total": total_table,
-    "score": score_table,
-    "tolerance": tolerance_table,
-    "regret": shortfall_table,
-    "cost": cost_table,
-    "rivals": rivals_table,
+PARTS = {
+    "quickstart": quickstart,
+    "quickstart-in-short": quickstart_in_short,
+    "tree": tree,
+    "modules": modules,
+    "settings": settings,
+    "score": readme_tables.score,
+    "tolerance": readme_tables.tolerance,
+    "noise": readme_tables.noise,
+    "bands": readme_tables.bands,
+    "regret-bound": readme_tables.regret_bound,
+    "cost": readme_tables.cost,
+    "cost-verdict": readme_tables.cost_verdict,
+    "total": readme_tables.total,
+    "rivals": readme_tables.rivals,
 }
 
-
-def write(path: Path) -> None:
-    """Replace the tables in a README."""
-    text = path.read_text()
-    for name, table in TABLES.items():
-        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table()}\n{match[2]}", text, flags=re.DOTALL)
-    path.write_text(text)
-
-
 if __name__ == "__main__":
-    write(README)
+    main()

@@ -1,0 +1,189 @@
+"""Tables of README.md and docs/ that come from `benchmarks/results`, as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine_cost import OURS, SWEEP, beats_every_rival, finders, sums
+from benchmarks.search_problems import IN_TURNS
+from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
+
+RESULTS = Path(__file__).parent / "results"
+FINDERS = {  # name for people, and how its answer was run
+    OURS: ("bexplore", "yes, compiled"),
+    SWEEP: ("a static sweep of powers of two", "yes, compiled"),
+    "lightning_power": ("Lightning, power", "3 steps, eager"),
+    "lightning_binsearch": ("Lightning, binsearch", "3 steps, eager"),
+    "accelerate": ("accelerate", "3 steps, eager"),
+    "doubling_compiled": ("doubling, torch.compile", "3 steps, compiled"),
+}
+WORLDS = {
+    ("public", "bexplore"): "recorded sweeps of others, replayed",
+    ("smooth", "bexplore"): "simulated jobs, smooth",
+    ("rough", "bexplore"): "simulated jobs, rough",
+    ("cliffs", "bexplore"): "simulated jobs with a fall, a hole or a peak",
+    ("wandering", IN_TURNS): "simulated jobs on a drifting host, sizes interleaved",
+}
+SETS_OF_PROBLEMS = {
+    "recorded, developed on": "recorded sweeps on which the search was developed",
+    "recorded, not seen": "other recorded sweeps",
+    "cpu_like": "simulated jobs like those of a CPU",
+    "gpu_like": "simulated jobs like those of a GPU",
+}
+SHOWN_RIVALS = 3  # the cheapest of each set
+
+
+def score() -> str:
+    """How often a final score of 90 and above was right, by kind of problem."""
+    methods = _search()["methods"]
+    rows = ["| problems | ended so | mean score | truly within 2 % | probes |", "|---|---|---|---|---|"]
+    return "\n".join(rows + [_score_row(words, methods[world][method]) for (world, method), words in WORLDS.items()])
+
+
+def tolerance() -> str:
+    """How often it was right where another tolerance than 2 % was set."""
+    rows = ["| tolerance | ended so | mean score | truly within | probes |", "|---|---|---|---|---|"]
+    found = [one for one in _search()["tolerances"] if one["world"] == "all"]
+    return "\n".join(rows + [_score_row(f"{one['tolerance']:.0%}", one) for one in found])
+
+
+def _score_row(title: str, found: Mapping[str, Any]) -> str:
+    ended = round(found["share_with_score_90"] * found["problems"])
+    return (
+        f"| {title} | {ended:,} of {found['problems']:,} | {found['score_90_mean']:.0f} "
+        f"| {_interval(found['score_90_true'])} | {found['mean_probes'][0]:.1f} |"
+    )
+
+
+def noise() -> str:
+    """How well the score is calibrated on recorded sweeps, by the noise of a pass."""
+    rows = [
+        "| noise of a pass | sweeps | truly within 2 % at 90 and above | probes | calibration error | worst band |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in _search()["noises"]:
+        error, low, high = one["expected_calibration_error"]
+        rows.append(
+            f"| {one['noise']:.0%} | {one['sweeps']} | {_interval(one['score_90_true'])} | {one['mean_probes'][0]:.1f} "
+            f"| {error:.3f} ({low:.3f} to {high:.3f}) | {one['worst_middle_band_points']:.0f} points |"
+        )
+    return "\n".join(rows)
+
+
+def bands() -> str:
+    """What streamed scores were worth, by band of ten: the mean score, the true share, and how many there were."""
+    methods = _search()["methods"]
+    starts = range(50, 100, 10)
+    titles = " | ".join(f"{start} to {start + 9}" for start in starts)
+    rows = [f"| problems | {titles} |", "|---|" + "---|" * len(starts)]
+    for (world, method), words in WORLDS.items():
+        found = {one["from"]: one for one in methods[world][method]["bands"]}
+        rows.append(f"| {words} | {' | '.join(_band(found.get(start)) for start in starts)} |")
+    return "\n".join(rows)
+
+
+def _band(found: Mapping[str, Any] | None) -> str:
+    return f"{found['score']:.0f} -> {found['true']:.0f} ({found['count']:,})" if found else "none"
+
+
+def regret_bound() -> str:
+    """How often the recommended size is as near to the best as its regret bound states."""
+    words_of = {world: words for (world, _), words in WORLDS.items()}
+    rows = ["| problems | recommendations | truly within the bound |", "|---|---|---|"]
+    everything, *worlds = _search()["regrets"]
+    for found in (*worlds, everything):
+        words = words_of.get(found["world"], "all of these together")
+        rows.append(f"| {words} | {found['messages']:,} | {_interval(found['held'])} |")
+    return "\n".join(rows)
+
+
+def cost() -> str:
+    """What tuning costs in all on the engine's jobs and by sum, by finder."""
+    jobs = _engine_jobs()
+    costs = {name: {one["name"]: one for one in finders(job)} for name, job in jobs.items()}
+    titles = [job["title"].partition(",")[0] for job in jobs.values()]
+    rows = [f"| finder | {' | '.join(titles)} | sum |", "|---|" + "---:|" * (len(titles) + 1)]
+    total_s = sums(jobs)
+    for name in sorted(total_s, key=list(FINDERS).index):
+        cells = [_cost(costs[job].get(name)) for job in jobs]
+        rows.append(f"| {FINDERS[name][0]} | {' | '.join(cells)} | {_seconds(total_s[name])} |")
+    return "\n".join(rows)
+
+
+def cost_verdict() -> str:
+    """A sentence: who costs least by sum, and in how many of the jobs bexplore does."""
+    jobs, total_s = _engine_jobs(), sums(_engine_jobs())
+    (name, least), *_ = sorted(
+        ((name, seconds) for name, seconds in total_s.items() if name != OURS and seconds is not None),
+        key=lambda one: one[1],
+    )
+    wins = sum(beats_every_rival(job) is True for job in jobs.values())
+    return (
+        f"Over all {len(jobs)} jobs bexplore costs {_seconds(total_s[OURS])} s, the cheapest other finder "
+        f"({FINDERS[name][0]}) {_seconds(least)} s; in {wins} of the {len(jobs)} bexplore is the cheapest of all."
+    )
+
+
+def _cost(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "not measured"
+    return f"ends ({_seconds(run['cost_s'])})" if run["ends"] else _seconds(run["cost_s"])
+
+
+def _seconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds:,.0f}"
+
+
+def total() -> str:
+    """What tuning costs in all with each method of the search benchmark: means over the problems of a set."""
+    rows = [
+        "| problems | finder | seconds to find | seconds lost in 10 h | both | over the cheapest other |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in _search().get("total_cost", ()):
+        methods, count = found["methods"], found["problems"]
+        rivals = sorted(
+            (name for name in methods if name not in found["ratios"]), key=lambda name: methods[name]["sum_s"]
+        )
+        for number, name in enumerate((AS_IT_WORKS, EACH_COMPILED, *rivals[:SHOWN_RIVALS])):
+            finder, lost, both = (methods[name][key] / count for key in ("finder_sum_s", "lost_sum_s", "sum_s"))
+            ratio = ""
+            if name in found["ratios"]:
+                value, low, high = found["ratios"][name]["sum"]
+                ratio = f"{value:.2f} ({low:.2f} to {high:.2f})"
+            title = f"{SETS_OF_PROBLEMS[found['set']]} ({count:,})" if number == 0 else ""
+            rows.append(f"| {title} | {name} | {finder:.0f} | {lost:.0f} | {both:.0f} | {ratio} |")
+    return "\n".join(rows)
+
+
+def rivals() -> str:
+    """What each finder answers on the engine's jobs, how long it takes, and what the answer is worth."""
+    rows = [
+        "| job | finder | seconds | answer | its speed, of the fastest size's | it was run |",
+        "|---|---|---|---|---|---|",
+    ]
+    for job in _engine_jobs().values():
+        found = sorted(finders(job), key=lambda one: list(FINDERS).index(one["name"]))
+        for number, one in enumerate(found):
+            name, how = FINDERS[one["name"]]
+            title = job["title"] if number == 0 else ""
+            speed = f"{100 * (1 - one['regret']['estimate']):.1f} %" if one["regret"] else "not measured"
+            was_run = how if one["was_run"] else "no"
+            rows.append(f"| {title} | {name} | {one['total_s']:.0f} | {one['answer']} | {speed} | {was_run} |")
+    return "\n".join(rows)
+
+
+def _search() -> dict[str, Any]:
+    return json.loads((RESULTS / "search.json").read_text())
+
+
+def _engine_jobs() -> dict[str, Any]:
+    return json.loads((RESULTS / "engine.json").read_text())["jobs"]
+
+
+def _interval(shares: tuple[float, float, float]) -> str:
+    share, low, high = (100.0 * value for value in shares)
+    return f"{share:.1f} % ({low:.1f} to {high:.1f})"
