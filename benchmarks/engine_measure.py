@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.engine_jobs import load
 from bexplore.engine import EngineRunner, RunnerSettings
-from bexplore.measurement.interleaving import num_passes_of_turn
+from bexplore.measurement.interleaving import passes_per_timing
 from bexplore.measurement.probe import Compilation, Observation, Probe
 
 ROOT = Path(__file__).parent.parent
@@ -201,7 +201,7 @@ def _turns_of_others_s(probe: Mapping[str, Any]) -> float:
     others = [
         times_s for size, times_s in probe["interleaved_times_s"].items() if int(size) != probe["micro_batch_size"]
     ]
-    return sum(num_passes_of_turn(statistics.median(times_s)) * sum(times_s) for times_s in others)
+    return sum(passes_per_timing(statistics.median(times_s)) * sum(times_s) for times_s in others)
 
 
 def floor(config: Path, size: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from bexplore.exploration.journal import Journal
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.replay.table import Curve, load_table
 from bexplore.search import loop
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.search.study import trials
 
@@ -62,16 +62,18 @@ def explore_recorded(
 ) -> loop.Result:
     """Explore a recorded curve with its journal and its study in a folder; goes on where an earlier one ended."""
     journal = Journal(folder / "journal.jsonl")
-    loop.studies.leased = functools.partial(trials.leased, seconds=lease_s)
+    loop.trials.leased = functools.partial(trials.leased, seconds=lease_s)
     events = loop.explore(
         RecordedRunner(curve=curve, journal=journal, pause_s=pause_s),
         space=Space.of(curve.points),
         settings=SETTINGS,
-        storage=storage or folder / "study.log",
-        study_name=folder.name,
-        lock_path=folder / ".lock",
-        record=journal.append,
-        history=journal.read(),
+        run=loop.RunRecord(
+            storage=storage or folder / "study.log",
+            study_name=folder.name,
+            lock_path=folder / ".lock",
+            record=journal.append,
+            history=journal.read(),
+        ),
     )
     *_, result = events
     return result

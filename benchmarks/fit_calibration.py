@@ -27,14 +27,17 @@ from numpy.typing import NDArray
 from benchmarks.search import facts_of
 from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import DEVELOPED_ON, STEPS, Problem, public_problems, simulated_problems
+from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation
 from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, terms_of
 from bexplore.search.evidence import Evidence
-from bexplore.search.loop import ProbeFinished, explore
+from bexplore.search.loop import explore
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.recommendation import SearchSettings, grounds_of, recommend
+from bexplore.search.recommendation import grounds_of, recommend
+from bexplore.search.result import ProbeFinished
+from bexplore.search.settings import SearchSettings
 from bexplore.testing.simulator import Family
 
 Array = NDArray[np.float64]
@@ -146,8 +149,8 @@ def report_of(messages: Sequence[Message]) -> dict[str, Any]:
     """The weights, and how well they do on the seeds that they were not fitted on."""
     halves = [[message for message in messages if message.seed % 2 == odd] for odd in (1, 0)]
     fitted, held_out = halves
-    weights = fit_posterior([message for message in fitted if not message.grounds.is_one_size])
-    usual = [message for message in held_out if message.tolerance == calibration.USUAL_TOLERANCE]
+    weights = fit([message for message in fitted if not message.grounds.is_one_size])
+    usual = [message for message in held_out if message.tolerance == INDIFFERENCE_ZONE]
     groups = sorted({message.group for message in usual})
     return {
         "in_use": calibration.WEIGHTS,

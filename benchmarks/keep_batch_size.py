@@ -28,7 +28,8 @@ from bexplore.exploration.exploration import keeping_sizes
 from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.finish import keeps_batch_size
 from bexplore.measurement.probe import Compilation, Observation, Purpose
-from bexplore.search.loop import ProbeFinished, Result, explore
+from bexplore.search.loop import RunRecord, explore
+from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space, candidate_sizes
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 
@@ -161,7 +162,7 @@ def explored(config: Config, seed: int, family: Family) -> Found:
         settings=search_settings(config),
         memory=world.memory,
         keeping=keeping,
-        clock=lambda: runner.cost_s,
+        run=RunRecord(clock=lambda: runner.cost_s),
     )
     for event in events:
         if isinstance(event, ProbeFinished):

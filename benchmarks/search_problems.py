@@ -12,8 +12,10 @@ from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Observation, Probe
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, load_table
-from bexplore.search.loop import ProbeFinished, Result, explore
-from bexplore.search.recommendation import Recommendation, SearchSettings
+from bexplore.search.loop import explore
+from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, Result
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
 

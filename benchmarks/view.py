@@ -25,8 +25,8 @@ from bexplore.job import Job
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.console import Progress
 from bexplore.output.report.files import html, read_report_data, write_text
-from bexplore.search.loop import ProbeFinished, ProbeStarted
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, ProbeStarted
 
 RESULTS = Path(__file__).parent / "results" / "view.json"
 PROBE_S, PASS_S = 4.0, 0.25

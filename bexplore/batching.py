@@ -13,6 +13,10 @@ from enum import StrEnum
 
 from bexplore.errors import UserInputError
 
+# The indifference zone: two micro-batch sizes whose samples/s are within this share of each other count as equal. The
+# default of `explore.tolerance`. Source: the term, Bechhofer, "A single-sample multiple decision procedure for ranking
+# means of normal populations", 1954; the value, about the noise of a probe (1 %) of both sizes.
+INDIFFERENCE_ZONE = 0.02
 MAX_SAMPLES = 10**9  # of a batch or a micro-batch; beyond, the number is a slip
 
 

@@ -31,7 +31,7 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
     from bexplore.exploration.events import probe_record
     from bexplore.exploration.one_shot import probe_once
     from bexplore.output.bexp import probe_sentence
-    from bexplore.search.loop import ProbeFinished
+    from bexplore.search.result import ProbeFinished
 
     common.require_torch()
     observation = probe_once(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import quoted
 from bexplore.config.field_types import (
@@ -183,7 +184,7 @@ class ExploreSettings(_Section):
         EFFORTS["normal"].target_confidence, description="Stop at this confidence score, out of 100; below 100."
     )
     tolerance: Annotated[Fraction, Field(ge=0, lt=1)] = Field(
-        0.02,
+        INDIFFERENCE_ZONE,
         description="A size counts as best when its throughput is within this fraction of the best; sizes are timed no "
         "closer than that asks.",
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.measurement.interleaving import TURN_S
+from bexplore.measurement.interleaving import TIMING_S
 from bexplore.measurement.statistics import PairedRatio, paired_ratio
 
 # Fewest pairs of turns. Turns scatter by 5 % (`EXPECTED_ROUND_SD` in `search.posterior.noise_model`): the interval
@@ -63,7 +63,7 @@ class EagerComparison:
 
 def comparison_is_cheap(*, pass_time_s: float, elapsed_s: float) -> bool:
     """Whether a look that nobody asked for is cheap beside what the exploration took."""
-    return 2 * (1 + MIN_PAIRS) * max(pass_time_s, TURN_S) <= CHEAP_SHARE * elapsed_s
+    return 2 * (1 + MIN_PAIRS) * max(pass_time_s, TIMING_S) <= CHEAP_SHARE * elapsed_s
 
 
 def are_enough(

@@ -1,6 +1,6 @@
 """What an exploration says while it goes on, and how each event is written as JSON.
 
-Events of the loop itself are those of `bexplore.search.loop`; here stand those of a whole job, from the plan to the
+Events of the loop itself are those of `bexplore.search.result`; here stand those of a whole job, from the plan to the
 summary. Unknown is null in JSON, never 0.
 """
 
@@ -18,12 +18,12 @@ from bexplore.engine.eager_comparison import EagerComparison
 from bexplore.exploration.bottlenecks import Bottleneck
 from bexplore.exploration.run_directory import Run
 from bexplore.measurement.probe import Observation
-from bexplore.search.loop import ProbeFinished, ProbeStarted, Result
 from bexplore.search.policy.decision import without_numbers
 from bexplore.search.posterior.reserved_memory import EXPECTED_RATIO
-from bexplore.search.program_warnings import samples_are_seen
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, ProbeStarted, Result
 from bexplore.search.space import MemoryAccount
+from bexplore.search.warnings import samples_are_seen
 from bexplore.trace.cost_model import CostModel
 
 

@@ -32,8 +32,10 @@ from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, 
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
 from bexplore.measurement.probe import Compilation, Observation, Probe
 from bexplore.search import loop
-from bexplore.search.recommendation import SearchSettings
-from bexplore.search.space import MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
+from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import Event, Result, SearchEnded
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import TRACE_SD, MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
 
@@ -206,11 +208,11 @@ class _Exploration:
             )
             result = None
             for event in self._search(runner, run, cost_model, budget):
-                if isinstance(event, loop.Result):
+                if isinstance(event, Result):
                     result = event
-                elif isinstance(event, loop.SearchEnded):
+                elif isinstance(event, SearchEnded):
                     end.compare_eager(event.result)
-                elif isinstance(event, loop.Recommendation):
+                elif isinstance(event, Recommendation):
                     sizes = global_batch_sizes(self.config, event.micro_batch_size)
                     yield Recommended(recommendation=event, global_batch_sizes=sizes)
                 else:
@@ -344,7 +346,7 @@ class _Exploration:
 
     def _search(
         self, runner: EngineRunner, run: run_directory.Run, cost_model: CostModel | None, budget: MemoryBudget
-    ) -> Iterator[loop.Event]:
+    ) -> Iterator[Event]:
         settings, candidates = self._settings(cost_model), self._candidates(cost_model, budget)
         with ReducedDepthRunner(runner, settings.depths) if settings.depths else nullcontext(runner) as probes:
             yield from loop.explore(
@@ -354,17 +356,19 @@ class _Exploration:
                 keeping=keeping_sizes(self.config, candidates),
                 memory=MemoryPrior(
                     peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
-                    relative_sd=cost_model.relative_sd if cost_model else 0.12,
+                    relative_sd=cost_model.relative_sd if cost_model else TRACE_SD,
                     budget_bytes=budget.budget_bytes,
                     judged_by=judged_by(self.config.job.device),
                 ),
-                storage=self.config.explore.storage or run.directory / "study.log",
-                study_name=run.meta().get("study", self.identity.study_name()),
-                lock_path=run.lock_path,
-                record=run.journal.append,
-                history=self.known,
-                clock=self.out.clock,
-                spent_s=self.out.clock() - self.began_s,
+                run=loop.RunRecord(
+                    storage=self.config.explore.storage or run.directory / "study.log",
+                    study_name=run.meta().get("study", self.identity.study_name()),
+                    lock_path=run.lock_path,
+                    record=run.journal.append,
+                    history=self.known,
+                    clock=self.out.clock,
+                    spent_s=self.out.clock() - self.began_s,
+                ),
                 should_stop=self._should_stop,
             )
 

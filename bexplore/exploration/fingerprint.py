@@ -19,7 +19,7 @@ from bexplore.job import Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from bexplore.exploration.events import Finished, KeepsBatchSize, step_time_s
 from bexplore.host.accelerators import published_device
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Observation
-from bexplore.search import loop
+from bexplore.search.result import Result, SecondAnswer
 from bexplore.trace.cost_model import CostModel
 
 
@@ -45,7 +45,7 @@ def batch_size_request(config: Config) -> dict[str, Any]:
 
 
 def keeps_batch_size(
-    config: Config, second: loop.SecondAnswer | None, observations: Sequence[Observation]
+    config: Config, second: SecondAnswer | None, observations: Sequence[Observation]
 ) -> KeepsBatchSize | None:
     """The second answer with what the user's global batch size makes of it; None where there is none."""
     if second is None or config.batch_size is None:
@@ -97,12 +97,12 @@ class Finish:
     elapsed_s: Callable[[], float]
     _eager_by_size: dict[int, eager_comparison.EagerComparison | None] = field(default_factory=dict, init=False)
 
-    def compare_eager(self, result: loop.Result) -> None:
+    def compare_eager(self, result: Result) -> None:
         """Compare the search's answer with eager passes while the worker that ran it is still there."""
         if result.recommendation is not None:
             self._eager(verified_by(self.run.journal.read(), result.recommendation.micro_batch_size))
 
-    def of(self, result: loop.Result) -> Finished:
+    def of(self, result: Result) -> Finished:
         """Compare what can still be compared, keep what is worth keeping, and write the result."""
         observations = self.run.journal.read()
         best = result.recommendation

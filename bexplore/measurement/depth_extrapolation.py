@@ -1,15 +1,19 @@
-"""Reduced depth: what two shallow copies of a model of identical blocks say of the whole one.
+"""Reduced depth: a deep model's cost, extrapolated from two shallow copies of it.
 
-Seconds of a pass and bytes at its peak are affine in the number of identical blocks: each further block runs the same
-kernels and keeps the same activations. Two depths give the line, and the line gives the whole depth.
+Seconds of a pass and bytes at its peak are affine in the number of identical blocks, since each further block runs the
+same kernels and keeps the same activations. Two depths give the line, and the line gives the full depth.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOW, MIN_HIGH = 1, 4  # blocks
-MIN_BLOCKS = 8  # from here on the two shallow models together cost clearly less than the whole one
+# Blocks of the two shallow models: the fewest, and the fewest of the deeper one. Source: the formulas of
+# `Depths.cost_share` and `Depths.variance_factor`, of which `Depths.of` takes the least product.
+LOW, MIN_HIGH = 1, 4
+# From so many blocks on, the two shallow models together cost clearly less than the full one. Source: `cost_share` is
+# (1 + 4) / 8 there.
+MIN_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,7 @@ class Depths:
 
     Attributes:
         whole: Identical blocks of the model.
-        block_share: Share of the operations of a pass, 0 to 1, that lies in them.
+        block_share: Share of the operations of a pass, 0 to 1, that lies in these blocks.
         low, high: Blocks that are kept in the two shallow models.
     """
 
@@ -28,20 +32,20 @@ class Depths:
     low: int = LOW
 
     def extrapolate(self, at_low: float, at_high: float) -> float:
-        """The value at the whole depth of a quantity that is affine in the number of blocks, from those at the two."""
+        """Return the value at full depth of a quantity that is affine in the number of blocks."""
         return at_low + (self.whole - self.low) / (self.high - self.low) * (at_high - at_low)
 
     @property
     def cost_share(self) -> float:
-        """What one pass at both depths costs, as a share of a pass at the whole depth."""
+        """Cost of one pass at both depths, as a share of a pass at full depth."""
         return self._share(self.low) + self._share(self.high)
 
     @property
     def variance_factor(self) -> float:
-        """Variance of an extrapolated ln(seconds) over that of one that was measured at the whole depth.
+        """Variance of an extrapolated ln(seconds) over that of one measured at full depth.
 
-        Each measurement is taken to have the same relative error. With the seconds t1 and t2 of the two depths, as
-        shares of the whole, and k = (whole - low) / (high - low), it is (1 - k)^2 t1^2 + k^2 t2^2.
+        Each measurement has the same relative error. With the seconds t1 and t2 of the two depths, as shares of the
+        full depth's, and k = (whole - low) / (high - low), the factor is (1 - k)^2 t1^2 + k^2 t2^2.
         """
         slope = (self.whole - self.low) / (self.high - self.low)
         return (1.0 - slope) ** 2 * self._share(self.low) ** 2 + slope**2 * self._share(self.high) ** 2
@@ -51,11 +55,7 @@ class Depths:
 
     @classmethod
     def of(cls, *, num_blocks: int, block_share: float) -> Depths | None:
-        """The depths that tell most per second; None where a model has too few identical blocks for them to pay.
-
-        The lower is as low as can be. The higher one weighs the seconds of a pass against the noise that grows with
-        the way to the whole depth.
-        """
+        """Return the depths with the least cost times variance; None for too few identical blocks to pay."""
         if num_blocks < MIN_BLOCKS:
             return None
         possible = (cls(whole=num_blocks, block_share=block_share, high=high) for high in range(MIN_HIGH, num_blocks))

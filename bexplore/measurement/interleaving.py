@@ -1,8 +1,8 @@
-"""Sizes that took turns on one machine: what each turn of all says that no size alone can say.
+"""Interleaved timing: sizes are timed in rounds, so that common-mode drift cancels in their comparison.
 
-A shared machine's speed wanders: over seconds and minutes by more than sizes differ, and longer timing does not average
-it away. It wanders for all sizes alike. Where they take turns that are short beside its wandering, what the sizes of a
-round share is the machine, and what is left is theirs.
+A shared machine's speed drifts over seconds and minutes by more than sizes differ, and longer timing does not average
+the drift away. It is the same for all sizes. In rounds that are short beside the drift, what the sizes of a round share
+is the machine's, and the rest is their own. A *timing* is one size's part of one round.
 """
 
 from __future__ import annotations
@@ -14,123 +14,111 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from bexplore.measurement.statistics import MAD_SDS, QUARTILE_DISTANCE, mad, mean_se, median_se
+
 Array = NDArray[np.float64]
 
-# A size whose samples/s are below another's by this share beyond what counts as a tie is not timed more closely ...
-WORSE_THAN_TIED = 0.04
-MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of them
+# "Sensitivity" below is benchmarks/results/sensitivity.md: what half and double of each constant do to searches.
 
-# A turn of a size is at least one pass and about this long: short beside what a shared machine's speed wanders in
-# (seconds), long beside what a change of the size disturbs. Seconds.
-TURN_S = 0.1
-MAX_PASSES_OF_TURN = 20
-# Fewest rounds, by the seconds of one: long turns average the jitter away by themselves. One would not show that a turn
-# was disturbed.
+# A size whose samples/s are below another's by this share beyond the indifference zone is not timed more closely ...
+WORSE_THAN_TIED = 0.04  # Source: a judgement, twice the default zone; sensitivity
+MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of the samples/s. Source: keeps 1 - share above 0
+# Seconds of one timing, at least one pass: short beside common-mode drift (seconds), long beside what a change of the
+# size disturbs. Source: the rounds of a shared machine of two cores, see `MAX_ROUND_OF_TWO_S`; sensitivity.
+TIMING_S = 0.1
+MAX_PASSES_PER_TIMING = 20  # Source: a judgement, passes of 5 ms; sensitivity
+# Fewest rounds, by the seconds of one: long timings average jitter away. Source: a judgement; a single round could not
+# show that a timing was disturbed.
 MIN_ROUNDS = ((1.0, 2), (0.0, 4))
-# Timing suffices when no size's standard error, of its log pass time, is above this share of what counts as a tie: a
-# fifth of it where contenders are told apart, the most of it where a size is only looked at.
+# Timing suffices when the largest standard error of a size's log pass time is below this share of the indifference
+# zone. Source: a judgement: five standard errors a zone between contenders, the zone itself in screening; sensitivity.
 ENOUGH_SHARE = 0.2
 ENOUGH_SHARE_OF_SCREENING = 0.75
-# Seconds of contenders' turns, in budgets of a size alone: with as many as there are sizes, simulated searches ended no
-# better and took longer.
+# Seconds of the contenders' timings, in budgets of one size. Source: simulated searches of `Family.DRIFTING_HOST`: as
+# many budgets as sizes ended no better and took longer; sensitivity.
 BUDGETS_OF_CONTENDERS = 2
-# A size that is only looked at is clearly worse when it is by so many standard errors of the difference.
+# A screened size is clearly worse by so many standard errors of the difference. Source: P < 1 % of a normal one.
 SURELY = 2.5
-MOST_SDS = 2.0  # from the median, beyond which a turn counts as disturbed
-QUARTILES_APART = 1.349  # standard deviations of a normal sample between its quartiles
-# A turn that takes longer by this, ln, and by so many times what most differ by, than its size's fastest and its round
-# let expect is no noise of its size: six standard deviations of a usual turn (5 %, `EXPECTED_ROUND_SD`). Simulated
-# bursts and wandering machines end alike with 0.2 to 0.45, 3 to 6 times, and a usual share of 0.5 to 0.7.
+MOST_SDS = 2.0  # of clipping. Source: usual of a Winsorized mean; keeps over 95 % of its efficiency
+# A timing is disturbed that is longer, ln, by this and by so many times what most timings differ by, than its size's
+# fastest and its round let expect. Source: six standard deviations of a usual timing (5 %, `EXPECTED_ROUND_SD`);
+# simulated bursts and drifting hosts end alike with 0.2 to 0.45, 3 to 6 times, and a usual share of 0.5 to 0.7.
 LEAST_DISTURBANCE = 0.3
 DISTURBED_TIMES = 4.0
-SURE_DISTURBANCE = math.log(2.0)  # five standard deviations of a machine that wanders by 12 %
-PASSES_OF_MEDIAN = 5  # of a size alone; the median of fewer may be a disturbed one
-DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed
-USUAL_SHARE = 0.6  # of the turns: as many are taken to be undisturbed
-# Variance of a turn (5 %, `EXPECTED_ROUND_SD`) over that of the machine's wandering between two rounds (10 %).
+USUAL_SHARE = 0.6  # of the timings count as undisturbed. Source: see `LEAST_DISTURBANCE`
+SURE_DISTURBANCE = math.log(2.0)  # Source: five standard deviations of a host that drifts by 12 %
+PASSES_OF_MEDIAN = 5  # the median of fewer may be a disturbed one. Source: breaks down at two of four
+DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed. Source: a judgement; sensitivity
+# Variance of a timing over that of drift between rounds. Source: (5 % / 10 %)^2, `EXPECTED_ROUND_SD`, `COMMON_MODE_SD`.
 ROUND_SHRINKAGE = 0.25
-MAD_SDS = 1.4826  # of which one is so many median absolute deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the turns say of one size.
+    """The estimate of one size from its timings.
 
     Attributes:
-        pass_time_s: Seconds of a pass at the machine's usual speed in these turns, the same for all sizes of them.
-        log_se: Standard error of its logarithm beside what the machine did to all; NaN below two turns that count.
-        num_turns: Turns that count; with a fraction where others of their rounds do not.
+        pass_time_s: Seconds of a pass at the machine's median speed in these rounds, which is common to their sizes.
+        log_se: Standard error of its logarithm, without common-mode drift; NaN below two timings that count.
+        num_timings: Timings that count; fractional where timings of other sizes in these rounds do not.
     """
 
     pass_time_s: float
     log_se: float
-    num_turns: float
+    num_timings: float
 
     def log_throughput(self, micro_batch_size: int) -> float:
-        """ln(samples/s) of a size at this level; NaN where nothing was timed."""
+        """Return ln(samples/s) of a size with this pass time; NaN where nothing was timed."""
         return math.log(micro_batch_size / self.pass_time_s)
 
 
 def interleaved_estimates(interleaved_times_s: Mapping[int, Sequence[float]]) -> dict[int, Estimate]:
-    """The level of each size that took turns.
+    """Estimate each size that was timed interleaved.
 
     Source: the two-way layout with rounds as blocks (Box, Hunter and Hunter, "Statistics for Experimenters", chapter
-    4): what is left of ln(seconds) when the round's mean is taken away is the size's own. Of K sizes these residuals
-    have the variance of a turn times 1 - 1/K. Turns that `are_disturbed` are missing plots (Yates, "The analysis of
-    replicated experiments when the field results are incomplete", 1933). A turn that seems disturbed beside what is
-    left is drawn in to `MOST_SDS` (a Winsorized mean: Tukey, "The future of data analysis", 1962), which keeps nearly
-    all of what a mean knows. One of four rounds widens the quartiles, and not the median absolute deviation: the level
-    is drawn in by the latter. Few rounds may agree by chance, so its error is that of what is drawn in by the former.
+    4): ln(seconds) less the round's mean is the size's own. Of K sizes these residuals have the variance of a timing
+    times 1 - 1/K. Timings that `are_disturbed` are missing plots (Yates, "The analysis of replicated experiments when
+    the field results are incomplete", 1933). Residuals are clipped to `MOST_SDS` (a Winsorized mean: Tukey, "The future
+    of data analysis", 1962). One disturbed round of four widens the quartiles and not the median absolute deviation, so
+    the estimate is clipped by the latter. Few rounds may agree by chance, so its error is that of clipping by the
+    former.
 
     Args:
         interleaved_times_s: By size, seconds of a pass in each round; every size has as many rounds.
     """
     logs = np.log(np.array([list(times_s) for times_s in interleaved_times_s.values()]))
     counts = ~are_disturbed(logs)
-    logs, num_turns = _completed(logs, counts)
+    logs, num_timings = _completed(logs, counts)
     machine = logs.mean(axis=0)
     own = logs - machine
     middle = np.median(own, axis=1, keepdims=True)
     lower, upper = np.quantile(own, (0.25, 0.75), axis=1, keepdims=True)
-    levels = np.exp(np.median(machine) + _drawn_in(own, middle, MAD_SDS * _mad(own, middle)).mean(axis=1))
-    drawn_in = _drawn_in(own, middle, (upper - lower) / QUARTILES_APART)
-    squares = np.square(drawn_in - drawn_in.mean(axis=1, keepdims=True)).sum(axis=1, where=counts)
+    pass_times_s = np.exp(np.median(machine) + _clipped(own, middle, MAD_SDS * mad(own)).mean(axis=1))
+    clipped = _clipped(own, middle, (upper - lower) / QUARTILE_DISTANCE)
+    squares = np.square(clipped - clipped.mean(axis=1, keepdims=True)).sum(axis=1, where=counts)
     freedom = (counts.sum(axis=1) - 1) * (1.0 - 1.0 / max(len(logs), 2))
-    errors = np.sqrt(np.divide(squares, freedom * num_turns, where=freedom > 0, out=np.full(len(logs), math.nan)))
-    return {
-        size: Estimate(float(levels[i]), float(errors[i]), float(num_turns[i]))
-        for i, size in enumerate(interleaved_times_s)
-    }
+    errors = np.sqrt(np.divide(squares, freedom * num_timings, where=freedom > 0, out=np.full(len(logs), math.nan)))
+    columns = (pass_times_s.tolist(), errors.tolist(), num_timings.tolist())
+    return dict(zip(interleaved_times_s, map(Estimate, *columns), strict=True))
 
 
 def estimate_alone(pass_times_s: Sequence[float]) -> Estimate:
-    """The level of a size that was timed alone: that of its median pass; of few passes without the disturbed ones.
-
-    The standard error is NaN below two passes. Source: 1.4826 MAD estimates the standard deviation of a normal sample,
-    1.2533 s / sqrt(n) the standard error of its median; times 1.5 for the autocorrelation of consecutive steps, seen in
-    public repeats.
-    """
+    """Estimate a size that was timed alone by its median pass; of few passes, without the disturbed ones."""
     logs = np.log(np.array(pass_times_s, dtype=float))
     if 0 < len(logs) < PASSES_OF_MEDIAN:
         logs = logs[~are_disturbed(logs[None, :])[0]]
     if len(logs) < 2:
         return Estimate(math.exp(logs[0]) if len(logs) else math.nan, math.nan, len(logs))
-    return Estimate(float(np.median(np.exp(logs))), log_median_se(logs), len(logs))
-
-
-def log_median_se(logs: Array) -> float:
-    """Standard error of the median of two and more logarithms of passes: see `estimate_alone`."""
-    mad = float(np.median(np.abs(logs - np.median(logs))))
-    return 1.5 * 1.2533 * MAD_SDS * mad / math.sqrt(len(logs))
+    return Estimate(float(np.median(np.exp(logs))), median_se(logs), len(logs))
 
 
 def are_disturbed(logs: Array) -> NDArray[np.bool_]:
-    """(K, R), which turns somebody else's work made far longer, of K sizes in R rounds.
+    """Return (K, R), which timings of K sizes in R rounds other processes made far longer.
 
-    Nothing speeds a turn up, so the fastest of a size is the nearest to what it takes alone. What all sizes of a round
-    are slower than that is the machine; what one is slower beyond it is a disturbance of this turn. Where half of a
-    size's turns seem to be disturbed, it is noisy, and none is singled out. What takes twice as long as the fastest is
-    no noise, and no wandering of the machine.
+    Nothing speeds a timing up, so the fastest of a size is the nearest to its undisturbed time. What all sizes of a
+    round are slower than that is the machine; what one size is slower beyond it is a disturbance. Where half of a
+    size's timings seem disturbed, the size is noisy, and none is singled out. Twice the fastest is a disturbance in any
+    case: neither noise nor drift reaches it.
 
     Args:
         logs: (K, R), ln(seconds of a pass).
@@ -144,9 +132,9 @@ def are_disturbed(logs: Array) -> NDArray[np.bool_]:
 
 
 def _completed(logs: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """(K, R), the layout with what is expected of the turns that do not count, and (K,), how many turns each is worth.
+    """Return (K, R), the layout with expected values of timings that do not count, and (K,), effective timings.
 
-    Rounds that miss a size are compared across by what the machine wanders between two of them.
+    Rounds that miss a size are compared across the drift between two rounds.
     """
     num_sizes, num_rounds = logs.shape
     at_size, at_round = np.nonzero(counts)
@@ -160,46 +148,41 @@ def _completed(logs: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
     expected = center + fitted[:num_sizes, None] + fitted[None, num_sizes:]
     contrast = np.eye(num_sizes) - 1.0 / num_sizes
     variance = np.diag(contrast @ covariance[:num_sizes, :num_sizes] @ contrast) / (1.0 - 1.0 / max(num_sizes, 2))
-    num_turns = 1.0 / variance if num_sizes > 1 else counts.sum(axis=1).astype(float)
-    return np.where(counts, logs, expected), num_turns
+    num_timings = 1.0 / variance if num_sizes > 1 else counts.sum(axis=1).astype(float)
+    return np.where(counts, logs, expected), num_timings
 
 
-def _drawn_in(own: Array, middle: Array, sd: Array) -> Array:
+def _clipped(own: Array, middle: Array, sd: Array) -> Array:
     return np.clip(own, middle - MOST_SDS * sd, middle + MOST_SDS * sd)
 
 
-def _mad(own: Array, middle: Array) -> Array:
-    """(K, 1), median absolute deviations."""
-    return np.asarray(np.median(np.abs(own - middle), axis=1, keepdims=True))
-
-
 def enough_se(tolerance: float) -> float:
-    """Standard error of ln(pass time) below which further passes tell nothing that the decision needs."""
+    """Return the standard error of ln(pass time) below which further passes do not change a decision."""
     return ENOUGH_SHARE * tolerance
 
 
 def clearly_worse(tolerance: float) -> float:
-    """The share of another's samples/s by which a size must be behind it to be clearly worse."""
+    """Return the share of another's samples/s by which a size must be behind to be clearly worse."""
     return min(tolerance + WORSE_THAN_TIED, MOST_WORSE)
 
 
-def num_passes_of_turn(pass_time_s: float) -> int:
-    """Passes that make a turn of a size."""
-    return min(max(1, math.ceil(TURN_S / pass_time_s)), MAX_PASSES_OF_TURN)
+def passes_per_timing(pass_time_s: float) -> int:
+    """Return how many passes make one timing of a size."""
+    return min(max(1, math.ceil(TIMING_S / pass_time_s)), MAX_PASSES_PER_TIMING)
 
 
 @dataclass(slots=True)
 class InterleavedTiming:
-    """The rounds of one probe, and when there are enough of them.
+    """The rounds of one probe, and the rule that stops them.
 
     Attributes:
         size: The probe's own; the others ran before.
         max_rounds: Upper bound; `DISTURBED_FACTOR` times as many where some are disturbed.
-        budget_s: Seconds of undisturbed turns after which it is enough, once the fewest rounds are there.
-        is_screening: Whether the size is only looked at, so that it needs less precision, and one clearly worse none.
-        tolerance: Two sizes within this share of each other are as good as each other.
+        budget_s: Seconds of undisturbed timings that suffice, once the fewest rounds are there.
+        is_screening: Whether the probe only screens the size: it needs less precision, and a clearly worse size none.
+        tolerance: The indifference zone.
         interleaved_times_s: By size, seconds of a pass in each round.
-        num_passes: By size, passes of a turn.
+        num_passes: By size, passes of a timing.
     """
 
     size: int
@@ -211,26 +194,24 @@ class InterleavedTiming:
     interleaved_times_s: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, interleaved_times_s: Mapping[int, float]) -> None:
-        """Take in a round: by size, seconds of a pass."""
+        """Add a round: by size, seconds of a pass."""
         for size, seconds in interleaved_times_s.items():
             self.interleaved_times_s.setdefault(size, []).append(seconds)
 
-    def take(self, order: Sequence[int], turn: Callable[[int], float]) -> None:
-        """Take rounds until they are enough, each the other way round than the one before.
-
-        So a steady drift meets all sizes alike.
+    def take(self, order: Sequence[int], time_size: Callable[[int], float]) -> None:
+        """Run rounds until they suffice, each in the reverse order of the last, so that a steady drift cancels.
 
         Args:
             order: The sizes, in the order of the first round.
-            turn: Runs a turn of a size; seconds of a pass.
+            time_size: Times a size; returns seconds of a pass.
         """
         while not self.are_enough:
-            self.add({size: turn(size) for size in order})
+            self.add({size: time_size(size) for size in order})
             order = order[::-1]
 
     @property
     def are_enough(self) -> bool:
-        """Whether further rounds would tell nothing that the decision needs, or cost more than they may."""
+        """Whether further rounds would not change the decision, or cost more than they may."""
         num_rounds = len(self.interleaved_times_s.get(self.size, ()))
         if not num_rounds:
             return False
@@ -240,30 +221,30 @@ class InterleavedTiming:
             return True
         seconds = self._seconds
         usual_s = float(np.where(counts, seconds, 0.0).sum(axis=1) @ (1.0 / np.maximum(counts.sum(axis=1), 1)))
-        enough = min(self.max_rounds, next(fewest for limit_s, fewest in MIN_ROUNDS if usual_s >= limit_s))
+        fewest = min(self.max_rounds, next(count for limit_s, count in MIN_ROUNDS if usual_s >= limit_s))
         if num_rounds >= DISTURBED_FACTOR * self.max_rounds:
             return True
-        if count < enough:
+        if count < fewest:
             return False
         if count >= self.max_rounds or float(seconds[counts].sum()) >= self.budget_s:
             return True
-        error = max(level.log_se for level in interleaved_estimates(self.interleaved_times_s).values())
+        error = max(estimate.log_se for estimate in interleaved_estimates(self.interleaved_times_s).values())
         return error < (ENOUGH_SHARE_OF_SCREENING * self.tolerance if self.is_screening else enough_se(self.tolerance))
 
     @property
     def _seconds(self) -> Array:
-        """(K, R), of the turns."""
+        """(K, R), of the timings."""
         return np.array(
             [self.num_passes[size] * np.array(times_s) for size, times_s in self.interleaved_times_s.items()]
         )
 
     @property
     def _counts(self) -> NDArray[np.bool_]:
-        """(K, R), turns that nobody else disturbed."""
+        """(K, R), undisturbed timings."""
         return ~are_disturbed(np.log(np.array(list(self.interleaved_times_s.values()))))
 
     def _is_clearly_worse(self, counts: NDArray[np.bool_]) -> bool:
-        """Whether it is so beside any other, by the rounds in which neither was disturbed."""
+        """Return whether it is clearly worse than any other size, by the rounds in which neither was disturbed."""
         sizes = np.array(list(self.interleaved_times_s))
         logs = np.log(sizes)[:, None] - np.log(np.array(list(self.interleaved_times_s.values())))
         own = int(np.flatnonzero(sizes == self.size)[0])
@@ -271,7 +252,7 @@ class InterleavedTiming:
         others = (i for i in range(len(sizes)) if i != own and both[i].sum() >= 2)
         return any(self._is_surely_worse((logs[own] - logs[i])[both[i]]) for i in others)
 
-    def _is_surely_worse(self, differences: NDArray[np.float64]) -> bool:
-        """Whether the mean of some differences of ln(samples/s) is below the limit by far more than they scatter."""
-        error = max(float(np.std(differences, ddof=1)) / math.sqrt(len(differences)), enough_se(self.tolerance))
+    def _is_surely_worse(self, differences: Array) -> bool:
+        """Return whether the mean difference of ln(samples/s) is below the limit by far more than its error."""
+        error = max(mean_se(differences), enough_se(self.tolerance))
         return float(np.mean(differences)) + SURELY * error < math.log1p(-clearly_worse(self.tolerance))

@@ -1,7 +1,6 @@
-"""One question to the hardware and its answer: `Probe` and `Observation`.
+"""The seam to hardware: a `Runner` runs a `Probe` and returns an `Observation`.
 
-`Runner` is the only seam that touches hardware. The engine, the replay of a recorded table and the simulator are its
-three implementations; nothing else measures.
+The engine, the replay of a recorded table and the simulator are its three implementations; nothing else measures.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.interleaving import Estimate, estimate_alone, interleaved_estimates
 
 
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 class Compilation(StrEnum):
-    """Which program was run: the search's shared one, the same at reduced depth, the user's exact one, or none."""
+    """The program of a probe: shared by all sizes, shared at reduced depth, the user's exact one, or eager."""
 
     SHARED = "shared"
     REDUCED = "reduced"
@@ -44,18 +44,18 @@ class Compilation(StrEnum):
 
 
 class Purpose(StrEnum):
-    """Why a probe was made; a replicate, a base re-measurement and a confirmation each count as a probe."""
+    """The reason of a probe; a replicate, a repeated base and a confirmation each count as a probe."""
 
     SEARCH = "search"
     REPLICATE = "replicate"
     BASE = "base"
     CONTENDER = "contender"
     VERIFY = "verify"
-    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search has ended, and no evidence of it: see `policy.keeping`
+    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search, and no evidence of it: see `policy.keep_batch_size`
 
     @property
     def is_verification(self) -> bool:
-        """Whether the probe runs what the training will run, in a process of its own."""
+        """Whether the probe runs the training's own program in a fresh process."""
         return self in (Purpose.VERIFY, Purpose.KEEP_BATCH_SIZE)
 
 
@@ -69,15 +69,14 @@ class Probe:
         compilation: Which program to run.
         purpose: Why the probe is made.
         fresh_worker: Start a new process first, so that process-to-process noise is seen.
-        max_passes: Upper bound on timed passes; the runner may stop earlier when the noise allows it.
-        predicted_peak_memory_bytes: What the trace or the memory model expects; None where unknown.
+        max_passes: Upper bound on timed passes; a runner stops earlier when the noise allows it.
+        predicted_peak_memory_bytes: Expected by the trace; None where unknown.
         time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
-        worse_pass_s: A size whose passes take longer than this is clearly worse than one that was run, and the runner
-            need not time it any more closely; None where every size is of interest.
-        tolerance: Two sizes within this share of each other are as good as each other, and the runner need not time any
-            more closely than that asks for.
-        interleaved_with: Sizes that ran before, to be timed in turns with this one, so that the machine's wandering
-            meets all of them; a runner that cannot do so leaves them out.
+        worse_pass_s: A size whose passes take longer is clearly worse than one that ran, and needs no more passes; None
+            for no such bound.
+        tolerance: The indifference zone, which bounds the precision of the timing.
+        interleaved_with: Sizes that ran before, to be timed interleaved with this one, so that common-mode drift
+            cancels; a runner without interleaved timing leaves them out.
     """
 
     number: int
@@ -89,12 +88,12 @@ class Probe:
     predicted_peak_memory_bytes: int | None = None
     time_limit_s: float | None = None
     worse_pass_s: float | None = None
-    tolerance: float = 0.02
+    tolerance: float = INDIFFERENCE_ZONE
     interleaved_with: tuple[int, ...] = ()
 
     @property
     def program(self) -> tuple[Compilation, int]:
-        """What a worker must have compiled to run it at once: an exact program serves its own size alone, 0 is any."""
+        """The program that a warm worker holds, and its size; 0 for a program that serves every size."""
         return self.compilation, self.micro_batch_size if self.compilation is Compilation.EXACT else 0
 
     @classmethod
@@ -102,7 +101,7 @@ class Probe:
         """Rebuild a probe from `dataclasses.asdict`.
 
         Raises:
-            TypeError, ValueError: The record is not one of ours.
+            TypeError, ValueError: The record has another form.
         """
         compilation, purpose = Compilation(record["compilation"]), Purpose(record["purpose"])
         interleaved_with = tuple(record.get("interleaved_with", ()))
@@ -111,43 +110,41 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a probe found. Raw times are kept; every statistic is derived from them.
+    """The result of a probe. Raw times are kept; every statistic is derived from them.
 
     Attributes:
-        probe: The question.
+        probe: The probe that ran.
         outcome: How it ended.
         reason: Why, for people; empty for a measurement without remarks.
         pass_times_s: Seconds of each timed forward and backward pass, in order, warm-up excluded; on an accelerator
-            each is the mean of passes that ran back to back: of how many, `details` has as `num_back_to_back`.
+            each is the mean of passes that ran back to back, `num_back_to_back` in `details`.
         update_times_s: Seconds of each timed optimizer update; empty in evaluation.
-        interleaved_times_s: By size, its own among them, seconds of a pass in each round of turns (the median where a
-            turn has several passes); empty where the size was timed alone.
-        start_time_s: Seconds to start the worker and build the job, where this probe did; else 0.
-        compile_time_s: Seconds of the first pass beyond a warm one, where this probe compiled; else 0.
-        elapsed_s: Seconds that the whole probe cost, start and compile included.
+        interleaved_times_s: By size, its own among them, seconds of a pass in each round (the median of a timing of
+            several passes); empty where the size was timed alone.
+        start_time_s: Seconds to start the worker and build the job; 0 where the worker was warm.
+        compile_time_s: Seconds of the first pass beyond a warm one; 0 where nothing was compiled.
+        elapsed_s: Seconds of the whole probe, start and compilation included.
         started_at_s: Unix time of its start.
-        worker: Ordinal of the worker process within the exploration; None where there was none.
-        peak_memory_bytes: Of live tensors at their peak, which a trace predicts; None if unknown.
-        resident_memory_bytes: What was held for them at its peak, free pieces included: memory that the caching
-            allocator reserved (CUDA), resident memory of the process (CPU); None where there is no account of it.
-        num_alloc_retries: Times the caching allocator was at the limit, released its cache and tried again. From one on
-            `resident_memory_bytes` is the limit, and not what the size would take without one.
+        worker: Ordinal of the worker process within the exploration; None without a worker.
+        peak_memory_bytes: Peak of the live tensors, which a trace predicts; None if unknown.
+        resident_memory_bytes: Peak of the memory that holds the tensors, free pieces included: reserved by the caching
+            allocator (CUDA), resident memory of the process (CPU); None if unknown.
+        num_alloc_retries: Times that the caching allocator reached the limit, released its cache and tried again. From
+            one on, `resident_memory_bytes` is the limit and not the need of the size.
         memory_budget_bytes: The budget in force; None for no limit.
-        ran_eagerly: Whether no compiled graph took part, whatever the question was.
-        num_graphs: Graphs that this probe compiled; 0 where an earlier one had; None if not compiled.
+        ran_eagerly: Whether no compiled graph took part, whatever was asked for.
+        num_graphs: Graphs that this probe compiled; 0 where an earlier probe did; None if not compiled.
         num_graph_breaks: Graph breaks; None if not compiled.
         graph_break_reasons: A line per distinct break.
         num_recompiles: Compilations of this probe beyond the first; None if not compiled.
         loss: The loss of the last pass; None if unknown.
-        background_cpu_share: Share of the host's processors, 0 to 1, that other processes used meanwhile; None if
-            unknown.
+        background_cpu_share: Share of the host's processors, 0 to 1, that other processes used; None if unknown.
         scheduler_wait_fraction: Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no
             processor; None if unknown.
-        warnings: What a reader must know before believing the numbers.
+        warnings: Reasons for caution with the numbers.
         traceback_text: The user's own traceback of a crash.
-        needs_full_depth: Whether the search asked for reduced depth, which the model does not run at, so that this is
-            the whole one.
-        details: Extra facts by name, JSON values only.
+        needs_full_depth: Whether the model does not run at the reduced depth that was asked for, and ran at full depth.
+        details: Further values by name, JSON values only.
     """
 
     probe: Probe
@@ -190,7 +187,7 @@ class Observation:
 
     @property
     def needed_memory_bytes(self) -> int | None:
-        """What must fit the budget: the peak of the tensors, or what was held for them where that is more."""
+        """Bytes that must fit the budget; None if unknown."""
         return needed_bytes(self.peak_memory_bytes, self.resident_memory_bytes)
 
     @property
@@ -209,19 +206,19 @@ class Observation:
         return self.micro_batch_size / self.pass_time_s
 
     @property
-    def levels(self) -> dict[int, Estimate]:
-        """What was timed of its own size, and of those that took turns with it."""
+    def estimates(self) -> dict[int, Estimate]:
+        """Estimates of its own size and of those that were timed interleaved with it."""
         if self.interleaved_times_s:
             return interleaved_estimates(self.interleaved_times_s)
         return {self.micro_batch_size: estimate_alone(self.pass_times_s)}
 
     @property
     def num_rounds(self) -> int:
-        """Rounds in which sizes took turns; 0 where none did."""
+        """Rounds of interleaved timing; 0 where the size was timed alone."""
         return len(self.interleaved_times_s.get(self.micro_batch_size, ()))
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary that `from_dict` turns back into an equal observation."""
+        """Return a JSON-ready dictionary, the inverse of `from_dict`."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -229,20 +226,20 @@ class Observation:
         """Rebuild an observation from `as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: The record is not one of ours.
+            KeyError, TypeError, ValueError: The record has another form.
         """
         fields = dict(record)
-        search_specification = Probe.from_dict(fields.pop("probe"))
+        probe = Probe.from_dict(fields.pop("probe"))
         fields["outcome"] = Outcome(fields["outcome"])
         for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
             fields[name] = tuple(fields.get(name, ()))
-        turns = fields.get("interleaved_times_s", {})
-        fields["interleaved_times_s"] = {int(size): tuple(times_s) for size, times_s in turns.items()}
-        return cls(probe=search_specification, **fields)
+        rounds = fields.get("interleaved_times_s", {})
+        fields["interleaved_times_s"] = {int(size): tuple(times_s) for size, times_s in rounds.items()}
+        return cls(probe=probe, **fields)
 
 
 def needed_bytes(peak_bytes: int | None, resident_bytes: int | None) -> int | None:
-    """The larger of two accounts of one peak; None where there is neither."""
+    """Return the larger of two accounts of one peak; None without either."""
     return max((account for account in (peak_bytes, resident_bytes) if account is not None), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Student's interval: within what the mean of a few values lies, where their scatter is all that is known of it."""
+"""Statistics of repeated timings: MAD, standard errors of median and mean, Student's interval of a paired ratio."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-LEVEL = 0.95  # of every interval that is shown
+Array = NDArray[np.float64]
+
+LEVEL = 0.95  # of every interval that is shown. Source: the convention
 # Student's 97.5 % quantiles by degrees of freedom. Source: any table of the t distribution.
 _STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-NORMAL = 1.960  # the same of the normal distribution
+NORMAL = 1.960  # the same quantile of the normal distribution. Source: any table of it
+# Standard deviation of a normal sample over its median absolute deviation (MAD), and distance of its quartiles over its
+# standard deviation. Source: the quartile of the normal distribution, 0.6745: 1 / 0.6745 and 2 * 0.6745.
+MAD_SDS = 1.4826
+QUARTILE_DISTANCE = 1.349
+# Standard error of the median of a normal sample over that of its mean. Source: sqrt(pi / 2).
+MEDIAN_OVER_MEAN = 1.2533
+# Consecutive passes are autocorrelated: their standard error is this much larger. Source: repeats of the public sweeps
+# in benchmarks/curves; benchmarks/results/sensitivity.md.
+AUTOCORRELATION = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +32,8 @@ class PairedRatio:
 
     Attributes:
         value: The geometric mean of the pairs' ratios.
-        low: Lower end of the interval; 0 where one pair is all there is.
-        high: Upper end; infinite as above.
+        low: Lower end of the interval; 0 of a single pair.
+        high: Upper end of the interval; infinite of a single pair.
         num_pairs: How many pairs.
     """
 
@@ -31,34 +43,54 @@ class PairedRatio:
     num_pairs: int
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether the whole interval is within a share of 1 that counts as no difference."""
+        """Return whether the whole interval is within the indifference zone around 1."""
         return 1.0 / (1.0 + tolerance) <= self.low and self.high <= 1.0 + tolerance
 
     def is_narrow(self, width: float) -> bool:
-        """Whether the upper end is above the lower one by at most this share of it."""
+        """Return whether the upper end exceeds the lower one by at most this share of the lower one."""
         return self.high <= (1.0 + width) * self.low
 
 
+def mad(values: Array) -> Array:
+    """Return the median absolute deviation along the last axis, which stays with length 1."""
+    return np.asarray(np.median(np.abs(values - np.median(values, axis=-1, keepdims=True)), axis=-1, keepdims=True))
+
+
+def robust_sd(values: Array) -> float:
+    """Return the standard deviation of a sample, estimated from its median absolute deviation."""
+    return MAD_SDS * float(mad(values)[0])
+
+
+def median_se(values: Array) -> float:
+    """Return the standard error of the median of two or more consecutive timings, or of their logarithms."""
+    return AUTOCORRELATION * MEDIAN_OVER_MEAN * robust_sd(values) / math.sqrt(len(values))
+
+
+def mean_se(values: Array) -> float:
+    """Return the standard error of the mean of two or more independent values."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
 def paired_ratio(times_s: Sequence[float], other_times_s: Sequence[float]) -> PairedRatio:
-    """The ratio of times to others that were taken beside them, one by one.
+    """Return the ratio of times to others that were taken beside them, pair by pair.
 
     Source: Student's interval of the mean of the logarithms (Box, Hunter and Hunter, "Statistics for Experimenters",
-    chapter 3, paired comparisons). No value is left out or drawn in: a disturbed pair widens the interval.
+    chapter 3, paired comparisons). No value is dropped or clipped: a disturbed pair widens the interval.
 
     Args:
-        times_s: Seconds, at least one.
+        times_s: Seconds; at least one.
         other_times_s: As many.
     """
     logs = np.log(times_s) - np.log(other_times_s)
     count, center = len(logs), float(np.mean(logs))
     if count < 2:
         return PairedRatio(math.exp(center), 0.0, math.inf, count)
-    half = student_quantile(count - 1) * float(np.std(logs, ddof=1)) / math.sqrt(count)
+    half = student_quantile(count - 1) * mean_se(logs)
     return PairedRatio(math.exp(center), math.exp(center - half), math.exp(center + half), count)
 
 
 def student_quantile(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t distribution.
+    """Return the 97.5 % quantile of Student's t distribution.
 
     Source: beyond the table, the first term of its expansion about the normal one (Abramowitz and Stegun, 26.7.5).
     """

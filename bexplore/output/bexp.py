@@ -14,8 +14,8 @@ from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Pla
 from bexplore.measurement.probe import Observation
 from bexplore.output.append_file import AppendFile
 from bexplore.output.memory_text import memory_words
-from bexplore.search.loop import ProbeFinished
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_bytes, format_seconds
 
 # Code -> what it announces. 202 is the reference flow's; the others are ours and never change meaning.
@@ -138,7 +138,7 @@ def _turns_words(observation: Observation) -> str:
     """How the size did beside the first that it took turns with, which is the leader or a contender."""
     if not observation.interleaved_times_s:
         return ""
-    levels, own = observation.levels, observation.micro_batch_size
+    levels, own = observation.estimates, observation.micro_batch_size
     other = next(size for size in levels if size != own)
     over = math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other))
     return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'turn')} each"

@@ -12,7 +12,7 @@ from rich.live import Live
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Traced
 from bexplore.output.bexp import probe_sentence, trace_sentence
 from bexplore.output.live_view import View
-from bexplore.search.loop import ProbeFinished
+from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_seconds
 
 # A drawing takes about 2 ms of processor time; more often would be felt by the passes that are timed meanwhile.

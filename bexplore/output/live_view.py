@@ -16,9 +16,9 @@ from rich.text import Text
 from bexplore.exploration.events import JobEvent, Planned, Recommended, Traced
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.plot import ASCII, LABEL, UNICODE, plot
-from bexplore.search.loop import ProbeFinished, ProbeStarted
 from bexplore.search.posterior.credible_band import Band, band_of
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, ProbeStarted
 from bexplore.search.space import MemoryPrior
 from bexplore.units import format_bytes, format_seconds
 

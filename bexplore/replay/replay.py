@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.errors import BexploreError, UserInputError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.table import GIB, Curve, load_table
-from bexplore.search.loop import ProbeFinished, Result, explore
-from bexplore.search.recommendation import Recommendation, SearchSettings
+from bexplore.search.loop import RunRecord, explore
+from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, Result
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 
 START_TIME_S = 5.0  # charged for each worker process
@@ -47,7 +50,7 @@ class ReplayOptions:
     steps: int = 10
     max_probes: int = 16
     target_confidence: int = 90
-    tolerance: float = 0.02
+    tolerance: float = INDIFFERENCE_ZONE
     memory_hint_gib: float | None = None
 
     @property
@@ -149,7 +152,7 @@ def replay_curve(curve: Curve, options: ReplayOptions) -> Iterator[dict[str, Any
         space=Space.of(curve.points),
         settings=options.settings,
         memory=MemoryPrior(budget_bytes=budget),
-        clock=lambda: runner.cost_s,
+        run=RunRecord(clock=lambda: runner.cost_s),
     )
     for event in events:
         if isinstance(event, ProbeFinished):

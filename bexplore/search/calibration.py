@@ -1,29 +1,33 @@
-"""The confidence score: what a probability of the belief has been worth, given what it rests on."""
+"""The confidence score: a probability of the posterior, calibrated by its grounds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-MAX_SCORE = 98  # the rest is kept for everything that the model cannot represent
-LEAST_PROBABILITY = 1e-3  # or most, less than 1: a few hundred draws tell none more closely
-USUAL_TOLERANCE, LEAST_TOLERANCE = 0.02, 0.001
-USUAL_CANDIDATES, MOST_CANDIDATES = 8, 64  # beyond the last, sizes are neighbours that tell of each other
-# Of the log-odds, in the order of `terms_of`. Fitted by benchmarks/fit_calibration.py: results/calibration.md there.
+from bexplore.batching import INDIFFERENCE_ZONE
+
+MAX_SCORE = 98  # Source: a judgement: the rest is kept for whatever the model cannot represent
+# Probabilities are clipped to this and to 1 less this. Source: half a draw of `NUM_DRAWS` (512) is 0.001.
+LEAST_PROBABILITY = 1e-3
+LEAST_TOLERANCE = 0.001  # Source: keeps a logarithm finite; no machine repeats as well
+# Beyond the most, further candidates are correlated neighbours. Source: the terms that benchmarks/fit_calibration.py
+# fits: results/calibration.md there.
+USUAL_CANDIDATES, MOST_CANDIDATES = 8, 64
+# Of the log-odds, in the order of `terms_of`. Source: benchmarks/fit_calibration.py: results/calibration.md there.
 WEIGHTS = (0.799, 0.892, 0.053, -0.1, 0.292)
-# The same while one size alone was measured, or others only with neighbours that hid them: what is said of the others
-# then is nothing but the prior. Between a tenth and nine tenths nearly none is right, beyond that nearly all are (the
-# same file): too few to fit.
+# While a single size was measured, the rest is prior. Between a tenth and nine tenths nearly none is right, beyond
+# nearly all are: too few messages to fit. Source: results/calibration.md, "one size alone".
 WEIGHTS_OF_ONE_SIZE = (-1.0, 1.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
-    """What a probability rests on, beside the belief.
+    """What a probability rests on, beside the posterior.
 
     Attributes:
-        num_sizes: Sizes that were measured without neighbours that hid them.
-        num_candidates: Sizes that there are.
+        num_sizes: Sizes that were measured without CPU contention that hides them.
+        num_candidates: Candidates.
     """
 
     num_sizes: int
@@ -31,17 +35,17 @@ class Grounds:
 
     @property
     def is_one_size(self) -> bool:
-        """Whether no two sizes were held against each other."""
+        """Whether no two sizes were compared."""
         return self.num_sizes <= 1
 
 
 def score(probability: float, grounds: Grounds, *, tolerance: float) -> int:
-    """The confidence score, 0 to 98, of a raw posterior probability.
+    """Return the confidence score, 0 to 98, of a raw posterior probability.
 
     Args:
-        probability: That the size is within the tolerance of the best, as the belief has it.
+        probability: That the size is within the tolerance of the best, by the posterior.
         grounds: What it rests on.
-        tolerance: Share of the best that counts as a tie.
+        tolerance: The indifference zone.
     """
     weights = WEIGHTS_OF_ONE_SIZE if grounds.is_one_size else WEIGHTS
     terms = terms_of(probability, grounds, tolerance=tolerance)
@@ -50,12 +54,12 @@ def score(probability: float, grounds: Grounds, *, tolerance: float) -> int:
 
 
 def terms_of(probability: float, grounds: Grounds, *, tolerance: float) -> tuple[float, ...]:
-    """What the weights are of: 1, the log-odds of the belief, and what changes their worth.
+    """Return the terms that the weights multiply: 1, the log-odds of the posterior, and three corrections.
 
     Low odds are worth less than high ones; among many candidates odds tell less than among few; a wide tolerance is met
-    more often than a belief in smooth curves expects.
+    more often than a posterior of smooth curves expects.
     """
     clipped = min(max(probability, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY)
     raw = math.log(clipped / (1.0 - clipped))
     candidates = math.log2(min(grounds.num_candidates, MOST_CANDIDATES) / USUAL_CANDIDATES)
-    return 1.0, raw, min(raw, 0.0), raw * candidates, math.log(max(tolerance, LEAST_TOLERANCE) / USUAL_TOLERANCE)
+    return 1.0, raw, min(raw, 0.0), raw * candidates, math.log(max(tolerance, LEAST_TOLERANCE) / INDIFFERENCE_ZONE)

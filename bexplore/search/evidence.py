@@ -1,4 +1,4 @@
-"""What the belief needs of a probe: an observation in short, small enough to live in an Optuna trial."""
+"""Evidence: an observation in short, small enough to live in an Optuna trial."""
 
 from __future__ import annotations
 
@@ -10,65 +10,57 @@ from typing import Any
 
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Purpose, needed_bytes
 
-CONTENTION_IGNORED = 0.02  # share of the processors
-WAITING_IGNORED = 0.05  # share of a pass; a quiet machine has up to 2 %
-CONTENTION_INTERLEAVED = 0.25  # of what neighbours add, where sizes took turns: the rest of it met all of them
-MOST_SCHEDULER_WAIT = 0.99  # share of a pass; beyond it nothing was measured
-ROUNDING = 1e-6  # of a number of turns that is a whole one
+# Shares of CPU contention below which a machine counts as quiet: of the processors, and of a pass. Source: a quiet
+# machine has up to 2 % of either; benchmarks/results/sensitivity.md.
+CONTENTION_IGNORED = 0.02
+WAITING_IGNORED = 0.05
+# Share of the contention that remains where sizes were interleaved; the rest is common to all of them. Source: a
+# judgement; benchmarks/results/sensitivity.md.
+CONTENTION_INTERLEAVED = 0.25
+MOST_SCHEDULER_WAIT = 0.99  # share of a pass. Source: keeps a logarithm finite
+ROUNDING = 1e-6  # Source: above the rounding error of a whole number of timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interleaved:
-    """What a probe of one size tells of another that took turns with it.
+    """The estimate of another size that was timed interleaved with a probe's own.
 
     Attributes:
         micro_batch_size: Samples of one pass.
-        log_throughput: ln(samples/s), comparable with that of the probe's own size and of the others in these turns.
-        log_throughput_se: Its standard error beside what all of them share; NaN where unknown.
+        log_throughput: ln(samples/s), comparable within the probe.
+        log_throughput_se: Its standard error, without what the probe's sizes share; NaN where unknown.
     """
 
     micro_batch_size: int
     log_throughput: float
     log_throughput_se: float
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Interleaved:
-        """Rebuild it from `dataclasses.asdict`, in which NaN may be None."""
-        se = record["log_throughput_se"]
-        return cls(
-            micro_batch_size=record["micro_batch_size"],
-            log_throughput=record["log_throughput"],
-            log_throughput_se=math.nan if se is None else se,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the belief needs of one probe; an observation in short.
+    """What the posterior needs of one probe.
 
     Attributes:
         micro_batch_size: Samples of one pass.
         outcome: How it ended; None while it is in flight.
         reason: Why, for people.
         log_throughput: ln(samples/s) of the median pass; NaN where nothing was timed.
-        log_throughput_se: Its standard error within the probe, beside what other sizes share that took turns with it;
-            NaN where unknown.
-        interleaved: What it tells of these others.
-        contention_sd: Standard deviation that busy neighbours add to `log_throughput`; the passes of one probe do not
-            show it.
-        num_passes: Timed passes that count; rounds, where sizes took turns, without what somebody else disturbed.
+        log_throughput_se: Its standard error within the probe, without what the probe's sizes share; NaN where unknown.
+        interleaved: Estimates of the other sizes of the probe.
+        contention_sd: Standard deviation that CPU contention adds to `log_throughput`, invisible to the passes.
+        num_passes: Timed passes that count; of interleaved sizes, undisturbed rounds.
         purpose: Why it was made.
-        compilation: Which program was run.
+        compilation: Program that ran.
         worker: Ordinal of the worker process; None where unknown.
         peak_memory_bytes: Peak of the live tensors; None where unknown.
-        resident_memory_bytes: What was held for them at its peak; None where the tensors are all that is known.
+        resident_memory_bytes: As in `Observation`.
         num_alloc_retries: As in `Observation`.
         memory_budget_bytes: Budget in force; None where unknown.
-        start_time_s: Seconds to start a worker, where one was started.
-        compile_time_s: Seconds to compile, where something was compiled.
+        start_time_s: Seconds to start a worker; 0 where none was started.
+        compile_time_s: Seconds to compile; 0 where nothing was compiled.
         update_time_s: Median seconds of an update; 0 where none was timed.
         elapsed_s: Seconds of the whole probe.
-        needs_full_depth: Whether it showed that the model does not run at reduced depth.
+        needs_full_depth: Whether the model does not run at reduced depth.
     """
 
     micro_batch_size: int
@@ -94,7 +86,7 @@ class Evidence:
 
     @property
     def timed_sizes(self) -> tuple[int, ...]:
-        """Its own size, and those that took turns with it."""
+        """Its own size, and those that were timed interleaved with it."""
         return (self.micro_batch_size, *(other.micro_batch_size for other in self.interleaved))
 
     @property
@@ -109,32 +101,35 @@ class Evidence:
 
     @property
     def needed_memory_bytes(self) -> int | None:
-        """What must fit the budget; None where unknown."""
+        """Bytes that must fit the budget; None where unknown."""
         return needed_bytes(self.peak_memory_bytes, self.resident_memory_bytes)
 
     @classmethod
     def of(cls, observation: Observation) -> Evidence:
-        """The evidence in an observation."""
+        """Return the evidence in an observation; one that is not measured has no throughput, even if it was timed."""
+        size, is_measured = observation.micro_batch_size, observation.is_measured
         update_s = observation.update_time_s
         contention_sd = _contention_sd(observation.background_cpu_share, observation.scheduler_wait_fraction)
-        levels = observation.levels  # of a size whose peak turned out to be over the budget too: no throughput then
-        num_turns = min(level.num_turns for level in levels.values())
-        own = levels.pop(observation.micro_batch_size)
+        estimates = observation.estimates
+        num_timings = min(estimate.num_timings for estimate in estimates.values())
+        own = estimates.pop(size)
         return cls(
-            micro_batch_size=observation.micro_batch_size,
+            micro_batch_size=size,
             outcome=observation.outcome,
             reason=observation.reason,
-            log_throughput=own.log_throughput(observation.micro_batch_size) if observation.is_measured else math.nan,
+            log_throughput=own.log_throughput(size) if is_measured else math.nan,
             log_throughput_se=own.log_se,
             interleaved=tuple(
                 Interleaved(
-                    micro_batch_size=size, log_throughput=level.log_throughput(size), log_throughput_se=level.log_se
+                    micro_batch_size=other,
+                    log_throughput=estimate.log_throughput(other),
+                    log_throughput_se=estimate.log_se,
                 )
-                for size, level in levels.items()
-                if observation.is_measured
+                for other, estimate in estimates.items()
+                if is_measured
             ),
-            contention_sd=contention_sd * (CONTENTION_INTERLEAVED if levels else 1.0),
-            num_passes=max(math.floor(num_turns + ROUNDING), 1) if num_turns else 0,
+            contention_sd=contention_sd * (CONTENTION_INTERLEAVED if estimates else 1.0),
+            num_passes=max(math.floor(num_timings + ROUNDING), 1) if num_timings else 0,
             purpose=observation.probe.purpose,
             compilation=observation.probe.compilation,
             worker=observation.worker,
@@ -150,7 +145,7 @@ class Evidence:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary; NaN becomes None."""
+        """Return a JSON-ready dictionary; NaN becomes None."""
         record = _without_nan(dataclasses.asdict(self))
         return record | {"interleaved": [_without_nan(item) for item in record["interleaved"]]}
 
@@ -158,10 +153,8 @@ class Evidence:
     def from_dict(cls, record: Mapping[str, Any]) -> Evidence:
         """Rebuild evidence from `as_dict`; unknown keys are ignored."""
         fields = {field.name for field in dataclasses.fields(cls)}
-        kept = {key: value for key, value in record.items() if key in fields}
-        for name in ("log_throughput", "log_throughput_se"):
-            kept[name] = math.nan if kept.get(name) is None else kept[name]
-        kept["interleaved"] = tuple(Interleaved.from_dict(item) for item in kept.get("interleaved", ()))
+        kept = _with_nan({key: value for key, value in record.items() if key in fields})
+        kept["interleaved"] = tuple(Interleaved(**_with_nan(item)) for item in kept.get("interleaved", ()))
         kept["outcome"] = None if kept.get("outcome") is None else Outcome(kept["outcome"])
         kept["purpose"] = Purpose(kept.get("purpose", Purpose.SEARCH))
         kept["compilation"] = Compilation(kept.get("compilation", Compilation.SHARED))
@@ -172,17 +165,18 @@ def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
 
 
+def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {**record} | {name: math.nan for name in ("log_throughput", "log_throughput_se") if record.get(name) is None}
+
+
 def _contention_sd(background_cpu_share: float | None, scheduler_wait_fraction: float | None) -> float:
-    """Standard deviation, ln, that neighbours add to a throughput.
+    """Return the standard deviation, ln, that CPU contention adds to a throughput; 0 for a quiet machine.
 
     Args:
-        background_cpu_share: Share of the processors that others used; it stands for the spread of what they cost, a
-            factor between 1 and 1 / (1 - share).
-        scheduler_wait_fraction: Share of a pass for which a thread waited for a processor: without the neighbours the
-            pass might have taken 1 - share of its time. Threads that wait for each other make this far more than the
-            first.
-
-    What a quiet machine has of either is left out.
+        background_cpu_share: Share of the processors that other processes used. Their cost is a factor between 1 and
+            1 / (1 - share), for whose spread the share stands.
+        scheduler_wait_fraction: Share of a pass for which a thread waited for a processor: without contention the pass
+            might have taken 1 - share of its time. Threads that wait for each other make this far more than the first.
     """
     sds = [share for share in (background_cpu_share,) if share is not None and share > CONTENTION_IGNORED]
     if scheduler_wait_fraction is not None and scheduler_wait_fraction > WAITING_IGNORED:

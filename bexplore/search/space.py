@@ -1,4 +1,4 @@
-"""The sizes that may be tried, what is known of their memory, and how an outcome narrows them."""
+"""The candidate sizes, the prior of their memory, and what outcomes leave of the candidates."""
 
 from __future__ import annotations
 
@@ -13,48 +13,52 @@ from bexplore.batching import divisors, even_candidates
 from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Outcome, Purpose
 
-DENSE_LIMIT = 4096  # up to here every integer is a candidate; beyond, steps of at most 0.2 %
-# A size that crashed, hung or failed to compile is not tried again; one that had run before, from so many times on: it
-# may have been an accident of its process.
+# Up to here every integer is a candidate; beyond, steps of at most 0.2 %. Source: a tenth of the indifference zone.
+DENSE_LIMIT = 4096
+STEP_GROWTH = 8  # times the step, from one stretch to the next. Source: multiples of 8 and 64 align with kernels' tiles
+# A size that crashed, hung or failed to compile is not tried again; one that had run before, after so many failures.
+# Source: two independent accidents of a process are rare; a rule of the search's specification and no tuned value.
 MAX_FAILURES_PER_SIZE = 2
 OWN_REASONS = (Outcome.COMPILE_FAILED, Outcome.TIMED_OUT, Outcome.CRASHED, Outcome.NOT_FINITE)
-# Larger sizes are no candidates unless they are asked for: one pass of one replica would by itself be a larger batch
-# than the largest that are published. Samples: You et al., "Large batch optimization for deep learning: training BERT
-# in 76 minutes", 2020 (65,536). Tokens: Llama team, "The Llama 3 herd of models", 2024, section 3.4.1 (16 million).
+# Larger sizes are candidates only on request: one pass would be a larger batch than the largest published. Samples:
+# Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020 (65,536). Tokens:
+# Source: Llama team, "The Llama 3 herd of models", 2024, section 3.4.1 (16 million).
 MOST_SAMPLES = 65_536
 MOST_TOKENS = 2**24
+# Standard deviation of a traced peak's relative error, where the trace names none. Source: above all that the trace
+# names for a program of the same device (0.02 to 0.10), benchmarks/results/trace.md.
+TRACE_SD = 0.12
 RULES = ("all", "powers_of_two", "divisors", "even")
 
 
 class MemoryAccount(StrEnum):
-    """The account of a step's memory that is compared with the budget: what a trace predicts, or more than that."""
+    """The account of a step's memory that is compared with the budget."""
 
     TENSORS = "tensors"  # live tensors, which a trace predicts
-    RESIDENT = "resident"  # what the process holds of the host's memory: its heap keeps pieces free between tensors
-    RESERVED = "reserved"  # what the caching allocator of an accelerator has reserved: whole segments
+    RESIDENT = "resident"  # resident memory of the process: its heap keeps free pieces between tensors
+    RESERVED = "reserved"  # whole segments, reserved by an accelerator's caching allocator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPrior:
-    """What is believed about peak memory before anything was run.
+    """Peak memory, as expected before anything ran.
 
     Attributes:
-        peak_bytes: Expected peak bytes of the live tensors as a function of the micro-batch size; None where nothing
-            was traced.
+        peak_bytes: Expected peak bytes of the live tensors by micro-batch size; None without a trace.
         relative_sd: Standard deviation of the tensors' true peak around `peak_bytes`, as a fraction.
         budget_bytes: The memory budget in force; None for no limit.
-        judged_by: The account that must fit the budget. Where it is not the tensors' own, `peak_bytes` is too little by
-            an amount that probes correct.
+        judged_by: The account that must fit the budget. Other accounts than the tensors' exceed `peak_bytes` by an
+            amount that probes correct.
     """
 
     peak_bytes: Callable[[int], float] | None = None
-    relative_sd: float = 0.12
+    relative_sd: float = TRACE_SD
     budget_bytes: float | None = None
     judged_by: MemoryAccount = MemoryAccount.TENSORS
 
 
 class SizedOutcome(Protocol):
-    """A finished probe, as far as the space is concerned."""
+    """A probe, as far as the space is concerned."""
 
     @property
     def micro_batch_size(self) -> int:
@@ -67,6 +71,32 @@ class SizedOutcome(Protocol):
     @property
     def purpose(self) -> Purpose:
         """Why it was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """What outcomes leave of a space.
+
+    Attributes:
+        space: All candidates.
+        smallest_out_of_memory: The smallest size that does not fit; infinity for none. A success at or above an
+            out-of-memory size refutes it (fragmentation, another process on the device). An out-of-memory of a
+            verification, the user's own program in a fresh process, is never refuted.
+        dropped: Sizes that are out whatever becomes of other sizes.
+        failed_beyond: Sizes, ascending, that failed for reasons of their own above every size that ran; without losses
+            that are not finite, which chance or the numbers cause, and not the size.
+    """
+
+    space: Space
+    smallest_out_of_memory: float
+    dropped: frozenset[int]
+    failed_beyond: tuple[int, ...]
+
+    @property
+    def open_sizes(self) -> tuple[int, ...]:
+        """The sizes that may still be tried, or tried again."""
+        limit = self.smallest_out_of_memory
+        return tuple(size for size in self.space.sizes if size < limit and size not in self.dropped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,66 +119,54 @@ class Space:
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> Space:
-        """The space of these sizes, sorted, repeats removed."""
+        """Return the space of these sizes, sorted, repeats removed."""
         return cls(sizes=tuple(sorted(set(sizes))))
+
+    def including(self, sizes: Iterable[int]) -> Space:
+        """Return the space with further sizes."""
+        return Space.of([*self.sizes, *sizes])
 
     @property
     def base(self) -> int:
-        """The smallest candidate: every relative performance is relative to it."""
+        """The smallest candidate, to which every relative performance refers."""
         return self.sizes[0]
 
-    def smallest_out_of_memory(self, evidence: Iterable[SizedOutcome]) -> float:
-        """The smallest size that is known not to fit; infinity where there is none.
-
-        A success at or above an out-of-memory size refutes it (fragmentation, another tenant of the device), and the
-        sizes from there on are candidates again. A verification, the user's own program in a fresh process, that runs
-        out of memory is never refuted.
-        """
-        seen = list(evidence)
-        largest_ok = max((item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED), default=0)
-        refused = [item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY]
-        standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose.is_verification)
-        return min((item.micro_batch_size for item in standing), default=math.inf)
-
-    def dropped(self, evidence: Iterable[SizedOutcome]) -> frozenset[int]:
-        """Sizes that are out whatever becomes of other sizes."""
-        seen = list(evidence)
+    def after(self, outcomes: Iterable[SizedOutcome]) -> Remaining:
+        """Return what these outcomes leave of the space."""
+        seen = list(outcomes)
         ran = {item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED}
-        failures: Counter[int] = Counter()
-        for item in seen:
-            if item.outcome in OWN_REASONS:
-                is_certain = item.purpose.is_verification or item.micro_batch_size not in ran
-                failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if is_certain else 1
-            elif item.outcome is Outcome.OUT_OF_MEMORY:
-                failures[item.micro_batch_size] += 1
-        return frozenset(size for size, count in failures.items() if count >= MAX_FAILURES_PER_SIZE)
-
-    def failed_beyond(self, evidence: Iterable[SizedOutcome]) -> tuple[int, ...]:
-        """Sizes, ascending, that failed for reasons of their own and lie above every size that ran.
-
-        A loss that is not finite is left out: that is chance, or the numbers' and not the size's.
-        """
-        seen = list(evidence)
-        largest_ok = max((item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED), default=0)
+        largest_ok = max(ran, default=0)
+        refused = (item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY)
+        standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose.is_verification)
         failed = {
             item.micro_batch_size
             for item in seen
             if item.outcome in OWN_REASONS and item.outcome is not Outcome.NOT_FINITE
         }
-        return tuple(sorted(size for size in failed if size > largest_ok))
+        return Remaining(
+            space=self,
+            smallest_out_of_memory=min((item.micro_batch_size for item in standing), default=math.inf),
+            dropped=_dropped(seen, ran),
+            failed_beyond=tuple(sorted(size for size in failed if size > largest_ok)),
+        )
 
-    def open_sizes(self, evidence: Sequence[SizedOutcome]) -> tuple[int, ...]:
-        """The sizes that may still be tried, or tried again, after these outcomes."""
-        limit = self.smallest_out_of_memory(evidence)
-        dropped = self.dropped(evidence)
-        return tuple(size for size in self.sizes if size < limit and size not in dropped)
+
+def _dropped(seen: Iterable[SizedOutcome], ran: set[int]) -> frozenset[int]:
+    failures: Counter[int] = Counter()
+    for item in seen:
+        if item.outcome in OWN_REASONS:
+            is_certain = item.purpose.is_verification or item.micro_batch_size not in ran
+            failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if is_certain else 1
+        elif item.outcome is Outcome.OUT_OF_MEMORY:
+            failures[item.micro_batch_size] += 1
+    return frozenset(size for size, count in failures.items() if count >= MAX_FAILURES_PER_SIZE)
 
 
 def default_candidates(minimum: int, maximum: int) -> tuple[int, ...]:
-    """Every size that can matter from `minimum` to `maximum`, both included.
+    """Return every size that can matter from `minimum` to `maximum`, both included.
 
-    Every integer up to 4096; beyond it multiples of 8, from 32768 on multiples of 64, and so on: neighbours are never
-    more than 0.2 % apart, and every power of two is among them.
+    Every integer up to 4096; beyond, multiples of 8, from 32768 on multiples of 64, and so on: adjacent sizes are at
+    most 0.2 % apart, and every power of two is among them.
 
     Raises:
         UserInputError: The bounds are not positive or out of order.
@@ -160,12 +178,12 @@ def default_candidates(minimum: int, maximum: int) -> tuple[int, ...]:
         end = DENSE_LIMIT * step
         first = max(start, -(-minimum // step) * step)
         sizes.update(range(first, min(end, maximum) + 1, step))
-        start, step = end, 8 * step
+        start, step = end, STEP_GROWTH * step
     return tuple(sorted(sizes))
 
 
 def largest_wanted(sequence_length: int | None) -> int:
-    """The largest size that is a candidate where the user gives no bound: no batch is larger than it by itself.
+    """Return the largest candidate where the user gives no bound: no published batch is larger.
 
     Args:
         sequence_length: Tokens a sample; None where samples are not sequences.
@@ -176,14 +194,14 @@ def largest_wanted(sequence_length: int | None) -> int:
 def candidate_sizes(
     rule: str | Sequence[int], *, minimum: int, maximum: int, replica_batch_size: int | None = None
 ) -> tuple[int, ...]:
-    """The candidate sizes that a rule of `explore.candidates` names.
+    """Return the candidate sizes of a rule of `explore.candidates`.
 
     Args:
         rule: `all`, `powers_of_two`, `divisors` (of the replica batch size), `even` (the ceilings of the replica batch
             size over 1, 2, 3 ...), or the sizes themselves.
-        minimum: Smallest size wanted.
-        maximum: Largest size wanted.
-        replica_batch_size: Samples of one replica in an optimizer step; only `divisors` and `even` look at it.
+        minimum: Smallest candidate.
+        maximum: Largest candidate.
+        replica_batch_size: Samples of one replica in an optimizer step, for `divisors` and `even`.
 
     Raises:
         UserInputError: The rule is unknown, needs a replica batch size, or leaves nothing.

@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, num_passes_of_turn
+from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, passes_per_timing
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
 
@@ -203,7 +203,7 @@ class SimulatedRunner:
             budget_s=PASS_BUDGET_S * (1 if is_screening else BUDGETS_OF_CONTENDERS),
             is_screening=is_screening,
             tolerance=probe.tolerance,
-            num_passes={size: num_passes_of_turn(usual_s[size]) for size in order},
+            num_passes={size: passes_per_timing(usual_s[size]) for size in order},
         )
         process_effect = {size: world.run_sd * self._rng.standard_normal() for size in order}
         own_s, spent_s = list[float](), 0.0

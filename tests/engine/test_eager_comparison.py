@@ -9,7 +9,7 @@ import pytest
 from bexplore.engine import eager_comparison
 from bexplore.engine.eager_comparison import Verdict
 from bexplore.job import CompileSettings
-from bexplore.measurement.interleaving import TURN_S
+from bexplore.measurement.interleaving import TIMING_S
 from bexplore.measurement.probe import Compilation, Probe, Purpose
 from tests.builders import imported_job
 
@@ -117,11 +117,11 @@ def test_eager_and_compiled_passes_are_timed_in_long_turns_in_the_worker_that_ra
 
     assert len(answer["compiled_turns"]) == len(answer["eager_turns"]) >= eager_comparison.MIN_PAIRS
     for num_passes, seconds in answer["compiled_turns"] + answer["eager_turns"]:
-        assert seconds >= TURN_S
+        assert seconds >= TIMING_S
         assert num_passes > 1  # one pass of this job takes far less
     comparison = eager_comparison.judge(answer, micro_batch_size=4, tolerance=0.02, asked=True)
     assert comparison.low < comparison.over_compiled < comparison.high
-    assert min(comparison.compiled_timed_s, comparison.eager_timed_s) >= eager_comparison.MIN_PAIRS * TURN_S
+    assert min(comparison.compiled_timed_s, comparison.eager_timed_s) >= eager_comparison.MIN_PAIRS * TIMING_S
     assert answer["eager_peak_memory_bytes"] > 0
     assert runner.compare_eager(micro_batch_size=8, tolerance=0.02, asked=True) is None
 
@@ -130,7 +130,7 @@ def test_a_look_ends_when_its_time_is_spent(run_on):
     runner = run_on(imported_job())
     runner(verification(4))
 
-    answer = runner.compare_eager(micro_batch_size=4, tolerance=0.02, asked=False, max_s=TURN_S)
+    answer = runner.compare_eager(micro_batch_size=4, tolerance=0.02, asked=False, max_s=TIMING_S)
 
     assert len(answer["compiled_turns"]) == len(answer["eager_turns"]) == 1
 

@@ -130,8 +130,10 @@ def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_
 
     def explored(runner) -> loop.Result:
         book = Journal(tmp_path / "journal.jsonl")
-        options = {"storage": tmp_path / "study.log", "record": book.append, "history": book.read()}
-        *_, result = loop.explore(runner, space=Space.of([1, 2, 4, 8]), lock_path=tmp_path / ".lock", **options)
+        run = loop.RunRecord(
+            storage=tmp_path / "study.log", lock_path=tmp_path / ".lock", record=book.append, history=book.read()
+        )
+        *_, result = loop.explore(runner, space=Space.of([1, 2, 4, 8]), run=run)
         return result
 
     with pytest.raises(EngineError, match="the study's storage failed") as error:

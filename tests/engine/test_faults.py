@@ -37,7 +37,7 @@ from bexplore.output.console import Progress
 from bexplore.output.summary import print_summary
 from bexplore.search import loop
 from bexplore.search.policy.decision import StopReason
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space, candidate_sizes
 from bexplore.search.study import storage, trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
@@ -55,10 +55,15 @@ def answers(probe: Probe) -> Observation:
     )
 
 
-def explored(folder: Path, runner=answers, **options) -> loop.Result:
+def explored(folder: Path, runner=answers, *, storage: Path | str | None = None, **options) -> loop.Result:
     book = Journal(folder / "journal.jsonl")
-    options = {"storage": folder / "study.log", "record": book.append, "history": book.read()} | options
-    *_, result = loop.explore(runner, space=SPACE, lock_path=folder / ".lock", **options)
+    run = loop.RunRecord(
+        storage=storage or folder / "study.log",
+        lock_path=folder / ".lock",
+        record=book.append,
+        history=book.read(),
+    )
+    *_, result = loop.explore(runner, space=SPACE, run=run, **options)
     return result
 
 
@@ -107,7 +112,11 @@ def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_prob
     path = tmp_path / "study.log"
     books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
     running = [
-        loop.explore(answers, space=SPACE, storage=path, record=book.append, lock_path=tmp_path / ".lock")
+        loop.explore(
+            answers,
+            space=SPACE,
+            run=loop.RunRecord(storage=path, record=book.append, lock_path=tmp_path / ".lock"),
+        )
         for book in books
     ]
     for events in running:
@@ -124,8 +133,8 @@ def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_prob
 
     for book in books:
         known = book.read()
-        options = {"storage": path, "record": book.append, "history": known, "lock_path": tmp_path / ".lock"}
-        *_, result = loop.explore(answers, space=SPACE, **options)
+        run = loop.RunRecord(storage=path, record=book.append, history=known, lock_path=tmp_path / ".lock")
+        *_, result = loop.explore(answers, space=SPACE, run=run)
         assert book.read()[: len(known)] == known
         assert result.recommendation.micro_batch_size == 8
 

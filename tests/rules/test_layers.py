@@ -19,7 +19,7 @@ ORDER = {
     "host": "blas_threads locks json_files accelerators machine nvidia_smi accelerator_contention",
     "config": "document validation_errors field_types schema config dialects load",
     "measurement": "statistics depth_extrapolation interleaving probe",
-    "search": "space evidence program_warnings calibration posterior recommendation noise_warnings policy study loop",
+    "search": "space settings evidence calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker build_check metrics_client trace_client runner reduced_depth",
     "exploration": "journal run_directory memory_budget fingerprint bottlenecks events estimate apply finish one_shot "
     "exploration",

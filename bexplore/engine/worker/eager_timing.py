@@ -11,7 +11,7 @@ import torch
 
 from bexplore.engine.eager_comparison import are_enough
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, Steps
-from bexplore.measurement.interleaving import TURN_S
+from bexplore.measurement.interleaving import TIMING_S
 from bexplore.workloads import Batch
 
 
@@ -89,10 +89,10 @@ def time_eager_interleaved(
 
 
 def _turn(steps: Steps, batch: Batch, pass_s: float) -> Turn:
-    """Time passes of which one takes about so many seconds until they have lasted `TURN_S`."""
+    """Time passes of which one takes about so many seconds until they have lasted `TIMING_S`."""
     num_passes, seconds = 0, 0.0
-    while seconds < TURN_S:
-        wanted = math.ceil((TURN_S - seconds) / max(pass_s, 1e-6))
+    while seconds < TIMING_S:
+        wanted = math.ceil((TIMING_S - seconds) / max(pass_s, 1e-6))
         together = min(max(1, wanted), MAX_BACK_TO_BACK)
         pass_s = steps.timed_pass(batch, together)
         num_passes, seconds = num_passes + together, seconds + together * pass_s

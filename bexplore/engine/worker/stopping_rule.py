@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bexplore.measurement.interleaving import enough_se, log_median_se
+from bexplore.measurement.interleaving import enough_se
+from bexplore.measurement.statistics import median_se
 
 # Fewest timed passes, by the seconds of one: a long pass averages the jitter away by itself.
 MIN_PASSES = ((4.0, 1), (1.0, 2), (0.1, 3), (0.0, 5))
@@ -100,7 +101,7 @@ def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: fl
         return False
     if len(times_s) < _fewest(times_s) or (total_s < MIN_TIMED_S and len(times_s) < MAX_PASSES):
         return False
-    return len(times_s) >= max_passes or total_s > budget_s or log_median_se(np.log(times_s)) < se
+    return len(times_s) >= max_passes or total_s > budget_s or median_se(np.log(times_s)) < se
 
 
 def _fewest(times_s: Sequence[float], rule: Sequence[tuple[float, int]] = MIN_PASSES) -> int:

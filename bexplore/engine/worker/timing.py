@@ -11,7 +11,7 @@ import numpy as np
 
 from bexplore.engine.worker.steps import Steps
 from bexplore.engine.worker.stopping_rule import Passes
-from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, num_passes_of_turn
+from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, passes_per_timing
 from bexplore.measurement.probe import Probe, Purpose
 from bexplore.workloads import Batch
 
@@ -163,7 +163,7 @@ def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
 
 def _num_times_of_turn(steps: Steps, pass_s: float) -> int:
     """How often a size is timed in its turn, each time for one pass or several back to back."""
-    return num_passes_of_turn(steps.num_back_to_back(pass_s) * pass_s)
+    return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s)
 
 
 def _back_to_back(ran: Sequence[RanPass]) -> dict[str, list[int]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.exploration.run_directory import Run
 from bexplore.host.accelerators import Device, published_device
 from bexplore.host.json_files import read_json
@@ -98,7 +99,7 @@ class ReportData:
     @property
     def tolerance(self) -> float:
         """Within which sizes are as good as each other."""
-        return float(self.meta.get("search_specification", {}).get("settings", {}).get("tolerance", 0.02))
+        return float(self.meta.get("search_specification", {}).get("settings", {}).get("tolerance", INDIFFERENCE_ZONE))
 
     @property
     def measured(self) -> tuple[Observation, ...]:

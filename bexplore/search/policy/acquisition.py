@@ -12,7 +12,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.posterior.throughput import Draws
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 
 Array = NDArray[np.float64]
 

@@ -22,7 +22,8 @@ from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.policy.reduced_depth import search_compilation
 from bexplore.search.posterior.noise_model import common_mode_sd
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
-from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
+from bexplore.search.recommendation import Recommendation, recommend
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
 
 GAP_RATIO = 2.05  # the search does not end with an unprobed stretch wider than this ...
@@ -377,7 +378,7 @@ def _first(
     space: Space, finished: Sequence[Evidence], in_flight: Sequence[Evidence], settings: SearchSettings
 ) -> Decision:
     """The base first; where it fails for a reason of its own, a size that is clearly different."""
-    open_sizes = space.open_sizes(finished)
+    open_sizes = space.after(finished).open_sizes
     failures = [item for item in finished if item.outcome is not Outcome.OUT_OF_MEMORY]
     if same_everywhere(space, finished):
         return Decision(stop_reason=StopReason.BROKEN_PROGRAM)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]

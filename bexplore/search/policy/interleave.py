@@ -11,7 +11,7 @@ from bexplore.measurement.probe import Compilation, Purpose
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.probe_cost import PASS_SD, Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]

@@ -17,7 +17,8 @@ from bexplore.search.policy.acquisition import MIN_REPLICATE_NEAR_BEST
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
-from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
+from bexplore.search.recommendation import Recommendation, recommend
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 
 # Probes at most, and never more than the search was allowed. One finds as good an answer as three do (98.1 % and 97.5 %
@@ -50,7 +51,7 @@ def decide(
     Returns:
         A probe, or a stop; `recommendation` and `posterior` are of the sizes that keep the batch size alone.
     """
-    everything = Space.of([*space.sizes, *keeping])
+    everything = space.including(keeping)
     fitted = fit_posterior(
         everything,
         evidence,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import Posterior
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.probe_cost import PROBE_SD, Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 
 EXPECTED_PROBES = 7  # of a search; what is seen in simulated and recorded jobs
 CLEARLY_CHEAPER = 0.7  # of the seconds at whole depth: what is extrapolated must be well worth it

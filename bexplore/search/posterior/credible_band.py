@@ -56,7 +56,7 @@ def band_of(
     if not any(item.is_measured for item in observations):
         return None
     fitted = fit_posterior(
-        Space.of([*sizes, *(item.micro_batch_size for item in observations)]),
+        Space.of(sizes).including(item.micro_batch_size for item in observations),
         [Evidence.of(item) for item in observations],
         memory=memory,
         seed=seed,

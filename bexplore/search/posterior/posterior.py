@@ -144,7 +144,8 @@ def fit_posterior(
     measured = [item for item in evidence if item.is_measured]
     if not measured:
         raise ValueError("a posterior needs at least one measurement")
-    limit = space.smallest_out_of_memory(evidence)
+    remaining = space.after(evidence)
+    limit = remaining.smallest_out_of_memory
     largest_ok = max((item.micro_batch_size for item in measured if item.micro_batch_size < limit), default=0)
     is_reserved = memory is not None and memory.judged_by is MemoryAccount.RESERVED
     facts = MemoryObservations(
@@ -157,7 +158,7 @@ def fit_posterior(
     largest = space.sizes[-1]
     uniforms = np.random.default_rng([seed, 1]).random((6, NUM_DRAWS))
     boundaries = draw_boundaries(facts, memory, base=space.base, largest=largest, uniforms=uniforms)
-    failed = space.failed_beyond(evidence)
+    failed = remaining.failed_beyond
     largest_run = max(item.micro_batch_size for item in measured)
     ends = draw_ends(
         failed,
@@ -171,7 +172,7 @@ def fit_posterior(
     sizes = _domain(space, certain, boundaries, largest_ok, lowest)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
     curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
-    alive = ~np.isin(sizes, list(space.dropped(evidence)))
+    alive = ~np.isin(sizes, list(remaining.dropped))
     return Posterior(
         sizes=sizes,
         log_throughput=curves.log_throughput,

@@ -19,7 +19,7 @@ from bexplore.errors import UserInputError
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, decide
 from bexplore.search.posterior.posterior import ENGINE_VERSION
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.search.study.storage import open_storage
 from bexplore.search.study.trials import (

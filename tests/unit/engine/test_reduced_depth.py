@@ -14,7 +14,7 @@ from bexplore.job import CompileSettings, Job
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.search import loop
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.trace.tracer import trace_job
 from tests.builders import imported_job, observed

@@ -15,9 +15,9 @@ from bexplore.exploration.events import event_record
 from bexplore.exploration.finish import Finish
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.output.summary import print_summary
-from bexplore.search.loop import Result
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import Result
 from tests.builders import JOBS
 
 SIZE = 8

@@ -20,13 +20,14 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe,
 from bexplore.output.bexp import probe_sentence
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence, Interleaved
-from bexplore.search.noise_warnings import noise_warnings
 from bexplore.search.policy.decision import StopReason, decide
 from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior import posterior
-from bexplore.search.recommendation import SearchSettings, recommend
+from bexplore.search.recommendation import recommend
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
+from bexplore.search.warnings import noise_warnings
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 from tests.builders import imported_job
 from tests.search_builders import CurveRunner, measured, saturating
@@ -85,7 +86,7 @@ def test_a_turn_that_took_far_longer_does_not_count_even_of_two():
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
     assert math.isnan(levels[4].log_se)
-    assert levels[4].num_turns < 2
+    assert levels[4].num_timings < 2
 
 
 def test_a_round_in_which_all_took_far_longer_does_not_count():
@@ -94,21 +95,21 @@ def test_a_round_in_which_all_took_far_longer_does_not_count():
 
     assert levels[4].pass_time_s == pytest.approx(1.0, rel=0.02)
     assert levels[8].pass_time_s == pytest.approx(2.0, rel=0.02)
-    assert levels[4].num_turns == pytest.approx(3.0)
+    assert levels[4].num_timings == pytest.approx(3.0)
 
 
 def test_turns_of_a_size_that_scatters_by_itself_all_count():
     levels = interleaved_estimates({4: [1.0] * 10, 8: [1.5, 2.4] * 5})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(math.sqrt(1.5 * 2.4), rel=0.02)
-    assert levels[8].num_turns == pytest.approx(10.0)
+    assert levels[8].num_timings == pytest.approx(10.0)
 
 
 def test_sizes_whose_undisturbed_turns_were_in_different_rounds_are_compared_across_them():
     levels = interleaved_estimates({4: [1.0, 40.0], 8: [60.0, 2.0]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
-    assert levels[4].num_turns < 1
+    assert levels[4].num_timings < 1
 
 
 @pytest.mark.parametrize("disturbed", [(1.0, 50.0), (50.0, 1.0), (1.0, 50.0, 1.01), (50.0, 60.0, 1.0)])
@@ -116,7 +117,7 @@ def test_few_passes_of_a_size_alone_leave_out_what_was_disturbed(disturbed: tupl
     probe = Probe(number=0, micro_batch_size=4)
     observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=disturbed)
 
-    assert observation.levels[4].pass_time_s == pytest.approx(1.0, rel=0.01)
+    assert observation.estimates[4].pass_time_s == pytest.approx(1.0, rel=0.01)
     assert Evidence.of(observation).num_passes == sum(seconds < 2.0 for seconds in disturbed)
 
 
@@ -214,7 +215,7 @@ WANDERED = [
 
 
 def belief_of(sizes: Iterable[int], evidence: list[Evidence]) -> posterior.Posterior:
-    return posterior.fit(Space.of(sizes), evidence, user_compilation=Compilation.SHARED)
+    return posterior.fit_posterior(Space.of(sizes), evidence, user_compilation=Compilation.SHARED)
 
 
 def belief(evidence: list[Evidence]) -> posterior.Posterior:
@@ -264,7 +265,7 @@ def test_the_warning_of_a_noisy_machine_says_that_turns_cancel_it():
     (warning,) = noise_warnings(WANDERED, base=1, tolerance=0.02)
 
     assert "2 probes of micro-batch size 8 differ by 28.6 %" in warning
-    assert "in short turns" in warning
+    assert "timed interleaved" in warning
 
 
 def test_a_wandering_machine_is_named_where_exact_and_shared_compilation_differ():

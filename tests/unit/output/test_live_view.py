@@ -20,8 +20,8 @@ from bexplore.exploration.events import Planned, Recommended, Traced
 from bexplore.measurement.probe import Outcome, Probe
 from bexplore.output.console import Progress
 from bexplore.output.live_view import View
-from bexplore.search.loop import ProbeFinished, ProbeStarted
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, ProbeStarted
 from tests.builders import JOBS, observed
 
 GIB = 2**30

@@ -14,7 +14,7 @@ from bexplore.measurement.probe import Compilation
 from bexplore.replay.replay import ReplayOptions, TableRunner, replay_table
 from bexplore.replay.table import load_table
 from bexplore.search.loop import explore
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.units import format_seconds
 

@@ -11,9 +11,11 @@ import pytest
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 from bexplore.search.evidence import Evidence, Interleaved
-from bexplore.search.loop import ProbeFinished, Result, explore
+from bexplore.search.loop import explore
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
+from bexplore.search.recommendation import Recommendation, recommend
+from bexplore.search.result import ProbeFinished, Result
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
 from tests.search_builders import CurveRunner, measured, saturating

@@ -15,12 +15,14 @@ import pytest
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.search.evidence import Evidence
-from bexplore.search.loop import ProbeFinished, ProbeStarted, Result, explore
+from bexplore.search.loop import RunRecord, explore
 from bexplore.search.policy.acquisition import rank
 from bexplore.search.policy.decision import unseen_gap
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.recommendation import Recommendation, SearchSettings, recommend
+from bexplore.search.recommendation import Recommendation, recommend
+from bexplore.search.result import ProbeFinished, ProbeStarted, Result
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
 from tests.search_builders import CurveRunner, failed, measured, saturating
 
@@ -38,7 +40,7 @@ def result_of(runner: Callable[[Probe], Observation], space: Space = FEW, **opti
 
 def test_each_probe_is_announced_recorded_answered_and_followed_by_a_recommendation():
     recorded: list[Observation] = []
-    events = list(explore(CurveRunner(), space=FEW, settings=EXACT, record=recorded.append))
+    events = list(explore(CurveRunner(), space=FEW, settings=EXACT, run=RunRecord(record=recorded.append)))
     kinds = [type(event) for event in events]
     assert kinds == [ProbeStarted, ProbeFinished, Recommendation] * len(recorded) + [Result]
     assert [event.observation for event in events if isinstance(event, ProbeFinished)] == recorded
@@ -161,9 +163,9 @@ def test_where_exact_compilation_changes_the_order_exact_wins():
 
 def test_an_unfinished_exploration_goes_on_without_repeating_a_probe(tmp_path: Path):
     whole: list[Observation] = []
-    expected = result_of(CurveRunner(largest=200), MANY, record=whole.append)
+    expected = result_of(CurveRunner(largest=200), MANY, run=RunRecord(record=whole.append))
     runner = CurveRunner(largest=200)
-    resumed = result_of(runner, MANY, history=whole[:3], storage=tmp_path / "study.log")
+    resumed = result_of(runner, MANY, run=RunRecord(history=whole[:3], storage=tmp_path / "study.log"))
     assert runner.sizes == [item.micro_batch_size for item in whole[3:]]
     assert resumed.recommendation.micro_batch_size == expected.recommendation.micro_batch_size
     assert resumed.outcomes == expected.outcomes
@@ -178,17 +180,17 @@ def test_a_probe_that_was_recorded_but_not_told_is_not_repeated(tmp_path: Path):
             raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
-        result_of(CurveRunner(), MANY, record=record_and_die, storage=tmp_path / "study.log")
+        result_of(CurveRunner(), MANY, run=RunRecord(record=record_and_die, storage=tmp_path / "study.log"))
     runner = CurveRunner()
-    result = result_of(runner, MANY, history=recorded, storage=tmp_path / "study.log")
+    result = result_of(runner, MANY, run=RunRecord(history=recorded, storage=tmp_path / "study.log"))
     assert result.recommendation.num_probes == 3 + len(runner.sizes)
 
 
 def test_a_finished_exploration_ends_at_once_with_the_same_result():
     recorded: list[Observation] = []
-    first = result_of(CurveRunner(), FEW, record=recorded.append)
+    first = result_of(CurveRunner(), FEW, run=RunRecord(record=recorded.append))
     runner = CurveRunner()
-    again = result_of(runner, FEW, history=recorded)
+    again = result_of(runner, FEW, run=RunRecord(history=recorded))
     assert runner.sizes == []
     assert again.recommendation.micro_batch_size == first.recommendation.micro_batch_size
     assert again.recommendation.confidence == first.recommendation.confidence
@@ -196,8 +198,10 @@ def test_a_finished_exploration_ends_at_once_with_the_same_result():
 
 def test_a_size_that_ran_before_stays_a_candidate_where_less_memory_is_free_now(tmp_path: Path):
     recorded: list[Observation] = []
-    first = result_of(CurveRunner(), FEW, record=recorded.append)
-    again = result_of(CurveRunner(), Space.of([1, 2, 4, 8]), history=recorded, storage=tmp_path / "study.log")
+    first = result_of(CurveRunner(), FEW, run=RunRecord(record=recorded.append))
+    again = result_of(
+        CurveRunner(), Space.of([1, 2, 4, 8]), run=RunRecord(history=recorded, storage=tmp_path / "study.log")
+    )
     assert again.recommendation.micro_batch_size == first.recommendation.micro_batch_size == 64
 
 

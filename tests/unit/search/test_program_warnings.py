@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from bexplore.measurement.probe import Compilation, Probe
-from bexplore.search.program_warnings import program_warnings, samples_are_seen
+from bexplore.search.warnings import program_warnings, samples_are_seen
 from tests.builders import observed
 
 

@@ -69,32 +69,32 @@ def test_a_rule_that_leaves_nothing_is_a_users_mistake_that_says_what_to_do(rule
 
 def test_an_out_of_memory_narrows_the_space_to_what_is_smaller():
     space = Space.of([1, 2, 4, 8, 16])
-    assert space.open_sizes([ended(4, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY)]) == (1, 2, 4)
+    assert space.after([ended(4, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY)]).open_sizes == (1, 2, 4)
 
 
 def test_a_success_above_refutes_an_out_of_memory():
     space = Space.of([1, 2, 4, 8, 16])
     seen = [ended(8, Outcome.OUT_OF_MEMORY), ended(16, Outcome.MEASURED)]
-    assert space.smallest_out_of_memory(seen) == math.inf
-    assert space.open_sizes(seen) == space.sizes
+    assert space.after(seen).smallest_out_of_memory == math.inf
+    assert space.after(seen).open_sizes == space.sizes
 
 
 def test_a_verification_that_does_not_fit_is_never_refuted():
     space = Space.of([1, 2, 4, 8, 16])
     seen = [ended(16, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY, Purpose.VERIFY)]
-    assert space.open_sizes(seen) == (1, 2, 4)
+    assert space.after(seen).open_sizes == (1, 2, 4)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
 def test_a_failure_that_is_not_about_memory_drops_its_own_size_and_no_other(outcome: Outcome):
     space = Space.of([1, 2, 4, 8])
-    assert space.open_sizes([ended(4, outcome)]) == (1, 2, 8)
+    assert space.after([ended(4, outcome)]).open_sizes == (1, 2, 8)
 
 
 def test_a_size_that_ran_before_is_dropped_after_two_failures():
     space, ran, crash = Space.of([1, 2, 4, 8]), ended(4, Outcome.MEASURED), ended(4, Outcome.CRASHED)
-    assert space.open_sizes([ran, crash]) == (1, 2, 4, 8)
-    assert space.open_sizes([ran, crash, crash]) == (1, 2, 8)
+    assert space.after([ran, crash]).open_sizes == (1, 2, 4, 8)
+    assert space.after([ran, crash, crash]).open_sizes == (1, 2, 8)
 
 
 def test_failures_beyond_all_that_ran_are_told_apart_from_those_between():
@@ -105,13 +105,13 @@ def test_failures_beyond_all_that_ran_are_told_apart_from_those_between():
         ended(60, Outcome.CRASHED),
         ended(16, Outcome.CRASHED),
     ]
-    assert space.failed_beyond(seen) == (16, 60)
-    assert space.failed_beyond([*seen, ended(90, Outcome.NOT_FINITE)]) == (16, 60)
-    assert space.failed_beyond([*seen, ended(30, Outcome.MEASURED)]) == (60,)
+    assert space.after(seen).failed_beyond == (16, 60)
+    assert space.after([*seen, ended(90, Outcome.NOT_FINITE)]).failed_beyond == (16, 60)
+    assert space.after([*seen, ended(30, Outcome.MEASURED)]).failed_beyond == (60,)
 
 
 def test_a_verification_that_fails_drops_its_size_at_once():
-    assert Space.of([1, 2, 4]).open_sizes([ended(4, Outcome.CRASHED, Purpose.VERIFY)]) == (1, 2)
+    assert Space.of([1, 2, 4]).after([ended(4, Outcome.CRASHED, Purpose.VERIFY)]).open_sizes == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Outcome, Probe
-from bexplore.search.loop import Result, explore
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.loop import explore
+from bexplore.search.result import Result
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryAccount
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world, with_caching_allocator
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from bexplore.measurement.probe import Compilation
-from bexplore.search.loop import Result, explore
+from bexplore.search.loop import explore
 from bexplore.search.policy.acquisition import MOST_RISK
 from bexplore.search.policy.decision import StopReason, decide
 from bexplore.search.policy.economics import expected_savings, next_probe, training_time_s
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.result import Result
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from tests.search_builders import CurveRunner, measured
 

@@ -12,10 +12,12 @@ from benchmarks.keep_batch_size import Found, draw_job, explored, found, load
 from bexplore.errors import NothingFitsError
 from bexplore.exploration.exploration import keeping_sizes
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.search.loop import KeepBatchSize, ProbeFinished, ProbeStarted, Result, SearchEnded, explore
+from bexplore.search.loop import KeepBatchSize, RunRecord, explore
 from bexplore.search.policy.keep_batch_size import MOST_PROBES
 from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.recommendation import Recommendation, SearchSettings
+from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, ProbeStarted, Result, SearchEnded
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space, candidate_sizes, default_candidates, largest_wanted
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.trials import evidence_of
@@ -80,7 +82,7 @@ def test_a_run_that_knows_the_second_answers_probes_recommends_what_one_without_
     history = [event.observation for event in events if isinstance(event, ProbeFinished)]
 
     for sizes in ((1, 7, 49), (1, 5, 25, 125)):
-        again = events_of(sizes, history=history)
+        again = events_of(sizes, run=RunRecord(history=history))
         assert streamed(again) == []
         assert dataclasses.replace(again[-1].recommendation, elapsed_s=0.0) == streamed(events)[-1]
         assert again[-1].second_answer.recommendation.micro_batch_size == sizes[-1]
@@ -120,14 +122,14 @@ def test_a_recommendation_that_keeps_the_batch_size_is_the_second_answer_too_and
 
 def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
     space, storage = Space.of([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]), InMemoryStorage()
-    options = {"space": space, "keeping": KeepBatchSize(sizes=(1, 11, 33, 99, 297)), "storage": storage}
-    *events, result = explore(CurveRunner(peaked), **options)
+    options = {"space": space, "keeping": KeepBatchSize(sizes=(1, 11, 33, 99, 297))}
+    *events, result = explore(CurveRunner(peaked), run=RunRecord(storage=storage), **options)
 
     assert result.second_answer.recommendation.micro_batch_size in (99, 297)
     assert result.recommendation.micro_batch_size in space.sizes
 
     history = [event.observation for event in events if isinstance(event, ProbeFinished)]
-    (again,) = explore(CurveRunner(peaked), history=history, **options)
+    (again,) = explore(CurveRunner(peaked), run=RunRecord(storage=storage, history=history), **options)
     assert again.second_answer.recommendation.micro_batch_size in (99, 297)
 
 
@@ -207,7 +209,7 @@ def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for
             seen.append(evidence_of(study.get_trials()[probe.number]))
         return CurveRunner(peaked)(probe)
 
-    events_of((1, 7, 49), runner, storage=storage)
+    events_of((1, 7, 49), runner, run=RunRecord(storage=storage))
     assert [(item.micro_batch_size, item.outcome, item.purpose) for item in seen] == [
         (49, None, Purpose.KEEP_BATCH_SIZE)
     ]

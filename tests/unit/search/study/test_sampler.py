@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Compilation
 from bexplore.search import loop
-from bexplore.search.recommendation import SearchSettings
+from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space, default_candidates
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from tests.search_builders import CurveRunner, saturating
@@ -152,7 +152,7 @@ def test_dashboards_read_samples_per_second_at_the_axis(tmp_path):
 def test_a_study_tells_people_what_became_of_each_probe_and_what_is_recommended(tmp_path):
     storage = f"sqlite:///{tmp_path}/study.db"
     space, runner = Space.of([1, 2, 4, 8]), CurveRunner(largest=4)
-    *_, result = loop.explore(runner, space=space, settings=SETTINGS, storage=storage)
+    *_, result = loop.explore(runner, space=space, settings=SETTINGS, run=loop.RunRecord(storage=storage))
 
     study = optuna.load_study(study_name="bexplore", storage=storage)
     told = {trial.params["micro_batch_size"]: trial for trial in study.trials}

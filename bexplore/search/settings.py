@@ -1,0 +1,50 @@
+"""The settings of one search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bexplore.batching import INDIFFERENCE_ZONE
+from bexplore.measurement.depth_extrapolation import Depths
+from bexplore.measurement.probe import Compilation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """How long to search, for what, and the cost of a probe.
+
+    Attributes:
+        tolerance: The indifference zone: sizes within this share of each other count as equal.
+        target_confidence: Stop at this score (0 to 98).
+        max_probes: Stop after this many probes, the exact verification included.
+        time_budget_s: Stop after this many seconds; None for no limit.
+        training_time_s: Seconds of the training. A probe that saves less than it costs is not worth running.
+        training_samples: Samples of the training, of one replica, which give its seconds; None where unknown.
+        seed: Of the posterior's draws.
+        search_compilation: Program of the search's probes.
+        user_compilation: Program of the training.
+        verify_exact: Run the winner once more in the user's own compilation, where the search used another.
+        max_passes: Upper bound on timed passes of a probe.
+        probe_time_limit_s: A probe ends as `timed_out` beyond it; None for no limit.
+        start_time_s: Seconds to start a worker; a guess until one was started.
+        compile_time_s: Seconds to compile; a guess until something was compiled.
+        depths: Reduced depths that the search may use where they are cheaper; None for full depth only.
+        forces_reduced_depth: Use the reduced depths even where they are not cheaper.
+    """
+
+    tolerance: float = INDIFFERENCE_ZONE
+    target_confidence: int = 90
+    max_probes: int = 16
+    time_budget_s: float | None = None
+    training_time_s: float = 36_000.0
+    training_samples: int | None = None
+    seed: int = 0
+    search_compilation: Compilation = Compilation.SHARED
+    user_compilation: Compilation = Compilation.EXACT
+    verify_exact: bool = True
+    max_passes: int = 10
+    probe_time_limit_s: float | None = None
+    start_time_s: float = 5.0
+    compile_time_s: float = 30.0
+    depths: Depths | None = None
+    forces_reduced_depth: bool = False
