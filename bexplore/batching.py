@@ -1,7 +1,7 @@
-"""Micro-batch size x accumulation steps x replicas, and which global batch sizes that makes valid.
+"""Micro-batch size x accumulation steps x replicas, and which global batch sizes are valid with them.
 
-Words: the *replica batch size* is what one replica works through in one optimizer step; it is cut into
-`accumulation_steps` micro-batches of `micro_batch_size` samples, and `num_replicas` of them make the *global* batch.
+The *replica batch size* is the samples of one replica in one optimizer step. It is cut into `accumulation_steps`
+micro-batches of `micro_batch_size` samples, and `num_replicas` replica batches make the *global* batch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bexplore.errors import UserInputError
+from bexplore.units import counted
 
 # The indifference zone: two micro-batch sizes whose samples/s are within this share of each other count as equal. The
 # default of `explore.tolerance`. Source: the term, Bechhofer, "A single-sample multiple decision procedure for ranking
@@ -21,9 +22,9 @@ MAX_SAMPLES = 10**9  # of a batch or a micro-batch; beyond, the number is a slip
 
 
 class Divisibility(StrEnum):
-    """When a global batch may be cut into micro-batches.
+    """Rule by which a global batch is cut into micro-batches.
 
-    Source: the two rules that the Cerebras documentation has had: releases 2.0 to 2.2, and 2.5.
+    Source: the Cerebras documentation, releases 2.0 to 2.2 (strict) and 2.5 (even).
     """
 
     STRICT = "strict"  # every micro-batch is whole
@@ -47,13 +48,13 @@ class GlobalBatchSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How one replica works through its share of a global batch.
+    """The micro-batches of one replica in one optimizer step.
 
     Attributes:
         micro_batch_size: Samples of each micro-batch but, with the even rule, perhaps the last.
         accumulation_steps: Micro-batches in one optimizer step.
         replica_batch_size: Samples of one replica in one optimizer step.
-        last_micro_batch_size: Samples of the last micro-batch; if it is smaller, the loss must be weighted by samples.
+        last_micro_batch_size: Samples of the last micro-batch; where they are fewer, weight the loss by samples.
     """
 
     micro_batch_size: int
@@ -106,10 +107,10 @@ def replica_batch_size_of(global_batch_size: int, num_replicas: int, rule: Divis
             hint=f"type batch_size: {num_replicas}, or fewer replicas",
         )
     if rule is Divisibility.STRICT and global_batch_size % num_replicas:
-        below, above = _multiples_around(global_batch_size, num_replicas)
+        below = global_batch_size // num_replicas * num_replicas
         raise UserInputError(
             f"batch_size {global_batch_size} is not a multiple of the {num_replicas} replicas",
-            hint=f"type batch_size: {_either(below, above)}, or set explore.divisibility: even",
+            hint=f"type batch_size: {_either(below or None, below + num_replicas)}, or set explore.divisibility: even",
         )
     return -(-global_batch_size // num_replicas)
 
@@ -129,7 +130,7 @@ def split(
     if micro_batch_size > replica_batch_size:
         raise UserInputError(
             f"micro_batch_size {micro_batch_size} is above the {replica_batch_size} samples that one replica has "
-            f"(batch_size {global_batch_size} on {num_replicas} {_replicas(num_replicas)})",
+            f"(batch_size {global_batch_size} on {counted(num_replicas, 'replica')})",
             hint=f"type micro_batch_size: {replica_batch_size}, or a larger batch_size",
         )
     if rule is Divisibility.STRICT and replica_batch_size % micro_batch_size:
@@ -176,16 +177,17 @@ def valid_global_batch_sizes(
     """
     _require_positive(micro_batch_size, "micro_batch_size")
     _require_positive(num_replicas, "num_replicas")
-    if near is not None:
-        _require_positive(near, "batch_size")
-    rule = _divisibility(rule)
     center = near if near is not None else micro_batch_size * num_replicas
-    count = max(2, count)
-    if rule is Divisibility.STRICT:
-        sizes = _strict_around(center, micro_batch_size * num_replicas, count)
-    else:
-        sizes = _even_around(center, micro_batch_size, num_replicas, count)
-    return tuple(_global_batch_size(size, micro_batch_size, num_replicas, sequence_length) for size in sizes)
+    _require_positive(center, "batch_size")
+    around = _strict_around if _divisibility(rule) is Divisibility.STRICT else _even_around
+    return tuple(
+        GlobalBatchSize(
+            global_batch_size=size,
+            accumulation_steps=-(-size // (micro_batch_size * num_replicas)),
+            num_tokens=None if sequence_length is None else size * sequence_length,
+        )
+        for size in around(center, micro_batch_size, num_replicas, max(2, count))
+    )
 
 
 def is_valid_global_batch_size(
@@ -211,10 +213,10 @@ def near_value_message(
     global_batch_size: int, micro_batch_size: int, num_replicas: int, rule: Divisibility | str = Divisibility.STRICT
 ) -> str:
     """Say whether the user's global batch size is valid with a micro-batch size, and if not, what is."""
-    with_what = f"micro_batch_size {micro_batch_size} on {num_replicas} {_replicas(num_replicas)}"
+    with_what = f"micro_batch_size {micro_batch_size} on {counted(num_replicas, 'replica')}"
     if is_valid_global_batch_size(global_batch_size, micro_batch_size, num_replicas, rule):
         steps = -(-global_batch_size // (micro_batch_size * num_replicas))
-        return f"batch_size {global_batch_size} is valid with {with_what}: {steps} accumulation {_steps(steps)}"
+        return f"batch_size {global_batch_size} is valid with {with_what}: {counted(steps, 'accumulation step')}"
     listed = valid_global_batch_sizes(micro_batch_size, num_replicas, global_batch_size, rule)
     below, above = nearest([size.global_batch_size for size in listed], global_batch_size)
     return f"batch_size {global_batch_size} is not valid with {with_what}; nearest: {_either(below, above)}"
@@ -237,10 +239,10 @@ def _nearest_even_split(replica_batch_size: int, micro_batch_size: int) -> int:
     return above if above - micro_batch_size <= micro_batch_size - below else below
 
 
-def _strict_around(center: int, unit: int, count: int) -> list[int]:
-    """Return `count` multiples of `unit` around `center`, ascending, the nearest on both sides among them."""
-    below = center // unit
-    first = max(1, below - (count - 1) // 2)
+def _strict_around(center: int, micro_batch_size: int, num_replicas: int, count: int) -> list[int]:
+    """Return `count` multiples around `center`, ascending, the nearest on both sides among them."""
+    unit = micro_batch_size * num_replicas
+    first = max(1, center // unit - (count - 1) // 2)
     return [unit * multiple for multiple in range(first, first + count)]
 
 
@@ -264,17 +266,6 @@ def _even_around(center: int, micro_batch_size: int, num_replicas: int, count: i
     return sorted(below[:num_below] + above[: count - min(num_below, len(below))])
 
 
-def _global_batch_size(
-    global_batch_size: int, micro_batch_size: int, num_replicas: int, sequence_length: int | None
-) -> GlobalBatchSize:
-    """Attach the accumulation steps and the tokens."""
-    return GlobalBatchSize(
-        global_batch_size=global_batch_size,
-        accumulation_steps=-(-global_batch_size // (micro_batch_size * num_replicas)),
-        num_tokens=None if sequence_length is None else global_batch_size * sequence_length,
-    )
-
-
 def _divisibility(rule: Divisibility | str) -> Divisibility:
     """Return the rule by name."""
     try:
@@ -284,25 +275,12 @@ def _divisibility(rule: Divisibility | str) -> Divisibility:
 
 
 def _require_positive(number: int, name: str) -> None:
-    """Refuse what is not a positive integer."""
+    """Refuse anything but a positive integer."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise UserInputError(f"{name} must be a positive integer, not {number!r}", hint=f"type {name}: 1 or more")
 
 
-def _multiples_around(number: int, unit: int) -> tuple[int | None, int]:
-    """Return the multiples of `unit` on both sides of a number that is not one."""
-    return (number // unit * unit or None, (number // unit + 1) * unit)
-
-
 def _either(below: int | None, above: int | None) -> str:
-    """Return one or two numbers, as said in a hint."""
+    """Write one or two numbers for a hint."""
     numbers = [str(number) for number in dict.fromkeys((below, above)) if number is not None]
     return " or ".join(numbers)
-
-
-def _replicas(number: int) -> str:
-    return "replica" if number == 1 else "replicas"
-
-
-def _steps(number: int) -> str:
-    return "step" if number == 1 else "steps"

@@ -1,4 +1,4 @@
-"""Every error that bexplore raises on purpose.
+"""Every error that bexplore raises on purpose, and checks of what the user wrote.
 
 An error has a message (what is wrong, with the value and where), a hint (what to type next) and an exit code.
 Whatever is not a `BexploreError` is a bug, of bexplore or of the user's own code, and keeps its traceback.
@@ -6,7 +6,12 @@ Whatever is not a `BexploreError` is a bug, of bexplore or of the user's own cod
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from typing import Any
+
+_MOST_LISTED = 30  # names in a hint
 
 
 class ExitCode(IntEnum):
@@ -75,3 +80,45 @@ class UserProgramError(BexploreError):
     def __init__(self, message: str, *, hint: str = "", traceback_text: str = "") -> None:
         super().__init__(message, hint=hint)
         self.traceback_text = traceback_text
+
+
+def require(condition: bool, message: str, hint: str) -> None:
+    """Raise UserInputError with the message and the hint unless the condition holds."""
+    if not condition:
+        raise UserInputError(message, hint=hint)
+
+
+def close_match(word: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:
+    """Return the known word that a slip of the keyboard meant; None where none is near.
+
+    Args:
+        word: As written.
+        known: The words that are read.
+        cutoff: Similarity from which a word is near, by `difflib.SequenceMatcher`; 1 is the same word.
+    """
+    return next(iter(difflib.get_close_matches(str(word), [str(one) for one in known], n=1, cutoff=cutoff)), None)
+
+
+def suggestion(value: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown value: the nearest known one, or all of them."""
+    by_lower_case = {name.lower(): name for name in known}
+    near = close_match(value.lower(), by_lower_case)
+    if near:
+        return f"Did you mean {by_lower_case[near]}?"
+    names = list(by_lower_case.values())
+    more = f" ({len(names)} in all)" if len(names) > _MOST_LISTED else ""
+    return f"Choose one of {', '.join(names[:_MOST_LISTED])}{more}."
+
+
+def check_keys(given: Mapping[str, Any], known: Iterable[str], owner: str) -> None:
+    """Raise UserInputError at the first key that is no setting of the owner."""
+    known = list(known)
+    for key in given:
+        require(key in known, f"{owner} has no setting {key!r}.", suggestion(key, known))
+
+
+def positive_int(value: Any, name: str) -> int:
+    """Return the value if it is a positive int, and raise UserInputError otherwise."""
+    valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    require(valid, f"{name} is {value!r}.", f"Set {name} to an integer of 1 or more.")
+    return int(value)

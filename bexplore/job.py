@@ -1,4 +1,4 @@
-"""What is trained or evaluated, with what, on how many replicas: everything that decides the program that runs."""
+"""A job: everything that decides the program that runs, from the model to the number of replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileSettings:
-    """How the user's own training will call torch.compile.
+    """Arguments of torch.compile in the user's own training.
 
     Attributes:
         enabled: False trains eagerly.
@@ -81,12 +81,12 @@ class TorchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One replica's program, as JSON values only, so that it crosses process borders and can be fingerprinted.
+    """One replica's program in JSON values, which cross process borders and have a fingerprint.
 
     Attributes:
-        workload: Which builder of `bexplore.workloads` makes it: `decoder`, `transformers` or `imported`.
-        model: The builder's own parameters (for `decoder`: sizes of the model).
-        data: What a batch looks like (sequence length, vocabulary, image size, an import path ...).
+        workload: Builder of `bexplore.workloads`: `decoder`, `transformers` or `imported`.
+        model: Parameters of the builder (for `decoder`: sizes of the model).
+        data: Form of a batch (sequence length, vocabulary, image size, an import path ...).
         mode: Train or eval.
         optimizer: Name of a `torch.optim` class; ignored in evaluation.
         optimizer_arguments: Its keyword arguments.
@@ -95,9 +95,9 @@ class Job:
         device: A torch device, such as `cpu`, `cuda` or `cuda:1`.
         num_replicas: Data-parallel replicas.
         sequence_length: Tokens a sample; None where samples are not sequences.
-        compile: How the user's training compiles.
-        torch: Process-wide settings of torch that the user's training makes.
-        seed: Of the initial weights and of the synthetic samples.
+        compile: Arguments of torch.compile.
+        torch: Process-wide settings of torch.
+        seed: Seed of the initial weights and of the synthetic samples.
         import_root: Folder put first on the import path of a worker (that of the configuration); None for none.
     """
 
@@ -137,17 +137,17 @@ class Job:
         The folder of the configuration is left out: the same job in another checkout is the same job.
 
         Args:
-            environment: Facts beside the job that decide whether two measurements may be compared.
+            environment: Values beside the job that decide whether two measurements may be compared.
         """
-        facts = self.as_dict() | {"import_root": None} | {"environment": environment}
-        text = json.dumps(facts, sort_keys=True, default=str)
+        record = self.as_dict() | {"import_root": None} | {"environment": environment}
+        text = json.dumps(record, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def code_digests(job: Job) -> dict[str, str]:
-    """Return the digest of each file of the user's own code that a job imports from beside its configuration.
+    """Return sixteen hexadecimal digits of each file of the user's own code beside the configuration.
 
-    Only the modules that its import paths name are read, nothing is imported; a change further away shows in the trace.
+    Only the modules in the job's import paths are read, and none is imported; a change elsewhere shows in the trace.
     """
     if job.workload != "imported" or job.import_root is None:
         return {}

@@ -1,10 +1,11 @@
-"""structlog, configured in one place: short lines for people on stderr, JSON of everything in the run directory.
+"""structlog's only configuration: short lines on stderr, JSON of every event in the run directory.
 
-The logger is our own: a program that uses bexplore keeps its structlog as it is, and hears nothing unless it asks.
+The logger is separate: a program that uses bexplore keeps its own structlog, and sees no lines below errors by default.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEB
 
 
 class _Logbook:
-    """Where log lines go: stderr above a level, and the run's file once there is one."""
+    """The last processor: every event to the run's file once there is one, and to stderr from a level on."""
 
     def __init__(self) -> None:
         self.console_level = logging.ERROR
@@ -39,7 +40,7 @@ class _Logbook:
             self.file.write(line + "\n")
             self.file.flush()
         except OSError:
-            detach_file()  # the journal, which must be written, will say why
+            detach_file()  # the journal, which must be written, fails with the reason
 
 
 _logbook = _Logbook()
@@ -77,7 +78,5 @@ def detach_file() -> None:
     """Close the file, if there is one."""
     file, _logbook.file = _logbook.file, None
     if file is not None:
-        try:
+        with contextlib.suppress(OSError):  # the disk is full
             file.close()
-        except OSError:
-            pass  # its last lines found no room

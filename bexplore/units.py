@@ -1,7 +1,6 @@
-"""Bytes, seconds, shares and counts: how each is written by people, and how each is shown to them.
+"""Bytes, seconds, shares and counts: how people write them, and how they are shown to people.
 
-Inside the project a size in memory is an `int` of bytes and a duration a `float` of seconds; only this module knows
-the suffixes.
+Elsewhere in the package a size in memory is an `int` of bytes and a duration a `float` of seconds.
 """
 
 from __future__ import annotations
@@ -11,43 +10,23 @@ import re
 
 from bexplore.errors import UserInputError
 
+# Not pydantic's: its ByteSize takes "512M" for 512 * 10^6 bytes, and its timedelta refuses "10min", "1h30m" and "90s".
 _BYTES_PER_UNIT = {
-    "": 1,
-    "b": 1,
-    "k": 1024,
-    "m": 1024**2,
-    "g": 1024**3,
-    "t": 1024**4,
-    "kib": 1024,
-    "mib": 1024**2,
-    "gib": 1024**3,
-    "tib": 1024**4,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
+    **{"": 1, "b": 1},
+    **{"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4},
+    **{"kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4},
+    **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
 _SECONDS_PER_UNIT = {
-    "": 1.0,
     "ms": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "second": 1.0,
-    "seconds": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "minute": 60.0,
-    "minutes": 60.0,
-    "h": 3600.0,
-    "hour": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-    "day": 86400.0,
-    "days": 86400.0,
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
-_FEWEST_BYTES = 1024**2  # of a device's memory; below, a unit was forgotten
+_FEWEST_BYTES = 1024**2  # of a device's memory; a smaller number lacks its unit
 _LONGEST_TEXT = 40  # characters; no sensible quantity is longer, and a message stays a line
 
 
@@ -77,10 +56,10 @@ def parse_bytes(value: str | int | float) -> int:
 
 
 def parse_device_memory(value: str | int | float) -> int:
-    """Read the memory of a device, or a part of it that can hold something: as `parse_bytes`, and at least 1 MiB.
+    """Read a size in the memory of a device as `parse_bytes` does; it is at least 1 MiB.
 
     Raises:
-        UserInputError: As `parse_bytes`; or so few bytes that the unit was forgotten.
+        UserInputError: Not a size, or so few bytes that the unit was forgotten.
     """
     num_bytes = parse_bytes(value)
     if num_bytes < _FEWEST_BYTES:
@@ -129,7 +108,7 @@ def parse_seconds(value: str | int | float) -> float:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Show a duration as people say it: `250 ms`, `8.31 s`, `2 min 5 s`, `1 h 4 min`; `unknown` for None or NaN."""
+    """Show a duration: `250 ms`, `8.31 s`, `2 min 5 s`, `1 h 4 min`; `unknown` for None or NaN."""
     if seconds is None or math.isnan(seconds):
         return "unknown"
     if seconds < 0:
@@ -155,7 +134,7 @@ def counted(number: int | str, noun: str) -> str:
 
 
 def format_share(share: float) -> str:
-    """Show a share in whole percent, but neither as nothing nor as all of it what is not: `<1%`, `>99%`."""
+    """Show a share in whole percent; what is neither nothing nor all is `<1%` or `>99%` at the ends."""
     if 0.0 < share < 0.005:
         return "<1%"
     return ">99%" if 0.995 <= share < 1.0 else f"{share:.0%}"

@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bexplore.batching import MAX_SAMPLES
 from bexplore.config.document.reader import quoted
-from bexplore.config.validation_errors import close_match
-from bexplore.errors import BexploreError
+from bexplore.errors import BexploreError, close_match
 from bexplore.units import parse_device_memory, parse_seconds
 
 PRECISIONS = ("float32", "bfloat16", "autocast_bfloat16", "autocast_float16")

@@ -10,8 +10,7 @@ from bexplore.config.dialects.cerebras import load as cerebras
 from bexplore.config.document import document
 from bexplore.config.document.document import Override, Problems
 from bexplore.config.document.reader import quoted
-from bexplore.config.validation_errors import close_match
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
 _SECTIONS = (*cerebras.SECTIONS, "explore")

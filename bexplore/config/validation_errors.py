@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import quoted
+from bexplore.errors import close_match
 
 Path = tuple[str | int, ...]
 
@@ -65,9 +65,3 @@ def translate(detail: Any, problems: Problems, known_keys: Callable[[Path], Sequ
         problems.error(path, joined, getattr(context["error"], "hint", ""))
     else:
         problems.error(path, f"{name}: {detail['msg']}, not {quoted(value)}")
-
-
-def close_match(word: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word that a slip of the keyboard meant; None where nothing is near."""
-    near = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=cutoff)
-    return near[0] if near else None

@@ -5,14 +5,18 @@ It is made by `trace_job` and evaluated anywhere: nothing here needs torch.
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bexplore.batching import MAX_SAMPLES
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Peak, Phase
+
+_POLYNOMIALS = ("model_flops", "hardware_flops", "bytes_moved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,7 @@ class CostModel:
     device: str
     compiler: str
     device_name: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     num_blocks: int = 0
     block_share: float = 0.0
     remembered_from: str | None = None
@@ -102,40 +106,20 @@ class CostModel:
 
     def max_micro_batch_size(self, budget_bytes: float, limit: int = MAX_SAMPLES) -> int:
         """Return the largest size up to `limit` whose peak is within the budget; 0 where not even one sample fits."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.peak_memory_bytes(middle) <= budget_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect.bisect_right(range(1, limit + 1), budget_bytes, key=self.peak_memory_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary that `from_dict` turns back into an equal cost model."""
-        return {
-            "fingerprint": self.fingerprint,
-            "num_parameters": self.num_parameters,
-            "model_flops": self.model_flops.as_list(),
-            "hardware_flops": self.hardware_flops.as_list(),
-            "bytes_moved": self.bytes_moved.as_list(),
-            "resident": _buffers_as_list(self.resident),
-            "peaks": {
-                phase.value: [
-                    {"size": peak.size.as_list(), "buffers": _buffers_as_list(peak.buffers)} for peak in peaks
-                ]
-                for phase, peaks in self.peaks.items()
-            },
-            "relative_sd": self.relative_sd,
-            "trace_s": self.trace_s,
-            "device": self.device,
-            "device_name": self.device_name,
-            "compiler": self.compiler,
-            "notes": list(self.notes),
-            "num_blocks": self.num_blocks,
-            "block_share": self.block_share,
-            "remembered_from": self.remembered_from,
+        record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        peaks = {
+            phase.value: [{"size": peak.size.as_list(), "buffers": _buffers_as_list(peak.buffers)} for peak in peaks]
+            for phase, peaks in self.peaks.items()
         }
+        return (
+            record
+            | {name: record[name].as_list() for name in _POLYNOMIALS}
+            | {"resident": _buffers_as_list(self.resident), "peaks": peaks, "notes": list(self.notes)}
+        )
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CostModel:
@@ -145,7 +129,7 @@ class CostModel:
             KeyError, TypeError, ValueError: The record is not one of ours.
         """
         fields = dict(record)
-        for name in ("model_flops", "hardware_flops", "bytes_moved"):
+        for name in _POLYNOMIALS:
             fields[name] = Polynomial.of_list(fields[name])
         fields["resident"] = _buffers_of_list(fields["resident"])
         fields["peaks"] = {

@@ -1,10 +1,11 @@
-"""What is exactly known of a program before it runs: `ProgramMetrics`, made in a worker and compared by the guard.
+"""Exact metrics of a program before it runs: `ProgramMetrics`, made in a worker and compared by the guard.
 
 Sizes that grow with the micro-batch size b are polynomials, `(constant, linear, quadratic)` coefficients of b.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -17,10 +18,10 @@ class Item:
     """One kind of thing that a program has: an operator, a kernel, a break.
 
     Attributes:
-        label: What it is, without what changes by itself (line numbers, addresses); labels are compared.
-        count: How many of it there are.
-        where: `file.py:12` of the first, of breaks and fixed sizes `a.py:12, b.py:7` of all; for people, and never
-            compared; empty where unknown.
+        label: The kind, without what changes by itself (line numbers, addresses); the guard compares labels.
+        count: Items of this kind.
+        where: Source lines for people, never compared: `file.py:12` of the first item; of graph breaks and fixed sizes
+            `a.py:12, b.py:7` of all items; empty where unknown.
     """
 
     label: str
@@ -30,7 +31,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramMetrics:
-    """Facts of one traced program; None is unknown and never 0.
+    """Metrics of one traced program; None is unknown and never 0.
 
     Attributes:
         traced_device: Device type of the traced program, `cpu` or `cuda`.
@@ -39,23 +40,22 @@ class ProgramMetrics:
         num_graphs: Graphs that the compiler makes of a pass at one size.
         num_graph_breaks: Places that break a graph.
         graph_breaks: Graph breaks, by reason.
-        num_eager_operators: Calls of operators in a forward pass that lie in no graph, so that no fact of the graphs
-            includes them.
+        num_eager_operators: Calls of operators in a forward pass that lie in no graph; no metric of graphs has them.
         eager_operators: Operators that lie in no graph, by name.
         num_saved_activations: Tensors that grow with b and that the forward pass leaves to the backward pass.
-        saved_activation_bytes: Bytes of them.
-        saved_activations: Them, by operator, type and shape.
+        saved_activation_bytes: Bytes of the saved activations.
+        saved_activations: Saved activations, by operator, type and shape.
         largest_buffer_bytes: Bytes of the largest result of an operator.
-        largest_buffers: The largest results, by operator, type and shape.
+        largest_buffers: Largest results of operators, by operator, type and shape.
         operators: All operators of the graphs, by name, type and shape of the result.
         phases: Peak bytes by phase of the step; the peak is the maximum of the polynomials.
         num_kernels: Loops and library calls of a pass after fusion.
-        kernels: Them, by the operators that are fused in each.
-        num_fixed_sizes: Lines that turn a size of the batch into a number, which fixes the program to it.
-        fixed_sizes: Them, by their text.
+        kernels: Kernels, by the operators that are fused in each.
+        num_fixed_sizes: Lines that turn a size of the batch into a number, which fixes the program to that size.
+        fixed_sizes: Lines that fix a size, by their text.
         num_recompiles: Compilations beyond the first that further sizes cause.
-        recompiles: Them, by reason.
-        problems: Why something is unknown, one line each.
+        recompiles: Further compilations, by reason.
+        problems: Reasons why a metric is unknown, one line each.
     """
 
     traced_device: str
@@ -90,14 +90,8 @@ class ProgramMetrics:
         """Return the largest size whose planned peak is within a budget; 0 for none, None if unknown."""
         if not self.phases:
             return None
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if (self.peak_memory_bytes(middle) or 0) <= budget_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        sizes = range(1, limit + 1)
+        return bisect.bisect_right(sizes, budget_bytes, key=lambda size: self.peak_memory_bytes(size) or 0)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary for `from_dict`; unknown metrics are left out.
@@ -119,7 +113,7 @@ class ProgramMetrics:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> ProgramMetrics:
-        """Rebuild facts from `as_dict`.
+        """Rebuild metrics from `as_dict`.
 
         Raises:
             KeyError, TypeError, ValueError: The record is not one of ours.
@@ -137,31 +131,13 @@ class ProgramMetrics:
         return cls(**values)
 
 
-ITEM_FIELDS = frozenset(
-    {
-        "graph_breaks",
-        "eager_operators",
-        "saved_activations",
-        "largest_buffers",
-        "operators",
-        "kernels",
-        "fixed_sizes",
-        "recompiles",
-    }
-)
-COUNT_FIELDS = frozenset(
-    {
-        "num_parameters",
-        "num_graphs",
-        "num_graph_breaks",
-        "num_eager_operators",
-        "num_saved_activations",
-        "num_kernels",
-        "num_fixed_sizes",
-        "num_recompiles",
-    }
-)
-POLYNOMIAL_FIELDS = frozenset({"flops", "saved_activation_bytes", "largest_buffer_bytes"})
+def _fields_of(annotation: str) -> frozenset[str]:
+    return frozenset(one.name for one in fields(ProgramMetrics) if one.type == annotation)
+
+
+ITEM_FIELDS = _fields_of("tuple[Item, ...]")
+COUNT_FIELDS = _fields_of("int | None")
+POLYNOMIAL_FIELDS = _fields_of("Coefficients | None")
 
 
 def evaluate(polynomial: Sequence[float], micro_batch_size: int) -> float:

@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, suggestion
 from bexplore.job import Job, TorchSettings
 from bexplore.workloads.decoder import build_decoder
 from bexplore.workloads.hf import build_transformers
 from bexplore.workloads.imported import build_imported
 from bexplore.workloads.samples import seeded
-from bexplore.workloads.settings import suggestion
-from bexplore.workloads.step import check_precision
-from bexplore.workloads.workload import Workload
+from bexplore.workloads.workload import Workload, check_precision
 
 _BUILDERS: dict[str, Callable[[Job], Workload]] = {
     "decoder": build_decoder,

@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bexplore.errors import require
 from bexplore.job import Job
 from bexplore.workloads.decoder_config import GATED_ACTIVATIONS, DecoderConfig
 from bexplore.workloads.samples import random_tokens
-from bexplore.workloads.settings import require
-from bexplore.workloads.step import assemble
-from bexplore.workloads.workload import Workload
+from bexplore.workloads.workload import Workload, assemble
 
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.workloads.settings import check_keys, positive_int, require, suggestion
+from bexplore.errors import check_keys, positive_int, require, suggestion
 
 POSITION_EMBEDDINGS = ("learned", "fixed", "rotary", "alibi", "none")
 NORMS = ("layernorm", "rmsnorm")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,14 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, check_keys, close_match, positive_int, require, suggestion
 from bexplore.job import Job
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.samples import random_tokens, random_values
-from bexplore.workloads.settings import check_keys, positive_int, require, suggestion
-from bexplore.workloads.step import assemble
 from bexplore.workloads.torch_private import tree_leaves
-from bexplore.workloads.workload import Workload
+from bexplore.workloads.workload import Workload, assemble
 
 _MASKED_SHARE = 0.15  # of the tokens of a sample; source: BERT (arXiv 1810.04805)
 _IGNORED_LABEL = -100  # what torch's cross entropy leaves out by default
@@ -145,8 +142,8 @@ def _check_config_keys(settings: Mapping[str, Any], config: Any) -> None:
 
 
 def _nearest(value: str, known: Any) -> str | None:
-    near = difflib.get_close_matches(value, list(known), n=1, cutoff=0.8)
-    return f"Did you mean {near[0]}?" if near else None
+    near = close_match(value, known, cutoff=0.8)
+    return f"Did you mean {near}?" if near else None
 
 
 def _complete(config: Any) -> None:

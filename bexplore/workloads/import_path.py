@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.errors import UserInputError
-from bexplore.workloads.settings import require, suggestion
+from bexplore.errors import UserInputError, require, suggestion
 
 _SECTION = "explore.workload"  # of the configuration, where the paths stand
 

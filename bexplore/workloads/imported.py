@@ -14,15 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, check_keys, require
 from bexplore.job import Job, Precision
 from bexplore.workloads.import_path import UserCallable, check_call, check_calls, load_callables
 from bexplore.workloads.imported_step import build_step
 from bexplore.workloads.placement import creation_device, place
-from bexplore.workloads.settings import check_keys, require
-from bexplore.workloads.step import assemble
 from bexplore.workloads.user_batch import UserBatches
-from bexplore.workloads.workload import Batch, Workload
+from bexplore.workloads.workload import Batch, Workload, assemble
 
 _PATHS = ("model", "batch", "loss", "loader", "samples_of")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from bexplore.errors import require
 from bexplore.job import Job
-from bexplore.workloads.batch_layout import tensor_leaves
 from bexplore.workloads.import_path import check_call, load_callables
 from bexplore.workloads.samples import seeded
-from bexplore.workloads.settings import require
+from bexplore.workloads.user_batch import tensor_leaves
 
 TIMED_S = 3.0  # seconds of steady delivery; shorter where the batches of the first wave take longest
 MIN_TIMED_BATCHES = 3

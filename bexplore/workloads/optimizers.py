@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bexplore.errors import UserInputError
-from bexplore.workloads.settings import check_keys, require, suggestion
+from bexplore.errors import UserInputError, check_keys, require, suggestion
 
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times within one update, so a pass and an update cannot be told apart",

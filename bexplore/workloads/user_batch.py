@@ -1,19 +1,205 @@
-"""Batches of the user's own: seeded, placed on the device, and checked for their number of samples."""
+"""Batches of the user's own: seeded, placed on the device, and checked for their number of samples.
+
+Two batches of different sizes show where the samples are.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
 
-from bexplore.workloads.batch_layout import UNKNOWN, BatchLayout, batch_layout
+from bexplore.errors import UnusableSizeError, UserInputError, require
+from bexplore.workloads.placement import is_fake
 from bexplore.workloads.samples import seeded
-from bexplore.workloads.settings import require
 from bexplore.workloads.torch_private import tree_leaves, tree_map
 from bexplore.workloads.workload import Batch
+
+_SMALL_SIZES = (2, 4)  # samples; even, since some models pair their samples
+_LARGER_SIZES = (16, 32)
+_PLAIN = (int, float, complex, str, bytes, type(None))  # leaves that hold no samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """Where the samples of a user's batches are, as two batches of different sizes show.
+
+    Attributes:
+        dimensions: Per tensor leaf the dimension of the sample, None for a tensor that is the same at both sizes; None
+            in all if the number of leaves depends on the size (a list of samples).
+        rows: Per tensor leaf the length of that dimension per sample; None where it does not grow as the size does.
+        tensors: Tensor leaves per sample, of a list of samples; None of any other structure.
+        samples_of: The user's own count of the samples of a batch; None for none.
+    """
+
+    dimensions: list[int | None] | None
+    rows: tuple[Fraction | None, ...] = ()
+    tensors: Fraction | None = None
+    samples_of: Callable[[Batch], int] | None = None
+
+    @property
+    def is_seen(self) -> bool:
+        """Return whether the number of samples of a batch can be seen."""
+        return self.samples_of is not None or self.tensors is not None or any(self.rows)
+
+    def check(self, batch: Batch, micro_batch_size: int) -> None:
+        """Raise UnusableSizeError where a batch has, so far as can be seen, another number of samples."""
+        if self.samples_of is not None and not is_fake():
+            counted = self.samples_of(batch)
+            _same_size(counted == micro_batch_size, micro_batch_size, f"samples_of counts {counted!r} in it")
+        leaves = tensor_leaves(batch)
+        if self.tensors is not None:
+            is_right = len(leaves) == self.tensors * micro_batch_size
+            _same_size(is_right, micro_batch_size, f"it is a list of {len(leaves)} tensors")
+        if self.dimensions is not None:
+            _same_size(len(leaves) == len(self.rows), micro_batch_size, f"it has {len(leaves)} tensors")
+            for leaf, dimension, rows in zip(leaves, self.dimensions, self.rows, strict=True):
+                if dimension is not None and rows is not None:
+                    is_right = leaf.dim() > dimension and leaf.size(dimension) == rows * micro_batch_size
+                    _same_size(is_right, micro_batch_size, f"it has a tensor of shape {tuple(leaf.shape)}")
+
+
+UNKNOWN = BatchLayout(dimensions=None)
+
+
+def _same_size(is_right: bool, micro_batch_size: int, found: str) -> None:
+    if not is_right:
+        raise UnusableSizeError(f"a batch of {micro_batch_size} samples was asked for, and {found}")
+
+
+def batch_layout(
+    make_batch: Callable[[int], Batch], *, samples_of: Callable[[Batch], int] | None = None
+) -> BatchLayout:
+    """Find where the samples are, by comparing batches of two sizes.
+
+    Args:
+        make_batch: micro_batch_size -> batch, a pytree.
+        samples_of: The user's own count of samples; None for none.
+
+    Raises:
+        UserInputError: The batches do not grow as their size does, or the user's count does not.
+    """
+    layout = _compared(make_batch, _SMALL_SIZES, samples_of) or _compared_again(make_batch, samples_of)
+    if layout is not None:
+        return layout
+    small, large = _SMALL_SIZES
+    raise UserInputError(
+        f"Batches of {small} and of {large} samples are alike: {_shapes(make_batch(small))}. None of their dimensions "
+        "grows with the micro-batch size.",
+        hint="Give as many samples as micro_batch_size asks for. Where they cannot be seen in the shapes, name a "
+        "function (batch) -> number of samples in explore.workload.samples_of.",
+    )
+
+
+def _compared_again(
+    make_batch: Callable[[int], Batch], samples_of: Callable[[Batch], int] | None
+) -> BatchLayout | None:
+    """Compare sizes at which a batch that is filled up to a multiple of 8 or 16 grows, too."""
+    try:
+        return _compared(make_batch, _LARGER_SIZES, samples_of)
+    except Exception:  # of the user's, at a size that nobody may ever ask for: that the small ones are alike is told
+        return None
+
+
+def _compared(
+    make_batch: Callable[[int], Batch], sizes: tuple[int, int], samples_of: Callable[[Batch], int] | None
+) -> BatchLayout | None:
+    """Return the layout that batches of two sizes show; None where they are alike."""
+    batches = [make_batch(size) for size in sizes]
+    if samples_of is not None and not is_fake():
+        _check_count(samples_of, batches, sizes)
+    small, large = (tensor_leaves(batch) for batch in batches)
+    num_leaves = {len(tree_leaves(batch)) for batch in batches}
+    if len(small) != len(large) or any(a.dim() != b.dim() for a, b in zip(small, large, strict=True)):
+        tensors = _per_sample(len(small), len(large), sizes)
+        return BatchLayout(dimensions=None, tensors=tensors, samples_of=samples_of)
+    found = [_sample_dimension(a, b, sizes) for a, b in zip(small, large, strict=True)]
+    dimensions, rows = [dimension for dimension, _ in found], tuple(rows for _, rows in found)
+    if not any(rows) and sizes == _SMALL_SIZES:
+        _refuse_other_number(make_batch, small, large)
+    is_hidden = samples_of is not None or len(num_leaves) > 1 or _holds_objects(batches[0])
+    if all(dimension is None for dimension in dimensions) and not is_hidden:
+        return None
+    return BatchLayout(dimensions=dimensions, rows=rows, samples_of=samples_of)
+
+
+def _check_count(samples_of: Callable[[Batch], int], batches: Sequence[Batch], sizes: tuple[int, int]) -> None:
+    counted = [samples_of(batch) for batch in batches]
+    require(
+        counted == list(sizes),
+        f"samples_of counts {counted[0]!r} and {counted[1]!r} samples in batches of {sizes[0]} and {sizes[1]}.",
+        "Give as many samples as micro_batch_size asks for, and correct samples_of: (batch) -> number of samples.",
+    )
+
+
+def _sample_dimension(
+    small: torch.Tensor, large: torch.Tensor, sizes: tuple[int, int]
+) -> tuple[int | None, Fraction | None]:
+    """Return the dimension that grows as the size does and its length per sample; else one that differs."""
+    lengths = list(zip(small.shape, large.shape, strict=True))
+    rows = [_per_sample(a, b, sizes) for a, b in lengths]
+    proportional = [index for index, found in enumerate(rows) if found]
+    if proportional:
+        dimension = next((index for index in proportional if rows[index] == 1), proportional[0])
+        return dimension, rows[dimension]
+    return next((index for index, (a, b) in enumerate(lengths) if a != b), None), None
+
+
+def _per_sample(small: int, large: int, sizes: tuple[int, int]) -> Fraction | None:
+    """Return what each sample adds to two lengths; None where they do not grow as the sizes do."""
+    return Fraction(small, sizes[0]) if small != large and small * sizes[1] == large * sizes[0] else None
+
+
+def _refuse_other_number(
+    make_batch: Callable[[int], Batch], small: Sequence[torch.Tensor], large: Sequence[torch.Tensor]
+) -> None:
+    """Raise where each tensor that grows has as many rows as there are samples and some more, or less.
+
+    A third size shows that it is no accident. Where another tensor grows otherwise, as packed tokens do, such rows may
+    be the offsets at which samples begin, which are one more than these.
+    """
+    if all(a.shape == b.shape for a, b in zip(small, large, strict=True)):
+        return
+    sizes = (*_SMALL_SIZES, sum(_SMALL_SIZES))
+    growing = [
+        tensors
+        for tensors in zip(small, large, tensor_leaves(make_batch(sizes[-1])), strict=False)
+        if len({tensor.shape for tensor in tensors}) > 1
+    ]
+    excess = [_excess(tensors, sizes) for tensors in growing]
+    require(
+        None in excess,
+        f"A batch of {sizes[0]} samples has a tensor of shape {tuple(growing[0][0].shape)}, one of {sizes[1]} samples "
+        f"{tuple(growing[0][1].shape)}: {abs(excess[0] or 0)} too {'many' if (excess[0] or 0) > 0 else 'few'}.",
+        "Give as many samples as micro_batch_size asks for.",
+    )
+
+
+def _excess(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> int | None:
+    """Return by how much a dimension exceeds each of the sizes; None where the excess varies."""
+    for lengths in zip(*(tensor.shape for tensor in tensors), strict=False):
+        found = {length - size for length, size in zip(lengths, sizes, strict=True)}
+        if len(found) == 1:
+            return found.pop()
+    return None
+
+
+def _holds_objects(batch: Batch) -> bool:
+    """Return whether there are leaves in which samples may be hidden."""
+    return any(not isinstance(leaf, (torch.Tensor, *_PLAIN)) for leaf in tree_leaves(batch))
+
+
+def _shapes(batch: Batch) -> str:
+    return ", ".join(str(tuple(leaf.shape)) for leaf in tensor_leaves(batch))
+
+
+def tensor_leaves(batch: Batch) -> list[torch.Tensor]:
+    """Return the tensors of a batch, in the order of `Workload.batch_dimensions`."""
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

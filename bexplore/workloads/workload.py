@@ -1,7 +1,8 @@
-"""A job that has been built."""
+"""A built job, and the two halves of a training step around one loss module."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from bexplore.job import Job
+from bexplore.errors import require
+from bexplore.job import Job, Mode, Precision
+from bexplore.workloads.optimizers import build_optimizer
+from bexplore.workloads.placement import place
 
 Batch = Any  # a pytree of tensors whose dimension 0 is the sample, unless the workload says otherwise
+
+# A fresh scaler starts at 2^16, overflows, and skips updates until it has come down; none of that costs anything but
+# the first updates, which are those that are measured. It grows after 2000 updates, which no probe takes.
+_INITIAL_SCALE = 2.0**8
+
+_AUTOCAST_DTYPES = {
+    Precision.AUTOCAST_BFLOAT16: torch.bfloat16,
+    Precision.AUTOCAST_FLOAT16: torch.float16,
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,3 +57,100 @@ class Workload:
     batch_dimensions: list[int | None] | None = None
     samples_are_seen: bool = True
     make_other_batch: Callable[[int, int], Batch] | None = None
+
+
+def check_precision(job: Job) -> None:
+    """Refuse what the device cannot do, before anything is built.
+
+    Raises:
+        UserInputError: float16 was asked for on a device without it.
+    """
+    require(
+        job.precision is not Precision.AUTOCAST_FLOAT16 or torch.device(job.device).type == "cuda",
+        f"Precision {job.precision.value} needs a CUDA device, and the device is {job.device!r}.",
+        f"Use {Precision.AUTOCAST_BFLOAT16.value}, which every device has, or a CUDA device.",
+    )
+
+
+def assemble(
+    job: Job,
+    loss_module: nn.Module,
+    make_batch: Callable[[int], Batch],
+    *,
+    batch_dimensions: list[int | None] | None = None,
+) -> Workload:
+    """Put a loss module, whose parameters are on the job's device, into a workload.
+
+    Args:
+        job: Says the mode, the precision, the optimizer and the clipping.
+        loss_module: `loss_module(*batch)` gives the scalar loss.
+        make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
+        batch_dimensions: As in `Workload`.
+
+    Raises:
+        UserInputError: The optimizer or its arguments are wrong.
+    """
+    if job.precision is Precision.BFLOAT16:
+        place(loss_module, torch.device(job.device), torch.bfloat16)
+    if job.mode is Mode.EVAL:
+        loss_module.eval()
+        optimizer = None
+    else:
+        loss_module.train()
+        optimizer = build_optimizer(job.optimizer, job.optimizer_arguments, loss_module.parameters())
+    halves = _Halves(job, loss_module, optimizer)
+    return Workload(
+        job=job,
+        loss_module=loss_module,
+        compiled_modules=[loss_module],
+        make_batch=make_batch,
+        forward_backward=halves.forward_backward,
+        update=halves.update,
+        optimizers=[] if optimizer is None else [optimizer],
+        batch_dimensions=batch_dimensions,
+    )
+
+
+class _Halves:
+    """Forward and backward, and the update; the gradient scaler is the state that they share."""
+
+    def __init__(self, job: Job, loss_module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._loss_module = loss_module
+        self._optimizer = optimizer
+        self._device_type = torch.device(job.device).type
+        self._autocast_dtype = _AUTOCAST_DTYPES.get(job.precision)
+        self._max_gradient_norm = job.max_gradient_norm
+        scales = job.precision is Precision.AUTOCAST_FLOAT16 and optimizer is not None
+        self._scaler = torch.amp.GradScaler(self._device_type, init_scale=_INITIAL_SCALE) if scales else None
+
+    def forward_backward(self, batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
+        """Add `loss_scale` times the gradients to `.grad`; forward only in evaluation. Returns the detached loss."""
+        # no_grad rather than inference_mode: both compile to the same program, and the batch stays an ordinary tensor
+        with torch.set_grad_enabled(self._optimizer is not None), self._autocast():
+            loss = self._loss_module(*batch)
+        if self._optimizer is not None:
+            scaled_loss = loss * loss_scale
+            if self._scaler is not None:
+                scaled_loss = self._scaler.scale(scaled_loss)
+            scaled_loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Clip, step and clear the gradients; nothing in evaluation."""
+        if self._optimizer is None:
+            return
+        if self._max_gradient_norm is not None:
+            if self._scaler is not None:
+                self._scaler.unscale_(self._optimizer)
+            torch.nn.utils.clip_grad_norm_(self._loss_module.parameters(), self._max_gradient_norm)
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self._autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device_type, dtype=self._autocast_dtype)

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from bexplore.batching import MAX_SAMPLES
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, kind_of, quoted
-from bexplore.config.validation_errors import close_match
+from bexplore.errors import close_match
 
 _NEAR_MISS = 0.85  # similarity from which a key is taken for a slip of another; below, real foreign keys are caught
 

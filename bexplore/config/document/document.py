@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, shown
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, close_match
 
 MAX_FILE_BYTES = 128 * 1024  # the largest public parameter file has 23 KiB
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a slip of one that is there
@@ -122,12 +121,10 @@ class Document:
 
     def _notice_new_key(self, container: dict[str, Any], key: Any, path: list[str | int], override: Override) -> None:
         """Warn of a new key that resembles one that is there: it is probably a slip."""
-        near = difflib.get_close_matches(str(key), list(container), n=1, cutoff=_NEAR_KEY)
+        near = close_match(key, container, cutoff=_NEAR_KEY)
         if key not in container and near and path[:1] != ["explore"]:
             section = dotted_path(path) or "the file"
-            self.warnings.append(
-                f"{override.source}: {quoted(key)} is new in {section}; did you mean {quoted(near[0])}?"
-            )
+            self.warnings.append(f"{override.source}: {quoted(key)} is new in {section}; did you mean {quoted(near)}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

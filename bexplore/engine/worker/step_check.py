@@ -10,7 +10,7 @@ import torch
 from bexplore.engine.worker.deterministic import inert, restored
 from bexplore.errors import UserInputError
 from bexplore.workloads import Batch, Workload
-from bexplore.workloads.batch_layout import tensor_leaves
+from bexplore.workloads.user_batch import tensor_leaves
 
 FEWEST_SAMPLES = 4  # of a size whose half shows more than whether there are gradients
 _MOST_SAMPLES = 4  # of a batch: bounds the time; even, since some models pair their samples

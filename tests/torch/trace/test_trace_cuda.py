@@ -16,7 +16,7 @@ from bexplore.engine.trace_client import recall_or_trace, trace_in_worker
 from bexplore.host.accelerators import device_by_name
 from bexplore.trace import CostModel, TraceError
 from bexplore.trace.absent_gpu import process
-from bexplore.trace.absent_gpu.attention import AttentionBackend, choose_backend
+from bexplore.trace.absent_gpu.attention import Attention, AttentionBackend, choose_backend
 from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.plan import Allocate, Output, Plan, replay
 from bexplore.trace.polynomial import Polynomial
@@ -139,15 +139,8 @@ def test_attention_takes_the_kernel_that_the_device_would_take(device, call, bac
 
     mask = torch.empty(2, 1, 128, keys, dtype=torch.bool, device="meta") if masked else None
     defaults = {"dropout": 0.0, "is_causal": False, "enable_gqa": False}
-    chosen = choose_backend(
-        tensor(4, 128),
-        tensor(key_heads, keys),
-        tensor(key_heads, keys),
-        mask,
-        **(defaults | call),
-        capability=device_by_name(device).capability,
-    )
-    assert chosen is backend
+    attention = Attention(tensor(4, 128), tensor(key_heads, keys), tensor(key_heads, keys), mask, **(defaults | call))
+    assert choose_backend(attention, device_by_name(device).capability) is backend
 
 
 def test_the_backward_pass_of_attention_sums_in_float32_on_a_gpu():

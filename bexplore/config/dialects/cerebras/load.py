@@ -20,8 +20,7 @@ from bexplore.config.dialects.cerebras.request import (
     notice_unread,
     read_request,
 )
-from bexplore.config.dialects.cerebras.steps import read_max_steps
-from bexplore.config.dialects.values import notice_near_misses, read_flag, read_positive
+from bexplore.config.dialects.values import as_number, is_number, notice_near_misses, read_flag, read_positive
 from bexplore.config.dialects.workload import decoder_job, workload_job
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
@@ -29,6 +28,9 @@ from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.job import Job, Mode, Precision
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
+
+_STEP_KEYS = ("num_steps", "max_steps", "num_epochs", "steps_per_epoch")
+_MOST_STEPS = 2**31 - 1  # what their runtime counts to
 
 __all__ = ["SECTIONS", "find_layout", "load"]
 
@@ -62,7 +64,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     check_batch(problems, request, batch_path, global_batch_size, num_replicas, settings)
     check_bounds(problems, request, settings)
     job = _job(layout, problems, side, settings, num_replicas)
-    max_steps = read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
+    max_steps = _read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
     problems.raise_if_any()
     model_dir = document.get(layout.model_dir)
     return Config(
@@ -125,3 +127,35 @@ def _precision(layout: Layout, problems: Problems) -> Precision:
     elif half not in ("float16", "bfloat16"):
         problems.error(path, f"fp16_type must be float16, bfloat16 or cbfloat16, not {quoted(half)}")
     return Precision.AUTOCAST_FLOAT16 if half == "float16" else Precision.AUTOCAST_BFLOAT16
+
+
+def _read_max_steps(problems: Problems, loop: KeyPath) -> int | None:
+    """Return the steps of a training from its beginning; None where the file does not give a number.
+
+    `num_steps` goes before the others; of `max_steps` and of `num_epochs` with `steps_per_epoch`, what ends it first.
+    A wrong number is a warning: it decides nothing but how long a search is worth its while.
+
+    Args:
+        problems: Of the file; receives the warnings.
+        loop: The section with these keys.
+    """
+    num_steps, max_steps, num_epochs, steps_per_epoch = (_read_count(problems, (*loop, key)) for key in _STEP_KEYS)
+    if num_steps is not None:
+        return num_steps
+    of_epochs = None if num_epochs is None or steps_per_epoch is None else num_epochs * steps_per_epoch
+    return min((steps for steps in (max_steps, of_epochs) if steps is not None), default=None)
+
+
+def _read_count(problems: Problems, path: KeyPath) -> int | None:
+    written = problems.document.get(path)
+    value = as_number(written)
+    if written is None:
+        return None
+    if is_number(value) and value == int(value) and 1 <= value <= _MOST_STEPS:
+        return int(value)
+    problems.warn(
+        path,
+        f"{path[-1]} must be a whole number from 1 to {_MOST_STEPS}, not {quoted(written)}; it is left out, and "
+        "explore.training_time: 10h, say, tells how long the training takes",
+    )
+    return None

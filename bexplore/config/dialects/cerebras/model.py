@@ -29,7 +29,7 @@ from bexplore.config.dialects.cerebras.known_keys import (
 from bexplore.config.dialects.values import is_integer, read_flag, read_number, read_positive
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
-from bexplore.config.validation_errors import close_match
+from bexplore.errors import close_match
 
 _LONGEST_SEQUENCE = 10**8  # tokens
 _NEAR_KEY = 0.88  # similarity from which an unknown model key is taken for a slip; real ones resemble each other

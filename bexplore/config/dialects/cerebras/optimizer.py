@@ -9,7 +9,7 @@ from bexplore.config.dialects.cerebras.layout import Layout
 from bexplore.config.dialects.values import as_number, is_number
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
-from bexplore.config.validation_errors import close_match
+from bexplore.errors import close_match
 
 _LEARNING_RATE = 1e-4  # where a schedule stands in the file: it is not followed, and no time depends on it
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {  # of torch.optim, those that the family's sections may hold

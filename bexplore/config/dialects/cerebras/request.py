@@ -13,8 +13,7 @@ from bexplore.config.dialects.values import as_flag, is_integer, read_positive
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings
-from bexplore.config.validation_errors import close_match
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
 _NO_MICRO_BATCHING = ("none", "None", "disable")  # in YAML the first two are texts, and the documentation writes them
