@@ -1,7 +1,4 @@
-"""What the user asked for, checked: `Config`.
-
-A dialect of `bexplore.config.load` reads a file of one family and ends here; nothing behind this module looks at YAML.
-"""
+"""`Config`: a training job's file, read and checked; nothing behind this module reads YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ __all__ = ["Config", "ExploreSettings", "Request", "RequestKind", "json_schema"]
 
 
 class RequestKind(StrEnum):
-    """What `micro_batch_size` asks for."""
+    """The kinds of values of `micro_batch_size`."""
 
     EXPLORE = "explore"  # the fastest size, regardless of divisibility
     AUTO = "auto"  # a good one, quickly, among the divisors of the replica batch
@@ -35,12 +32,12 @@ class Request:
     """The user's `micro_batch_size`.
 
     Attributes:
-        kind: What it asks for.
-        minimum: Smallest size wanted; None for no bound.
-        maximum: Largest size wanted; None for no bound.
-        value: The size of a fixed request; else None.
-        path: Where the key stands or would stand: keys and list indices from the top of the file.
-        position: Its lines in the file; None where the key is absent.
+        kind: Kind of the value.
+        minimum: Smallest size to try; None for no bound.
+        maximum: Largest size to try; None for no bound.
+        value: Size of a fixed request; else None.
+        path: Path of the key, which may be absent: keys and list indices from the top of the file.
+        position: Place of the key in the file; None where it is absent.
     """
 
     kind: RequestKind
@@ -52,7 +49,7 @@ class Request:
 
     @property
     def is_search(self) -> bool:
-        """Return whether there is anything to explore."""
+        """Whether there is anything to explore."""
         return self.kind in (RequestKind.EXPLORE, RequestKind.AUTO)
 
 
@@ -62,18 +59,18 @@ class Config:
 
     Attributes:
         path: The file.
-        layout: Which family and layout it is written in.
+        layout: Family and layout of the file.
         mode: Train or eval: the side that is explored.
         request: The user's `micro_batch_size`.
         batch_size: The user's global batch size; None where the file gives none.
-        batch_size_path: Where that stands or would stand, as in `Request`.
-        max_steps: Optimizer steps of the training, by the file; None where it gives none.
+        batch_size_path: Path of the batch size, which may be absent.
+        max_steps: Optimizer steps of the training; None where the file gives none.
         num_replicas: Data-parallel replicas.
         model_dir: Folder of the user's own results; the run log is named after it.
-        job: One replica's program. Its device may still be `auto`: see `on_device`.
+        job: One replica's program. Its device may be `auto`: see `on_device`.
         explore: The `explore:` section.
-        warnings: Lines that a reader must know before believing the result.
-        options: Of the command line, those that another command needs to find the same job.
+        warnings: Lines that qualify the result.
+        options: Options of the command line that another command needs to find the same job.
     """
 
     path: Path
@@ -92,33 +89,33 @@ class Config:
 
     @property
     def typed(self) -> str:
-        """Return the file and its options, as a shell wants them."""
+        """The file and its options, quoted for a shell."""
         return shlex.join([str(self.path), *self.options])
 
     @property
     def minimum(self) -> int:
-        """Return the smallest micro-batch size to try: the larger of the file's bounds."""
+        """The smallest micro-batch size to try: the larger of the file's bounds."""
         return max(self.request.minimum or 1, self.explore.min or 1)
 
     @property
     def maximum(self) -> int | None:
-        """Return the largest micro-batch size to try: the smaller of the file's bounds; None for no bound."""
+        """The largest micro-batch size to try: the smaller of the file's bounds; None for no bound."""
         bounds = [bound for bound in (self.request.maximum, self.explore.max) if bound is not None]
         return min(bounds, default=None)
 
     @property
     def candidates(self) -> str | tuple[int, ...]:
-        """Return which sizes are tried: `auto` is limited to divisors whatever `explore.candidates` says."""
+        """The rule or list of sizes to try: `auto` is limited to divisors whatever `explore.candidates` says."""
         return "divisors" if self.request.kind is RequestKind.AUTO else self.explore.candidates
 
     @property
     def divisibility(self) -> Divisibility:
-        """Return the rule for global batch sizes."""
+        """The rule for global batch sizes."""
         return Divisibility(self.explore.divisibility)
 
     @property
     def replica_batch_size(self) -> int | None:
-        """Return the samples of a replica in a step; None where `batch_size` is unknown or has no whole share."""
+        """The samples of a replica in a step; None where `batch_size` is unknown or has no whole share."""
         if self.batch_size is None:
             return None
         try:
@@ -128,9 +125,9 @@ class Config:
 
     @property
     def training_samples(self) -> int | None:
-        """Return the samples of one replica in the whole training, which tell how long it takes.
+        """The samples of one replica in the whole training, from which its duration follows.
 
-        None where the user says how long, or where the file lacks its steps or its batch size.
+        None where `training_time` is set, or where the file lacks its steps or its batch size.
         """
         if self.explore.training_time_s is not None or self.max_steps is None or self.batch_size is None:
             return None
@@ -151,51 +148,43 @@ class Config:
 def json_schema() -> dict[str, Any]:
     """Return a JSON Schema of the file for editors: `explore` in full, of other sections the keys that are read."""
     explore = ExploreSettings.model_json_schema()
-    definitions = explore.pop("$defs", {})
+    definitions = explore.pop("$defs", {}) | {"MicroBatchSize": _micro_batch_size_schema()}
     micro = {"$ref": "#/$defs/MicroBatchSize"}
-    positive = {"type": "integer", "minimum": 1}
     optional = {"type": ["integer", "null"], "description": "Of the training; says how long it takes."}
-    data = {"type": "object", "properties": {"batch_size": positive, "micro_batch_size": micro}}
-    flags = {"type": "object", "properties": {"csx.performance.micro_batch_size": micro}}
-    callback = {
-        "type": "object",
-        "properties": {f"{n}Flags": flags for n in ("ScopedTrain", "ScopedValidate", "Global")},
-    }
-    definitions["MicroBatchSize"] = _micro_batch_size_schema(positive)
     steps = dict.fromkeys(("num_steps", "max_steps", "num_epochs", "steps_per_epoch"), optional)
-    loop = {"type": ["object", "null"], "properties": steps}
-    callbacks = {"type": ["array", "null"], "items": callback}
-    init = {"type": "object", "properties": {"callbacks": callbacks, "loop": loop}}
-    loader = {"type": "object", "properties": {"batch_size": positive}}
-    trainer = {"init": init, "fit": {"type": "object", "properties": {"train_dataloader": loader}}}
+    data = _object(batch_size=_POSITIVE, micro_batch_size=micro)
+    flags = _object(**{"csx.performance.micro_batch_size": micro})
+    callback = _object(**{f"{scope}Flags": flags for scope in ("ScopedTrain", "ScopedValidate", "Global")})
+    init = _object(
+        callbacks={"type": ["array", "null"], "items": callback}, loop={"type": ["object", "null"], "properties": steps}
+    )
+    trainer = {"init": init, "fit": _object(train_dataloader=_object(batch_size=_POSITIVE))}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "bexplore configuration",
-        "type": "object",
-        "properties": {
-            "explore": explore,
-            "train_input": data,
-            "eval_input": data,
-            "runconfig": {
-                "type": "object",
-                "properties": {"num_csx": positive, "use_cs_grad_accum": {"type": "boolean"}, **steps},
-            },
-            "trainer": {"type": ["object", "array"], "properties": trainer},
-        },
+        **_object(
+            explore=explore,
+            train_input=data,
+            eval_input=data,
+            runconfig=_object(num_csx=_POSITIVE, use_cs_grad_accum={"type": "boolean"}, **steps),
+            trainer={"type": ["object", "array"], "properties": trainer},
+        ),
         "$defs": definitions,
     }
 
 
-def _micro_batch_size_schema(positive: dict[str, Any]) -> dict[str, Any]:
-    bounds = {"type": "object", "properties": {"min": positive, "max": positive}, "additionalProperties": False}
-    explore = {
-        "type": "object",
-        "properties": {"explore": bounds},
-        "required": ["explore"],
-        "additionalProperties": False,
-    }
+_POSITIVE = {"type": "integer", "minimum": 1}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def _micro_batch_size_schema() -> dict[str, Any]:
+    bounds = _object(min=_POSITIVE, max=_POSITIVE) | {"additionalProperties": False}
+    explore = _object(explore=bounds) | {"required": ["explore"], "additionalProperties": False}
     words = {"enum": ["explore", "auto", "none", "None", "disable", None]}
     return {
         "description": "explore: search; auto: search quickly among divisors; a number: use it; null: none.",
-        "anyOf": [positive, words, explore],
+        "anyOf": [_POSITIVE, words, explore],
     }

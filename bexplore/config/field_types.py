@@ -1,4 +1,4 @@
-"""Values of the `explore:` section that have more than one way to be written, and their JSON Schema."""
+"""Types of the `explore:` section whose values can be written in several ways, with their JSON Schema."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from bexplore.errors import BexploreError, close_match
 from bexplore.units import parse_device_memory, parse_seconds
 
 PRECISIONS = ("float32", "bfloat16", "autocast_bfloat16", "autocast_float16")
-_PRECISIONS = {  # how other tools call them
+_PRECISIONS = {  # names in other tools
     **dict.fromkeys(("float16", "fp16", "half", "16", "16-mixed", "fp16-mixed", "amp"), "autocast_float16"),
     **dict.fromkeys(("bf16-mixed", "amp_bfloat16", "amp_bf16"), "autocast_bfloat16"),
     **dict.fromkeys(("bf16", "bf16-true"), "bfloat16"),
     **dict.fromkeys(("fp32", "float", "32", "32-true"), "float32"),
 }
-_SHORTEST_S = 1.0  # of a limit; a step is started, compiled and timed in no less
+_SHORTEST_S = 1.0  # of a limit; starting, compiling and timing a step takes longer
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class SettingError(ValueError):
-    """A value that is wrong, and what was probably meant: pydantic collects it.
+    """A wrong value with a hint; pydantic collects it.
 
     Attributes:
-        hint: What to type; empty where nothing is known.
+        hint: What to type; empty for none.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -51,7 +51,7 @@ def _memory(value: Any) -> Any:
     if _is_number(value) and 1 < value <= 100:
         fraction = f"or {value / 100:g}, that fraction of the device"
         raise SettingError(f"{value:g} has no unit", f'did you mean "{value:g}GiB", {fraction}?')
-    return _told_as_value_error(parse_device_memory, value)
+    return _as_setting_error(parse_device_memory, value)
 
 
 def _size(value: Any) -> Any:
@@ -60,14 +60,14 @@ def _size(value: Any) -> Any:
         return value
     if _is_number(value) and 0 < value < 1:
         raise SettingError(f"{value:g} is less than a byte", "a reserve is a size, such as 2GiB, not a fraction")
-    return _told_as_value_error(parse_device_memory, value)
+    return _as_setting_error(parse_device_memory, value)
 
 
 def _duration(value: Any) -> Any:
     """Accept null, or a duration; return seconds."""
     if value is None:
         return None
-    seconds: float = _told_as_value_error(parse_seconds, value)
+    seconds: float = _as_setting_error(parse_seconds, value)
     if seconds < _SHORTEST_S:
         meant = (
             f'did you mean "{value:g}h" or "{value:g}min"?'
@@ -130,8 +130,8 @@ def _import_path(value: Any) -> Any:
     return value
 
 
-def _told_as_value_error(parse: Callable[[Any], Any], value: Any) -> Any:
-    """Call a parser of ours; its message in the form that pydantic collects."""
+def _as_setting_error(parse: Callable[[Any], Any], value: Any) -> Any:
+    """Call a parser; raise its error in the form that pydantic collects."""
     try:
         return parse(value)
     except BexploreError as error:

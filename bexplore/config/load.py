@@ -1,4 +1,4 @@
-"""Config families that carry a micro-batch size: which one a file is written in, and its `Config`."""
+"""Read the file of a training job, in whichever family of configurations it is written, into a `Config`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
 _SECTIONS = (*cerebras.SECTIONS, "explore")
-_NEAR_SECTION = 0.75  # similarity from which a section is taken for a slip of one that is read
-_MICRO_BATCH_SIZE = ("micro_batch_size",)  # `--set micro_batch_size=...`: wherever the layout keeps it
+_NEAR_SECTION = 0.75  # similarity from which an unread section is taken for a misspelt one
+_MICRO_BATCH_SIZE = ("micro_batch_size",)  # `--set micro_batch_size=...` sets it wherever the layout keeps it
 
 
 def load_config(
@@ -25,13 +25,13 @@ def load_config(
 
     Args:
         path: A YAML file.
-        overrides: `a.b=c` texts, applied in order before anything is checked. `micro_batch_size=...` alone means the
-            one that is explored, wherever the layout keeps it.
+        overrides: `a.b=c` texts, applied in order before anything is checked. `micro_batch_size=...` sets that of the
+            side that is explored, wherever the layout keeps it.
         allow_code: False refuses import paths.
         mode: The side to explore; None takes the one that asks for it.
 
     Raises:
-        UserInputError: The file is wrong; one error lists everything that is, with line, rule, value and what to type.
+        UserInputError: The file is wrong; one error lists each mistake with line, rule, value and what to type.
     """
     read = document.read(Path(path))
     given = [Override.parse(text) for text in overrides]
@@ -70,7 +70,7 @@ def _notice_misspelt_sections(problems: Problems) -> str:
         near = close_match(key, _SECTIONS, cutoff=_NEAR_SECTION)
         if key not in _SECTIONS and near is not None and near not in problems.document.values:
             guess = f"did you mean {quoted(near)} by {quoted(key)}?"
-            if near == "explore":  # our own section, which no other program reads: its settings would be lost
+            if near == "explore":  # no other program reads this section: its settings would be lost
                 problems.error((key,), f"the section {quoted(key)} is not read", f"did you mean {quoted(near)}?")
                 continue
             problems.warn((key,), f"the section {quoted(key)} is not read; did you mean {quoted(near)}?")

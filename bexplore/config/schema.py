@@ -1,4 +1,4 @@
-"""The `explore:` section: every default, every check, every doc line (pydantic's only door)."""
+"""The `explore:` section: every default, check and description of a setting."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from bexplore.config.field_types import (
 )
 from bexplore.config.validation_errors import Path, translate
 
-# Of `explore.workload`; each names code of the user.
+# Settings of `explore.workload` that name the user's own code.
 CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
 
-TRAINING_TIME_S = 36_000.0  # 10 h: of a training that nothing is known of
+TRAINING_TIME_S = 36_000.0  # 10 h, of a training of unknown length
 
-_FEWEST_PLAIN_SECONDS = 60  # below, a number without a unit may have been meant as minutes, or hours
-_MEANT = {"time_budget": "min", "probe_time_limit": "min", "training_time": "h"}
+_FEWEST_PLAIN_SECONDS = 60  # a smaller number without a unit may have been meant as minutes or hours
+_LIKELY_UNITS = {"time_budget": "min", "probe_time_limit": "min", "training_time": "h"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much an exploration may cost, by one word.
+    """Limits that one word of `explore.effort` sets.
 
     Attributes:
-        max_probes: Probes at most.
-        passes_per_probe: Timed passes of one probe at most.
-        target_confidence: The exploration ends at this confidence, out of 100.
+        max_probes: Most probes.
+        passes_per_probe: Most timed passes of one probe.
+        target_confidence: Confidence, out of 100, at which the exploration ends.
     """
 
     max_probes: int
@@ -60,13 +60,13 @@ EFFORTS: Mapping[str, Effort] = {
 
 
 class _Section(BaseModel):
-    """Strict, closed and frozen: a text is no number, and an unknown key is an error."""
+    """A strict, closed and frozen section: a text is no number, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class CompileOptions(_Section):
-    """How the user's own training calls torch.compile; true, false and both are short for `enabled`."""
+    """Arguments of torch.compile in the user's own training; true, false and both are short for `enabled`."""
 
     enabled: Enabled = Field(
         True,
@@ -86,7 +86,7 @@ class CompileOptions(_Section):
 
 
 class TorchOptions(_Section):
-    """Process-wide settings of torch that the training makes; each bears the name of torch's own."""
+    """Process-wide settings of torch in the training, named as torch names them."""
 
     float32_matmul_precision: Literal["highest", "high", "medium"] | None = Field(
         None,
@@ -103,7 +103,7 @@ def _short_for_enabled(value: Any) -> Any:
 
 
 class OptimizerOptions(_Section):
-    """The optimizer of a workload that the file's own `optimizer` section does not describe."""
+    """The optimizer of a workload, instead of the file's own `optimizer` section."""
 
     name: str = Field("AdamW", description="Class of torch.optim.")
     arguments: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
@@ -127,7 +127,7 @@ class TransformersOptions(_Section):
 
 
 class WorkloadOptions(_Section):
-    """What is trained, where the file itself does not describe it: one of transformers, model, step."""
+    """The program to train, where the file does not describe it: one of transformers, model, step."""
 
     transformers: TransformersOptions | None = Field(None, description="A model of the transformers package.")
     model: ImportPath | None = Field(None, description="Import path: (...) -> torch.nn.Module.")
@@ -262,7 +262,7 @@ class ExploreSettings(_Section):
     @model_validator(mode="before")
     @classmethod
     def _expand_effort(cls, values: Any) -> Any:
-        """Take from `effort` what is not given."""
+        """Take limits that are not given from `effort`."""
         if not isinstance(values, dict) or not isinstance(values.get("effort", "normal"), str):
             return values
         effort = EFFORTS.get(values.get("effort", "normal"))
@@ -276,29 +276,29 @@ class ExploreSettings(_Section):
 
     @property
     def time_budget_s(self) -> float | None:
-        """Return the seconds that the search may take; None for no limit."""
+        """Seconds that the search may take; None for no limit."""
         return self.time_budget
 
     @property
     def training_time_s(self) -> float | None:
-        """Return the seconds that the training will take; None where the user does not say."""
+        """Seconds that the training will take; None where not given."""
         return self.training_time
 
     @property
     def probe_time_limit_s(self) -> float | None:
-        """Return the seconds after which one probe is given up; None for no limit."""
+        """Seconds after which one probe is given up; None for no limit."""
         return self.probe_time_limit
 
     @property
     def replica_reserve_bytes(self) -> int | None:
-        """Return the bytes kept free for several replicas; None for `auto`."""
+        """Bytes kept free for several replicas; None for `auto`."""
         return None if self.replica_reserve == "auto" else int(self.replica_reserve)
 
     def memory_budget_bytes(self, device_memory_bytes: int) -> int | None:
-        """Return the bytes of the budget that the user gave; None for `auto`.
+        """Return the bytes of the given budget; None for `auto`.
 
         Args:
-            device_memory_bytes: Memory of the device, of which a fraction is taken.
+            device_memory_bytes: Memory of the device, for a budget that is a fraction of it.
         """
         if self.memory_budget == "auto":
             return None
@@ -310,13 +310,13 @@ class ExploreSettings(_Section):
 def read_settings(
     section: Any, problems: Problems, *, allow_code: bool = True, effort: str = "normal"
 ) -> ExploreSettings:
-    """Check the `explore:` section; every mistake goes to `problems`, and the defaults stand in for it.
+    """Check the `explore:` section: note every mistake, and return the defaults if there is any.
 
     Args:
-        section: Its value; None where there is none.
+        section: The section; None where it is absent.
         problems: Receives the mistakes.
         allow_code: False refuses import paths.
-        effort: The word where the section has none.
+        effort: Effort where the section has none.
     """
     if section is not None and not isinstance(section, dict):
         problems.error(("explore",), f"explore must be a mapping of settings, not {quoted(section)}")
@@ -329,7 +329,7 @@ def read_settings(
                 f"explore.workload.{key} imports code, {quoted(workload[key])}, and --no-code refuses that",
                 "leave out --no-code if you trust the file",
             )
-    for key, unit in _MEANT.items():
+    for key, unit in _LIKELY_UNITS.items():
         value = values.get(key)
         if isinstance(value, int | float) and 1 < value < _FEWEST_PLAIN_SECONDS:
             word = "hours" if unit == "h" else "minutes"

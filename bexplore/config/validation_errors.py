@@ -1,4 +1,4 @@
-"""What pydantic complains of, in our words and at its line of the document."""
+"""Errors of pydantic as problems of the document, with the words and hints of this package."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _KIND_RULES = {
 
 
 def translate(detail: Any, problems: Problems, known_keys: Callable[[Path], Sequence[str]]) -> None:
-    """Add one complaint of pydantic to the problems.
+    """Add one error of pydantic to the problems.
 
     Args:
         detail: One of `ValidationError.errors()`.
-        problems: Receives it.
+        problems: Receives the error.
         known_keys: The keys of the section at a path below `explore`.
     """
     path = ("explore", *(part for part in detail["loc"]))

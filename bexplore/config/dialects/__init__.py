@@ -1,1 +1,1 @@
-"""Families of configuration files, each in a module or a package of its own."""
+"""Families of configuration files."""

@@ -1,4 +1,4 @@
-"""Reading single values of a foreign file: tolerant of how it is written, strict about what it means."""
+"""Readers of single values: tolerant of how a value is written, strict about what it means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, kind_of, quoted
 from bexplore.errors import close_match
 
-_NEAR_MISS = 0.85  # similarity from which a key is taken for a slip of another; below, real foreign keys are caught
+_NEAR_MISS = 0.85  # similarity from which a key is taken for a misspelt one; lower values catch real foreign keys
 
 
 def as_flag(value: Any) -> bool | None:
@@ -81,14 +81,14 @@ def read_number(problems: Problems, path: KeyPath, default: float) -> float:
 
 
 def require_mapping(problems: Problems, path: KeyPath) -> None:
-    """Note a section that is there and is neither a mapping nor empty."""
+    """Note a section that is neither a mapping nor null nor absent."""
     value = problems.document.get(path)
     if value is not None and not isinstance(value, dict):
         problems.error(path, f"{path[-1]} must be a mapping, not {kind_of(value)}")
 
 
 def notice_near_misses(problems: Problems, path: KeyPath, known: Sequence[str]) -> None:
-    """Warn of keys that nobody reads and that look like a slip of one that is read and is not there."""
+    """Warn of unread keys that resemble a read key that is absent."""
     section = problems.document.get(path)
     if not isinstance(section, dict):
         return

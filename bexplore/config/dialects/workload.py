@@ -1,4 +1,4 @@
-"""`explore.workload`, or the decoder that a dialect has read, to a `Job`."""
+"""Make a `Job` of `explore.workload`, or of the decoder that a dialect has read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: M
     Args:
         settings: The `explore:` section.
         common: Fields of `Job` that do not depend on the kind of workload.
-        decoder: Its `model`, `data` and `sequence_length`.
+        decoder: `model`, `data` and `sequence_length` of the decoder.
     """
     fields = dict(common) | dict(decoder) | {"workload": "decoder"} | _process(settings)
     if settings.activation_checkpointing:

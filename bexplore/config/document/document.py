@@ -1,4 +1,4 @@
-"""The file of a training job: its values, where each stands, what was overridden, and everything wrong with it."""
+"""The file of a training job: its values, their places, overrides, and everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlRe
 from bexplore.errors import UserInputError, close_match
 
 MAX_FILE_BYTES = 128 * 1024  # the largest public parameter file has 23 KiB
-_NEAR_KEY = 0.8  # similarity from which a new key is taken for a slip of one that is there
+_NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class Document:
 
     Attributes:
         path: The file.
-        values: Its top-level mapping.
+        values: Top-level mapping.
         positions: Position by path of keys and list indices.
-        warnings: Lines on what was read but is dubious, such as a key that stands twice.
+        warnings: Lines on dubious text, such as a key that stands twice.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Document:
         return f"{self.path}:{position.line}" if position.line is not None else f"{self.path}"
 
     def apply_override(self, override: Override) -> None:
-        """Set one value, as `--set a.b=c` does; what is missing on the way is made.
+        """Set one value, as `--set a.b=c` does, and make what is missing on the way.
 
         A path may go through list indices (`a.0.b`) and, in a list of single-key mappings, through the key
         (`callbacks.ScopedTrainFlags.x`). Keys that contain dots are found as they stand in the file.
@@ -77,7 +77,7 @@ class Document:
         self.put(self._resolve(override), override)
 
     def put(self, path: KeyPath, override: Override) -> None:
-        """Set the value of an override at a path of keys and indices; what is missing on the way is made.
+        """Set the value of an override at a path of keys and indices, and make what is missing on the way.
 
         Raises:
             UserInputError: The path leads through something that is neither a mapping nor a list.
@@ -134,7 +134,7 @@ class Override:
     Attributes:
         parts: The path, cut at its dots.
         value: The value, read as YAML.
-        source: The whole as it is shown in messages.
+        source: The override as messages show it.
     """
 
     parts: tuple[str, ...]
@@ -162,7 +162,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong: where, the rule with the value, and what to type."""
+    """One mistake: where, the rule with the value, and what to type."""
 
     where: str
     line: int
@@ -172,12 +172,12 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Problems:
-    """Everything that is wrong with a document, so that it is said at once.
+    """All mistakes of a document, so that one error lists them.
 
     Attributes:
-        document: What is read.
-        found: The mistakes.
-        warnings: Lines on what is dubious and does not stop anything.
+        document: The document that is read.
+        found: Mistakes.
+        warnings: Lines on dubious values, which do not stop anything.
     """
 
     document: Document
@@ -271,7 +271,7 @@ def _assign(container: Any, key: str | int, value: Any) -> None:
 def _list_step(values: list[Any], part: str) -> tuple[int | None, int]:
     """Return the index that a part of a path means in a list, and how many parts it takes (0: an element's key).
 
-    The key of no element means a new element behind the last; None where the list does not hold mappings.
+    A key that no element has means a new element behind the last; None where the list does not hold mappings.
     """
     if part.isdecimal() and int(part) < len(values):
         return int(part), 1

@@ -1,4 +1,4 @@
-"""One number of a YAML text replaced, or added where it belongs, and every other character kept."""
+"""Replace or add one number of a YAML text, and keep every other character."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ _LINE_BREAK = re.compile(r"\r\n|\r|\n")
 def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), source: str) -> str:
     """Return the text with a number at a path; comments, order and quoting stay.
 
-    The result is read again before it is believed: where a value is shared (an anchor, a merged mapping), changing it
-    would change other keys too, and that is refused.
+    The result is read again: where keys share a value (an anchor, a merged mapping), the change is refused, because it
+    would change the other keys too.
 
     Args:
         text: A YAML document.
         path: Keys and list indices from the top.
-        number: What to write.
-        beside: A key of the same mapping, before which a path that is absent is added; what else is absent of the path
-            is made in the style of what is around it.
+        number: The value to write.
+        beside: A key of the same mapping, before which an absent path is added in the style of what is around it.
         source: The file, for messages.
 
     Raises:
@@ -86,7 +85,7 @@ def _grown(
         if known[:-1] == parent and place.span is not None and own[0] <= place.span[0] <= own[1]
     ]
     if not inside:
-        return text  # inherited from elsewhere: the check refuses it
+        return text  # inherited from another mapping: the check refuses it
     if isinstance(rest[0], int):
         return _appended(text, positions[inside[-1]], rest, number, flow=text.startswith("[", own[0]))
     starts = {known: place.key_span[0] for known in inside if (place := positions[known]).key_span is not None}
@@ -161,7 +160,7 @@ def _replaced(text: str, place: Position, number: int) -> str:
 
 
 def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -> None:
-    """Read the new text: it must say the same as the old one, but for the number."""
+    """Read the new text: it must hold the same values as the old one, but for the number."""
     expected = _with(copy.deepcopy(before), path, number)
     try:
         is_same = _plain(YamlReader(source).read(changed)) == _plain(expected)

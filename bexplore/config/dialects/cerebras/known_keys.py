@@ -1,4 +1,4 @@
-"""The keys and words of the ModelZoo's decoder sections, and what each means to us.
+"""Keys and words of the ModelZoo's decoder sections, with their meaning in this package.
 
 Source: the configuration classes of the GPT-2, GPT-3 and LLaMA models, releases 2.0 to 2.10.
 """
@@ -15,10 +15,10 @@ DECODERS = frozenset(
 PARALLEL_KEY = "use_untied_layer_norm"
 PARALLEL_DECODERS = frozenset(("gptj", "gpt-j", "gpt_j", "gptneox", "gpt-neox", "gpt_neox", "falcon"))
 
-OTHER_MODELS = frozenset(("llava", "mixtral"))  # near to a name above, and no slip of it
+OTHER_MODELS = frozenset(("llava", "mixtral"))  # resemble a name above, and are other models
 SHOWN_DECODERS = "gpt2, gpt3, llama, mistral, falcon, bloom, gptj, gpt-neox, starcoder, mpt, jais"
 
-# Keys that only encoders, encoder-decoders and vision models have; in 2.0 to 2.2 a section does not say its name.
+# Keys of encoders, encoder-decoders and vision models alone; in 2.0 to 2.2 a section has no name.
 OTHER_ARCHITECTURES = frozenset(
     (
         *("disable_nsp", "num_segments", "pooler_nonlinearity", "mlm_nonlinearity", "num_classes"),

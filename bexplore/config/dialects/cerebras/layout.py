@@ -1,4 +1,4 @@
-"""Where each of the two layouts keeps what is read."""
+"""Paths of the keys that are read, in each of the two layouts."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _STEP_KEYS = ("max_steps", "num_steps")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Paths of what is read; most need not exist.
+    """Paths of the keys that are read, most of which may be absent.
 
     Attributes:
-        name: For people.
-        micro: For each side that the file has, that of `micro_batch_size`, or where it would stand.
-        data: For each side that the file has, that of its data section.
-        model: Of the model section.
-        optimizer: Of the optimizer section.
-        precision: Of the precision section.
-        num_csx: Of the number of replicas.
-        model_dir: Of the folder of results.
-        loop: Of the section that says how many steps are trained.
-        unbuilt: Of sections that change the program, and are not built in.
-        near_misses: Sections and the keys of which a slip is looked for there.
+        name: Name for people.
+        micro: Path of `micro_batch_size`, for each side in the file.
+        data: Path of the data section, for each side in the file.
+        model: Path of the model section.
+        optimizer: Path of the optimizer section.
+        precision: Path of the precision section.
+        num_csx: Path of the number of replicas.
+        model_dir: Path of the folder of results.
+        loop: Path of the section with the number of training steps.
+        unbuilt: Paths of sections that change the program and are not built in.
+        near_misses: Paths of sections, each with the keys whose misspellings are looked for there.
     """
 
     name: str

@@ -44,7 +44,7 @@ def find_layout(problems: Problems) -> Layout | None:
 
 
 def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | None) -> Config:
-    """Read a file into a Config, or raise one error with every mistake."""
+    """Return the Config of a file, or raise one error with every mistake."""
     document = problems.document
     for path, known in layout.near_misses.items():
         notice_near_misses(problems, path, known)
@@ -99,7 +99,7 @@ def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettin
     if settings.workload is not None:
         return workload_job(settings, settings.workload, common, problems)
     if document.has(("explore", "workload")) and document.get(("explore", "workload")) is not None:
-        return Job(workload="imported")  # its mistakes are in the list already
+        return Job(workload="imported")  # its mistakes have been noted
     if not isinstance(document.get(layout.model), dict):
         if document.get(layout.model) is None:
             hint = "write a model section, or explore.workload; configs/ has examples of both"

@@ -1,8 +1,7 @@
-"""The `model` section of decoder-only language models (GPT-2, GPT-3, LLaMA, Falcon, ...), in the words of our decoder.
+"""The `model` section of decoder-only language models (GPT-2, GPT-3, LLaMA, Falcon, ...), as settings of our decoder.
 
-There are three kinds of keys: those that are built, those that change neither time nor memory (initial values, the
-scale of the loss, generation), and the rest. Of the rest, each that is switched on is named in a warning: nothing is
-left out in silence.
+Some keys are built in; some change neither time nor memory (initial values, the scale of the loss, generation). Of the
+rest, a warning names each that is switched on.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from bexplore.config.document.reader import KeyPath, quoted, shown
 from bexplore.errors import close_match
 
 _LONGEST_SEQUENCE = 10**8  # tokens
-_NEAR_KEY = 0.88  # similarity from which an unknown model key is taken for a slip; real ones resemble each other
+_NEAR_KEY = 0.88  # similarity from which an unknown key is taken for a misspelt one; real ones resemble each other
 _DESCRIBE_IT = "describe it under explore.workload (transformers, or model and batch by import path); see configs/"
 
 

@@ -1,4 +1,4 @@
-"""The `optimizer` section, in both its forms, to a class of `torch.optim` and its arguments."""
+"""Translate both forms of the `optimizer` section to a class of `torch.optim` and its arguments."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
 from bexplore.errors import close_match
 
-_LEARNING_RATE = 1e-4  # where a schedule stands in the file: it is not followed, and no time depends on it
-_ARGUMENTS: Mapping[str, tuple[str, ...]] = {  # of torch.optim, those that the family's sections may hold
+_LEARNING_RATE = 1e-4  # instead of a schedule, on which no time depends
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {  # of torch.optim, by class: those that the family's sections may hold
     "AdamW": ("betas", "eps", "weight_decay", "amsgrad"),
     "Adam": ("betas", "eps", "weight_decay", "amsgrad"),
     "SGD": ("momentum", "dampening", "weight_decay", "nesterov"),
@@ -28,7 +28,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {  # of torch.optim, those that the 
     "Muon": ("momentum", "weight_decay", "nesterov"),
 }
 _BY_LOWER_CASE = {name.lower(): name for name in _ARGUMENTS}
-_NEAREST: Mapping[str, tuple[str, str]] = {  # not in torch.optim: the one with as many states a parameter
+_NEAREST: Mapping[str, tuple[str, str]] = {  # not in torch.optim: the class with as many states a parameter
     "lamb": ("AdamW", "two states a parameter as well"),
     "lion": ("SGD", "with momentum: one state a parameter as well"),
 }
@@ -40,7 +40,7 @@ _FLAGS = frozenset(("amsgrad", "nesterov", "centered"))
 def read_optimizer(problems: Problems, path: KeyPath) -> dict[str, Any]:
     """Return the fields of `Job` of `{optimizer_type: AdamW, ...}` or `{AdamW: {...}}`; none where it is empty.
 
-    Learning-rate schedules, loss scales and whatever else is not the optimizer's own stay where they are.
+    Learning-rate schedules, loss scales and other settings outside of the optimizer are not read.
     """
     section = problems.document.get(path)
     if not isinstance(section, dict) or not section:

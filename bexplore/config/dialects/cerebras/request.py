@@ -1,4 +1,4 @@
-"""`micro_batch_size` in every form that the family has had, and the arithmetic that must agree with it."""
+"""`micro_batch_size` in every form that the family has had, and the batch arithmetic that must agree with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
-_NO_MICRO_BATCHING = ("none", "None", "disable")  # in YAML the first two are texts, and the documentation writes them
+_NO_MICRO_BATCHING = ("none", "None", "disable")  # the documentation writes the first two, which are texts in YAML
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"
 
 
@@ -95,7 +95,7 @@ def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode
 def check_accumulation_flag(
     problems: Problems, request: Request, global_batch_size: int | None, num_replicas: int
 ) -> None:
-    """Accept `use_cs_grad_accum` where it agrees with the request, and refuse it where it contradicts it."""
+    """Accept `use_cs_grad_accum` where it agrees with the request, and note it where it contradicts it."""
     path = ("runconfig", "use_cs_grad_accum")
     written = problems.document.get(path)
     flag = as_flag(written)
@@ -130,7 +130,7 @@ def check_batch(
     num_replicas: int,
     settings: ExploreSettings,
 ) -> None:
-    """Check the batch arithmetic; for `explore` the batch is only a starting point, so there it is a warning."""
+    """Check the batch arithmetic; for `explore`, which may choose another batch, a mistake is a warning."""
     if global_batch_size is None:
         if problems.document.get(path) is None:
             _check_missing_batch(problems, request, path, settings)
@@ -176,7 +176,7 @@ def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, se
 
 
 def check_bounds(problems: Problems, request: Request, settings: ExploreSettings) -> None:
-    """Check that the bounds of the request and those of `explore:` leave something together."""
+    """Check that the bounds of the request and those of `explore:` overlap."""
     low = max(request.minimum or 1, settings.min or 1)
     high = min(request.maximum or MAX_SAMPLES, settings.max or MAX_SAMPLES)
     if request.is_search and low > high:
@@ -186,7 +186,7 @@ def check_bounds(problems: Problems, request: Request, settings: ExploreSettings
 
 
 def notice_unread(problems: Problems, layout: Layout) -> None:
-    """Warn of a `micro_batch_size` that stands where nobody reads it."""
+    """Warn of a `micro_batch_size` in a place where it is not read."""
     read = set(layout.micro.values())
     for path in list(problems.document.positions):
         is_named = path[-1] in ("micro_batch_size", FLAG) and path not in read and problems.document.has(path)
@@ -199,7 +199,7 @@ def notice_unread(problems: Problems, layout: Layout) -> None:
 
 
 def notice_unbuilt(problems: Problems, layout: Layout) -> None:
-    """Warn of sections that change the program and are left out of what is measured."""
+    """Warn of sections that would change the program and are not built in."""
     for path in layout.unbuilt:
         if problems.document.get(path):
             problems.warn(path, f"{path[-1]} is not built in: the dense program is measured")
