@@ -150,7 +150,7 @@ def json_schema() -> dict[str, Any]:
     explore = ExploreSettings.model_json_schema()
     definitions = explore.pop("$defs", {}) | {"MicroBatchSize": _micro_batch_size_schema()}
     micro = {"$ref": "#/$defs/MicroBatchSize"}
-    optional = {"type": ["integer", "null"], "description": "Of the training; says how long it takes."}
+    optional = {"type": ["integer", "null"], "description": "Of the training; its duration follows."}
     steps = dict.fromkeys(("num_steps", "max_steps", "num_epochs", "steps_per_epoch"), optional)
     data = _object(batch_size=_POSITIVE, micro_batch_size=micro)
     flags = _object(**{"csx.performance.micro_batch_size": micro})

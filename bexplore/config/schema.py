@@ -70,12 +70,12 @@ class CompileOptions(_Section):
 
     enabled: Enabled = Field(
         True,
-        description="Whether the training is compiled; false explores it eagerly; both compares the two at the winner.",
+        description="Whether the training is compiled; false: explore it eagerly; both: compare the two at the winner.",
     )
     backend: str = Field("inductor", description="Backend of torch.compile.")
     mode: str | None = Field(None, description="Mode of torch.compile, such as reduce-overhead; null: its default.")
     fullgraph: bool = Field(False, description="Whether a graph break is an error.")
-    dynamic: bool | None = Field(False, description="As in torch.compile; false: each size has its own static program.")
+    dynamic: bool | None = Field(False, description="As in torch.compile; false: each size has a static program.")
     options: dict[str, Any] | None = Field(None, description="Options of the backend; excludes mode.")
 
     @model_validator(mode="after")
@@ -106,23 +106,27 @@ class OptimizerOptions(_Section):
     """The optimizer of a workload, instead of the file's own `optimizer` section."""
 
     name: str = Field("AdamW", description="Class of torch.optim.")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
-    max_gradient_norm: float | None = Field(None, gt=0, description="Clip the global gradient norm to this; null: not.")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
+    max_gradient_norm: float | None = Field(
+        None, gt=0, description="Clip the global gradient norm to this; null: no clipping."
+    )
 
 
 class TransformersOptions(_Section):
     """A model of the transformers package, made from its configuration; nothing is downloaded."""
 
     task: Literal["causal_lm", "masked_lm", "seq2seq_lm", "image_classification"] = Field(
-        description="What is trained: causal_lm, masked_lm, seq2seq_lm or image_classification."
+        description="Task: causal_lm, masked_lm, seq2seq_lm or image_classification."
     )
-    model_type: str = Field(description="As in transformers, such as bert, t5, vit.")
-    config: dict[str, Any] = Field(default_factory=dict, description="Values of its configuration class.")
-    sequence_length: Tokens | None = Field(None, description="Tokens a sample; null: what the model allows.")
-    target_length: Tokens | None = Field(None, description="Tokens of the target of seq2seq_lm; null: as the source.")
+    model_type: str = Field(description="Model type as in transformers, such as bert, t5, vit.")
+    config: dict[str, Any] = Field(default_factory=dict, description="Values of the model's configuration class.")
+    sequence_length: Tokens | None = Field(None, description="Tokens a sample; null: the most that the model allows.")
+    target_length: Tokens | None = Field(
+        None, description="Tokens of the target of seq2seq_lm; null: as many as the source."
+    )
     attention_mask: bool = Field(False, description="Give the model a mask of ones, as a padding collator would.")
     image_size: Annotated[int, Field(ge=1, le=65536)] | None = Field(
-        None, description="Pixels of the side of a square image; null: that of the configuration."
+        None, description="Pixels of the side of a square image; null: as in the configuration."
     )
 
 
@@ -135,15 +139,15 @@ class WorkloadOptions(_Section):
     loss: ImportPath | None = Field(
         None, description="Import path: (output, targets, ...) -> scalar loss; null: the model's own."
     )
-    step: ImportPath | None = Field(None, description="Import path: (...) -> a whole training step of your own.")
+    step: ImportPath | None = Field(None, description="Import path: (...) -> your own training step.")
     loader: ImportPath | None = Field(
-        None, description="Import path: (micro_batch_size, ...) -> your real DataLoader; timed apart from the step."
+        None, description="Import path: (micro_batch_size, ...) -> your DataLoader, which is timed apart from the step."
     )
     samples_of: ImportPath | None = Field(
-        None, description="Import path: (batch, ...) -> its number of samples, where shapes do not show it."
+        None, description="Import path: (batch, ...) -> number of samples, where shapes do not show it."
     )
     arguments: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments; each callable gets those that its signature names."
+        default_factory=dict, description="Keyword arguments; each callable gets those in its signature."
     )
     optimizer: OptimizerOptions | None = Field(None, description="Optimizer; null: the file's own, else AdamW.")
     sequence_length: Tokens | None = Field(None, description="Tokens a sample, to count tokens; null: unknown.")
@@ -185,8 +189,8 @@ class ExploreSettings(_Section):
     )
     tolerance: Annotated[Fraction, Field(ge=0, lt=1)] = Field(
         INDIFFERENCE_ZONE,
-        description="A size counts as best when its throughput is within this fraction of the best; sizes are timed no "
-        "closer than that asks.",
+        description="Indifference zone: sizes with a throughput within this fraction of the best count as equal, "
+        "and are timed no more precisely.",
     )
     time_budget: Duration = Field(
         None, description='Seconds, or text such as "10min", that the search may take; null: no limit.'
@@ -194,13 +198,13 @@ class ExploreSettings(_Section):
     training_time: Duration = Field(
         None,
         description='Seconds, or text such as "3d", that the training will take: the search ends where another probe '
-        "costs more than it is expected to save of them. null: as long as the file's own steps say, else 10h.",
+        "costs more than its expected saving. null: from the steps in the file, else 10h.",
     )
     probe_time_limit: Duration = Field(
         1800.0, description="Seconds, or text, after which one probe is given up as timed_out; null: no limit."
     )
     stage_time_floor: Seconds = Field(
-        60.0, description="Seconds, or text, for which a stage (build, compile, a step) may be silent in any case."
+        60.0, description="Seconds, or text, that any stage (build, compile, a step) may take without reporting."
     )
     device: Annotated[str, Field(min_length=1, max_length=64)] = Field(
         "auto", description="A torch device such as cpu, cuda, cuda:1; auto: the accelerator if there is one, else cpu."
@@ -215,7 +219,7 @@ class ExploreSettings(_Section):
     max: Samples | None = Field(
         None,
         description="Largest micro-batch size to try, samples; null: what fits, at most 65536 samples and 16777216 "
-        "tokens, beyond which one pass is by itself more than any batch that is published.",
+        "tokens, more than any published batch.",
     )
     candidates: Candidates = Field(
         "all", description="Which sizes: all, powers_of_two, divisors or even (of the replica batch), or a list."
@@ -225,11 +229,11 @@ class ExploreSettings(_Section):
     )
     keep_batch_size: bool = Field(
         False,
-        description="Recommend the fastest size with which batch_size is valid, instead of telling it beside the "
-        "fastest of all.",
+        description="Recommend the fastest size with which batch_size is valid; false: report it beside the fastest of "
+        "all.",
     )
     precision: PrecisionName | None = Field(
-        None, description="Number formats; null: as the model's own section says, else float32."
+        None, description="Number formats; null: those of the model's own section, else float32."
     )
     activation_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass (built-in decoder and transformers models)."
@@ -245,7 +249,7 @@ class ExploreSettings(_Section):
     depth: Literal["auto", "whole", "reduced"] = Field(
         "auto",
         description="Search deep models of identical blocks at two reduced depths and extrapolate: auto (where it is "
-        "clearly cheaper), whole (never), reduced (wherever possible). The answer is always run whole.",
+        "clearly cheaper), whole (never), reduced (wherever possible). The recommended size always runs at full depth.",
     )
     storage: str | None = Field(
         None,
@@ -253,10 +257,10 @@ class ExploreSettings(_Section):
         "null: in the run directory.",
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        0, description="Of the weights, the samples and the search; the same seed asks the same next probe."
+        0, description="Seed of the weights, the samples and the search; the same seed gives the same next probe."
     )
     workload: WorkloadOptions | None = Field(
-        None, description="What is trained, where the file does not describe it; null: the file's model section."
+        None, description="The program to train, where the file does not describe it; null: the file's model section."
     )
 
     @model_validator(mode="before")

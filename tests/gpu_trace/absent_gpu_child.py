@@ -45,7 +45,7 @@ def main(path: Path, num_blocks: int) -> None:
 
     model = trace_job(job, full_depth=True, observe=observe)
     most = [most_bytes(steps_of(graph, primes[0]), SIZE) for graph in graphs]
-    record = {"prime": primes[0], "most_bytes": most, "graphs": graphs}
+    record = {"probe_batch": primes[0], "most_bytes": most, "graphs": graphs}
     num_processes = len(psutil.Process().children())
     told = {"device_name": model.device_name, "phases": model.phases(SIZE), "num_processes": num_processes}
     print(json.dumps(told | {"record": record}))

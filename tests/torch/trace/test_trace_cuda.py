@@ -32,13 +32,13 @@ PRIME = 61
 @pytest.mark.parametrize("job", ["gpt", "bert", "llama_hf", "vit"])
 def test_a_recorded_plan_of_a_gpu_program_is_read_as_when_it_was_recorded(job):
     record = json.loads((RECORDED / f"cuda_plan_{job}.json").read_text())
-    read = [most_bytes(steps_of(graph, record["prime"]), 64) for graph in record["graphs"]]
+    read = [most_bytes(steps_of(graph, record["probe_batch"]), 64) for graph in record["graphs"]]
     assert read == record["most_bytes"]
 
 
 def test_a_workspace_of_a_kernel_takes_memory():
     record = json.loads((RECORDED / "cuda_plan_gpt.json").read_text())
-    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["prime"])]
+    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["probe_batch"])]
     workspaces = [step for step in steps if isinstance(step, Allocate) and "workspace" in step.name]
     assert workspaces
     assert all(step.size(8) > 0 and step.place.label == "workspace of a kernel" for step in workspaces)
@@ -47,7 +47,7 @@ def test_a_workspace_of_a_kernel_takes_memory():
 def test_a_buffer_that_a_line_of_text_makes_takes_memory():
     record = json.loads((RECORDED / "cuda_plan_gpt.json").read_text())
     made = [line["node"]["name"] for graph in record["graphs"] for line in graph["lines"] if "text" in line]
-    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["prime"])]
+    steps = [step for graph in record["graphs"] for step in steps_of(graph, record["probe_batch"])]
     allocated = {step.name for step in steps if isinstance(step, Allocate)}
     assert made
     assert set(made) <= allocated
