@@ -11,11 +11,12 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-gpu-trace check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
+.PHONY: help setup explore test test-fast test-gpu-trace check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
 	@echo "make test          run the tests"
+	@echo "make test-fast     run the tests that need neither torch nor a worker: less than a minute"
 	@echo "make test-gpu-trace  the tests on a GPU that is not there: they need Triton, 190 MB"
 	@echo "make check         lint, format and types"
 	@echo "make docs          write the generated parts of README.md and docs/"
@@ -50,6 +51,10 @@ explore: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# One thread for numpy, as the explorer has it.
+test-fast: $(STAMP)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/rules $(ARGS)
 
 # Triton is large, and only the tests of GPU programs need it.
 $(GPU_TRACE_STAMP): $(STAMP)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 from bexplore.job import CompileSettings, Job
@@ -37,3 +39,16 @@ def observed(micro_batch_size: int = 1, *, number: int = 0, **fields) -> Observa
     """A measured observation with sensible times."""
     facts = {"outcome": Outcome.MEASURED, "pass_times_s": (0.1, 0.1, 0.1)} | fields
     return Observation(probe=Probe(number=number, micro_batch_size=micro_batch_size), **facts)
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Do some work in a forked process, which may be killed; return its process id."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid

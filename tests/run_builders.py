@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from html.parser import HTMLParser
 from pathlib import Path
 
 from bexplore.exploration import run_directory
@@ -99,3 +100,29 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
         }
         run.write_result(recommendations[-1] | print_summary)
     return run
+
+
+class Page(HTMLParser):
+    """Collects text and tags, and complains about tags that are not closed."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.open = "", [], []
+        self.feed(source)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f"{data} "

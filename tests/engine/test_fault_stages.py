@@ -16,20 +16,14 @@ import time
 import psutil
 import pytest
 
-from benchmarks.fault_recorded import in_child
 from bexplore.engine import trace_client
 from bexplore.engine.process import timeouts
 from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.trace_client import trace_in_worker
-from bexplore.errors import EngineError
-from bexplore.exploration.journal import Journal
 from bexplore.job import CompileSettings
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
-from bexplore.search import loop
-from bexplore.search.space import Space
-from tests.builders import JOBS, imported_job
-from tests.search_builders import CurveRunner
+from bexplore.measurement.probe import Compilation, Outcome, Probe
+from tests.builders import JOBS, imported_job, in_child
 
 MIB = 2**20
 NEXT_PROBE_S = 5.0  # within so many seconds of the end of a failed probe the next one must start
@@ -115,36 +109,6 @@ def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatc
 
     assert isinstance(found, str)
     assert re.search(reason, found)
-
-
-def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_on_from_its_journal(tmp_path):
-    asked: list[int] = []
-    curve = CurveRunner()
-
-    def damaging(search_specification: Probe) -> Observation:
-        asked.append(search_specification.number)
-        if search_specification.number == 2:
-            with (tmp_path / "study.log").open("ab") as study:
-                study.write(b"\0\0 not a record\n{}\n")
-        return curve(search_specification)
-
-    def explored(runner) -> loop.Result:
-        book = Journal(tmp_path / "journal.jsonl")
-        run = loop.RunRecord(
-            storage=tmp_path / "study.log", lock_path=tmp_path / ".lock", record=book.append, history=book.read()
-        )
-        *_, result = loop.explore(runner, space=Space.of([1, 2, 4, 8]), run=run)
-        return result
-
-    with pytest.raises(EngineError, match="the study's storage failed") as error:
-        explored(damaging)
-    assert "run the same command again" in error.value.hint
-
-    result = explored(CurveRunner())
-
-    assert result.recommendation is not None
-    assert [item.probe.number for item in Journal(tmp_path / "journal.jsonl").read()][:3] == [0, 1, 2]
-    assert (tmp_path / "study.log.damaged_1").exists()
 
 
 @pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv to be anybody")

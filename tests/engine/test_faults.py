@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import mmap
 import os
 import resource
@@ -15,139 +14,20 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from benchmarks import postgres
-from benchmarks.fault_inputs import generate
-from benchmarks.fault_recorded import in_child, kill_and_resume, several_on_one_study
 from bexplore.config.load import load_config
 from bexplore.engine.process import memory_watchdog, reaper
 from bexplore.engine.process.memory_watchdog import MemoryWatchdog
-from bexplore.engine.process.timeouts import COMPILE_FLOOR_S, FIRST_LIMITS_S, PATIENCE, STAGE_FLOOR_S, StageLimits
-from bexplore.errors import EngineError, UserInputError
-from bexplore.exploration import exploration, fingerprint, run_directory
-from bexplore.exploration.events import failures_of
+from bexplore.errors import EngineError
+from bexplore.exploration import exploration, fingerprint
 from bexplore.exploration.exploration import ExploreOptions
 from bexplore.exploration.journal import Journal
 from bexplore.host import json_files, locks
 from bexplore.job import CompileSettings
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.output.append_file import AppendFile
-from bexplore.output.console import Progress
-from bexplore.output.summary import print_summary
-from bexplore.search import loop
-from bexplore.search.policy.decision import StopReason
-from bexplore.search.settings import SearchSettings
-from bexplore.search.space import Space, candidate_sizes
-from bexplore.search.study import storage, trials
-from bexplore.search.study.sampler import BexploreSampler, open_study
-from tests.builders import JOBS, imported_job, observed
+from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
+from tests.builders import JOBS, imported_job, in_child, observed
 
 MIB = 2**20
-SPACE = Space.of([1, 2, 4, 8, 16])
-
-
-def answers(probe: Probe) -> Observation:
-    """Faster up to 8 samples, slower beyond."""
-    pass_s = 0.1 + 0.01 * probe.micro_batch_size if probe.micro_batch_size <= 8 else 1.0
-    return observed(probe.micro_batch_size, number=probe.number).__class__(
-        probe=probe, outcome=Outcome.MEASURED, pass_times_s=(pass_s,) * 5, elapsed_s=1.0
-    )
-
-
-def explored(folder: Path, runner=answers, *, storage: Path | str | None = None, **options) -> loop.Result:
-    book = Journal(folder / "journal.jsonl")
-    run = loop.RunRecord(
-        storage=storage or folder / "study.log",
-        lock_path=folder / ".lock",
-        record=book.append,
-        history=book.read(),
-    )
-    *_, result = loop.explore(runner, space=SPACE, run=run, **options)
-    return result
-
-
-# Explorers that are killed
-
-
-def test_a_killed_explorer_resumes_to_the_same_recommendation_and_repeats_no_probe(tmp_path):
-    found = kill_and_resume(tmp_path, kills=4, seed=1)
-
-    assert found["same recommendation"] == 4, found["failures"]
-    assert (found["lost observations"], found["repeated probes"]) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda data: data[:-9], id="half-written last record"),
-        pytest.param(lambda data: data[:200] + b"\0\0\0" + data[230:], id="a hole in the middle"),
-        pytest.param(lambda data: b'{"op_code": 99}\n' + data, id="a record of something else"),
-        pytest.param(lambda data: b"", id="empty"),
-    ],
-)
-def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tmp_path, damage):
-    before = explored(tmp_path)
-    path = tmp_path / "study.log"
-    path.write_bytes(damage(path.read_bytes()))
-    known = Journal(tmp_path / "journal.jsonl").read()
-
-    after = explored(tmp_path)
-
-    assert after.recommendation.micro_batch_size == before.recommendation.micro_batch_size
-    assert Journal(tmp_path / "journal.jsonl").read() == known
-    assert after.outcomes == before.outcomes
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda data: data[:-9] + b"\0" * 9, id="zeros at the end"),
-        pytest.param(lambda data: data + b'{"op_code": 99}\n', id="a record of something else"),
-        pytest.param(lambda data: data + b'{"op_code": 6, "worker_id": "x", "trial_id": 77}\n', id="of no known trial"),
-        pytest.param(lambda data: data[:-40], id="cut off"),
-    ],
-)
-def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_probe(tmp_path, damage):
-    path = tmp_path / "study.log"
-    books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
-    running = [
-        loop.explore(
-            answers,
-            space=SPACE,
-            run=loop.RunRecord(storage=path, record=book.append, lock_path=tmp_path / ".lock"),
-        )
-        for book in books
-    ]
-    for events in running:
-        while not isinstance(next(events), loop.ProbeFinished):
-            pass
-    path.write_bytes(damage(path.read_bytes()))
-
-    for events in running:
-        try:
-            *_, last = events
-            assert isinstance(last, loop.Result)
-        except EngineError as error:
-            assert error.hint
-
-    for book in books:
-        known = book.read()
-        run = loop.RunRecord(storage=path, record=book.append, history=known, lock_path=tmp_path / ".lock")
-        *_, result = loop.explore(answers, space=SPACE, run=run)
-        assert book.read()[: len(known)] == known
-        assert result.recommendation.micro_batch_size == 8
-
-
-def test_what_was_good_in_a_damaged_study_is_kept_under_another_name(tmp_path):
-    explored(tmp_path)
-    path = tmp_path / "study.log"
-    damaged = b"garbage\n" + path.read_bytes()
-    path.write_bytes(damaged)
-
-    explored(tmp_path)
-
-    assert (tmp_path / "study.log.damaged_1").read_bytes() == damaged
 
 
 def test_a_lock_that_a_killed_process_held_is_free_again(tmp_path):
@@ -159,26 +39,6 @@ def test_a_lock_that_a_killed_process_held_is_free_again(tmp_path):
 
     with locks.locked(tmp_path / "lock", wait_s=0.0):
         pass
-
-
-def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
-    path = tmp_path / "lock"
-    refused = pytest.raises(EngineError, match="lock is locked by another process")
-    with locks.locked(path), refused as error, locks.locked(path, wait_s=0.05):
-        pass
-
-    assert "fuser" in error.value.hint
-
-
-def test_zeros_that_power_loss_left_at_the_end_of_a_journal_are_no_observation(tmp_path):
-    book = Journal(tmp_path / "journal.jsonl")
-    book.append(observed(1))
-    with book.path.open("ab") as handle:
-        handle.write(b"\0" * 40 + b'"reason": ""}\n')
-
-    assert book.read() == [observed(1)]
-    book.append(observed(2, number=1))
-    assert book.read() == [observed(1), observed(2, number=1)]
 
 
 # Several explorers
@@ -195,87 +55,6 @@ def test_two_processes_append_to_one_journal_and_no_line_is_lost(tmp_path):
         assert os.waitpid(pid, 0)[1] == 0
 
     assert sorted(item.probe.number for item in book.read()) == list(range(80))
-
-
-def test_two_explorers_share_a_study_file_and_one_is_killed(tmp_path):
-    _is_shared_well(several_on_one_study(tmp_path, None, rounds=2, explorers=2, kills=1, seed=3))
-
-
-@pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "it is there")
-def test_four_explorers_share_a_postgresql_study_and_two_are_killed(tmp_path):
-    with postgres.server() as url:
-        _is_shared_well(several_on_one_study(tmp_path, url, rounds=1, explorers=4, kills=2, seed=3))
-
-
-def _is_shared_well(found: dict) -> None:
-    assert found["numbers given twice"] == 0
-    assert found["sizes searched twice by accident"] == 0
-    assert found["observations not in the study"] == 0
-    assert found["ended with an error"] == 0
-    assert found["same answer as one process on the same observations"] == found["rounds"]
-
-
-def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
-    with trials.leased(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
-        time.sleep(0.9)
-        (running,) = asked.get_trials()
-        assert not trials.is_abandoned(running, time.time())
-
-    (left,) = asked.get_trials()
-    assert trials.is_abandoned(left, time.time() + 0.5)
-
-
-def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    asked._storage.create_new_trial(asked._study_id)
-
-    result = explored(tmp_path)
-
-    fresh = tmp_path / "fresh"
-    fresh.mkdir()
-    assert result.outcomes == explored(fresh).outcomes
-    sizes = [[item.micro_batch_size for item in Journal(f / "journal.jsonl").read()] for f in (tmp_path, fresh)]
-    assert sizes[0] == sizes[1]
-
-
-def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
-    settings, path = SearchSettings(max_probes=2, verify_exact=False), tmp_path / "study.log"
-
-    def another_finishes() -> None:
-        """Called between the decision to go on and the asking."""
-        other = open_study(BexploreSampler(SPACE, settings), storage=path)
-        number = len(other.trials)
-        if number < 2:
-            trials.rebuild(other, [observed(2**n, number=n) for n in range(2)], now=time.time())
-
-    result = explored(tmp_path, storage=path, settings=settings, should_stop=another_finishes)
-
-    assert result.stop_reason == StopReason.MAX_PROBES
-    assert Journal(tmp_path / "journal.jsonl").read() == []
-
-
-def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
-    trials.abandon(asked, trial)
-
-    trials.tell(asked, trial, observed(trial.params[trials.PARAMETER], number=trial.number))
-
-    kept = [item for item in asked.get_trials() if not trials.is_abandoned(item, time.time())]
-    assert [trials.evidence_of(item).outcome for item in kept] == [Outcome.MEASURED]
-
-
-def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twice(tmp_path):
-    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
-    observation = observed(trial.params[trials.PARAMETER], number=trial.number)
-
-    trials.rebuild(asked, [observation], now=time.time())
-    trials.tell(asked, trial, observation)
-
-    assert len(asked.get_trials()) == 1
 
 
 # Disks and storages
@@ -312,39 +91,6 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path):
     assert os.waitpid(in_child(fill), 0)[1] == 0
     assert json_files.read_json(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_log_that_its_disk_refuses_is_said_once_and_ends_nothing():
-    said: list[str] = []
-    log = AppendFile(Path("/dev/full"), said.append)
-
-    log.write("one\n")
-    log.write("two\n")
-
-    assert len(said) == 1
-    assert "No space left" in said[0]
-
-
-def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_do(tmp_path):
-    def runner(probe: Probe) -> Observation:
-        (tmp_path / "study.log").unlink(missing_ok=True)
-        (tmp_path / "study.log").mkdir()
-        return answers(probe)
-
-    with pytest.raises(EngineError, match="the study's storage failed") as error:
-        explored(tmp_path, runner)
-
-    assert "run the same command again" in error.value.hint
-    (tmp_path / "study.log").rmdir()
-    assert len(Journal(tmp_path / "journal.jsonl").read()) == 1
-    assert explored(tmp_path).recommendation.micro_batch_size == 8
-
-
-def test_a_database_without_its_driver_says_which_module_to_install():
-    with pytest.raises(UserInputError, match="MySQLdb is not installed") as error:
-        storage.open_storage("mysql://host/name")
-
-    assert error.value.hint
 
 
 # What may be compared with what
@@ -411,17 +157,6 @@ def test_changed_code_starts_over_and_is_named(earlier):
     code.write_text(code.read_text() + "\nX = 1\n")
 
     assert any("programs.py" in line for line in plan_of(earlier))
-
-
-def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
-    config = load_config(earlier)
-    shared, alone = (
-        exploration._Exploration(config, ExploreOptions()),
-        exploration._Exploration(config, ExploreOptions(fresh=True)),
-    )
-
-    assert shared._new_run().meta()["study"] == shared._new_run().meta()["study"]
-    assert alone._new_run().meta()["study"] != shared._new_run().meta()["study"]
 
 
 # Memory
@@ -564,35 +299,6 @@ def test_the_watch_looks_closer_only_where_what_is_left_could_be_used_up_before_
         os.waitpid(pid, 0)
 
 
-def test_a_worker_that_is_swapped_out_or_a_host_that_is_full_ends_the_probe(monkeypatch):
-    watch = MemoryWatchdog(os.getpid(), 2**40)
-    assert watch.violation() == ""
-    watch._looked_at_s = 0.0
-    monkeypatch.setattr(memory_watchdog, "swapped_bytes", lambda pid: 2**30)
-    assert "swap" in watch.violation()
-
-    full = MemoryWatchdog(os.getpid(), 2**40)
-    monkeypatch.setattr(memory_watchdog, "available_memory_bytes", lambda: MIB)
-    assert "memory left" in full.violation()
-
-
-def test_a_winner_that_fails_its_exact_run_is_not_recommended_and_the_search_goes_on():
-    def runner(probe: Probe) -> Observation:
-        if probe.purpose is Purpose.VERIFY and probe.micro_batch_size >= 8:
-            return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY, reason="its second step", elapsed_s=1.0)
-        return answers(probe)
-
-    events = list(loop.explore(runner, space=SPACE, settings=SearchSettings(max_probes=12)))
-
-    verified = [
-        item.observation
-        for item in events
-        if isinstance(item, loop.ProbeFinished) and item.observation.probe.purpose is Purpose.VERIFY
-    ]
-    assert [item.outcome for item in verified] == [Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
-    assert events[-1].recommendation.micro_batch_size == verified[-1].micro_batch_size == 4
-
-
 def test_the_run_of_the_winner_is_several_steps_long_before_anything_is_timed(run_on, monkeypatch, tmp_path):
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
     runner = run_on(eager("counted"))
@@ -606,38 +312,6 @@ def test_the_run_of_the_winner_is_several_steps_long_before_anything_is_timed(ru
 
     checked = 2  # passes of the step's check, which the search makes once
     assert untimed == [1 + 2 + checked, 1 + 2 + 1]
-
-
-# Time
-
-
-def test_a_stage_may_take_what_the_trace_says_until_probes_say_more():
-    slow, plain = StageLimits(flops_per_sample=1e12), StageLimits()
-
-    assert plain.limit_s("passes", 8) == 900.0
-    assert slow.limit_s("passes", 8) == 8000.0
-    slow.learn(observed(4, pass_times_s=(2.0, 4.0)))
-    assert slow.limit_s("passes", 8) == PATIENCE * 8.0
-    assert slow.limit_s("passes", 1) == PATIENCE * 4.0
-
-
-def test_short_stages_have_floors_and_failed_probes_teach_nothing():
-    limits = StageLimits()
-    limits.learn(observed(4, outcome=Outcome.TIMED_OUT, pass_times_s=()))
-    assert limits.limit_s("compile", 4) == FIRST_LIMITS_S["compile"]
-    limits.learn(observed(4, pass_times_s=(0.001,), compile_time_s=1.0))
-    assert limits.limit_s("passes", 4) == STAGE_FLOOR_S
-    assert limits.limit_s("compile", 4) == COMPILE_FLOOR_S
-
-
-def test_the_floor_of_the_stages_is_the_users_to_set(tmp_path):
-    path = tmp_path / "job.yaml"
-    job = Path("configs/quickstart.yaml").read_text()
-    path.write_text(job.replace("\nexplore:\n", "\nexplore:\n    stage_time_floor: 2h\n"))
-    limits = StageLimits(floor_s=load_config(path).explore.stage_time_floor)
-    limits.learn(observed(4, pass_times_s=(0.001,), compile_time_s=1.0))
-
-    assert {limits.limit_s(stage, 4) for stage in ("start", "import", "build", "compile", "passes")} == {7200.0}
 
 
 # Workers that die, on the real engine
@@ -724,139 +398,8 @@ def test_a_bug_of_the_users_keeps_its_own_words_and_place(run_on, model, size, r
     assert "bugs.py" in observation.traceback_text
 
 
-def test_a_model_that_trains_at_odd_sizes_only_is_explored_at_those():
-    def runner(probe: Probe) -> Observation:
-        if probe.micro_batch_size % 2 == 0:
-            return Observation(probe=probe, outcome=Outcome.CRASHED, reason="ValueError: odd only", elapsed_s=1.0)
-        return answers(probe)
-
-    *_, result = loop.explore(runner, space=Space.of(range(1, 10)), settings=SearchSettings(max_probes=16))
-
-    assert result.recommendation.micro_batch_size % 2 == 1
-    assert set(result.outcomes) == {"measured", "crashed"}
-
-
-def test_what_failed_is_in_the_last_words_with_its_reason():
-    failures = failures_of(
-        [
-            observed(1),
-            observed(4, outcome=Outcome.CRASHED, pass_times_s=(), reason="ValueError: odd sizes only (model.py:7)"),
-            observed(2, outcome=Outcome.CRASHED, pass_times_s=(), reason="ValueError: odd sizes only (model.py:7)"),
-            observed(64, outcome=Outcome.OUT_OF_MEMORY, pass_times_s=(), reason="too big"),
-        ]
-    )
-    record = {"micro_batch_size": None, "stop_reason": "interrupted", "run_dir": "runs", "failures": failures}
-
-    text = print_summary(record, yaml_key="x", tolerance=0.02)
-
-    assert "2, 4: crashed: ValueError: odd sizes only (model.py:7)" in text
-    assert "too big" not in text
-
-
-def test_one_traceback_of_the_users_own_lines_is_shown_for_failures_that_differ_in_numbers_alone():
-    text = textwrap.dedent("""\
-        Traceback (most recent call last):
-          File "/site-packages/bexplore/engine/worker/__main__.py", line 3, in answer
-            return probe()
-          File "/home/user/train/model.py", line 7, in forward
-            raise ValueError(f"{n} samples")
-          File "/site-packages/torch/nn/modules/module.py", line 9, in _call_impl
-            return forward()
-        ValueError: 16 samples
-        """)
-    crashes = [
-        observed(
-            size,
-            outcome=Outcome.CRASHED,
-            pass_times_s=(),
-            reason=f"ValueError: {size} samples (model.py:7)",
-            traceback_text=text,
-        )
-        for size in (16, 13)
-    ]
-    failures = failures_of([observed(1), *crashes])
-    record = {"micro_batch_size": None, "stop_reason": "interrupted", "run_dir": "runs", "failures": failures}
-
-    shown = print_summary(record, yaml_key="x", tolerance=0.02)
-
-    assert "13, 16: crashed: ValueError: 16 samples (model.py:7)" in shown
-    assert shown.count("Traceback") == 1
-    assert shown.count("train/model.py") == 1
-    assert "site-packages" not in shown
-
-
-# Inputs
-
-
-def test_generated_inputs_never_show_a_traceback_take_long_or_write_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    found = generate(tmp_path, number=800, seed=11)
-
-    assert found["tracebacks"] == 0, [target["failures"] for target in found["parsers"].values()]
-    assert found["files_made"] == []
-    assert found["memory_growth_mib"] < 500
-
-
-@pytest.mark.parametrize("name", ["with space", "ümläut 試", "new\nline", "-dash", "quote'\"$(x)"])
-def test_folders_and_files_may_be_called_anything(tmp_path, name):
-    folder = tmp_path / name
-    folder.mkdir()
-    run = run_directory.create_run(
-        folder / "runs", meta={"config": str(folder)}, now=exploration.datetime.now(exploration.UTC)
-    )
-    run.journal.append(observed(1))
-
-    assert run_directory.open_run(run.log_path).journal.read() == [observed(1)]
-    assert explored(folder / "runs").stop_reason != StopReason.INTERRUPTED
-    AppendFile(run.log_path).write("line\n")
-    assert run.log_path.read_text() == "line\n"
-
-
-@pytest.mark.parametrize("size", ["0", "-1", "1e9", ".nan", "true", '"8 "', "[8]", "{explore: {min: 0}}", "1000000001"])
-def test_a_size_that_is_none_is_refused_with_its_line(tmp_path, size):
-    path = tmp_path / "job.yaml"
-    path.write_text(f"train_input:\n  batch_size: 8\n  micro_batch_size: {size}\nmodel: {{}}\n")
-
-    with pytest.raises(UserInputError, match=r"job\.yaml:3: .*(micro_batch_size|min must)"):
-        load_config(path)
-
-
-def test_a_replica_batch_of_a_thousand_million_samples_has_its_candidates_at_once():
-    powers = tuple(2**exponent for exponent in range(13))
-
-    assert candidate_sizes("divisors", minimum=1, maximum=4096, replica_batch_size=2**30) == powers
-    assert set(powers) <= set(candidate_sizes("even", minimum=1, maximum=4096, replica_batch_size=2**30))
-
-
 def _until(holds) -> None:
     deadline = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_an_output_that_is_full_is_one_message(tmp_path):
-    command = [sys.executable, "-m", "bexplore", "batch-sizes", "--micro-batch-size", "3"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-
-    assert done.returncode == 4
-    assert "No space left" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_where_not_even_the_error_can_be_written_the_exit_code_tells_it(tmp_path):
-    command = [sys.executable, "-m", "bexplore", "batch-sizes", "--micro-batch-size", "3"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=full, check=False)
-
-    assert done.returncode == 4
-
-
-def test_waiting_for_another_exploration_is_said_where_there_is_no_terminal():
-    written = io.StringIO()
-
-    Progress(Console(file=written)).report({"kind": "progress", "stage": "lock", "holder": "process 7"})
-
-    assert "waiting for the device, which process 7 uses" in written.getvalue()

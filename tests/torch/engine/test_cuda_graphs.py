@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
-import pytest
 import torch
 
-from bexplore.engine.process.pool import Worker
-from bexplore.engine.process.reuse import must_replace
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import Steps
@@ -19,23 +15,6 @@ from bexplore.workloads import build
 from tests.builders import imported_job
 
 NOT_COMPILED = CompileSettings(enabled=False)
-
-
-@pytest.mark.parametrize(
-    ("settings", "device", "uses"),
-    [
-        (CompileSettings(mode="reduce-overhead"), "cuda", True),
-        (CompileSettings(mode="max-autotune"), "cuda:1", True),
-        (CompileSettings(mode="max-autotune-no-cudagraphs"), "cuda", False),
-        (CompileSettings(options={"triton.cudagraphs": True}), "cuda", True),
-        (CompileSettings(backend="cudagraphs"), "cuda", True),
-        (CompileSettings(), "cuda", False),
-        (CompileSettings(mode="reduce-overhead"), "cpu", False),
-        (CompileSettings(enabled=False, mode="reduce-overhead"), "cuda", False),
-    ],
-)
-def test_cuda_graphs_are_known_by_mode_option_and_backend(settings, device, uses):
-    assert settings.uses_cuda_graphs(device) is uses
 
 
 def test_gradients_of_a_program_in_cuda_graphs_are_summed_over_passes():
@@ -76,19 +55,3 @@ def test_a_size_is_measured_with_gradients_outside_of_the_memory_of_cuda_graphs(
     assert math.isfinite(facts["loss"])
     assert any("zero_grad(set_to_none=False)" in warning for warning in facts["warnings"])
     assert not session.try_recover()
-
-
-@pytest.mark.parametrize(
-    ("size", "uses_cuda_graphs", "replaced"), [(8, False, False), (8, True, True), (4, True, False)]
-)
-def test_with_cuda_graphs_each_size_has_a_worker_of_its_own(size, uses_cuda_graphs, replaced):
-    process = SimpleNamespace(is_alive=True)
-    worker = Worker(process=process, number=0, compilation=Compilation.SHARED, micro_batch_size=4)
-
-    assert replaced is must_replace(
-        worker,
-        Probe(number=1, micro_batch_size=size),
-        shared_mode=SharedMode.UNBACKED,
-        largest_measured=4,
-        uses_cuda_graphs=uses_cuda_graphs,
-    )

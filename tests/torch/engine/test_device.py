@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +11,12 @@ import pytest
 import torch
 
 from bexplore.config.load import load_config
-from bexplore.config.schema import ExploreSettings
-from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
 from bexplore.engine.worker import __main__ as worker
 from bexplore.engine.worker import device as worker_device
 from bexplore.engine.worker import steps
 from bexplore.engine.worker.device import await_memory, bound_memory, device_info, is_nearly_full, resolve_device
 from bexplore.errors import UserInputError
 from bexplore.exploration import exploration, one_shot
-from bexplore.exploration.memory_budget import resolve_budget
-from bexplore.host import nvidia_smi
-from bexplore.host.accelerator_contention import DeviceContention
-from bexplore.measurement.probe import Probe
 from tests.builders import imported_job
 from tests.run_builders import cost_model
 
@@ -171,156 +163,6 @@ def test_memory_that_does_not_come_back_is_waited_for_only_so_long(cuda, monkeyp
 
     assert await_memory(torch.device("cuda:0"), 60 * GIB) == 40 * GIB
     assert await_memory(torch.device("cpu"), 60 * GIB) is None
-
-
-def test_memory_that_did_not_come_back_is_told_once_and_not_waited_for_again(run_on):
-    runner = run_on(imported_job())
-    runner._free_memory_bytes = 60 * GIB
-    runner._heard({"kind": "progress", "free_memory_bytes": 40 * GIB})
-
-    first, second = (runner(Probe(number=n, micro_batch_size=2, max_passes=2)) for n in range(2))
-
-    assert ["were when this job began" in " ".join(one.warnings) for one in (first, second)] == [True, False]
-    assert runner._free_memory_bytes == 40 * GIB
-
-
-@pytest.mark.parametrize("budget", ["auto", 0.8])
-def test_a_device_without_an_account_of_its_memory_never_gets_the_hosts(budget):
-    facts = {"device": "mps:0", "device_name": "", "free_memory_bytes": None, "total_memory_bytes": None}
-    with pytest.raises(UserInputError, match="'mps:0' is not known") as error:
-        resolve_budget(ExploreSettings(memory_budget=budget), facts, num_replicas=1, gradient_bytes=None)
-    assert "explore.memory_budget" in error.value.hint
-    given = resolve_budget(ExploreSettings(memory_budget="8GiB"), facts, num_replicas=1, gradient_bytes=None)
-    assert (given.budget_bytes, given.warnings) == (8 * GIB, ())
-
-
-def test_a_device_has_one_lock_whatever_it_is_called_and_two_devices_have_two():
-    other = FACTS | {"uuid": UUID.replace("1e6a", "2e6a")}
-    holder = LockHolder(folder="a")
-    with device_lock(lock_name("cuda:0", FACTS), holder=holder, waiting=print):
-        assert try_device_lock(lock_name("cuda:1", FACTS), holder=holder) is None
-        for name in (lock_name("cuda:0", other), lock_name("cpu", {"uuid": None})):
-            lock = try_device_lock(name, holder=holder)
-            assert lock is not None
-            lock.close()
-
-
-# What nvidia-smi prints in its documented format, by what it is asked: --format=csv,noheader.
-NOT_ACTIVE, POWER, HEAT = (
-    "Not Active, Not Active, Not Active",
-    "Not Active, Not Active, Active",
-    "Active, Active, Active",
-)
-ONE = {"00000000:1b:00.0": POWER}
-EIGHT = {f"00000000:{bus:02x}:00.0": NOT_ACTIVE for bus in range(0x20, 0x27)} | {"00000000:1b:00.0": HEAT}
-MIG = {"00000000:1b:00.0": "[N/A], [N/A], [N/A]"}
-
-
-@pytest.fixture
-def driver(tmp_path, monkeypatch):
-    """An nvidia-smi that tells of the devices, and of the processes on each of them."""
-    folder = tmp_path / "driver"
-
-    def install(clocks: dict[str, str], processes: str = "") -> None:
-        folder.mkdir()
-        cases = "\n".join(f'  "{bus} "*query-gpu*) echo "{states}";;' for bus, states in clocks.items())
-        tool = folder / "nvidia-smi"
-        (folder / "processes").write_text(processes)
-        tool.write_text(
-            f'#!/bin/sh\n[ "$1" = -i ] || exit 2\ncase "$2 $3" in\n{cases}\n'
-            f'  *query-compute-apps*) cat "{folder}/processes";;\n  *) exit 6;;\nesac\n'
-        )
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-    return install
-
-
-@pytest.mark.parametrize(
-    ("clocks", "events"),
-    [(ONE, {"power limit"}), (EIGHT, {"hardware slowdown", "heat", "power limit"}), (MIG, set()), ({}, set())],
-    ids=["one device", "eight devices", "MIG", "another host's device"],
-)
-def test_the_clocks_are_those_of_the_jobs_own_device(driver, clocks, events):
-    driver(clocks)
-    assert nvidia_smi.clock_events(nvidia_smi.selector(FACTS)) == events
-
-
-def test_where_there_is_no_driver_nothing_is_told(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert nvidia_smi.clock_events("00000000:1b:00.0") == frozenset()
-    assert nvidia_smi.compute_processes("00000000:1b:00.0") == []
-
-
-def test_a_device_is_asked_for_by_its_bus_or_its_uuid_and_the_cpu_not_at_all():
-    assert nvidia_smi.selector(FACTS) == "00000000:1b:00.0"
-    assert nvidia_smi.selector(FACTS | {"pci_bus_id": None}) == f"GPU-{UUID}"
-    assert nvidia_smi.selector({"device": "cpu", "uuid": None, "pci_bus_id": None}) is None
-
-
-def watched(monkeypatch, facts=FACTS) -> DeviceContention:
-    """A device, watched until it was sampled twice."""
-    enough, waits = threading.Event(), itertools.count()
-
-    class Ticks(threading.Event):
-        def wait(self, timeout=None):
-            if next(waits) < 2:
-                return False
-            enough.set()
-            return super().wait()
-
-    contention = DeviceContention(facts)
-    contention._ended = Ticks()
-    contention.start()
-    assert nvidia_smi.selector(facts) is None or enough.wait(30)
-    contention.stop()
-    return contention
-
-
-def test_the_power_limit_alone_is_no_warning_and_heat_is(driver, monkeypatch):
-    driver(ONE)
-    usual = watched(monkeypatch)
-    assert (usual.clock_events, usual.warnings()) == ({"power limit"}, [])
-    usual.clock_events |= {"heat"}
-    assert usual.warnings() == ["the device's clocks were held down (heat): the times are too long"]
-
-
-@pytest.mark.parametrize(
-    ("processes", "told"),
-    [
-        ("4194304, 518 MiB\n", ""),  # in a container the one id that is shown is the worker's
-        ("4001, 518 MiB\n4002, 1024 MiB\n", "1.00 GiB of its memory (process 4002)"),
-        ("4001, [N/A]\n4002, [N/A]\n", "meanwhile (process 4002)"),
-        ("", ""),
-    ],
-)
-def test_other_processes_on_the_device_are_a_warning(driver, monkeypatch, processes, told):
-    driver(ONE, processes)
-    warnings = watched(monkeypatch).warnings()
-    assert told in " ".join(warnings) if told else warnings == []
-
-
-def test_the_worker_itself_is_none_of_the_others(driver, monkeypatch):
-    with Child() as pid:
-        driver(ONE, f"{pid}, 518 MiB\n4002, 1024 MiB\n")
-        assert "(process 4002)" in " ".join(watched(monkeypatch).warnings())
-
-
-def test_neighbours_in_other_mig_instances_are_no_warning(driver, monkeypatch):
-    driver(MIG, "4001, [N/A]\n4002, [N/A]\n4003, [N/A]\n")
-    assert watched(monkeypatch, FACTS | {"device_name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb"}).warnings() == []
-
-
-class Child:
-    """A child of this process."""
-
-    def __enter__(self) -> int:
-        self._process = subprocess.Popen(["sleep", "60"])
-        return self._process.pid
-
-    def __exit__(self, *_exception: object) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 CONFIG = """\

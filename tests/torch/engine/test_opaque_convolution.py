@@ -11,9 +11,6 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.graph import GraphLowering
 
 from bexplore.engine.worker import opaque_convolution as ours
-from bexplore.job import Precision
-from bexplore.measurement.probe import Outcome, Probe
-from tests.builders import imported_job
 
 CASES = [
     ((2, 3, 9), (4, 3, 3), {"stride": 2, "padding": 1}),
@@ -80,17 +77,6 @@ def test_an_image_without_samples_and_a_padding_by_name_are_left_to_torch(replac
     torch.testing.assert_close(
         F.conv2d(image[None], kernel, padding="same"), torch.conv2d(image[None], kernel, padding="same")
     )
-
-
-@pytest.mark.parametrize("precision", [Precision.FLOAT32, Precision.AUTOCAST_BFLOAT16])
-def test_one_program_with_convolutions_serves_one_sample_a_few_and_many(run_on, precision):
-    runner = run_on(imported_job("patches", batch="images", backend="inductor", precision=precision))
-
-    observations = [runner(Probe(number=0, micro_batch_size=size, max_passes=3)) for size in (4, 1, 40)]
-
-    assert [o.outcome for o in observations] == [Outcome.MEASURED] * 3, observations[0].reason
-    assert [o.num_graphs for o in observations] == [1, 0, 0]
-    assert observations[0].details["shared_mode"] == "unbacked"
 
 
 @pytest.mark.parametrize(

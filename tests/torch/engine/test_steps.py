@@ -11,7 +11,7 @@ from torch import nn
 
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
-from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps
+from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps, with_dense_gradients
 from bexplore.engine.worker.timing import Timed, run_pass, time_alone, time_interleaved
 from bexplore.job import CompileSettings, Job, TorchSettings
 from bexplore.measurement.probe import Compilation, Probe
@@ -280,3 +280,12 @@ def test_an_optimizer_without_states_needs_one_update_only():
     steps.first_update(4)
 
     assert passes == [4]
+
+
+def test_zeros_stand_for_no_sparse_gradient():
+    dense, sparse = torch.nn.Linear(2, 2), torch.nn.Embedding(4, 2, sparse=True)
+    dense(sparse(torch.tensor([1]))).sum().backward()
+    gradients = [(parameter, parameter.grad) for parameter in (*dense.parameters(), *sparse.parameters())]
+
+    assert with_dense_gradients(gradients) is None
+    assert with_dense_gradients(gradients[:2]) == list(dense.parameters())

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import torch
 
 from bexplore.config.load import load_config
-from bexplore.exploration.fingerprint import describe
-from bexplore.measurement.probe import Outcome, Probe
 from bexplore.workloads import build
 from bexplore.workloads.optimizers import could_be_fused, names_of
 from bexplore.workloads.training_step import methods
 from tests.builders import ROOT
 
 CONFIGS = ROOT / "configs"
-
-
-def test_the_help_of_the_package_shows_the_protocol_without_torch():
-    script = (
-        "import bexplore, pydoc, sys; print(pydoc.plain(pydoc.render_doc(bexplore))); assert 'torch' not in sys.modules"
-    )
-
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr
-    assert "class TrainingStep" in done.stdout
-    for member in ("modules", "make_batch(micro_batch_size)", "forward_backward(batch)", "update()", "evaluate(batch)"):
-        assert member in done.stdout
 
 
 def test_the_methods_are_written_as_one_would_write_them():
@@ -63,15 +45,3 @@ def test_optimizers_that_are_fused_or_cannot_be_are_not_among_those_that_could_b
 
     assert names_of(could_be_fused(made)) == ["torch.optim.Adam"]
     assert names_of([*made, Lion(weights, {})])[-1].endswith("Lion")
-
-
-def test_the_engine_runs_the_example_and_names_its_optimizers(run_on):
-    config = load_config(CONFIGS / "own_step.yaml").on_device("cpu")
-
-    observation = run_on(config.job)(Probe(number=0, micro_batch_size=16))
-
-    assert observation.outcome is Outcome.MEASURED, observation.reason
-    assert observation.details["optimizers"] == ["torch.optim.Adam", "torch.optim.SGD"]
-    assert observation.details["unfused_optimizers"] == ["torch.optim.Adam", "torch.optim.SGD"]
-    assert "AdamW" not in describe(config)
-    assert "optimizers of its own" in describe(config)

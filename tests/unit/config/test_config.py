@@ -10,6 +10,7 @@ import pytest
 from bexplore.config.config import Config, ExploreSettings, Request, RequestKind, json_schema
 from bexplore.config.document.document import Document, Problems
 from bexplore.config.document.reader import YamlReader
+from bexplore.config.load import load_config
 from bexplore.config.schema import CODE_KEYS, EFFORTS, read_settings
 from bexplore.errors import UserInputError
 from bexplore.exploration.fingerprint import Fingerprint, search_settings
@@ -315,3 +316,12 @@ def test_the_schema_describes_every_setting():
     described = json_schema()["properties"]["explore"]["properties"]
     assert set(described) == set(ExploreSettings.model_fields)
     assert all(setting.get("description") for setting in described.values())
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1e9", ".nan", "true", '"8 "', "[8]", "{explore: {min: 0}}", "1000000001"])
+def test_a_size_that_is_none_is_refused_with_its_line(tmp_path, size):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"train_input:\n  batch_size: 8\n  micro_batch_size: {size}\nmodel: {{}}\n")
+
+    with pytest.raises(UserInputError, match=r"job\.yaml:3: .*(micro_batch_size|min must)"):
+        load_config(path)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shlex
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore.cli.apply import apply
 from bexplore.cli.common import Common
 from bexplore.config.config import Config
 from bexplore.config.document.reader import YamlReader
@@ -310,23 +305,6 @@ def test_where_the_answer_keeps_the_batch_size_there_is_nothing_to_choose(tmp_pa
         assert applied(path, rule) == SECTIONS.replace("size: explore ", "size: 6 ")
 
 
-def test_the_command_asks_which_of_the_two_gives_way_on_a_terminal_alone(tmp_path, monkeypatch):
-    path = job_file(tmp_path)
-    finished_run(path, size=5)
-
-    refused = CliRunner().invoke(apply, ["job.yaml", "--yes"])
-    assert refused.exception.exit_code == 2
-    assert refused.exception.hint.count("bexplore apply job.yaml --") == 2
-
-    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(sys.modules["bexplore.cli.apply"], "sys", terminal)
-    asked = CliRunner().invoke(apply, ["job.yaml"], input="keep\ny\n")
-    assert asked.exit_code == 0, asked.exception
-    assert "keep    micro_batch_size 4, 0.97x the speed of 5; batch_size stays 24" in asked.output
-    assert "change  micro_batch_size 5, batch_size 20" in asked.output
-    assert path.read_text() == SECTIONS.replace("size: explore ", "size: 4 ")
-
-
 def test_a_file_that_changes_while_the_user_is_asked_is_not_overwritten(tmp_path):
     path = job_file(tmp_path)
     finished_run(path)
@@ -353,63 +331,6 @@ def test_a_link_stays_a_link_the_mode_stays_and_nothing_else_is_left(tmp_path):
     assert "micro_batch_size: 6" in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(folder.iterdir()) == [path]
-
-
-def test_the_command_shows_the_change_and_writes_only_after_yes(tmp_path):
-    path = job_file(tmp_path)
-    finished_run(path, size=5)
-
-    shown = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size"])
-    assert "-    micro_batch_size: explore    # find the fastest" in shown.output
-    assert "+    micro_batch_size: 5    # find the fastest" in shown.output
-    assert "from 24 to 20. The learning rate" in shown.output
-    assert "--yes" in shown.exception.hint
-    assert path.read_text() == SECTIONS
-
-    done = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
-    assert done.exit_code == 0, done.exception
-    again = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
-    assert "says so already" in again.output
-
-
-def test_another_file_may_be_written_instead(tmp_path):
-    path = job_file(tmp_path)
-    finished_run(path)
-
-    done = CliRunner().invoke(apply, ["job.yaml", "-o", "tuned.yaml", "--yes", "--json"])
-
-    assert done.exit_code == 0, done.exception
-    assert path.read_text() == SECTIONS
-    assert "micro_batch_size: 6 " in (tmp_path / "tuned.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["--set", "model.hidden_size=64", "--set", "explore.max=8"],
-        ["--set", "explore.seed=3"],
-        ["--model-dir", "two words"],
-    ],
-)
-def test_the_command_that_an_exploration_prints_writes_its_size(tmp_path, options):
-    path = job_file(tmp_path)
-    common = Common(
-        as_json=False,
-        overrides=tuple(options[1::2]) if "--set" in options else (),
-        model_dir=options[1] if "--model-dir" in options else None,
-        allow_code=True,
-        mode=None,
-        verbosity=0,
-    )
-    config = common.load(path)
-    finished_run(path, config=dataclasses.replace(config, model_dir=common.model_dir or "weekly"))
-
-    done = CliRunner().invoke(apply, [*shlex.split(config.typed), "--yes"])
-
-    assert done.exit_code == 0, done.exception
-    assert path.read_text() == SECTIONS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
-    assert ("does not get what --set gave" in done.stderr) == ("--set" in options)
 
 
 @pytest.mark.parametrize(

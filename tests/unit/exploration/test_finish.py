@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ class KnownRunner:
     """Answers with given seconds of compiled turns; eager ones take a second."""
 
     def __init__(self, compiled_s: Sequence[float], folder: Path) -> None:
-        self._compiled_s, self._folder = compiled_s, folder
+        self._compiled_s = compiled_s
+        self.settings = SimpleNamespace(artifacts_dir=lambda size: folder / f"micro_batch_size_{size}")
         self.asked: list[dict[str, Any]] = []
 
     def compare_eager(self, **search_specification: Any) -> dict[str, Any]:
@@ -37,9 +39,6 @@ class KnownRunner:
             "eager_turns": [(1, 1.0) for _ in self._compiled_s],
             "eager_peak_memory_bytes": None,
         }
-
-    def artifacts_dir(self, micro_batch_size: int) -> Path:
-        return self._folder / f"micro_batch_size_{micro_batch_size}"
 
 
 def concluded(

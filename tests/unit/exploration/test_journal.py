@@ -114,3 +114,14 @@ def test_a_run_is_found_by_its_folder_its_log_the_link_or_the_folder_above(tmp_p
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
     with pytest.raises(UserInputError, match="is not a run of bexplore"):
         run_directory.open_run(tmp_path)
+
+
+def test_zeros_that_power_loss_left_at_the_end_of_a_journal_are_no_observation(tmp_path):
+    book = Journal(tmp_path / "journal.jsonl")
+    book.append(observed(1))
+    with book.path.open("ab") as handle:
+        handle.write(b"\0" * 40 + b'"reason": ""}\n')
+
+    assert book.read() == [observed(1)]
+    book.append(observed(2, number=1))
+    assert book.read() == [observed(1), observed(2, number=1)]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from bexplore.batching import MAX_SAMPLES
-from bexplore.config.config import ExploreSettings
 from bexplore.config.load import load_config
-from bexplore.engine.worker.memory_step import MemoryStep
-from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
+from bexplore.config.schema import ExploreSettings
+from bexplore.errors import UserInputError
 from bexplore.exploration import events, one_shot
 from bexplore.exploration.exploration import ExploreOptions, _Exploration
 from bexplore.exploration.memory_budget import (
@@ -42,47 +39,6 @@ model: {name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_h
 runconfig: {num_csx: 2}
 explore: {device: cpu, precision: bfloat16, memory_budget: 1GiB}
 """
-
-
-class AbsentGpu:
-    """Statistics of an allocator that retried once before the step, and twice in it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.peaks = (9 * GIB, 10 * GIB)
-        self.num_alloc_retries = 1
-        for name in ("synchronize", "empty_cache"):
-            monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
-        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": self.num_alloc_retries})
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peaks[0])
-        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.peaks[1])
-
-    def _reset(self, device: torch.device) -> None:
-        self.peaks = (0, 0)
-
-    def step(self) -> None:
-        self.peaks = (3 * GIB, 4 * GIB)
-        self.num_alloc_retries += 2
-
-
-def test_on_an_accelerator_a_step_has_a_peak_of_tensors_and_one_of_reserved_memory(monkeypatch):
-    gpu = AbsentGpu(monkeypatch)
-    found = measure_peak(gpu.step, torch.device("cuda", 0), alive=())
-    assert found == PeakMemory(allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, num_alloc_retries=2)
-
-
-def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_process(monkeypatch):
-    gpu = AbsentGpu(monkeypatch)
-    monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
-    steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
-    limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
-    step = MemoryStep(steps, torch.device("cuda", 0), limit, is_training=True)
-    assert step.run(None, 8, expected_pass_s=0.0).resident_bytes == 4 * GIB
-
-
-def test_on_the_cpu_tensors_are_all_that_the_allocator_counts():
-    found = measure_peak(lambda: torch.empty(2**20), torch.device("cpu"), alive=())
-    assert found == PeakMemory(allocated_bytes=4 * 2**20)
 
 
 def test_each_device_has_the_account_that_its_limit_is_about():
@@ -216,3 +172,13 @@ def test_a_report_shows_both_accounts_and_judges_by_the_devices_own(tmp_path):
     assert judged_account("cuda", facts.observations) is MemoryAccount.RESERVED
     assert judged_account("cpu", facts.observations) is MemoryAccount.RESIDENT
     assert judged_account("cuda", ()) is MemoryAccount.TENSORS
+
+
+@pytest.mark.parametrize("budget", ["auto", 0.8])
+def test_a_device_without_an_account_of_its_memory_never_gets_the_hosts(budget):
+    facts = {"device": "mps:0", "device_name": "", "free_memory_bytes": None, "total_memory_bytes": None}
+    with pytest.raises(UserInputError, match="'mps:0' is not known") as error:
+        resolve_budget(ExploreSettings(memory_budget=budget), facts, num_replicas=1, gradient_bytes=None)
+    assert "explore.memory_budget" in error.value.hint
+    given = resolve_budget(ExploreSettings(memory_budget="8GiB"), facts, num_replicas=1, gradient_bytes=None)
+    assert (given.budget_bytes, given.warnings) == (8 * GIB, ())

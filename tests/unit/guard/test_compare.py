@@ -5,81 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bexplore.errors import EngineError, ExitCode, UserInputError
-from bexplore.guard import Baseline, Finding, Report, Status, Tier, Verdict, read_baseline, write_baseline
-from bexplore.guard.baseline import SizeTimes
+from bexplore.errors import ExitCode
+from bexplore.guard import Finding, Report, Status, Tier, Verdict
 from bexplore.guard.compare import compare_metrics
-from bexplore.guard.neighbour_sizes import relative_performance, sizes_around, still_wins, times_of_another_day
+from bexplore.guard.neighbour_sizes import relative_performance, still_wins, times_of_another_day
 from bexplore.guard.report import NotCompared
-from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
 from bexplore.output.guard_table import guard_table
 from bexplore.trace.program_metrics import Item, ProgramMetrics
+from tests.guard_builders import baseline, facts, report_of, worker
 
 BOTH = {Tier.ANY_MACHINE: "", Tier.SAME_TOOLCHAIN: ""}
-
-
-def facts(**changes) -> ProgramMetrics:
-    values = {
-        "traced_device": "cpu",
-        "num_parameters": 1000,
-        "flops": (0, 5000, 0),
-        "num_graphs": 1,
-        "num_graph_breaks": 0,
-        "num_eager_operators": 0,
-        "num_fixed_sizes": 0,
-        "num_saved_activations": 2,
-        "saved_activation_bytes": (8, 512, 0),
-        "saved_activations": (Item(label="mul float32[b, 64]", where="model.py:7"), Item(label="input float32[b, 64]")),
-        "largest_buffer_bytes": (0, 256, 0),
-        "largest_buffers": (Item(label="mul float32[b, 64]", where="model.py:7"),),
-        "operators": (Item(label="mul float32[b, 64]", count=2, where="model.py:7"),),
-        "phases": {"forward": ((4000, 1000, 0),), "update": ((9000, 10, 0),)},
-        "num_kernels": 2,
-        "kernels": (Item(label="add+mul", where="model.py:7"), Item(label="mm", where="model.py:9")),
-        "num_recompiles": 0,
-    }
-    return ProgramMetrics(**values | changes)
-
-
-def baseline(**changes) -> Baseline:
-    values = {
-        "config": "job.yaml",
-        "job": {"model": {"hidden_size": 64}},
-        "job_fingerprint": "0123456789abcdef",
-        "toolchain": {"torch": "2.13.0"},
-        "machine": {"device": "cpu"},
-        "any_device": facts(),
-    }
-    return Baseline(**values | changes)
 
 
 def changed(after: ProgramMetrics, **options) -> dict[str, Finding]:
     found = compare_metrics(facts(), after, tiers=BOTH, **options).findings
     return {one.name: one for one in found if one.status is not Status.SAME}
-
-
-def report_of(*statuses: Status, tier: Tier = Tier.ANY_MACHINE, **fields) -> Report:
-    findings = tuple(Finding(name="f", title="fact", tier=tier, status=status, where="m.py:3") for status in statuses)
-    return Report(config="job.yaml", reference="job.guard.json", findings=findings, **fields)
-
-
-def worker(**pass_times_ms: float) -> tuple[SizeTimes, ...]:
-    """`worker(s4=10.0, s8=15.0)`: one worker process with passes of these lengths."""
-    return tuple(
-        SizeTimes(micro_batch_size=int(name[1:]), pass_times_s=(ms / 1e3,) * 3, cpu_time_s=3 * ms / 1e3)
-        for name, ms in pass_times_ms.items()
-    )
-
-
-def test_the_guard_judges_without_importing_torch():
-    code = "import sys, bexplore.guard.guard, bexplore.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_equal_facts_give_no_finding_but_sameness():
@@ -253,94 +196,6 @@ def test_every_outcome_has_its_verdict_and_exit_code(report, verdict, code):
     assert report.exit_code == ExitCode(code)
 
 
-def test_a_baseline_is_read_as_it_was_written_and_is_readable(tmp_path):
-    path = tmp_path / "job.guard.json"
-    written = baseline(
-        any_device=facts(graph_breaks=(Item(label="Call to print", count=2, where="model.py:12"),)),
-        times=(worker(s4=10.0, s8=15.0), worker(s4=11.0)),
-        recommended_micro_batch_size=8,
-    )
-
-    write_baseline(path, written)
-
-    assert read_baseline(path) == written
-    assert '"Call to print": "2 model.py:12"' in path.read_text()
-    assert '"flops": [0, 5000, 0]' in path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (None, "cannot read"),
-        ("{", "is not JSON"),
-        ("[]", "is not a baseline"),
-        ('{"any_device": {}, "format_version": 99}', "format version 99"),
-        ('{"any_device": {}, "format_version": 1}', "damaged"),
-        ("[" * 100_000, "is not JSON"),
-    ],
-)
-def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
-    path = tmp_path / "job.guard.json"
-    if text is not None:
-        path.write_text(text)
-
-    with pytest.raises(UserInputError, match=told) as raised:
-        read_baseline(path)
-    assert "--update" in raised.value.hint
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"recommended_micro_batch_size": "eight"},
-        {"toolchain": 3},
-        {"times": [[{"micro_batch_size": 4, "pass_times_s": [], "cpu_time_s": 1}]]},
-        {"any_device": {"traced_device": "cpu", "num_parameters": "many"}},
-        {"any_device": {"traced_device": "cpu", "flops": [1, 2]}},
-        {"any_device": {"traced_device": "cpu", "kernels": {"mm": "several"}}},
-    ],
-)
-def test_a_damaged_value_is_told_when_the_file_is_read(tmp_path, damage):
-    path = tmp_path / "job.guard.json"
-    path.write_text(json.dumps(baseline().as_dict() | damage))
-
-    with pytest.raises(UserInputError, match="damaged"):
-        read_baseline(path)
-
-
-def test_a_baseline_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EngineError, match="cannot write"):
-        write_baseline(tmp_path / "file" / "job.guard.json", baseline())
-
-
-def test_the_sizes_around_the_recommended_one_stay_within_what_fits():
-    assert sizes_around(16, 1, maximum=None, fits=None) == (1, 8, 16, 32)
-    assert sizes_around(16, 1, maximum=None, fits=20) == (1, 8, 16)
-    assert sizes_around(1, None, maximum=64, fits=None) == (1, 2)
-
-
-def test_the_recommended_size_wins_until_a_neighbour_is_clearly_faster():
-    level = [worker(s8=10.0, s16=19.9), worker(s8=10.1, s16=20.0), worker(s8=10.0, s16=20.1)]
-    beaten = [worker(s8=10.0, s16=17.0), worker(s8=10.1, s16=17.2), worker(s8=10.0, s16=17.1)]
-
-    (fine,) = still_wins(level, 8, 0.03)
-    (stale,) = still_wins(beaten, 8, 0.03)
-
-    assert fine.status is Status.SAME
-    assert (stale.status, stale.after) == (Status.CHANGED, "16")
-
-
-def test_a_neighbour_that_wins_by_the_scheduler_alone_is_unsure():
-    short, long = SizeTimes(micro_batch_size=8, pass_times_s=(0.010,), cpu_time_s=0.010), 0.030
-    times = [(short, SizeTimes(micro_batch_size=16, pass_times_s=(long,), cpu_time_s=0.020))] * 3
-
-    (quiet,) = still_wins(times, 16, 0.03)
-    (busy,) = still_wins(times, 16, 0.03, is_busy=True)
-
-    assert (quiet.status, busy.status) == (Status.CHANGED, Status.UNSURE)
-
-
 def test_a_loss_that_is_not_a_number_is_a_regression_of_the_times():
     (found,) = still_wins([worker(s8=10.0, s16=math.nan)], 8, 0.03)
     assert found.status is Status.WORSE
@@ -378,82 +233,6 @@ def test_the_table_says_the_verdict_what_changed_and_what_could_not_be_compared(
     assert "REGRESSION" in text.splitlines()[0]
     assert "not compared: times: other machine" in text
     assert "2 facts compared, 1 the same" in text
-
-
-def test_junit_fails_what_is_worse_skips_what_was_not_compared_and_is_never_green_on_nothing(tmp_path):
-    path = tmp_path / "guard.xml"
-    missing = (NotCompared(title="times", reason="other machine"),)
-
-    write_junit(report_of(Status.SAME, Status.WORSE, not_compared=missing), path)
-    suite = ElementTree.parse(path).getroot()
-    write_junit(report_of(), path)
-    empty = ElementTree.parse(path).getroot()
-
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
-    assert empty.get("failures") == "1"
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        report_of(Status.SAME, Status.UNSURE),
-        report_of(Status.SAME, Status.BETTER, Status.CHANGED),
-        report_of(Status.WORSE, toolchain_changes=("torch 2.11 -> 2.13",)),
-    ],
-    ids=lambda report: report.verdict,
-)
-def test_junit_skips_what_is_neither_a_pass_nor_a_regression(tmp_path, report):
-    path = tmp_path / "guard.xml"
-    write_junit(report, path)
-
-    suite = ElementTree.parse(path).getroot()
-    skipped = [case.get("name") for case in suite if case.find("skipped") is not None]
-
-    assert suite.get("failures") == "0"
-    assert skipped == ["verdict"] + ["fact"] * len([one for one in report.findings if one.status is not Status.SAME])
-
-
-def test_beside_a_slower_pass_what_moved_with_the_toolchain_stays_excused(tmp_path):
-    path = tmp_path / "guard.xml"
-    slower = report_of(Status.WORSE, tier=Tier.SAME_JOB).findings
-    excused = dataclasses.replace(report_of(Status.WORSE).findings[0], title="excused")
-    report = dataclasses.replace(report_of(toolchain_changes=("torch 2.11 -> 2.13",)), findings=(*slower, excused))
-
-    write_junit(report, path)
-
-    failed = [case.get("name") for case in ElementTree.parse(path).getroot() if case.find("failure") is not None]
-    assert failed == ["verdict", "fact"]
-    assert [line.split()[0] for line in github_annotations(report, tmp_path)] == ["::error", "::notice"]
-
-
-def test_an_annotation_names_the_users_file_and_line_where_it_exists(tmp_path):
-    (tmp_path / "m.py").write_text("")
-
-    (line,) = github_annotations(report_of(Status.WORSE), tmp_path)
-    (elsewhere,) = github_annotations(report_of(Status.WORSE), tmp_path / "other")
-
-    assert line.startswith(f"::error file={tmp_path}/m.py,line=3,title=bexplore guard::fact")
-    assert elsewhere.startswith("::error file=job.yaml,")
-
-
-def test_an_annotation_is_one_line_whatever_it_says(tmp_path):
-    finding = Finding(name="f", title="100 %\nfact", tier=Tier.ANY_MACHINE, status=Status.WORSE, details=("a", "b"))
-
-    (line,) = github_annotations(Report(config="a,b:c.yaml", reference="r", findings=(finding,)), tmp_path)
-
-    assert "\n" not in line
-    assert "100 %25%0Afact" in line
-    assert "file=a%2Cb%3Ac.yaml" in line
-
-
-def test_the_step_summary_is_added_to(tmp_path, monkeypatch):
-    page = tmp_path / "summary.md"
-    page.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
-
-    append_step_summary(report_of(Status.WORSE))
-
-    assert page.read_text().startswith("before\n### bexplore guard: regression")
 
 
 def test_the_json_event_has_the_verdict_and_every_finding():

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bexplore.output.bexp import bexp_line, recommendation_line
-from bexplore.output.summary import print_summary
+from bexplore.exploration.events import probe_record
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.output.bexp import bexp_line, probe_sentence, recommendation_line
+from bexplore.search import loop
+from bexplore.search.evidence import Evidence
+from bexplore.search.policy.decision import decide
 from bexplore.search.recommendation import Recommendation
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import Space
 
 WHEN = datetime(2026, 1, 2, 19, 39, 45, tzinfo=UTC)
 
@@ -24,40 +31,6 @@ def recommendation(**fields) -> Recommendation:
         "num_probes": 3,
     }
     return Recommendation(**facts | fields)
-
-
-def result(**fields) -> dict:
-    record = {
-        "event": "result",
-        "micro_batch_size": 8,
-        "relative_performance": 1.5,
-        "confidence": 91,
-        "samples_per_s": 123.4,
-        "num_probes": 5,
-        "elapsed_s": 61.0,
-        "global_batch_sizes": [
-            {"global_batch_size": 64, "accumulation_steps": 8, "num_tokens": 8192, "step_time_s": 0.5},
-            {"global_batch_size": 72, "accumulation_steps": 9, "num_tokens": 9216, "step_time_s": 0.6},
-        ],
-        "base_micro_batch_size": 1,
-        "stop_reason": "target_confidence",
-        "smallest_within_tolerance": 6,
-        "memory_saved_bytes": 2**20,
-        "exact_over_shared": 1.01,
-        "peak_memory_bytes": 3 * 2**30,
-        "memory_headroom_bytes": 2**30,
-        "outcomes": {"measured": 4, "out_of_memory": 1},
-        "batch_size": 64,
-        "batch_message": "",
-        "gradient_equivalence": {"message": "the gradients agree"},
-        "warnings": [],
-        "run_dir": "somewhere",
-    }
-    return record | fields
-
-
-def words(record: dict, target: float | None = None) -> str:
-    return print_summary(record, yaml_key="train_input.micro_batch_size", tolerance=0.02, target_confidence=target)
 
 
 def test_the_recommendation_line_is_the_reference_flows_to_the_byte():
@@ -78,179 +51,28 @@ def test_a_code_that_is_not_in_the_table_is_refused():
         bexp_line(999, "", WHEN)
 
 
-def test_the_last_words_say_what_why_where_and_what_to_paste():
-    text = words(result())
-
-    assert text.startswith(
-        "Use micro_batch_size 8: 1.50x the speed of size 1, 123.4 samples/s; confidence 91 out of 100."
-    )
-    assert "4 measured, 1 out of memory" in text
-    assert "peak 3.00 GiB, 1.00 GiB (25%) of the budget stay free" in text
-    assert "6 is within 2% of it and saves 1.00 MiB" in text
-    assert "the gradients agree" in text
-    assert "8,192" in next(line for line in text.splitlines() if line.endswith("<- yours"))
-    assert text.endswith("Results: somewhere\nPaste:   train_input.micro_batch_size: 8")
+SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=False)
 
 
-def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_90():
-    low = words(result(confidence=78, regret_bound_90=0.0341))
-
-    assert (
-        "score     78 out of 100 that it is within 2% of the fastest that fits, "
-        "90 out of 100 that it is within 3.5%" in low
-    )
-    assert "within 2%" not in words(result(confidence=91, regret_bound_90=0.015, smallest_within_tolerance=8))
-    assert "90 out of 100" not in words(result(confidence=8, regret_bound_90=None))
-    assert "90 out of 100" not in words(result())  # a run of an earlier version
+def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
+    """What the next probe takes turns with."""
+    return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 
-def test_the_last_words_tell_what_is_left_to_gain_and_what_another_probe_costs_and_saves():
-    economy = {"left_to_gain": 0.006, "training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 4e-4}
-    dear = words(result(confidence=86, stop_reason="costs_more_than_it_saves", **economy))
+def test_one_turn_is_told_as_one():
+    turns = {8: (4.0,), 4: (2.5,)}
+    asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
 
-    assert "ended because another probe would cost more than it is expected to save" in dear
-    assert (
-        "  left      0.6% in expectation, 3 min 36 s of 10 h, at a score of 86; "
-        "another probe costs 40.0 s and is expected to save 14.4 s\n" in dear
-    )
-    steps = words(result(**economy | {"training_samples": 1000, "next_probe_saves": 1e-6}))
-    assert "of 10 h by the file's steps, at a score of 91; another probe costs 40.0 s" in steps
-    assert "expected to save next to nothing\n" in steps
+    assert "in 1 turn each" in probe_sentence(loop.ProbeFinished(observation=observation))
 
 
-def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_probe_is_left():
-    probe = {"training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 0.0}
+def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did():
+    turns = {8: (0.4, 0.44), 4: (0.25, 0.275)}
+    asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
 
-    assert "  left      as good as nothing at a score of 91: less than 0.05% in expectation\n" in words(
-        result(left_to_gain=0.0004, **probe)
-    )
-    no_probe = result(left_to_gain=0.012) | dict.fromkeys(probe)
-    assert "  left      1.2% in expectation, at a score of 91\n" in words(no_probe)
-    assert "  left  " not in words(result())  # a run of an earlier version
+    sentence = probe_sentence(loop.ProbeFinished(observation=observation))
 
-
-def test_the_last_words_tell_the_confidence_that_was_asked_for():
-    quick = print_summary(result(confidence=88), yaml_key="x", tolerance=0.02, target_confidence=75.0)
-
-    assert "ended because the confidence that was asked for, 75 out of 100, is reached" in quick
-    assert "ended because the confidence that was asked for is reached" in words(result())
-    assert "ended because somebody said so" in words(result(stop_reason="somebody said so"))
-
-
-def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
-    found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
-
-    text = print_summary(
-        result(bottlenecks=found), yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html"
-    )
-
-    assert "limits    finding 0; try: action 0" in text
-    assert "finding 2" not in text
-    assert "Report:  somewhere/report.html\nApply:   bexplore apply job.yaml\nPaste:   x: 8" in text
-
-
-def test_the_last_words_tell_what_the_process_holds_beside_its_tensors():
-    gib = 2**30
-    more = result(peak_memory_bytes=gib, resident_memory_bytes=round(1.5 * gib), memory_headroom_bytes=gib // 2)
-
-    assert "peak 1.00 GiB of tensors, 1.50 GiB held by the process, 512 MiB (25%) of the budget" in words(more)
-    assert "held by" not in words(result())
-
-
-def test_the_last_words_name_a_size_that_spares_the_user_a_new_global_batch_size():
-    kept = {"micro_batch_size": 6, "accumulation_steps": 11, "samples_per_s": 398.0, "confidence": 92}
-    kept |= {"free_micro_batch_size": 8, "over_recommended": 0.968, "relative_performance": 1.5}
-    own = {"batch_size": 66, "replica_batch_size": 66, "divisibility": "strict"}
-    told = "To keep batch_size 66, use micro_batch_size 6 in 11 accumulation steps: 0.97x the speed of size 8, 398 "
-    lines = words(result(keeps_batch_size=kept, **own)).splitlines()
-
-    assert lines[1] == f"{told}samples/s; confidence 92 out of 100."
-    assert "explore.candidates: divisors" in words(result(keeps_batch_size=kept | {"confidence": 60}, **own), target=90)
-    itself = kept | {"micro_batch_size": 8, "over_recommended": 1.0}
-    assert "It keeps batch_size 66, in 11 accumulation steps." in words(result(keeps_batch_size=itself, **own))
-    none = words(result(keeps_batch_size=None, **own))
-    assert "No micro_batch_size that was run keeps batch_size 66; explore.candidates: divisors tries those" in none
-    uneven = words(result(keeps_batch_size=None, **own | {"replica_batch_size": None}))
-    assert "No micro_batch_size keeps batch_size 66: the replicas have no equal shares of it." in uneven
-    assert "keep" not in words(result(batch_size=None))
-
-
-def test_the_last_words_leave_out_what_is_not_known():
-    text = words(
-        result(
-            smallest_within_tolerance=8,
-            exact_over_shared=None,
-            gradient_equivalence=None,
-            peak_memory_bytes=None,
-            memory_headroom_bytes=None,
-        )
-    )
-
-    assert "None" not in text
-    assert "unknown on this device" in text
-
-
-@pytest.mark.parametrize(
-    ("resident_bytes", "headroom_bytes", "told"),
-    [
-        (2**21, 0, "peak 26.7 KiB of tensors, 2.00 MiB held by the process, nothing of the budget stays free"),
-        (2**18, 3 * 2**18, "peak 26.7 KiB, 768 KiB (75%) of the budget stay free"),
-        (2**18, 2**30, "peak 26.7 KiB, 1.00 GiB (>99%) of the budget stay free"),
-        (2**30, 2**18, "peak 26.7 KiB of tensors, 1.00 GiB held by the process, 256 KiB (<1%) of the budget stay free"),
-    ],
-)
-def test_what_is_left_of_a_budget_is_told_as_people_would(resident_bytes, headroom_bytes, told):
-    memory = {
-        "peak_memory_bytes": 27_341,
-        "resident_memory_bytes": resident_bytes,
-        "memory_headroom_bytes": headroom_bytes,
-    }
-
-    assert f"memory    {told}\n" in words(result(**memory))
-
-
-EAGER = {
-    "verdict": "faster",
-    "over_compiled": 1.08,
-    "low": 1.05,
-    "high": 1.11,
-    "num_pairs": 5,
-    "compiled_timed_s": 0.6,
-    "eager_timed_s": 0.55,
-    "samples_per_s": 10.0,
-    "peak_memory_bytes": 2**20,
-    "asked": False,
-    "problem": "",
-}
-
-
-def test_the_last_words_speak_of_eager_where_it_is_faster_or_was_asked_for():
-    slower = EAGER | {"over_compiled": 0.8, "verdict": "slower"}
-
-    assert "runs at 1.08x the speed (95% interval 1.05 to 1.11; 5 turns, 550 ms, of each" in words(result(eager=EAGER))
-    assert "torch.compile" not in words(result(eager=slower))
-    assert "keep torch.compile" in words(result(eager=slower | {"asked": True}))
-
-
-def test_an_interval_that_is_too_wide_is_no_verdict_on_eager():
-    wide = EAGER | {"verdict": "unsure", "low": 0.62, "high": 1.78}
-    same = EAGER | {"verdict": "same", "over_compiled": 1.0, "low": 0.99, "high": 1.01, "asked": True}
-
-    assert "torch.compile" not in words(result(eager=wide))
-    assert "0.62 to 1.78" in words(result(eager=wide | {"asked": True}))
-    assert "too uncertain to tell whether compiling pays" in words(result(eager=wide | {"asked": True}))
-    assert "keep torch.compile" not in words(result(eager=wide | {"asked": True}))
-    assert "within 2% that is as fast" in words(result(eager=same))
-
-
-def test_the_last_words_show_the_line_that_starts_a_training_warm_and_that_it_is_code():
-    text = words(result(artifacts_dir="/runs/my run/compiled/micro_batch_size_8"))
-
-    assert "export TORCHINDUCTOR_CACHE_DIR='/runs/my run/compiled/micro_batch_size_8'" in text
-    assert "code that will be run" in text
-
-
-def test_without_a_recommendation_the_last_words_say_so():
-    assert words(result(micro_batch_size=None, stop_reason="interrupted")).startswith(
-        "No recommendation: it was interrupted"
-    )
+    assert "1.25x the speed of size 4 in 2 turns each" in sentence
+    assert probe_record(observation)["interleaved_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}

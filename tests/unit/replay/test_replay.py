@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from bexplore.cli import cli
 from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Compilation
 from bexplore.replay.replay import ReplayOptions, TableRunner, replay_table
@@ -16,7 +13,6 @@ from bexplore.replay.table import load_table
 from bexplore.search.loop import explore
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
-from bexplore.units import format_seconds
 
 HEADER = "curve_id,micro_batch_size,throughput_samples_per_s,step_time_s,peak_mem_gib,oom"
 LADDER = ("a,8,100,,,0", "a,16,180,,,0", "a,32,300,,,0", "a,64,410,,,0", "a,128,480,,,0")
@@ -147,28 +143,6 @@ def test_an_unknown_curve_is_answered_with_names_that_exist(tmp_path: Path):
     with pytest.raises(UserInputError, match="'b'") as caught:
         list(replay_table(table(tmp_path, *LADDER), ReplayOptions(), curve_id="b"))
     assert "a" in caught.value.hint
-
-
-def test_what_all_curves_cost_is_told_beside_the_median_curve_since_a_slow_one_makes_up_the_sum(tmp_path: Path):
-    slow = [f"b,{size},{size / 1000},,,0" for size in (8, 16, 32)]
-    quick = ["c,8,100,,,0", "c,16,180,,,0"]
-    done = CliRunner().invoke(cli, ["replay", str(table(tmp_path, *LADDER, *slow, *quick))])
-
-    results = [e for e in replay_table(tmp_path / "table.csv", ReplayOptions()) if e["event"] == "result"]
-    cost_s = statistics.median(one["cost_s"] for one in results)
-    share = statistics.median(one["cost_s"] / one["exhaustive_cost_s"] for one in results)
-    in_all = sum(one["cost_s"] for one in results) / sum(one["exhaustive_cost_s"] for one in results)
-    *lines, last = done.output.splitlines()
-    assert (done.exit_code, len(lines)) == (0, 3)
-    assert last.startswith("3 curves: ")
-    assert f"in all ({in_all:.0%} of exhaustive); the median curve {format_seconds(cost_s)} ({share:.0%}" in last
-
-
-def test_one_curve_has_no_median(tmp_path: Path):
-    path = table(tmp_path, *LADDER, "b,8,,,,1")
-
-    assert len(CliRunner().invoke(cli, ["replay", str(path)]).output.splitlines()) == 2
-    assert len(CliRunner().invoke(cli, ["replay", str(path), "--curve", "a"]).output.splitlines()) == 1
 
 
 def test_curves_on_two_processes_give_what_they_give_on_one(tmp_path: Path):

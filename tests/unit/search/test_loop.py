@@ -14,6 +14,7 @@ import pytest
 
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.search import loop
 from bexplore.search.evidence import Evidence
 from bexplore.search.loop import RunRecord, explore
 from bexplore.search.policy.acquisition import rank
@@ -24,6 +25,7 @@ from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
+from tests.builders import observed
 from tests.search_builders import CurveRunner, failed, measured, saturating
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
@@ -439,3 +441,47 @@ def test_two_contenders_that_noise_hides_are_measured_in_turns_and_the_noise_is_
     assert all(left != right for left, right in itertools.pairwise(turns))
     assert any("noisy" in warning for warning in result.warnings)
     assert result.stop_reason in ("target_confidence", "max_probes", "costs_more_than_it_saves")
+
+
+SPACE = Space.of([1, 2, 4, 8, 16])
+
+
+def answers(probe: Probe) -> Observation:
+    """Faster up to 8 samples, slower beyond."""
+    pass_s = 0.1 + 0.01 * probe.micro_batch_size if probe.micro_batch_size <= 8 else 1.0
+    return observed(probe.micro_batch_size, number=probe.number).__class__(
+        probe=probe, outcome=Outcome.MEASURED, pass_times_s=(pass_s,) * 5, elapsed_s=1.0
+    )
+
+
+def test_a_winner_that_fails_its_exact_run_is_not_recommended_and_the_search_goes_on():
+    def runner(probe: Probe) -> Observation:
+        if probe.purpose is Purpose.VERIFY and probe.micro_batch_size >= 8:
+            return Observation(probe=probe, outcome=Outcome.OUT_OF_MEMORY, reason="its second step", elapsed_s=1.0)
+        return answers(probe)
+
+    events = list(loop.explore(runner, space=SPACE, settings=SearchSettings(max_probes=12)))
+
+    verified = [
+        item.observation
+        for item in events
+        if isinstance(item, loop.ProbeFinished) and item.observation.probe.purpose is Purpose.VERIFY
+    ]
+    assert [item.outcome for item in verified] == [Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
+    assert events[-1].recommendation.micro_batch_size == verified[-1].micro_batch_size == 4
+
+
+def probe(size: int, **fields) -> Probe:
+    return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
+
+
+def test_a_model_that_trains_at_odd_sizes_only_is_explored_at_those():
+    def runner(probe: Probe) -> Observation:
+        if probe.micro_batch_size % 2 == 0:
+            return Observation(probe=probe, outcome=Outcome.CRASHED, reason="ValueError: odd only", elapsed_s=1.0)
+        return answers(probe)
+
+    *_, result = loop.explore(runner, space=Space.of(range(1, 10)), settings=SearchSettings(max_probes=16))
+
+    assert result.recommendation.micro_batch_size % 2 == 1
+    assert set(result.outcomes) == {"measured", "crashed"}

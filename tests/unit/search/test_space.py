@@ -120,3 +120,10 @@ def test_a_verification_that_fails_drops_its_size_at_once():
 )
 def test_the_geometric_middle_is_one_of_the_sizes_that_count(sizes, largest, middle):
     assert geometric_middle(tuple(sizes), largest=largest) == middle
+
+
+def test_a_replica_batch_of_a_thousand_million_samples_has_its_candidates_at_once():
+    powers = tuple(2**exponent for exponent in range(13))
+
+    assert candidate_sizes("divisors", minimum=1, maximum=4096, replica_batch_size=2**30) == powers
+    assert set(powers) <= set(candidate_sizes("even", minimum=1, maximum=4096, replica_batch_size=2**30))

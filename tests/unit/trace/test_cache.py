@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import textwrap
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from bexplore.engine.trace_client import recall_or_trace
 from bexplore.host.accelerators import device_by_name
-from bexplore.job import CompileSettings, Job
+from bexplore.job import Job
 from bexplore.trace import CostModel, cache
 from bexplore.trace.cache import Sources, imported_sources, recall, remember
 from bexplore.trace.gpu_properties import GpuProperties
@@ -19,16 +17,6 @@ from bexplore.trace.timeline import Peak, Phase
 
 H100 = GpuProperties.of_device(device_by_name("h100"))
 UNCHANGED = Sources(files={}, packages={"torch": metadata.version("torch")})
-PROGRAM = """
-    import torch
-    from helper import WIDTH
-
-    def build():
-        return torch.nn.Linear(WIDTH, 10)
-
-    def samples(micro_batch_size):
-        return torch.randn(micro_batch_size, WIDTH), torch.randint(10, (micro_batch_size,))
-"""
 
 
 def cost_model(*, fingerprint: str = "0123456789abcdef") -> CostModel:
@@ -47,45 +35,8 @@ def cost_model(*, fingerprint: str = "0123456789abcdef") -> CostModel:
     )
 
 
-def write_program(root: Path, *, width: int) -> Job:
-    (root / "program.py").write_text(textwrap.dedent(PROGRAM))
-    (root / "helper.py").write_text(f"WIDTH = {width}\n")
-    paths = {"model": "program:build", "batch": "program:samples"}
-    return Job(workload="imported", model=paths, import_root=str(root), compile=CompileSettings(enabled=False))
-
-
-def looked_at(job: Job, tmp_path: Path, *, fresh: bool = False) -> CostModel:
-    traced = recall_or_trace(job, tmp_path / "run", lambda message: None, fresh=fresh)
-    assert isinstance(traced, CostModel), traced
-    return traced
-
-
 def entries() -> list[Path]:
     return sorted(cache.folder().iterdir())
-
-
-def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_changed(tmp_path):
-    first = looked_at(write_program(tmp_path, width=16), tmp_path)
-    again = looked_at(write_program(tmp_path, width=16), tmp_path)
-    wider = looked_at(write_program(tmp_path, width=32), tmp_path)
-    back = looked_at(write_program(tmp_path, width=16), tmp_path)
-    assert (first.remembered_from, wider.remembered_from) == (None, None)
-    assert again.remembered_from
-    assert again.as_dict() == first.as_dict() | {"remembered_from": again.remembered_from}
-    assert wider.fingerprint != first.fingerprint
-    assert back == again
-
-
-def test_a_fresh_trace_looks_at_no_entry_and_one_that_is_damaged_is_replaced(tmp_path):
-    job = write_program(tmp_path, width=16)
-    remember(job, cost_model(), UNCHANGED, gpu=None)
-    assert looked_at(job, tmp_path, fresh=True).remembered_from is None
-    for entry in entries():
-        entry.write_text(entry.read_text()[:100])
-    traced = looked_at(job, tmp_path)
-    assert traced.remembered_from is None
-    assert f"{traced.fingerprint}-" in " ".join(path.name for path in entries())
-    assert recall(job, gpu=None) is not None
 
 
 @pytest.mark.parametrize(

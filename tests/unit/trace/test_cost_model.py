@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,11 +58,6 @@ def test_a_cost_model_survives_json():
     assert CostModel.from_dict(json.loads(json.dumps(model.as_dict()))) == model
 
 
-def test_a_cost_model_is_evaluated_without_torch():
-    program = "import sys, bexplore.trace.cost_model, bexplore.trace; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
 @given(st.lists(st.tuples(sizes, sizes, st.booleans()), min_size=1, max_size=30), st.integers(1, 10_000))
 def test_the_peaks_are_the_maximum_over_all_moments(deltas, micro_batch_size):
     resident = [Buffer(label="weights", size=Polynomial(7))]
@@ -78,13 +70,6 @@ def test_the_peaks_are_the_maximum_over_all_moments(deltas, micro_batch_size):
         running += event.size(micro_batch_size)
         highest = max(highest, running)
     assert max(peak.size(micro_batch_size) for peak in find_peaks(resident, events)) == highest
-
-
-@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 1000))
-def test_a_polynomial_is_found_from_its_values(constant, linear, quadratic):
-    expected = Polynomial(constant, linear, quadratic)
-    found = Polynomial.of_function(lambda size: int(expected(size)), 61)
-    assert found(997) == pytest.approx(expected(997), rel=1e-12)
 
 
 def test_a_size_is_taken_for_a_multiple_of_the_samples_where_it_is_one_of_the_prime():

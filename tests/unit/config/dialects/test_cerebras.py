@@ -3,8 +3,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,85 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore.config.config import Config, RequestKind, json_schema
+from bexplore.config.config import RequestKind, json_schema
 from bexplore.config.dialects.cerebras.known_keys import SHOWN_DECODERS
 from bexplore.config.document.document import Document, read
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
-from bexplore.workloads.decoder_config import DecoderConfig
 from tests.builders import ROOT
+from tests.config_builders import FLAG, GPT, Folder, sections, trainer
 
 CONFIGS, README = ROOT / "configs", ROOT / "README.md"
-FLAG = "csx.performance.micro_batch_size"
-GPT = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_heads": 4,
-    "filter_size": 128,
-    "max_position_embeddings": 64,
-    "dropout_rate": 0.0,
-}
-LLAMA = GPT | {
-    "name": "llama",
-    "position_embedding_type": "rotary",
-    "rotary_dim": 8,
-    "rope_theta": 500000.0,
-    "norm_type": "rmsnorm",
-    "nonlinearity": "swiglu",
-    "share_embedding_weights": False,
-    "attention_module": "multiquery_attention",
-    "extra_attention_params": {"num_kv_groups": 2},
-    "use_projection_bias_in_attention": False,
-    "use_ffn_bias_in_attention": False,
-    "use_ffn_bias": False,
-}
-
-
-def sections(micro: Any = "explore", *, batch_size: Any = 240, num_csx: Any = 2, **changes: Any) -> dict[str, Any]:
-    """A file in the older layout."""
-    return {
-        "train_input": {"data_dir": "./shards", "batch_size": batch_size, "micro_batch_size": micro, "num_workers": 8},
-        "model": copy.deepcopy(GPT),
-        "optimizer": {"optimizer_type": "adamw", "learning_rate": 0.001, "weight_decay": 0.1, "max_gradient_norm": 1.0},
-        "runconfig": {"num_csx": num_csx, "model_dir": "./out", "max_steps": 100},
-    } | changes
-
-
-def trainer(callbacks: Any = (), *, model: Any = None, **init: Any) -> dict[str, Any]:
-    """A file in the newer layout."""
-    return {
-        "trainer": {
-            "init": {
-                "backend": {"backend_type": "CSX", "cluster_config": {"num_csx": 2}},
-                "model": copy.deepcopy(model or LLAMA),
-                "optimizer": {"AdamW": {"betas": [0.9, 0.95], "weight_decay": 0.1, "correct_bias": True}},
-                "precision": {"enabled": True, "fp16_type": "bfloat16", "max_gradient_norm": 1.0},
-                "loop": {"max_steps": 10},
-                "callbacks": list(callbacks),
-            }
-            | init,
-            "fit": {"train_dataloader": {"batch_size": 240}, "val_dataloader": {"batch_size": 120}},
-            "validate": {"val_dataloader": {"batch_size": 60}},
-        }
-    }
-
-
-class Folder:
-    """Writes files and loads them; JSON is YAML, and each value has a line of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path / "job.yaml"
-
-    def load(self, values: Any, **options: Any) -> Config:
-        self.path.write_text(values if isinstance(values, str) else json.dumps(values, indent=1))
-        return load_config(self.path, **options)
-
-    def refusal(self, values: Any, **options: Any) -> str:
-        with pytest.raises(UserInputError) as refused:
-            self.load(values, **options)
-        return f"{refused.value.message} | {refused.value.hint}"
 
 
 @pytest.fixture
@@ -298,36 +227,6 @@ def test_the_validation_data_of_the_trainer_is_that_of_validate(folder):
     assert folder.load(values).batch_size == 60
     del values["trainer"]["validate"]
     assert folder.load(values).batch_size == 120
-
-
-# The job
-
-
-def test_the_older_layout_becomes_a_job(folder):
-    config = folder.load(sections())
-    assert (config.batch_size, config.num_replicas, config.model_dir) == (240, 2, "./out")
-    assert config.job.workload == "decoder"
-    assert config.job.sequence_length == 64
-    assert (config.job.optimizer, config.job.max_gradient_norm) == ("AdamW", 1.0)
-    assert config.job.optimizer_arguments == {"lr": 0.001, "weight_decay": 0.1}
-    assert config.job.precision is Precision.FLOAT32
-    model = DecoderConfig.from_mapping(config.job.model)
-    assert (model.vocab_size, model.num_layers, model.intermediate_size) == (100, 2, 128)
-    assert (model.position_embedding, model.norm, model.activation) == ("learned", "layernorm", "gelu")
-    assert model.tie_embeddings
-
-
-def test_the_newer_layout_becomes_a_job(folder):
-    config = folder.load(trainer([{"ScopedTrainFlags": {FLAG: "explore"}}]))
-    assert (config.batch_size, config.num_replicas) == (240, 2)
-    assert config.job.precision is Precision.AUTOCAST_BFLOAT16
-    assert config.job.optimizer_arguments["betas"] == [0.9, 0.95]
-    assert config.job.max_gradient_norm == 1.0
-    model = DecoderConfig.from_mapping(config.job.model)
-    assert (model.position_embedding, model.rotary_dim, model.rope_theta) == ("rotary", 8, 500000.0)
-    assert (model.norm, model.activation, model.num_key_value_heads) == ("rmsnorm", "swiglu", 2)
-    biases = (model.attention_bias, model.attention_output_bias, model.feed_forward_bias, model.output_bias)
-    assert (model.tie_embeddings, *biases) == (False,) * 5
 
 
 def test_the_first_of_several_trainers_is_explored(folder):
@@ -808,9 +707,3 @@ def test_every_example_loads_without_a_warning_and_satisfies_the_schema(path):
     # The guard's own tiny job names its size: it compares and explores nothing.
     assert config.request.kind is (RequestKind.FIXED if path.stem == "guard_tiny" else RequestKind.EXPLORE)
     jsonschema.validate(read(path).values, json_schema())
-
-
-def test_reading_a_file_does_not_import_torch():
-    program = f"from bexplore.config.load import load_config; load_config({str(CONFIGS / 'quickstart.yaml')!r})"
-    check = "import sys; assert 'torch' not in sys.modules and 'optuna' not in sys.modules"
-    subprocess.run([sys.executable, "-c", f"{program}; {check}"], check=True)

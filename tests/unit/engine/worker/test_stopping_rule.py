@@ -1,15 +1,8 @@
-"""Which timed passes count: neighbours that take the processors must not decide what is recommended."""
+"""When the passes of one size are enough."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import pytest
-import torch
-
 from bexplore.engine.worker.scheduler_wait import longest_wait_s
-from bexplore.engine.worker.steps import with_dense_gradients
 from bexplore.engine.worker.stopping_rule import Passes
 
 
@@ -67,27 +60,6 @@ def test_a_size_that_is_clearly_worse_is_not_timed_more_closely():
     assert timed((2.0, 1.0), (2.0, 0.0), (2.0, 0.0), worse_s=1.9).counted_s == [2.0]  # a neighbour proves nothing
 
 
-SHARES_A_PROCESSOR = """
-import os, subprocess, sys, time
-from bexplore.engine.worker.run_queue import longest_wait_s, scheduler_wait_s
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-before, until = scheduler_wait_s(), time.monotonic() + 0.5
-while time.monotonic() < until:
-    pass
-rival.kill()
-print(longest_wait_s(before, scheduler_wait_s()) if before else "unknown")
-"""
-
-
-def test_a_thread_that_has_to_share_its_processor_is_seen_to_wait():
-    told = subprocess.run([sys.executable, "-c", SHARES_A_PROCESSOR], capture_output=True, text=True, check=True).stdout
-    if told.strip() == "unknown":
-        pytest.skip("this kernel does not tell")
-
-    assert float(told) > 0.05
-
-
 def test_without_a_look_before_nothing_is_known_of_a_wait():
     assert longest_wait_s({}, {"1": 5.0}) == 0.0
     assert longest_wait_s({"1": 1.0, "2": 1.0}, {"1": 1.5, "2": 3.0, "3": 0.5}) == 2.0
@@ -97,12 +69,3 @@ def test_the_share_that_threads_waited_is_that_of_the_passes_that_count():
     repeated = timed((1.5, 0.4), (1.0, 0.0), (1.6, 0.5), (1.0, 0.001), (1.0, 0.0))
     assert repeated.scheduler_wait_fraction < 0.001
     assert timed(*[(1.0, 0.5)] * 50).scheduler_wait_fraction == 0.5
-
-
-def test_zeros_stand_for_no_sparse_gradient():
-    dense, sparse = torch.nn.Linear(2, 2), torch.nn.Embedding(4, 2, sparse=True)
-    dense(sparse(torch.tensor([1]))).sum().backward()
-    gradients = [(parameter, parameter.grad) for parameter in (*dense.parameters(), *sparse.parameters())]
-
-    assert with_dense_gradients(gradients) is None
-    assert with_dense_gradients(gradients[:2]) == list(dense.parameters())

@@ -1,0 +1,143 @@
+"""The command `apply`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from bexplore.cli.apply import apply
+from bexplore.cli.common import Common
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.exploration import run_directory
+from bexplore.exploration.run_directory import Run
+from bexplore.job import code_digests
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+SECTIONS = """\
+# The job of the week.
+train_input:
+    batch_size: 24   # global
+    micro_batch_size: explore    # find the fastest
+    'use_worker_cache':   True
+model: {name: "gpt2", vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}
+
+runconfig:
+    num_csx: 2
+    model_dir: weekly
+explore: {memory_budget: 1GiB, max: 16}
+"""
+
+
+def job_file(folder: Path, text: str = SECTIONS) -> Path:
+    path = folder / "job.yaml"
+    path.write_bytes(text.encode())
+    return path
+
+
+def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config: Config | None = None) -> Run:
+    """A run on disk as `explore` would leave it for the file as it is now."""
+    config = config or load_config(path)
+    meta = {
+        "job": config.job.as_dict(),
+        "environment": {"code": code_digests(config.job), "processor": "another machine's"},
+        "search_specification": {
+            "minimum": config.minimum,
+            "maximum": config.maximum,
+            "candidates": config.candidates,
+            "memory_budget": config.explore.memory_budget,
+            "num_replicas": config.num_replicas,
+        },
+    }
+    run = run_directory.create_run(run_directory.model_directory(config.mode, config.model_dir), meta=meta, now=NOW)
+    result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
+    second = {"micro_batch_size": keeps, "relative_performance": 1.4, "confidence": 92, "samples_per_s": 390.0}
+    second |= {"free_micro_batch_size": size, "over_recommended": 0.97}
+    run.write_result(result | {"micro_batch_size": size, "keeps_batch_size": second if keeps else None})
+    return run
+
+
+@pytest.fixture(autouse=True)
+def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_asks_which_of_the_two_gives_way_on_a_terminal_alone(tmp_path, monkeypatch):
+    path = job_file(tmp_path)
+    finished_run(path, size=5)
+
+    refused = CliRunner().invoke(apply, ["job.yaml", "--yes"])
+    assert refused.exception.exit_code == 2
+    assert refused.exception.hint.count("bexplore apply job.yaml --") == 2
+
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys.modules["bexplore.cli.apply"], "sys", terminal)
+    asked = CliRunner().invoke(apply, ["job.yaml"], input="keep\ny\n")
+    assert asked.exit_code == 0, asked.exception
+    assert "keep    micro_batch_size 4, 0.97x the speed of 5; batch_size stays 24" in asked.output
+    assert "change  micro_batch_size 5, batch_size 20" in asked.output
+    assert path.read_text() == SECTIONS.replace("size: explore ", "size: 4 ")
+
+
+def test_the_command_shows_the_change_and_writes_only_after_yes(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path, size=5)
+
+    shown = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size"])
+    assert "-    micro_batch_size: explore    # find the fastest" in shown.output
+    assert "+    micro_batch_size: 5    # find the fastest" in shown.output
+    assert "from 24 to 20. The learning rate" in shown.output
+    assert "--yes" in shown.exception.hint
+    assert path.read_text() == SECTIONS
+
+    done = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
+    assert done.exit_code == 0, done.exception
+    again = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
+    assert "says so already" in again.output
+
+
+def test_another_file_may_be_written_instead(tmp_path):
+    path = job_file(tmp_path)
+    finished_run(path)
+
+    done = CliRunner().invoke(apply, ["job.yaml", "-o", "tuned.yaml", "--yes", "--json"])
+
+    assert done.exit_code == 0, done.exception
+    assert path.read_text() == SECTIONS
+    assert "micro_batch_size: 6 " in (tmp_path / "tuned.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--set", "model.hidden_size=64", "--set", "explore.max=8"],
+        ["--set", "explore.seed=3"],
+        ["--model-dir", "two words"],
+    ],
+)
+def test_the_command_that_an_exploration_prints_writes_its_size(tmp_path, options):
+    path = job_file(tmp_path)
+    common = Common(
+        as_json=False,
+        overrides=tuple(options[1::2]) if "--set" in options else (),
+        model_dir=options[1] if "--model-dir" in options else None,
+        allow_code=True,
+        mode=None,
+        verbosity=0,
+    )
+    config = common.load(path)
+    finished_run(path, config=dataclasses.replace(config, model_dir=common.model_dir or "weekly"))
+
+    done = CliRunner().invoke(apply, [*shlex.split(config.typed), "--yes"])
+
+    assert done.exit_code == 0, done.exception
+    assert path.read_text() == SECTIONS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
+    assert ("does not get what --set gave" in done.stderr) == ("--set" in options)

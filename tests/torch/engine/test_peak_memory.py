@@ -1,0 +1,54 @@
+"""Peaks by the allocator of torch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bexplore.engine.worker.memory_step import MemoryStep
+from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
+
+GIB = 2**30
+
+
+class AbsentGpu:
+    """Statistics of an allocator that retried once before the step, and twice in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peaks = (9 * GIB, 10 * GIB)
+        self.num_alloc_retries = 1
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": self.num_alloc_retries})
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peaks[0])
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.peaks[1])
+
+    def _reset(self, device: torch.device) -> None:
+        self.peaks = (0, 0)
+
+    def step(self) -> None:
+        self.peaks = (3 * GIB, 4 * GIB)
+        self.num_alloc_retries += 2
+
+
+def test_on_an_accelerator_a_step_has_a_peak_of_tensors_and_one_of_reserved_memory(monkeypatch):
+    gpu = AbsentGpu(monkeypatch)
+    found = measure_peak(gpu.step, torch.device("cuda", 0), alive=())
+    assert found == PeakMemory(allocated_bytes=3 * GIB, reserved_bytes=4 * GIB, num_alloc_retries=2)
+
+
+def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_process(monkeypatch):
+    gpu = AbsentGpu(monkeypatch)
+    monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
+    steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
+    limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
+    step = MemoryStep(steps, torch.device("cuda", 0), limit, is_training=True)
+    assert step.run(None, 8, expected_pass_s=0.0).resident_bytes == 4 * GIB
+
+
+def test_on_the_cpu_tensors_are_all_that_the_allocator_counts():
+    found = measure_peak(lambda: torch.empty(2**20), torch.device("cpu"), alive=())
+    assert found == PeakMemory(allocated_bytes=4 * 2**20)

@@ -1,0 +1,92 @@
+"""The verdict on eager execution, from timed pairs."""
+
+from __future__ import annotations
+
+import pytest
+
+from bexplore.engine import eager_comparison
+from bexplore.engine.eager_comparison import Verdict
+
+
+def judged(compiled_s: list[float], eager_s: list[float], *, asked: bool = True) -> eager_comparison.EagerComparison:
+    """Of turns with 20 passes each."""
+    answer = {
+        "compiled_turns": [(20, 20 * seconds) for seconds in compiled_s],
+        "eager_turns": [(20, 20 * seconds) for seconds in eager_s],
+        "eager_peak_memory_bytes": None,
+    }
+    comparison = eager_comparison.judge(answer, micro_batch_size=8, tolerance=0.02, asked=asked)
+    assert comparison is not None
+    return comparison
+
+
+@pytest.mark.parametrize(
+    ("compiled_s", "verdict"),
+    [
+        ((1.10, 1.11, 1.10, 1.09, 1.10), Verdict.FASTER),
+        ((0.90, 0.91, 0.90, 0.89, 0.90), Verdict.SLOWER),
+        ((1.00, 1.01, 1.00, 0.99, 1.00), Verdict.SAME),
+        ((1.03, 1.01, 1.00, 1.04, 1.02), Verdict.UNSURE),  # perhaps faster, but perhaps by less than the tolerance
+        ((0.01, 0.90, 1.10, 1.05, 1.20), Verdict.UNSURE),  # one turn that was disturbed
+    ],
+)
+def test_the_verdict_on_eager_is_that_of_the_whole_interval(compiled_s, verdict):
+    comparison = judged(list(compiled_s), [1.0] * 5)
+
+    assert comparison.verdict is verdict
+    assert comparison.low < comparison.over_compiled < comparison.high
+
+
+def test_what_was_timed_of_each_side_is_recorded():
+    comparison = judged([1.1] * 6, [1.0] * 6)
+
+    assert (comparison.compiled_timed_s, comparison.eager_timed_s) == pytest.approx((132.0, 120.0))
+    assert (comparison.num_pairs, comparison.samples_per_s) == (6, pytest.approx(8.0))
+
+
+def test_a_look_that_was_cut_short_says_nothing():
+    short = {"compiled_turns": [(1, 1.0)] * 4, "eager_turns": [(1, 1.0)] * 4, "eager_peak_memory_bytes": None}
+
+    assert eager_comparison.judge(short, micro_batch_size=8, tolerance=0.02, asked=False) is None
+
+
+def test_eager_that_does_not_run_is_neither_faster_nor_slower():
+    comparison = eager_comparison.judge({"problem": "no memory"}, micro_batch_size=8, tolerance=0.02, asked=True)
+
+    assert (comparison.verdict, comparison.over_compiled, comparison.problem) == (None, None, "no memory")
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "scatter", "is_spent", "asked", "enough"),
+    [
+        (5, 0.001, False, True, True),
+        (5, 0.1, False, True, False),  # too wide: more pairs
+        (5, 0.1, True, True, True),
+        (4, 0.001, False, True, False),
+        (4, 0.001, True, True, False),  # what was asked for has its fewest pairs whatever they take
+        (4, 0.001, True, False, True),
+    ],
+)
+def test_pairs_of_turns_follow_until_the_interval_is_narrow_or_the_time_is_spent(
+    num_pairs, scatter, is_spent, asked, enough
+):
+    compiled_s = [1.0 + scatter * (-1) ** number for number in range(num_pairs)]
+    options = {"tolerance": 0.02, "is_spent": is_spent, "asked": asked}
+
+    assert eager_comparison.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
+
+
+def test_a_look_ends_as_soon_as_eager_is_seen_to_be_slower():
+    compiled_s, eager_s = [1.0, 1.2, 1.0, 1.2, 1.0], [2.0] * 5
+    options = {"tolerance": 0.02, "is_spent": False}
+
+    assert eager_comparison.are_enough(compiled_s, eager_s, asked=False, **options)
+    assert not eager_comparison.are_enough(compiled_s, eager_s, asked=True, **options)
+
+
+def test_a_look_that_nobody_asked_for_stays_cheap():
+    assert eager_comparison.comparison_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
+    assert not eager_comparison.comparison_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
+    assert not eager_comparison.comparison_is_cheap(
+        pass_time_s=1e-4, elapsed_s=10.0
+    )  # short passes are timed for as long as others

@@ -1,0 +1,94 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bexplore.config.load import load_config
+from bexplore.exploration import exploration, run_directory
+from bexplore.exploration.exploration import ExploreOptions
+from bexplore.exploration.journal import Journal
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.output.append_file import AppendFile
+from bexplore.search import loop
+from bexplore.search.policy.decision import StopReason
+from bexplore.search.space import Space
+from tests.builders import JOBS, observed
+
+SPACE = Space.of([1, 2, 4, 8, 16])
+
+
+def answers(probe: Probe) -> Observation:
+    """Faster up to 8 samples, slower beyond."""
+    pass_s = 0.1 + 0.01 * probe.micro_batch_size if probe.micro_batch_size <= 8 else 1.0
+    return observed(probe.micro_batch_size, number=probe.number).__class__(
+        probe=probe, outcome=Outcome.MEASURED, pass_times_s=(pass_s,) * 5, elapsed_s=1.0
+    )
+
+
+def explored(folder: Path, runner=answers, *, storage: Path | str | None = None, **options) -> loop.Result:
+    book = Journal(folder / "journal.jsonl")
+    run = loop.RunRecord(
+        storage=storage or folder / "study.log",
+        lock_path=folder / ".lock",
+        record=book.append,
+        history=book.read(),
+    )
+    *_, result = loop.explore(runner, space=SPACE, run=run, **options)
+    return result
+
+
+# What may be compared with what
+
+
+CONFIG = """\
+train_input: {micro_batch_size: explore, batch_size: 8}
+explore:
+  device: cpu
+  max_probes: 3
+  workload: {model: programs:perceptron, batch: programs:samples, loss: programs:cross_entropy}
+"""
+
+
+@pytest.fixture
+def earlier(tmp_path, monkeypatch):
+    """A job file beside its code, with an unfinished run of it; gives the file's path."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
+    path = tmp_path / "job.yaml"
+    path.write_text(CONFIG)
+    ours = exploration._Exploration(load_config(path), ExploreOptions())
+    ours._new_run()
+    return path
+
+
+def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
+    config = load_config(earlier)
+    shared, alone = (
+        exploration._Exploration(config, ExploreOptions()),
+        exploration._Exploration(config, ExploreOptions(fresh=True)),
+    )
+
+    assert shared._new_run().meta()["study"] == shared._new_run().meta()["study"]
+    assert alone._new_run().meta()["study"] != shared._new_run().meta()["study"]
+
+
+def probe(size: int, **fields) -> Probe:
+    return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
+
+
+@pytest.mark.parametrize("name", ["with space", "ümläut 試", "new\nline", "-dash", "quote'\"$(x)"])
+def test_folders_and_files_may_be_called_anything(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    run = run_directory.create_run(
+        folder / "runs", meta={"config": str(folder)}, now=exploration.datetime.now(exploration.UTC)
+    )
+    run.journal.append(observed(1))
+
+    assert run_directory.open_run(run.log_path).journal.read() == [observed(1)]
+    assert explored(folder / "runs").stop_reason != StopReason.INTERRUPTED
+    AppendFile(run.log_path).write("line\n")
+    assert run.log_path.read_text() == "line\n"

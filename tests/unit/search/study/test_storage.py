@@ -1,0 +1,244 @@
+"""A study in its storage: damage, locks, leases, several explorers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bexplore.errors import EngineError, UserInputError
+from bexplore.exploration.journal import Journal
+from bexplore.host import locks
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.search import loop
+from bexplore.search.policy.decision import StopReason
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import Space
+from bexplore.search.study import storage, trials
+from bexplore.search.study.sampler import BexploreSampler, open_study
+from tests.builders import observed
+from tests.search_builders import CurveRunner
+
+SPACE = Space.of([1, 2, 4, 8, 16])
+
+
+def answers(probe: Probe) -> Observation:
+    """Faster up to 8 samples, slower beyond."""
+    pass_s = 0.1 + 0.01 * probe.micro_batch_size if probe.micro_batch_size <= 8 else 1.0
+    return observed(probe.micro_batch_size, number=probe.number).__class__(
+        probe=probe, outcome=Outcome.MEASURED, pass_times_s=(pass_s,) * 5, elapsed_s=1.0
+    )
+
+
+def explored(folder: Path, runner=answers, *, storage: Path | str | None = None, **options) -> loop.Result:
+    book = Journal(folder / "journal.jsonl")
+    run = loop.RunRecord(
+        storage=storage or folder / "study.log",
+        lock_path=folder / ".lock",
+        record=book.append,
+        history=book.read(),
+    )
+    *_, result = loop.explore(runner, space=SPACE, run=run, **options)
+    return result
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[:-9], id="half-written last record"),
+        pytest.param(lambda data: data[:200] + b"\0\0\0" + data[230:], id="a hole in the middle"),
+        pytest.param(lambda data: b'{"op_code": 99}\n' + data, id="a record of something else"),
+        pytest.param(lambda data: b"", id="empty"),
+    ],
+)
+def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tmp_path, damage):
+    before = explored(tmp_path)
+    path = tmp_path / "study.log"
+    path.write_bytes(damage(path.read_bytes()))
+    known = Journal(tmp_path / "journal.jsonl").read()
+
+    after = explored(tmp_path)
+
+    assert after.recommendation.micro_batch_size == before.recommendation.micro_batch_size
+    assert Journal(tmp_path / "journal.jsonl").read() == known
+    assert after.outcomes == before.outcomes
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[:-9] + b"\0" * 9, id="zeros at the end"),
+        pytest.param(lambda data: data + b'{"op_code": 99}\n', id="a record of something else"),
+        pytest.param(lambda data: data + b'{"op_code": 6, "worker_id": "x", "trial_id": 77}\n', id="of no known trial"),
+        pytest.param(lambda data: data[:-40], id="cut off"),
+    ],
+)
+def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_probe(tmp_path, damage):
+    path = tmp_path / "study.log"
+    books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
+    running = [
+        loop.explore(
+            answers,
+            space=SPACE,
+            run=loop.RunRecord(storage=path, record=book.append, lock_path=tmp_path / ".lock"),
+        )
+        for book in books
+    ]
+    for events in running:
+        while not isinstance(next(events), loop.ProbeFinished):
+            pass
+    path.write_bytes(damage(path.read_bytes()))
+
+    for events in running:
+        try:
+            *_, last = events
+            assert isinstance(last, loop.Result)
+        except EngineError as error:
+            assert error.hint
+
+    for book in books:
+        known = book.read()
+        run = loop.RunRecord(storage=path, record=book.append, history=known, lock_path=tmp_path / ".lock")
+        *_, result = loop.explore(answers, space=SPACE, run=run)
+        assert book.read()[: len(known)] == known
+        assert result.recommendation.micro_batch_size == 8
+
+
+def test_what_was_good_in_a_damaged_study_is_kept_under_another_name(tmp_path):
+    explored(tmp_path)
+    path = tmp_path / "study.log"
+    damaged = b"garbage\n" + path.read_bytes()
+    path.write_bytes(damaged)
+
+    explored(tmp_path)
+
+    assert (tmp_path / "study.log.damaged_1").read_bytes() == damaged
+
+
+def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
+    path = tmp_path / "lock"
+    refused = pytest.raises(EngineError, match="lock is locked by another process")
+    with locks.locked(path), refused as error, locks.locked(path, wait_s=0.05):
+        pass
+
+    assert "fuser" in error.value.hint
+
+
+def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_path):
+    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
+    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    with trials.leased(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
+        time.sleep(0.9)
+        (running,) = asked.get_trials()
+        assert not trials.is_abandoned(running, time.time())
+
+    (left,) = asked.get_trials()
+    assert trials.is_abandoned(left, time.time() + 0.5)
+
+
+def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
+    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
+    asked._storage.create_new_trial(asked._study_id)
+
+    result = explored(tmp_path)
+
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    assert result.outcomes == explored(fresh).outcomes
+    sizes = [[item.micro_batch_size for item in Journal(f / "journal.jsonl").read()] for f in (tmp_path, fresh)]
+    assert sizes[0] == sizes[1]
+
+
+def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
+    settings, path = SearchSettings(max_probes=2, verify_exact=False), tmp_path / "study.log"
+
+    def another_finishes() -> None:
+        """Called between the decision to go on and the asking."""
+        other = open_study(BexploreSampler(SPACE, settings), storage=path)
+        number = len(other.trials)
+        if number < 2:
+            trials.rebuild(other, [observed(2**n, number=n) for n in range(2)], now=time.time())
+
+    result = explored(tmp_path, storage=path, settings=settings, should_stop=another_finishes)
+
+    assert result.stop_reason == StopReason.MAX_PROBES
+    assert Journal(tmp_path / "journal.jsonl").read() == []
+
+
+def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
+    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
+    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    trials.abandon(asked, trial)
+
+    trials.tell(asked, trial, observed(trial.params[trials.PARAMETER], number=trial.number))
+
+    kept = [item for item in asked.get_trials() if not trials.is_abandoned(item, time.time())]
+    assert [trials.evidence_of(item).outcome for item in kept] == [Outcome.MEASURED]
+
+
+def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twice(tmp_path):
+    asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
+    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    observation = observed(trial.params[trials.PARAMETER], number=trial.number)
+
+    trials.rebuild(asked, [observation], now=time.time())
+    trials.tell(asked, trial, observation)
+
+    assert len(asked.get_trials()) == 1
+
+
+def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_do(tmp_path):
+    def runner(probe: Probe) -> Observation:
+        (tmp_path / "study.log").unlink(missing_ok=True)
+        (tmp_path / "study.log").mkdir()
+        return answers(probe)
+
+    with pytest.raises(EngineError, match="the study's storage failed") as error:
+        explored(tmp_path, runner)
+
+    assert "run the same command again" in error.value.hint
+    (tmp_path / "study.log").rmdir()
+    assert len(Journal(tmp_path / "journal.jsonl").read()) == 1
+    assert explored(tmp_path).recommendation.micro_batch_size == 8
+
+
+def test_a_database_without_its_driver_says_which_module_to_install():
+    with pytest.raises(UserInputError, match="MySQLdb is not installed") as error:
+        storage.open_storage("mysql://host/name")
+
+    assert error.value.hint
+
+
+def probe(size: int, **fields) -> Probe:
+    return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
+
+
+def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_on_from_its_journal(tmp_path):
+    asked: list[int] = []
+    curve = CurveRunner()
+
+    def damaging(search_specification: Probe) -> Observation:
+        asked.append(search_specification.number)
+        if search_specification.number == 2:
+            with (tmp_path / "study.log").open("ab") as study:
+                study.write(b"\0\0 not a record\n{}\n")
+        return curve(search_specification)
+
+    def explored(runner) -> loop.Result:
+        book = Journal(tmp_path / "journal.jsonl")
+        run = loop.RunRecord(
+            storage=tmp_path / "study.log", lock_path=tmp_path / ".lock", record=book.append, history=book.read()
+        )
+        *_, result = loop.explore(runner, space=Space.of([1, 2, 4, 8]), run=run)
+        return result
+
+    with pytest.raises(EngineError, match="the study's storage failed") as error:
+        explored(damaging)
+    assert "run the same command again" in error.value.hint
+
+    result = explored(CurveRunner())
+
+    assert result.recommendation is not None
+    assert [item.probe.number for item in Journal(tmp_path / "journal.jsonl").read()][:3] == [0, 1, 2]
+    assert (tmp_path / "study.log.damaged_1").exists()
