@@ -19,7 +19,7 @@ from bexplore.exploration.bottlenecks import Bottleneck
 from bexplore.exploration.run_directory import Run
 from bexplore.measurement.probe import Observation
 from bexplore.search.policy.decision import without_numbers
-from bexplore.search.posterior.reserved_memory import EXPECTED_RATIO
+from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result
 from bexplore.search.space import MemoryAccount

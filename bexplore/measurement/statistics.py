@@ -56,14 +56,9 @@ def mad(values: Array) -> Array:
     return np.asarray(np.median(np.abs(values - np.median(values, axis=-1, keepdims=True)), axis=-1, keepdims=True))
 
 
-def robust_sd(values: Array) -> float:
-    """Return the standard deviation of a sample, estimated from its median absolute deviation."""
-    return MAD_SDS * float(mad(values)[0])
-
-
 def median_se(values: Array) -> float:
     """Return the standard error of the median of two or more consecutive timings, or of their logarithms."""
-    return AUTOCORRELATION * MEDIAN_OVER_MEAN * robust_sd(values) / math.sqrt(len(values))
+    return AUTOCORRELATION * MEDIAN_OVER_MEAN * MAD_SDS * float(mad(values)[0]) / math.sqrt(len(values))
 
 
 def mean_se(values: Array) -> float:

@@ -16,17 +16,30 @@ from bexplore.search.settings import SearchSettings
 
 Array = NDArray[np.float64]
 
+# sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
+# Source: sensitivity.md. Sizes that are ranked; probability of fitting below which a size is not probed, and of being
+# near the best below which a measured size is not measured again; weight of being the best among what is ranked.
 MAX_CANDIDATES = 32
-MIN_FEASIBLE = 0.02  # a size less likely to fit than this is not probed
-MIN_REPLICATE_NEAR_BEST = 0.05  # a measured size less likely near the best than this is not measured again
+MIN_FEASIBLE = 0.02
+MIN_REPLICATE_NEAR_BEST = 0.05
+BEST_WEIGHT = 2
+# Source: sensitivity.md. Utility: this much for a size within the tolerance, the rest falls to 0 with the gap to the
+# best, ln(samples/s).
+NEAR_WEIGHT = 0.8
+GAP_SCALE = 0.10
+# Source: sensitivity.md. Bins of a probe's outcome; ln(samples/s), noise within a probe.
 NUM_BINS = 8
-NEAR_WEIGHT = 0.8  # utility: this much for being within the tolerance, the rest for being close to it
-GAP_SCALE = 0.10  # ln(samples/s) at which the rest of the utility is gone
 WITHIN_PROBE_SD = 0.004
-# A probe is put off whose passes take this many times what was spent so far, if its size is no faster than the nearest
-# smaller one that ran: early on the belief hopes for much where nothing was seen.
+# Source: sensitivity.md. A probe is put off whose passes take this many times the seconds spent so far, if its size is
+# no faster than the nearest smaller one that ran: early, the posterior is wide where nothing was seen.
 MOST_RISK = 3.0
-WORTHLESS = 0.004  # expected gain in utility below which no single probe tells anything
+PUT_OFF = 1e-9  # Source: a sort key below any other
+# Source: sensitivity.md. Expected gain in utility below which no single probe is informative.
+WORTHLESS = 0.004
+# The noise draws are the same at every decision (common random numbers), so that the order of candidates does not
+# depend on the draws' own luck. Source: arbitrary; from the search's seed, each seed would replay another search.
+NOISE_SEED = 11
+MIN_FITTING = 0.5  # probability. Source: more likely than not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +48,8 @@ class Choice:
 
     Attributes:
         index: Position in the posterior's domain.
-        value: Expected gain in utility (0 to 1) of the recommendation after it.
-        is_contender: Whether it is one of the last two contenders' turns.
+        value: Expected gain in utility (0 to 1) of the recommendation after the probe.
+        is_contender: Whether it compares the last two contenders.
     """
 
     index: int
@@ -45,9 +58,9 @@ class Choice:
 
 
 def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_size: int = 0) -> list[Choice]:
-    """Every candidate probe, the one that is worth most per second first.
+    """Rank every candidate probe, the one that is worth most per second first.
 
-    Where no single probe tells anything, or a contender would be measured again, the last two contenders take turns.
+    Where no single probe is informative, or a contender would be measured again, the last two contenders alternate.
 
     Source: the value of information of Frazier's knowledge gradient, with the outcome cut into bins.
     """
@@ -59,10 +72,10 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_s
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
     cost = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     values = _values(posterior, utility, measured, candidates)
-    # Every exploration starts a worker and compiles: beside that the seconds of short probes are nothing.
+    # Every exploration starts a worker and compiles, beside which the seconds of short probes do not count.
     worth = np.maximum(values, 1e-12) / (cost[candidates] + costs.program_s)
     risky = _risk_s(posterior, costs)[candidates] > MOST_RISK * costs.spent_s
-    worth = np.where(risky, 1e-9 * worth, worth)
+    worth = np.where(risky, PUT_OFF * worth, worth)
     order = np.argsort(-worth, kind="stable")
     ranked = [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
     if not len(measured):
@@ -71,7 +84,7 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_s
     is_replicate = posterior.measured[ranked[0].index] > 0 and ranked[0].index in contenders
     if ranked[0].value >= WORTHLESS and not is_replicate:
         return ranked
-    first = min(contenders, key=lambda index: _turn(posterior, index, last_size))
+    first = min(contenders, key=lambda index: _order(posterior, index, last_size))
     return [Choice(index=first, value=ranked[0].value, is_contender=True), *ranked]
 
 
@@ -82,13 +95,13 @@ def _candidates(posterior: Posterior, near: NDArray[np.bool_]) -> NDArray[np.int
     allowed = posterior.open & (fits > MIN_FEASIBLE)
     again = posterior.measured > 0
     allowed &= ~again | (probability_near > MIN_REPLICATE_NEAR_BEST)
-    merit = np.where(allowed, probability_near + 2 * best, -1.0)
+    merit = np.where(allowed, probability_near + BEST_WEIGHT * best, -1.0)
     order = np.argsort(-merit, kind="stable")[:MAX_CANDIDATES]
     return order[merit[order] >= 0]
 
 
 def _risk_s(posterior: Posterior, costs: Costs) -> Array:
-    """(D,), seconds of a probe's passes if its size is no faster than the nearest smaller one that ran."""
+    """Return (D,), seconds of a probe's passes at the speed of the nearest smaller size that ran."""
     measured = np.flatnonzero(posterior.measured > 0)
     below = np.maximum(np.searchsorted(measured, np.arange(len(posterior.sizes)), side="right") - 1, 0)
     return costs.fewest_passes_s(posterior.sizes / np.exp(posterior.mean[measured[below]]))
@@ -101,15 +114,15 @@ def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Draws:
 
 
 def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], candidates: NDArray[np.intp]) -> Array:
-    """(C,), expected gain of the best recommendation when each candidate is probed.
+    """Return (C,), expected gain of the best recommendation when each candidate is probed.
 
-    The draws are sorted by what the probe would find and cut into bins; in each bin the best option is taken. Draws in
-    which the candidate does not fit are a bin of their own, in which it is no option. Which option is the best of a bin
-    is decided by one half of its draws and valued by the other: the best of many noisy means looks better than it is.
+    The draws are sorted by the probe's outcome and cut into bins; in each bin the best option is taken. Draws in which
+    the candidate does not fit are a bin of their own, in which it is no option. One half of a bin's draws chooses the
+    best option and the other half values it, since the best of many noisy means is biased upwards.
     """
     num_draws, num_candidates = len(utility), len(candidates)
     fits = posterior.feasible[:, candidates]
-    normal = np.random.default_rng(11).standard_normal((num_draws, num_candidates), dtype=np.float32)
+    normal = np.random.default_rng(NOISE_SEED).standard_normal((num_draws, num_candidates), dtype=np.float32)
     noise = normal * np.hypot(posterior.probe_sd, WITHIN_PROBE_SD).astype(np.float32)[:, None]
     found = np.where(fits, posterior.log_throughput[:, candidates] + noise, np.float32(np.inf))
     order = np.argsort(np.ascontiguousarray(found.T), axis=1)
@@ -130,7 +143,7 @@ def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], ca
 
 
 def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> tuple[int, ...]:
-    """The leader, and the size that is most often the best where the leader is not good enough."""
+    """Return the leader, and the size that is most often the best where the leader is not good enough."""
     leader = int(measured[np.argmax(near[:, measured].mean(axis=0))])
     confirmation = ~near[:, leader]
     values = np.where(posterior.open[None, :], posterior.values, -np.inf)
@@ -140,15 +153,15 @@ def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray
     return (leader, int(winners.argmax())) if winners.any() else (leader,)
 
 
-def _turn(posterior: Posterior, index: int, last_size: int) -> tuple[int, bool]:
-    """Whose turn it is: the fewest measurements first, and never the same twice in a row, so that drift cancels."""
+def _order(posterior: Posterior, index: int, last_size: int) -> tuple[int, bool]:
+    """Return a sort key: the fewest measurements first, and never the same twice in a row, so that drift cancels."""
     return int(posterior.measured[index]), int(posterior.sizes[index]) == last_size
 
 
 def fantasy(posterior: Posterior, item: Evidence) -> Evidence | None:
-    """What a probe in flight will probably find, so that a parallel asker looks elsewhere; None if it will not fit."""
+    """Return the expected outcome of a probe in flight, for parallel explorers; None if it will hardly fit."""
     index = posterior.index(item.micro_batch_size)
-    if index >= len(posterior.sizes) or posterior.feasible[:, index].mean() < 0.5:
+    if index >= len(posterior.sizes) or posterior.feasible[:, index].mean() < MIN_FITTING:
         return None
     return Evidence(
         micro_batch_size=item.micro_batch_size,

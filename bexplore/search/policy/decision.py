@@ -1,4 +1,4 @@
-"""One decision: given everything that was observed, probe this next, or stop for that reason."""
+"""One decision: the next probe, or the reason to stop."""
 
 from __future__ import annotations
 
@@ -18,35 +18,42 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.economics import NextProbe, next_probe
 from bexplore.search.policy.interleave import interleaved_with
-from bexplore.search.policy.probe_cost import Costs, expected_pass_s
-from bexplore.search.policy.reduced_depth import search_compilation
+from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
 from bexplore.search.posterior.noise_model import common_mode_sd
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
 
-GAP_RATIO = 2.05  # the search does not end with an unprobed stretch wider than this ...
-GAP_DEPTH = 0.5  # ... whose throughput is expected this close to the best, in ln ...
-GAP_CANDIDATES = 4  # ... which holds this many candidates.
-# In a list of at most so many sizes a probe is dear beside what could be found: only a stretch that is twice as wide,
-# beside one of the best sizes, is looked into, where at least half of the best throughput is expected. The last was
-# chosen with a sweep of gavel in sight that lost a half, so that family counts among those developed on.
+# sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
+# Source: sensitivity.md. The search does not end with an unprobed stretch wider than this, whose throughput is expected
+# this close to the best, in ln, and which holds this many candidates.
+GAP_RATIO = 2.05
+GAP_DEPTH = 0.5
+GAP_CANDIDATES = 4
+# Source: recorded sweeps of gavel, one of which lost a half; sensitivity.md. In a list of at most so many sizes a probe
+# is dear beside what it could find: only a stretch twice as wide, beside one of the best sizes, is probed, where at
+# least half of the best throughput is expected.
 SHORT_LIST = 16
 SHORT_GAP_RATIO = 4.05
 SHORT_GAP_DEPTH = 0.7
-SHORTFALL = 0.1  # a winner that loses this share when compiled exactly has its runner-up compiled exactly too
-SURELY = 2.0  # standard deviations of what the machine's wandering makes of a size that ran in two processes
-# A size whose only probe is slower than this share of what the others let expect is probed again ...
-DOUBTED_TAIL = 0.02
-DOUBTED_NEAR_BEST = 0.1  # ... where it would be among the best without that probe with this probability
-SUSPICIOUS_Z = 3.0  # a winner this many standard deviations faster than the others say is measured again
-BASE_AGAIN_PROBES = 8  # a long exploration measures the base again after this many probes, against drift
-EARLY_FAILURES = 4  # failed probes before anything was measured after which the search gives up
+# Source: sensitivity.md. A winner that loses this share in exact compilation, beyond so many standard deviations of
+# common-mode drift, has its runner-up compiled exactly, too.
+EXACT_LOSS = 0.1
+SURELY = 2.0
+# Source: sensitivity.md. A size whose only probe is below this quantile of the others' prediction is probed again,
+# where it would be among the best without that probe with this probability.
+UNLIKELY_TAIL = 0.02
+UNLIKELY_NEAR_BEST = 0.1
+SUSPICIOUS_Z = 3.0  # leave-one-out z-score of a winner that is measured again. Source: P < 0.2 %; sensitivity.md
+BASE_AGAIN_PROBES = 8  # after which the base is measured again, against drift. Source: `DRIFT_LENGTH`; sensitivity.md
+EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: a judgement
+DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: a judgement
+LIKELY_FITS = 0.5  # probability. Source: more likely than not
 
 
 class StopReason(StrEnum):
-    """Why an exploration ended; `explorer.explore` may also end with its caller's own words."""
+    """The reason why an exploration ended; `loop.explore` may also end with its caller's own words."""
 
     TARGET_CONFIDENCE = "target_confidence"
     COSTS_MORE_THAN_IT_SAVES = "costs_more_than_it_saves"
@@ -61,20 +68,20 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do next.
+    """The next probe, or the reason to stop.
 
     Attributes:
         stop_reason: Why to stop; None to go on.
         micro_batch_size: The size to probe; 0 where the search stops.
-        purpose: Why.
-        compilation: Which program.
+        purpose: The reason of the probe.
+        compilation: The program of the probe.
         fresh_worker: Whether a new process must run it.
         max_passes: Upper bound on timed passes.
-        interleaved_with: Sizes that ran before, to be timed in turns with it.
+        interleaved_with: Sizes that ran before, to be timed interleaved with it.
         expected_s: Seconds that the probe is expected to cost.
-        recommendation: What to recommend now; None where nothing was measured.
-        next_probe: The further probe that would save most, and whether it pays; None where nothing can be probed.
-        posterior: The belief; None where nothing was measured.
+        recommendation: The current recommendation; None where nothing was measured.
+        next_probe: The further probe that would save most; None where nothing can be probed.
+        posterior: The posterior; None where nothing was measured.
     """
 
     stop_reason: StopReason | None = None
@@ -102,11 +109,10 @@ def decide(
 
     Args:
         space: The candidates.
-        evidence: Every probe in order; those in flight have no outcome, those that sought a size which keeps the batch
-            size do not count.
-        settings: What is wanted.
-        memory: What the trace says of memory.
-        num_unassigned: Askers that are about to choose and have not said what: that many best choices are left to them.
+        evidence: Every probe in order; probes in flight have no outcome, probes of the second answer do not count.
+        settings: The settings of the search.
+        memory: The prior of peak memory.
+        num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
     """
     evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
     finished = [item for item in evidence if item.outcome is not None]
@@ -125,7 +131,7 @@ def decide(
     costs = Costs.learnt(finished, settings)
     compilation = search_compilation(ahead, finished, settings, costs)
     settings = dataclasses.replace(settings, search_compilation=compilation)
-    turn = _Turn(
+    step = _Step(
         space=space,
         finished=finished,
         num_probes=len(evidence),
@@ -135,13 +141,13 @@ def decide(
         best=best,
         fit=fit,
     )
-    decision = turn.next(num_unassigned)
-    return dataclasses.replace(decision, recommendation=best, next_probe=turn.next_probe, posterior=fitted)
+    decision = step.next(num_unassigned)
+    return dataclasses.replace(decision, recommendation=best, next_probe=step.next_probe, posterior=fitted)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Turn:
-    """Everything that one decision looks at; `fitted` already imagines the probes in flight."""
+class _Step:
+    """The inputs of one decision; `fitted` includes imagined outcomes of the probes in flight."""
 
     space: Space
     finished: Sequence[Evidence]
@@ -154,12 +160,12 @@ class _Turn:
 
     @cached_property
     def choices(self) -> Sequence[Choice]:
-        """What may be probed, the one that is worth most first."""
+        """The possible probes, the one that is worth most first."""
         return rank(self.fitted, self.settings, self.costs, last_size=self.finished[-1].micro_batch_size)
 
     @cached_property
     def next_probe(self) -> NextProbe | None:
-        """What a further probe would save; None where none is possible, or nothing is recommended."""
+        """The savings of a further probe; None where none is possible, or nothing is recommended."""
         if self.best is None or not self.choices:
             return None
         candidates = np.unique([choice.index for choice in self.choices])
@@ -207,14 +213,14 @@ class _Turn:
         return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
 
     def _confirmation(self) -> Decision | None:
-        """A probe that the score alone does not ask for: a stretch that hides, or a winner too good to be true."""
+        """Return a probe beyond the target score: of an unlikely size, an unseen stretch, or a suspicious winner."""
         if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
             return None
         if not self._finds_may_pay():
             return None
-        doubted = self._doubted()
-        if doubted is not None:
-            return self._probe(doubted, Purpose.REPLICATE)
+        unlikely = self._unlikely()
+        if unlikely is not None:
+            return self._probe(unlikely, Purpose.REPLICATE)
         hidden = unseen_gap(self.fitted, self.best)
         if hidden is not None:
             return self._probe(hidden, Purpose.SEARCH)
@@ -227,21 +233,21 @@ class _Turn:
         return None
 
     def _finds_may_pay(self) -> bool:
-        """Whether a size that turned out better by the tolerance would save more than a probe costs."""
+        """Return whether a size that is better by the tolerance would save more than a probe costs."""
         probe = self.next_probe
         return probe is None or self.settings.tolerance * probe.training_time_s > probe.cost_s
 
-    def _doubted(self) -> int | None:
-        """A size whose only probe is far slower than all others let expect, and which would be among the best without.
+    def _unlikely(self) -> int | None:
+        """Return a size whose only probe is far slower than the others predict, and decides against the size.
 
         A fall of throughput looks like a disturbed probe until it is seen twice.
         """
         known = self.fitted.measured > 0
         slower = self.fitted.own_level < self.fitted.own_level[known].max() + math.log1p(-self.settings.tolerance)
         once = np.flatnonzero((self.fitted.measured == 1) & self.fitted.open & slower & (self.fitted.surprise < 0.0))
-        return next((int(index) for index in once if self._is_doubtful(int(index))), None)
+        return next((int(index) for index in once if self._is_unlikely(int(index))), None)
 
-    def _is_doubtful(self, index: int) -> bool:
+    def _is_unlikely(self, index: int) -> bool:
         others = [item for item in self.finished if item.micro_batch_size != self.fitted.sizes[index]]
         if not any(item.is_measured for item in others):
             return False
@@ -249,12 +255,12 @@ class _Turn:
         at = without.index(int(self.fitted.sizes[index]))
         is_slower = without.log_throughput[:, at] <= self.fitted.own_level[index]
         near = without.near_best(self.settings.tolerance)[:, at]
-        return bool(is_slower.mean() <= DOUBTED_TAIL and near.mean() >= DOUBTED_NEAR_BEST)
+        return bool(is_slower.mean() <= UNLIKELY_TAIL and near.mean() >= UNLIKELY_NEAR_BEST)
 
     def _is_confirmed(self) -> bool:
-        """Whether the winner ran exactly and no further exact program could tell more.
+        """Return whether the winner ran exactly and no further exact program would be informative.
 
-        So it is where sizes took turns: between two processes the machine wanders by more than they differ.
+        So it is where sizes were interleaved: common-mode drift between two processes exceeds their difference.
         """
         was_interleaved = any(item.interleaved for item in self.finished)
         if self.best is None or not was_interleaved or not self._verifies or not self.fitted.measured_exactly.any():
@@ -262,7 +268,7 @@ class _Turn:
         return not self._falls_short(self.best.micro_batch_size)
 
     def _falls_short(self, size: int) -> bool:
-        """Whether a size is far slower when compiled exactly, which may be so at this size alone: none other ran so."""
+        """Return whether a size, the only one that ran exactly, is far slower in exact compilation."""
         by_kind = {
             is_exact: [
                 item.log_throughput
@@ -276,7 +282,7 @@ class _Turn:
         if not all(by_kind.values()) or (self.fitted.measured_exactly > 0).sum() > 1:
             return False
         chance = SURELY * math.sqrt(2.0) * common_mode_sd([item for item in self.finished if item.is_measured])
-        return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-SHORTFALL) - chance
+        return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-EXACT_LOSS) - chance
 
     def _runner_up(self, winner: int) -> int | None:
         near = self.fitted.near_best(self.settings.tolerance).mean(axis=0)
@@ -285,7 +291,7 @@ class _Turn:
         return int(np.argmax(near)) if near.max() > 0.0 else None
 
     def _verification(self) -> Decision | None:
-        """The winner once more, in a fresh process and as the user will compile it, where that was not done."""
+        """Return a probe of the winner in a fresh process and in the user's own compilation; None where it ran so."""
         if not self._verifies or self.best is None:
             return None
         winner = self.fitted.index(self.best.micro_batch_size)
@@ -295,14 +301,14 @@ class _Turn:
         return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
 
     def _depth_is_new(self) -> bool:
-        """Whether the search begins at reduced depth now: with what ran at the whole depth, so that both are known."""
+        """Return whether the search begins at reduced depth now, with a size that ran at full depth."""
         is_reduced = self.settings.search_compilation is Compilation.REDUCED
         return is_reduced and all(item.compilation is not Compilation.REDUCED for item in self.finished)
 
     def _base_is_due(self) -> bool:
         at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]
         is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
-        if any(item.interleaved for item in self.finished):  # which no drift deceives
+        if any(item.interleaved for item in self.finished):  # in which drift cancels
             return False
         return is_open and len(self.finished) - (at[-1] if at else 0) > BASE_AGAIN_PROBES
 
@@ -350,14 +356,14 @@ def _imagined(fitted: Posterior, item: Evidence) -> Evidence:
 
 
 def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
-    """The middle of a stretch of sizes in which nothing was run and a better one could hide; None if there is none.
+    """Return the middle of an unprobed stretch of sizes that could hold a better one; None if there is none.
 
-    A posterior that is sure of a smooth curve is not sure that it is smooth: throughput is known to fall by a third
-    between two neighbouring powers of two. So the search does not end with such a stretch wider than `GAP_RATIO`.
+    The posterior of a smooth curve does not prove smoothness: throughput is known to fall by a third between two
+    adjacent powers of two.
     """
     is_short = fitted.represented.sum() <= SHORT_LIST
     mean = fitted.mean
-    matters = fitted.open & (fitted.feasible.mean(axis=0) > 0.5)
+    matters = fitted.open & (fitted.feasible.mean(axis=0) > LIKELY_FITS)
     matters &= mean >= mean[fitted.index(best.micro_batch_size)] - (SHORT_GAP_DEPTH if is_short else GAP_DEPTH)
     is_best = np.isin(fitted.sizes, best.within_tolerance)
     run = np.flatnonzero(fitted.measured > 0)
@@ -377,7 +383,7 @@ def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
 def _first(
     space: Space, finished: Sequence[Evidence], in_flight: Sequence[Evidence], settings: SearchSettings
 ) -> Decision:
-    """The base first; where it fails for a reason of its own, a size that is clearly different."""
+    """Decide before any measurement: the base first; where it fails for its own reason, a clearly different size."""
     open_sizes = space.after(finished).open_sizes
     failures = [item for item in finished if item.outcome is not Outcome.OUT_OF_MEMORY]
     if same_everywhere(space, finished):
@@ -388,7 +394,9 @@ def _first(
         return Decision(stop_reason=StopReason.NOTHING_MEASURED)
     tried = {item.micro_batch_size for item in (*failures, *in_flight)}
     untried = [size for size in open_sizes if size not in tried] or list(open_sizes)
-    size = untried[0] if not tried else untried[int(np.argmin([abs(np.log(s / (4 * max(tried)))) for s in untried]))]
+    size = untried[0]
+    if tried:
+        size = untried[int(np.argmin([abs(np.log(size / (DIFFERENT * max(tried)))) for size in untried]))]
     costs = Costs.learnt(finished, settings)
     return Decision(
         micro_batch_size=size,
@@ -401,7 +409,7 @@ def _first(
 
 
 def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
-    """Whether nothing was measured and two sizes failed for one reason (one, where only one exists)."""
+    """Return whether nothing was measured and two sizes failed for one reason (one, where only one exists)."""
     causes: dict[tuple[Outcome | None, str], list[int]] = {}
     for item in finished:
         if item.outcome in (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE):
@@ -411,12 +419,12 @@ def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
 
 
 def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
-    """Whether the base ran and every other size that was tried failed for a reason of its own."""
+    """Return whether the base ran and every other size that was tried failed for a reason of its own."""
     failed = [item for item in finished if item.outcome in OWN_REASONS and item.micro_batch_size != space.base]
     others = [item for item in finished if item not in failed]
     return bool(failed) and all(item.is_measured and item.timed_sizes == (space.base,) for item in others)
 
 
 def without_numbers(reason: str) -> str:
-    """A reason by which failures at different sizes are told to be one."""
+    """Return a reason without its numbers, by which failures at different sizes compare equal."""
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", reason)

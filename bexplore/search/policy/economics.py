@@ -1,4 +1,4 @@
-"""Whether looking on pays: what a further probe is expected to save of a training, and what it costs."""
+"""The economics of a further probe: its expected savings of the training's time, and its cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NextProbe:
     """The further probe that is expected to save most after its own cost.
 
     Attributes:
-        micro_batch_size: What it would run.
+        micro_batch_size: The size that it would run.
         saves: Share of a training's time that it is expected to save, 0 to 1.
         cost_s: Seconds that it is expected to cost.
         training_time_s: Seconds of the training.
@@ -41,10 +41,10 @@ class NextProbe:
 def next_probe(
     posterior: Posterior, settings: SearchSettings, costs: Costs, *, leader: int, candidates: Index
 ) -> NextProbe:
-    """The candidate whose probe is expected to save most, less what it costs.
+    """Return the candidate whose probe is expected to save most, less its cost.
 
     Args:
-        posterior: The belief.
+        posterior: The posterior.
         settings: The training, and the program of the search.
         costs: Of a probe.
         leader: Position of the recommended size in the domain.
@@ -63,18 +63,18 @@ def next_probe(
 
 
 def training_time_s(posterior: Posterior, settings: SearchSettings, leader: int) -> float:
-    """Seconds of the training at the recommended size."""
+    """Return the seconds of the training at the recommended size."""
     if settings.training_samples is None:
         return settings.training_time_s
     return settings.training_samples / math.exp(posterior.mean[leader])
 
 
 def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) -> Array:
-    """(C,), share of a training's time that each probe is expected to save by what is recommended after it.
+    """Return (C,), share of the training's time that each probe is expected to save by the recommendation after it.
 
     Source: the expected value of sample information by moment matching (Heath, Manolopoulou and Baio, "Estimating the
     expected value of sample information across different sample sizes using moment matching and nonlinear regression",
-    2019): draws of the gain over the leader, drawn in to as much as a probe with noise can tell of them.
+    2019): draws of the gain over the leader, shrunk by the share of their spread that a noisy probe explains.
     """
     challenger = _challenger(posterior, leader)
     against = np.where(candidates == leader, challenger, candidates)
@@ -83,15 +83,15 @@ def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) ->
     count = np.maximum(fits.sum(axis=0), 1)
     mean = gains.sum(axis=0) / count
     variance = np.maximum((gains**2).sum(axis=0) / count - mean**2, 0.0)
-    told = np.sqrt(variance / (variance + np.mean(posterior.probe_sd**2)))
-    after = np.maximum(mean + told * (gains - mean), 0.0)
+    explained = np.sqrt(variance / (variance + np.mean(posterior.probe_sd**2)))
+    after = np.maximum(mean + explained * (gains - mean), 0.0)
     now = np.maximum(mean, 0.0) * (posterior.measured[against] > 0)
     gained = np.maximum((after * fits).sum(axis=0) / len(fits) - now, 0.0)  # ln(samples/s)
     return np.asarray(-np.expm1(-gained))
 
 
 def _challenger(posterior: Posterior, leader: int) -> int:
-    """The measured size with the next highest throughput: what may be recommended if the leader turns out slower."""
+    """Return the measured size with the next highest throughput, the answer if the leader turns out slower."""
     rivals = np.where((posterior.measured > 0) & posterior.open, posterior.mean, -np.inf)
     rivals[leader] = -np.inf
     return int(np.argmax(rivals)) if np.isfinite(rivals).any() else leader

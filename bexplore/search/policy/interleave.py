@@ -1,4 +1,4 @@
-"""Which sizes a probe is timed in turns with."""
+"""The choice of sizes that a probe is timed interleaved with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from bexplore.search.settings import SearchSettings
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-# Beyond the noise of passes that is expected of a machine of one's own, it is shared, and wanders.
+# sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
+# Noise of passes beyond which a machine is shared, and drifts. Source: that of a machine of one's own, `PASS_SD`.
 SHARED_PASS_SD = PASS_SD
-MOST_OTHERS = 3  # sizes that take turns with a contender
-MIN_NEAR_BEST = 0.1  # a size less likely near the best than this has no turn
-AS_LIKELY = 0.75  # of the leader's probability: a size that is as good to be held against, where it is quicker
-MAX_ROUND_S = 4.0  # a further contender must not make a round longer: it would not be short beside the wandering
-# Two sizes whose round would be longer are timed alone. On a shared machine of two cores the standard deviation of
-# ln(A / B) of equal work was 5.2 % in rounds of 8 s, and 8.7 % in rounds of 16 s, which is what visits apart have.
+# Source: sensitivity.md. Sizes beside a contender; probability of being near the best below which a size is left out; a
+# size is as good a comparison as the leader from this share of its probability on.
+MOST_OTHERS = 3
+MIN_NEAR_BEST = 0.1
+AS_LIKELY = 0.75
+# A round with a further contender must stay short beside the drift; two sizes with a longer round are timed alone.
+# Source: on a shared machine of two cores the standard deviation of ln(A / B) of equal work was 5.2 % in rounds of 8 s,
+# and 8.7 % in rounds of 16 s, as in separate visits; sensitivity.md.
+MAX_ROUND_S = 4.0
 MAX_ROUND_OF_TWO_S = 12.0
 
 
@@ -37,12 +41,12 @@ def interleaved_with(
     purpose: Purpose,
     compilation: Compilation,
 ) -> tuple[int, ...]:
-    """Sizes that ran in the same program and take turns with a probe: what it is held against.
+    """Return sizes that ran in the same program, to be timed interleaved with a probe.
 
-    A size that is only looked at is held against one of the best, the quickest of those that are about as likely near
-    the best; where contenders are told apart, all take part that keep a round short. None on a machine whose passes
-    repeat well, which would gain nothing, unless the search began so; none whose passes are so long that the machine
-    wanders within a round; and none where every size is a program or a process of its own.
+    A screened size is compared with one of the best, the quickest of those about as likely near the best; contenders
+    with all others that keep a round short. None on a machine whose passes repeat well, unless the search began
+    interleaved; none whose rounds are longer than the drift; none where every size has a program or a process of its
+    own.
     """
     if compilation not in (Compilation.SHARED, Compilation.EAGER) or compilation is not settings.search_compilation:
         return ()
@@ -66,7 +70,7 @@ def interleaved_with(
 
 
 def _contenders(others: Index, near: Array, pass_s: Array, *, round_s: float) -> list[np.intp]:
-    """The one that is most likely near the best, and those after it that are likely enough and fit into the round."""
+    """Return the size most likely near the best, and further ones that are likely enough and fit into the round."""
     leader, *rest = others[np.argsort(-near[others], kind="stable")]
     chosen, round_s = [leader], round_s + float(pass_s[leader])
     for other in rest:

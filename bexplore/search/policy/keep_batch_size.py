@@ -1,7 +1,7 @@
 """The second answer: the fastest size that keeps the user's global batch size.
 
-It is sought once the search has ended, with probes of its own. They run what the training will run and are no evidence
-of the search, whose recommendation does not depend on the batch size.
+It follows the search, with probes of its own. They run the training's own program and are no evidence of the search,
+whose recommendation does not depend on the batch size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 
-# Probes at most, and never more than the search was allowed. One finds as good an answer as three do (98.1 % and 97.5 %
-# of 320 simulated jobs, `benchmarks/keep_batch_size.py`); the second is for a first that does not run.
+# Probes at most, and never more than the search may have. Source: benchmarks/keep_batch_size.py: one finds as good an
+# answer as three (98.1 % and 97.5 % of 320 simulated jobs); the second is for a first that does not run.
 MOST_PROBES = 2
 
 
@@ -37,16 +37,16 @@ def decide(
 ) -> Decision:
     """Decide on the next probe for the second answer; a pure function of its arguments.
 
-    Where the search recommends a size that keeps the batch size, that is the answer. Otherwise sizes that keep it run
-    as the training will run them, the likeliest first, until one is as sure to be the best of them as was wanted.
+    A recommendation of the search that keeps the batch size is the answer. Otherwise sizes that keep it run in the
+    training's program, the likeliest first, until the best of them reaches the target confidence.
 
     Args:
         space: The candidates of the search.
         evidence: Every finished probe in order.
-        settings: What is wanted.
+        settings: The settings of the search.
         keeping: Sizes that keep the batch size; candidates of the search or not.
-        free: What the search recommends.
-        memory: What the trace says of memory.
+        free: The search's recommendation.
+        memory: The prior of peak memory.
 
     Returns:
         A probe, or a stop; `recommendation` and `posterior` are of the sizes that keep the batch size alone.
@@ -79,7 +79,7 @@ def _may_end(
     *,
     goal: int,
 ) -> bool:
-    """Whether the best of these sizes is sure enough, or what may be spent on it is."""
+    """Return whether the best of these sizes is sure enough, or the budget is spent."""
     num_probes = sum(item.purpose is Purpose.KEEP_BATCH_SIZE for item in evidence)
     spent_s = sum(item.elapsed_s for item in evidence)
     ran_exactly = bool(((fitted.measured_exactly > 0) & fitted.open).any())
@@ -92,7 +92,7 @@ def _may_end(
 
 
 def _likeliest(fitted: Posterior, tolerance: float) -> int | None:
-    """The size most likely near the best of those that did not run exactly; None where none is likely enough."""
+    """Return the size most likely near the best of those that did not run exactly; None if none is likely enough."""
     near = fitted.near_best(tolerance).mean(axis=0)
     merit = np.where(fitted.open & (fitted.measured_exactly == 0), near, -1.0)
     index = int(np.argmax(merit))

@@ -1,4 +1,4 @@
-"""What a probe costs in seconds, and how many passes it should time."""
+"""The cost of a probe in seconds, the passes that it should time, and whether reduced depth makes it cheaper."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import Posterior
@@ -16,11 +17,20 @@ from bexplore.search.settings import SearchSettings
 
 Array = NDArray[np.float64]
 
-WARM_UP_PASSES = 3
-MIN_PASSES = 4
-PASS_CAUTION = 2.0  # times the passes that give the least variance per second: a wrong winner is dearer than a pass
-PASS_SD = 0.015  # ln(pass time), until a probe knows better
-PROBE_SD = 0.01  # ln(samples/s), between probes of one size
+# sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
+WARM_UP_PASSES = 3  # Source: the passes that the engine runs untimed after a compilation
+MIN_PASSES = 4  # Source: sensitivity.md
+# Source: sensitivity.md. Times the passes of the least variance per second: a wrong winner is dearer than a pass.
+PASS_CAUTION = 2.0
+# Source: the repeats of the recorded sweeps, benchmarks/curves; sensitivity.md. ln(pass time) between passes until a
+# probe shows it; ln(samples/s) between probes of one size.
+PASS_SD, PROBE_SD = 0.015, 0.01
+UPDATES = 2.0  # of a probe. Source: one warm-up and one timed update
+SLOW_SDS = 0.5  # of the posterior, by which an expected pass is pessimistic. Source: sensitivity.md
+# Source: the probes of a search in benchmarks/results/search.md.
+EXPECTED_PROBES = 7
+# Of the seconds at full depth: an extrapolation must be clearly cheaper. Source: sensitivity.md.
+CLEARLY_CHEAPER = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +41,11 @@ class Costs:
         start_s: To start a worker.
         compile_s: To compile one program.
         update_s: Updates of one probe.
-        warm_search: The program of the search that a worker has compiled and still holds; None for none.
+        warm_search: The search's program that a warm worker holds; None for none.
         pass_sd: Noise between two passes, ln.
         max_passes: Upper bound on timed passes of a probe.
         spent_s: Of all probes so far; a start and a compilation at least.
-        reduced_share: What a pass at both reduced depths costs, as a share of one at the whole depth.
+        reduced_share: Cost of a pass at both reduced depths, as a share of one at full depth.
     """
 
     start_s: float
@@ -49,7 +59,7 @@ class Costs:
 
     @classmethod
     def learnt(cls, evidence: Sequence[Evidence], settings: SearchSettings) -> Costs:
-        """What the probes so far say; the settings' guesses where none says anything."""
+        """Return the medians of the probes so far; the settings' guesses where there are none."""
         starts = [item.start_time_s for item in evidence if item.start_time_s > 0]
         compiles = [item.compile_time_s for item in evidence if item.compile_time_s > 0]
         updates = [item.update_time_s for item in evidence if item.update_time_s > 0]
@@ -59,7 +69,7 @@ class Costs:
         return cls(
             start_s=float(np.median(starts)) if starts else settings.start_time_s,
             compile_s=float(np.median(compiles)) if compiles else settings.compile_time_s,
-            update_s=2.0 * float(np.median(updates)) if updates else 0.0,
+            update_s=UPDATES * float(np.median(updates)) if updates else 0.0,
             warm_search=last.compilation if last is not None and is_warm else None,
             pass_sd=float(np.median(noise)) if noise else PASS_SD,
             max_passes=settings.max_passes,
@@ -68,7 +78,7 @@ class Costs:
         )
 
     def of(self, pass_s: Array, *, compilation: Compilation, fresh_worker: bool) -> Array:
-        """Seconds of a probe whose pass takes `pass_s` at the whole depth."""
+        """Return the seconds of a probe whose pass takes `pass_s` at full depth."""
         if compilation is Compilation.REDUCED:
             pass_s = self.reduced_share * pass_s
         fixed = self._fixed_s(compilation, fresh_worker)
@@ -76,15 +86,15 @@ class Costs:
 
     @property
     def program_s(self) -> float:
-        """Seconds until a program runs: to start a worker and to compile."""
+        """Seconds to start a worker and to compile."""
         return self.start_s + self.compile_s
 
     def fewest_passes_s(self, pass_s: Array) -> Array:
-        """Seconds of the passes of a probe that times as few as it may."""
+        """Return the seconds of the passes of a probe that times as few as it may."""
         return (WARM_UP_PASSES + MIN_PASSES) * pass_s
 
     def passes(self, pass_s: float, *, compilation: Compilation, fresh_worker: bool) -> int:
-        """How many passes to time: more where a probe is dear and a pass is cheap."""
+        """Return how many passes to time: more where a probe is dear and a pass is cheap."""
         if compilation is Compilation.REDUCED:
             pass_s = self.reduced_share * pass_s
         return int(self._passes(np.array(pass_s), self._fixed_s(compilation, fresh_worker)))
@@ -97,7 +107,7 @@ class Costs:
         return self.update_s + programs * (self.start_s + compile_s)
 
     def _passes(self, pass_s: Array, fixed_s: float) -> Array:
-        """Timed passes; n = (sd within / sd between) sqrt(fixed cost / pass cost) has the least variance per second.
+        """Return the timed passes; n = (sd within / sd between) sqrt(fixed cost / pass cost) is the most efficient.
 
         Source: the optimal size of a cluster in two-stage sampling, Cochran, "Sampling Techniques", section 10.6.
         """
@@ -107,13 +117,48 @@ class Costs:
 
 
 def _left_a_worker(evidence: Sequence[Evidence]) -> bool:
-    """Whether the last probe's process goes on: as after a refusal that no larger size refutes."""
+    """Return whether the last probe's process lives on, as after an out-of-memory above every size that ran."""
     *earlier, last = evidence
     largest = max((item.micro_batch_size for item in earlier if item.is_measured), default=0)
     return last.is_measured or (last.outcome is Outcome.OUT_OF_MEMORY and last.micro_batch_size > largest > 0)
 
 
 def expected_pass_s(posterior: Posterior) -> Array:
-    """(D,), seconds of a pass, pessimistic where little is known."""
-    slow = posterior.mean - 0.5 * posterior.log_throughput.std(axis=0)
+    """Return (D,), seconds of a pass, pessimistic where the posterior is wide."""
+    slow = posterior.mean - SLOW_SDS * posterior.log_throughput.std(axis=0)
     return posterior.sizes / np.exp(slow)
+
+
+def search_compilation(
+    fitted: Posterior, finished: Sequence[Evidence], settings: SearchSettings, costs: Costs
+) -> Compilation:
+    """Return the program of the search's next probe.
+
+    The first probe runs at full depth and gives the cost of the rest of the search there. A search that has begun at
+    reduced depth stays there; one whose model did not run there does not try again.
+    """
+    if settings.depths is None or settings.search_compilation is not Compilation.SHARED:
+        return settings.search_compilation
+    if any(item.needs_full_depth for item in finished):
+        return settings.search_compilation
+    has_begun = any(item.compilation is Compilation.REDUCED for item in finished)
+    if has_begun or settings.forces_reduced_depth:
+        return Compilation.REDUCED
+    pays = _is_precise(settings.depths, costs) and _is_cheaper(fitted, len(finished), settings, costs)
+    return Compilation.REDUCED if pays else settings.search_compilation
+
+
+def _is_precise(depths: Depths, costs: Costs) -> bool:
+    """Return whether an extrapolated probe is as precise as probes repeat."""
+    extrapolated_sd = costs.pass_sd * math.sqrt(depths.variance_factor)
+    return extrapolated_sd / math.sqrt(costs.max_passes) <= PROBE_SD
+
+
+def _is_cheaper(fitted: Posterior, num_finished: int, settings: SearchSettings, costs: Costs) -> bool:
+    """Return whether the rest of the search costs clearly less with two more compilations and shallow passes."""
+    likely_best = np.bincount(fitted.values.argmax(axis=1), minlength=len(fitted.sizes)) / len(fitted.values)
+    pass_s = np.array(float(likely_best @ expected_pass_s(fitted)))
+    probes_left = max(EXPECTED_PROBES - num_finished, 1)
+    full_s = probes_left * costs.of(pass_s, compilation=Compilation.SHARED, fresh_worker=False)
+    reduced_s = 2.0 * (costs.start_s + costs.compile_s) + costs.reduced_share * full_s
+    return float(reduced_s) < CLEARLY_CHEAPER * float(full_s)

@@ -1,4 +1,4 @@
-"""The belief about throughput as a band over sizes, for those who draw it."""
+"""The posterior of throughput as a band over sizes, for drawing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.space import MemoryPrior, Space
 
-QUANTILES = (0.05, 0.5, 0.95)  # nine of ten curves lie inside the band
+QUANTILES = (0.05, 0.5, 0.95)  # Source: a convention: nine of ten curves lie inside the band
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The belief about throughput.
+    """The posterior of throughput.
 
     Attributes:
         sizes: (D,), micro-batch sizes, ascending.
@@ -44,14 +44,14 @@ def band_of(
     seed: int = 0,
     user_compilation: Compilation = Compilation.EXACT,
 ) -> Band | None:
-    """Form the belief once more from observations; None where nothing was measured.
+    """Fit the posterior to observations; return its band, or None where nothing was measured.
 
     Args:
         observations: Every probe, in order.
-        sizes: Where to tell it; those that were tried are added.
-        memory: What the trace says of memory.
-        seed: That of the search, so that the band is the search's own.
-        user_compilation: The program that the user will run.
+        sizes: The sizes of the band; those that were tried are added.
+        memory: The prior of peak memory.
+        seed: The search's own, so that the band is the search's posterior.
+        user_compilation: The program of the training.
     """
     if not any(item.is_measured for item in observations):
         return None

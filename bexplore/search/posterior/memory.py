@@ -1,4 +1,4 @@
-"""The memory boundary as a probability: draws of the largest size that fits."""
+"""The memory boundary as a probability: posterior draws of the largest size that fits."""
 
 from __future__ import annotations
 
@@ -9,35 +9,49 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.search.posterior.reserved_memory import ReservedPeak, draw_ratios
 from bexplore.search.space import MemoryAccount, MemoryPrior
 
 Array = NDArray[np.float64]
 
-PEAK_NOISE_SD = 0.006  # of a measured peak, as a fraction; allocator rounding and fragmentation
-# Of what a process held, as a fraction and in bytes: the pieces that stay free between its tensors differ by size.
-# A rough fit by hand to 19 sizes of the GPT, BERT and ViT of `benchmarks/jobs`, one process each.
+# Of a measured peak, as a fraction: allocator rounding and fragmentation. Source: benchmarks/results/sensitivity.md.
+PEAK_NOISE_SD = 0.006
+# Of resident memory, as a fraction and in bytes: the free pieces between tensors differ by size. Its growth with the
+# size, as a multiple of the tensors': 1.24 to 1.6. Source: a fit by hand to 19 sizes of the GPT, BERT and ViT of
+# benchmarks/jobs, one process each; benchmarks/results/sensitivity.md.
 RESIDENT_NOISE_SD, RESIDENT_NOISE_BYTES = 0.05, 16 * 2**20
-# Its growth with the size, as a multiple of that of the tensors: 1.24 to 1.6 among the same.
 RESIDENT_GROWTH, RESIDENT_GROWTH_SD = 1.3, 0.12
-RESIDENT_BASE_SD = 1.0  # of the smallest size, which is measured before anything else
-BUDGET_SLACK = 0.015  # a job fails this share below the budget, on average; how far is exponential, without an end
-LIMIT_IS_WITHIN = 0.15  # P(some candidate does not fit) where nothing is known of memory
-# P(a size that failed above all that ran failed for itself alone); of several such sizes, each by itself. The first
-# says little (a corrupt shard, an odd length), two that the program ends there, as a data set or a bound in the code
-# does. A judgement and no measurement; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
+RESIDENT_BASE_SD = 1.0  # of the smallest size. Source: wide, since that size is measured before anything else
+# ln(reserved / allocated) before anything ran; what one size has for itself: segments that are not full, whose bytes
+# hardly depend on the size, and a share of the whole. Source: benchmarks/results/allocator_ratio.md, a model of the
+# allocator over the CPU's programs of four jobs; the spread between jobs is rounded up, as CUDA's programs differ.
+LOG_RATIO, LOG_RATIO_SD = 0.035, 0.03
+UNUSED_BYTES, OWN_SD = 64 * 2**20, 0.015
+EXPECTED_RATIO = math.exp(LOG_RATIO)  # Source: the formula
+# A job fails this share below the budget, on average of an exponential. Source: benchmarks/results/sensitivity.md.
+BUDGET_SLACK = 0.015
+# Standard deviation of the fixed part and of the growth around a line through the smallest and the largest peak, where
+# nothing was traced; the least growth a sample, of the smallest size's. Source: benchmarks/results/sensitivity.md.
+LINE_SD = 0.2
+LEAST_SLOPE = 1e-4
+# The grid of sizes reaches so far beyond the largest candidate, in so many points. Source: resolves 6 % of a size.
+GRID_REACH, GRID_POINTS = 4.0, 96
+# P(some candidate does not fit) where nothing is known of memory. Source: benchmarks/results/sensitivity.md.
+LIMIT_IS_WITHIN = 0.15
+# P(a size that failed above all that ran failed for itself alone); of several such sizes, each independently. One
+# failure says little (a corrupt shard, an odd length), two that the program ends there, as a data set or a bound in the
+# code does. Source: a judgement; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
 FAILS_ALONE = 0.25
-UNSEEN_SLOPE_SD = 1.5  # of ln(growth per sample) before two sizes were measured
+MIN_SURVIVORS = 16  # draws that may stand for those outside the bracket. Source: enough for quantiles of 6 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What one probe took, by the account that the curve of memory is about.
+    """The peak of one probe, by the account of the memory curve.
 
     Attributes:
         size: Samples of one pass.
         num_bytes: The peak.
-        counts_resident_memory: Whether it is what the process held, which is noisy, and not what its tensors took.
+        counts_resident_memory: Whether it is resident memory, which is noisy, and not the tensors' own.
     """
 
     size: int
@@ -53,16 +67,39 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReservedPeak:
+    """Reserved and allocated memory of one probe.
+
+    Attributes:
+        allocated_bytes: Peak of the live tensors.
+        reserved_bytes: Peak of the segments; never one that the limit has cut.
+    """
+
+    allocated_bytes: float
+    reserved_bytes: float
+
+    @property
+    def log_ratio(self) -> float:
+        """ln(reserved / allocated)."""
+        return math.log(self.reserved_bytes / self.allocated_bytes)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of `log_ratio` around the job's own."""
+        return math.hypot(OWN_SD, UNUSED_BYTES / self.allocated_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryObservations:
-    """What probes said about memory.
+    """The memory that probes measured.
 
     Attributes:
         peaks: Of each measured probe that knows its peak.
-        reserved: Of each measured probe whose caching allocator was not at its limit; empty where another account is
-            judged.
         budget_bytes: The budget in force; None for no limit or an unknown one.
         largest_measured: The largest size that ran; 0 if none.
         smallest_out_of_memory: The smallest size that did not fit; infinity if none.
+        reserved: Of each measured probe whose caching allocator was not at its limit; empty where another account is
+            judged.
     """
 
     peaks: Sequence[Peak]
@@ -73,13 +110,13 @@ class MemoryObservations:
 
 
 def draw_boundaries(
-    facts: MemoryObservations, prior: MemoryPrior | None, *, base: int, largest: int, uniforms: Array
+    observed: MemoryObservations, prior: MemoryPrior | None, *, base: int, largest: int, uniforms: Array
 ) -> Array:
     """Draw the largest size that fits.
 
     Args:
-        facts: What probes said.
-        prior: What the trace said; None for nothing.
+        observed: Measured by probes.
+        prior: The prior of peak memory; None for none.
         base: Smallest candidate.
         largest: Largest candidate; a boundary beyond it means that everything fits.
         uniforms: (6, S) fixed draws from U(0, 1).
@@ -87,14 +124,13 @@ def draw_boundaries(
     Returns:
         (S,), samples; each at or above the largest measured size and below the smallest out-of-memory size.
     """
-    budget = facts.budget_bytes or (prior.budget_bytes if prior else None)
+    budget = observed.budget_bytes or (prior.budget_bytes if prior else None)
     traced = prior is not None and prior.peak_bytes is not None
-    sizes_seen = {peak.size for peak in facts.peaks}
-    if budget and (traced or len(sizes_seen) >= 2):
-        draws = _from_memory_model(facts, prior, budget, base=base, largest=largest, uniforms=uniforms)
+    if budget and (traced or len({peak.size for peak in observed.peaks}) >= 2):
+        draws = _from_memory_model(observed, prior, budget, base=base, largest=largest, uniforms=uniforms)
     else:
-        draws = _without_memory_model(facts, base=base, largest=largest, uniforms=uniforms)
-    return _within_bracket(draws, facts, base=base, largest=largest, uniform=uniforms[3])
+        draws = _without_memory_model(base=base, largest=largest, uniforms=uniforms)
+    return _within_bracket(draws, observed, base=base, largest=largest, uniform=uniforms[3])
 
 
 def draw_ends(failed: Sequence[int], *, largest_measured: float, base: int, uniforms: Array) -> Array:
@@ -107,7 +143,7 @@ def draw_ends(failed: Sequence[int], *, largest_measured: float, base: int, unif
         uniforms: (2, S) fixed draws from U(0, 1).
 
     Returns:
-        (S,), samples; infinity where the sizes failed each for itself.
+        (S,), samples; infinity where the sizes failed independently.
     """
     if not failed:
         return np.full(uniforms.shape[1], np.inf)
@@ -116,91 +152,116 @@ def draw_ends(failed: Sequence[int], *, largest_measured: float, base: int, unif
     return np.where(uniforms[0] < FAILS_ALONE ** len(failed), np.inf, inside)
 
 
-def _from_memory_model(
-    facts: MemoryObservations, prior: MemoryPrior | None, budget: float, *, base: int, largest: int, uniforms: Array
-) -> Array:
-    """What is judged = r (u f(base) + v (f(b) - f(base))), f traced or linear.
+def draw_ratios(peaks: Sequence[ReservedPeak], normal: Array) -> Array:
+    """Draw reserved over allocated memory of a size that has not run.
 
-    Measured peaks update u and v. The ratio r is 1, but where a caching allocator's reserved memory is judged: there
+    Args:
+        peaks: Of probes; each corrects the prior.
+        normal: (S,), standard normal draws.
+
+    Returns:
+        (S,), 1 and above.
+    """
+    weights = np.array([LOG_RATIO_SD**-2, *(peak.sd**-2 for peak in peaks)])
+    mean = float(weights @ np.array([LOG_RATIO, *(peak.log_ratio for peak in peaks)]) / weights.sum())
+    return np.exp(np.maximum(mean + math.sqrt(1.0 / weights.sum() + OWN_SD**2) * normal, 0.0))
+
+
+def _from_memory_model(
+    observed: MemoryObservations,
+    prior: MemoryPrior | None,
+    budget: float,
+    *,
+    base: int,
+    largest: int,
+    uniforms: Array,
+) -> Array:
+    """Draw from the model: judged bytes = r (u f(base) + v (f(b) - f(base))), f traced or linear.
+
+    Measured peaks update u and v. The ratio r is 1, except where a caching allocator's reserved memory is judged: there
     the peaks are those of the tensors, and r has a prior and measurements of its own.
     """
-    grid = np.unique(np.round(np.geomspace(base, 4.0 * largest, 96)))
+    grid = np.unique(np.round(np.geomspace(base, GRID_REACH * largest, GRID_POINTS)))
     if prior is not None and prior.peak_bytes is not None:
         traced = prior.peak_bytes
         shape = np.array([float(traced(int(size))) for size in grid])
-        peak_shape = np.array([float(traced(peak.size)) for peak in facts.peaks])
+        peak_shape = np.array([float(traced(peak.size)) for peak in observed.peaks])
         expected, sd = _multiples(prior)
     else:
-        least, most = min(facts.peaks, key=_size_and_bytes), max(facts.peaks, key=_size_and_bytes)
-        low = least.num_bytes
-        slope = max((most.num_bytes - low) / (most.size - least.size), 1e-4 * low / least.size)
-        shape = low + slope * (grid - base)
-        peak_shape = np.array([low + slope * (peak.size - base) for peak in facts.peaks])
-        expected, sd = np.ones(2), np.array([0.2, 0.2])
+        shape, peak_shape = _line(observed.peaks, grid, base)
+        expected, sd = np.ones(2), np.full(2, LINE_SD)
     shape = np.maximum.accumulate(shape)
     scale = shape[0]
-    precision = np.diag(1.0 / sd**2)
-    moment = precision @ expected
-    if len(facts.peaks):
-        measured = np.array([peak.num_bytes for peak in facts.peaks]) / scale
-        basis = np.stack([np.ones(len(measured)), peak_shape / scale - 1.0], axis=1)
-        weight = 1.0 / (np.array([peak.sd_bytes for peak in facts.peaks]) / scale) ** 2
-        precision = precision + (basis.T * weight) @ basis
-        moment = moment + basis.T @ (weight * measured)
-    covariance = np.linalg.inv(precision)
-    mean = covariance @ moment
-    normal = _normal(uniforms[:2])
-    draws = mean[:, None] + np.linalg.cholesky(covariance) @ normal
+    mean, covariance = _updated(expected, sd, observed.peaks, peak_shape, scale)
+    draws = mean[:, None] + np.linalg.cholesky(covariance) @ _normal(uniforms[:2])
     capacity = budget / scale * (1.0 + BUDGET_SLACK * np.log1p(-uniforms[2]))
     if prior is not None and prior.judged_by is MemoryAccount.RESERVED:
-        capacity = capacity / draw_ratios(facts.reserved, _normal(uniforms[4:6])[0])
+        capacity = capacity / draw_ratios(observed.reserved, _normal(uniforms[4:6])[0])
     growth = np.maximum(draws[1], 1e-6)
     target = scale * (1.0 + (capacity - draws[0]) / growth)
     rising = shape + np.arange(len(shape)) * 1e-9 * scale
-    fits_base = draws[0] <= capacity
-    return np.where(fits_base, np.interp(target, rising, grid), 0.5 * base)
+    return np.where(draws[0] <= capacity, np.interp(target, rising, grid), 0.5 * base)
+
+
+def _line(peaks: Sequence[Peak], grid: Array, base: int) -> tuple[Array, Array]:
+    """Return the line through the smallest and the largest peak, on the grid and at the peaks' sizes."""
+    ascending = sorted(peaks, key=lambda peak: (peak.size, peak.num_bytes))
+    least, most = ascending[0], ascending[-1]
+    low = least.num_bytes
+    slope = max((most.num_bytes - low) / (most.size - least.size), LEAST_SLOPE * low / least.size)
+    return low + slope * (grid - base), np.array([low + slope * (peak.size - base) for peak in peaks])
+
+
+def _updated(expected: Array, sd: Array, peaks: Sequence[Peak], peak_shape: Array, scale: float) -> tuple[Array, Array]:
+    """Return the posterior mean (2,) and covariance (2, 2) of u and v."""
+    precision: Array = np.diag(1.0 / sd**2)
+    moment = precision @ expected
+    if len(peaks):
+        measured = np.array([peak.num_bytes for peak in peaks]) / scale
+        basis = np.stack([np.ones(len(measured)), peak_shape / scale - 1.0], axis=1)
+        weight = 1.0 / (np.array([peak.sd_bytes for peak in peaks]) / scale) ** 2
+        precision = precision + (basis.T * weight) @ basis
+        moment = moment + basis.T @ (weight * measured)
+    covariance: Array = np.linalg.inv(precision).astype(np.float64, copy=False)
+    return covariance @ moment, covariance
 
 
 def _multiples(prior: MemoryPrior) -> tuple[Array, Array]:
-    """(2,) expectation and (2,) standard deviation of u and v, as multiples of what was traced."""
+    """Return (2,) expectation and (2,) standard deviation of u and v, as multiples of the traced peak."""
     if prior.judged_by is MemoryAccount.RESIDENT:
-        return np.array([1.0, RESIDENT_GROWTH]), np.array(
-            [RESIDENT_BASE_SD, math.hypot(prior.relative_sd, RESIDENT_GROWTH_SD)]
-        )
+        growth_sd = math.hypot(prior.relative_sd, RESIDENT_GROWTH_SD)
+        return np.array([1.0, RESIDENT_GROWTH]), np.array([RESIDENT_BASE_SD, growth_sd])
     return np.ones(2), np.full(2, prior.relative_sd)
 
 
-def _size_and_bytes(peak: Peak) -> tuple[int, float]:
-    return peak.size, peak.num_bytes
-
-
-def _without_memory_model(facts: MemoryObservations, *, base: int, largest: int, uniforms: Array) -> Array:
-    """A boundary that is probably beyond the candidates, else log-uniform over them."""
+def _without_memory_model(*, base: int, largest: int, uniforms: Array) -> Array:
+    """Draw a boundary that is probably beyond the candidates, else log-uniform over them."""
     inside = (
         base * (largest / base) ** np.sqrt(uniforms[0]) if largest > base else np.full(uniforms.shape[1], float(base))
     )
     return np.where(uniforms[1] < LIMIT_IS_WITHIN, inside, 2.0 * largest)
 
 
-def _within_bracket(draws: Array, facts: MemoryObservations, *, base: int, largest: int, uniform: Array) -> Array:
-    low, high = facts.largest_measured, facts.smallest_out_of_memory
+def _within_bracket(draws: Array, observed: MemoryObservations, *, base: int, largest: int, uniform: Array) -> Array:
+    """Return the draws with those outside the bracket replaced: by others inside, or log-uniformly."""
+    low, high = observed.largest_measured, observed.smallest_out_of_memory
     valid = (draws >= low) & (draws < high)
     if valid.all():
         return draws
     survivors = draws[valid]
-    if len(survivors) >= 16:
+    if len(survivors) >= MIN_SURVIVORS:
         refill = survivors[np.minimum((uniform[~valid] * len(survivors)).astype(int), len(survivors) - 1)]
     else:
         start = max(low, 0.5 * base)
-        end = high if np.isfinite(high) else 4.0 * max(largest, start)
+        end = high if np.isfinite(high) else GRID_REACH * max(largest, start)
         refill = start * (end / start) ** uniform[~valid] * (1 - 1e-12)
-    return np.concatenate([survivors, refill])[
-        np.argsort(np.concatenate([np.flatnonzero(valid), np.flatnonzero(~valid)]))
-    ]
+    filled = draws.copy()
+    filled[~valid] = refill
+    return filled
 
 
 def _normal(uniforms: Array) -> Array:
-    """Two rows of standard normal draws from two of uniform ones (Box and Muller, 1958)."""
+    """Return two rows of standard normal draws from two of uniform ones (Box and Muller, 1958)."""
     first, second = uniforms
     radius = np.sqrt(-2.0 * np.log(np.clip(first, 1e-12, 1.0)))
     return np.stack([radius * np.cos(2 * np.pi * second), radius * np.sin(2 * np.pi * second)])

@@ -1,4 +1,4 @@
-"""The belief about throughput and memory at every size, given everything that was observed (numpy only)."""
+"""The posterior of throughput and memory at every size (numpy only)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,26 @@ from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.memory import MemoryObservations, Peak, draw_boundaries, draw_ends
+from bexplore.search.posterior.memory import MemoryObservations, Peak, ReservedPeak, draw_boundaries, draw_ends
 from bexplore.search.posterior.prior import ShapePrior
-from bexplore.search.posterior.reserved_memory import ReservedPeak
 from bexplore.search.posterior.throughput import NUM_DRAWS, Draws, draw_curves
-from bexplore.search.space import MemoryAccount, MemoryPrior, Space
+from bexplore.search.space import MemoryAccount, MemoryPrior, Remaining, Space
 
 Array = NDArray[np.float64]
 
-ENGINE_VERSION = 5  # goes up when the same evidence would give another answer
-RIVAL_SDS = 3.0  # sizes this close to the best, in standard deviations of their own part, may turn out to be the best
-DENSE_DOMAIN = 128  # up to this many candidates the belief covers every one
+ENGINE_VERSION = 5  # Source: a counter: goes up when the same evidence would give another answer
+# Sizes this close to the best, in standard deviations of their own part, may turn out to be the best. Source: P < 0.2 %
+# beyond; benchmarks/results/sensitivity.md.
+RIVAL_SDS = 3.0
+# The domain: up to so many candidates all of them, else the first ones, powers of two and 1.5 times these, a ladder of
+# relative steps (rounded to multiples of 8 beyond 128 and of 64 beyond 1024), quantiles of the memory boundary, and
+# sizes up to the smallest that failed. Source: benchmarks/results/sensitivity.md; more sizes only cost time.
+DENSE_DOMAIN = 128
+NUM_FIRST = 16
+LADDER_STEP = 1.1
+BOUNDARY_QUANTILES = np.linspace(0.02, 0.98, 11)
+NUM_BELOW_LIMIT = 6
+BOUNDARY_STREAM, ENDS_STREAM = 1, 2  # of random numbers; others are those of `throughput`. Source: arbitrary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,16 +42,16 @@ class Posterior:
 
     Attributes:
         sizes: (D,), the domain: every candidate, or those that can matter.
-        log_throughput: (S, D), ln(samples/s), as the user's exact compilation would reach it.
+        log_throughput: (S, D), ln(samples/s), of the user's exact compilation.
         feasible: (S, D), whether the size fits and runs, and was not dropped for its own reasons.
         probe_sd: (S,), ln(samples/s), noise between two probes of one size.
-        own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
+        own_sd: (S,), ln(samples/s), of the part that a size does not share with its neighbours.
         represented: (D,), candidates that each size of the domain stands for.
-        surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
-        own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
-        own_level_covariance: (D, D), of its errors: sizes that took turns share what the machine did meanwhile.
+        surprise: (D,), leave-one-out z-score of the last probe of a size, positive where it was faster; 0 if none.
+        own_level: (D,), ln(samples/s), estimate from the measurements of a size alone; NaN where there are none.
+        own_level_covariance: (D, D), of its errors: interleaved sizes share common-mode drift.
         measured: (D,), number of measured probes.
-        measured_exactly: (D,), number of measured probes of the program that the user will run.
+        measured_exactly: (D,), number of measured probes of the user's own compilation.
         open: (D,), whether the size may be probed.
     """
 
@@ -61,7 +70,7 @@ class Posterior:
     _near: dict[float, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
     def index(self, size: int) -> int:
-        """Position of a size in the domain."""
+        """Return the position of a size in the domain."""
         return int(np.searchsorted(self.sizes, size))
 
     @cached_property
@@ -80,13 +89,13 @@ class Posterior:
         return self.log_throughput.mean(axis=0, dtype=np.float64)
 
     def near_best(self, tolerance: float) -> NDArray[np.bool_]:
-        """(S, D): in which draws a size fits and is within the tolerance of the best that fits."""
+        """Return (S, D), in which draws a size fits and is within the tolerance of the best that fits."""
         if tolerance not in self._near:
             self._near[tolerance] = self._near_best(tolerance)
         return self._near[tolerance]
 
     def among(self, sizes: Iterable[int]) -> Posterior:
-        """The same belief with these sizes, all of the domain, as the only candidates."""
+        """Return the same posterior with these sizes, all of the domain, as the only candidates."""
         kept = np.isin(self.sizes, list(sizes))
         return dataclasses.replace(
             self,
@@ -97,7 +106,7 @@ class Posterior:
         )
 
     def regret(self, size: int) -> Array:
-        """(S,), share of the speed of the best that fits which a size misses; 1 where it does not fit itself."""
+        """Return (S,), share of the best feasible speed that a size misses; 1 where it does not fit itself."""
         fits = self.feasible[:, self.index(size)]
         own = self.log_throughput[:, self.index(size)].astype(np.float64)
         behind = np.subtract(own, self.best[:, 0] + self._unseen, where=fits, out=np.full(len(own), -np.inf))
@@ -109,9 +118,9 @@ class Posterior:
 
     @cached_property
     def _unseen(self) -> Array:
-        """(S,), ln(samples/s) by which the best of all candidates is better than the best of those in the domain.
+        """(S,), ln(samples/s) of the best of all candidates over the best of those in the domain.
 
-        It is what the largest of many normal draws, sd sqrt(2 ln n), exceeds that of few by.
+        Source: the largest of n normal draws is near sd sqrt(2 ln n).
         """
         rivals = self.values >= self.best - (RIVAL_SDS * self.own_sd).astype(np.float32)[:, None]
         weights = np.stack([self.represented, np.ones(len(self.sizes))], axis=1).astype(np.float32)
@@ -128,15 +137,15 @@ def fit_posterior(
     user_compilation: Compilation = Compilation.EXACT,
     covered: Sequence[int] = (),
 ) -> Posterior:
-    """Form the belief.
+    """Fit the posterior.
 
     Args:
         space: The candidates.
         evidence: Every finished probe, in order.
-        memory: What the trace says of memory.
+        memory: The prior of peak memory.
         seed: Of all random numbers.
-        user_compilation: The program that the user will run; other compilations are evidence with an extra variance.
-        covered: Candidates that the domain holds in any case.
+        user_compilation: The program of the training; other compilations are evidence with an extra variance.
+        covered: Candidates that the domain must hold.
 
     Raises:
         ValueError: Nothing was measured yet.
@@ -145,31 +154,9 @@ def fit_posterior(
     if not measured:
         raise ValueError("a posterior needs at least one measurement")
     remaining = space.after(evidence)
-    limit = remaining.smallest_out_of_memory
-    largest_ok = max((item.micro_batch_size for item in measured if item.micro_batch_size < limit), default=0)
-    is_reserved = memory is not None and memory.judged_by is MemoryAccount.RESERVED
-    facts = MemoryObservations(
-        peaks=_tensor_peaks(measured) if is_reserved else _needed_peaks(measured),
-        reserved=_reserved_peaks(measured) if is_reserved else (),
-        budget_bytes=next((item.memory_budget_bytes for item in reversed(measured) if item.memory_budget_bytes), None),
-        largest_measured=largest_ok,
-        smallest_out_of_memory=limit,
-    )
-    largest = space.sizes[-1]
-    uniforms = np.random.default_rng([seed, 1]).random((6, NUM_DRAWS))
-    boundaries = draw_boundaries(facts, memory, base=space.base, largest=largest, uniforms=uniforms)
-    failed = remaining.failed_beyond
-    largest_run = max(item.micro_batch_size for item in measured)
-    ends = draw_ends(
-        failed,
-        largest_measured=largest_run,
-        base=space.base,
-        uniforms=np.random.default_rng([seed, 2]).random((2, NUM_DRAWS)),
-    )
-    boundaries = np.minimum(boundaries, ends)
-    lowest = min(limit, failed[0] if failed else math.inf)
+    boundaries = _boundaries(space, measured, remaining, memory, seed)
     certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
-    sizes = _domain(space, certain, boundaries, largest_ok, lowest)
+    sizes = _domain(space, certain, boundaries, _largest_fitting(measured, remaining), remaining)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
     curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
     alive = ~np.isin(sizes, list(remaining.dropped))
@@ -185,8 +172,37 @@ def fit_posterior(
         own_level_covariance=curves.own_level_covariance,
         measured=_count(sizes, measured),
         measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
-        open=alive & (sizes < limit),
+        open=alive & (sizes < remaining.smallest_out_of_memory),
     )
+
+
+def _boundaries(
+    space: Space, measured: Sequence[Evidence], remaining: Remaining, memory: MemoryPrior | None, seed: int
+) -> Array:
+    """Draw (S,), the largest size that fits and at which the program runs."""
+    is_reserved = memory is not None and memory.judged_by is MemoryAccount.RESERVED
+    observed = MemoryObservations(
+        peaks=_tensor_peaks(measured) if is_reserved else _needed_peaks(measured),
+        reserved=_reserved_peaks(measured) if is_reserved else (),
+        budget_bytes=next((item.memory_budget_bytes for item in reversed(measured) if item.memory_budget_bytes), None),
+        largest_measured=_largest_fitting(measured, remaining),
+        smallest_out_of_memory=remaining.smallest_out_of_memory,
+    )
+    uniforms = np.random.default_rng([seed, BOUNDARY_STREAM]).random((6, NUM_DRAWS))
+    boundaries = draw_boundaries(observed, memory, base=space.base, largest=space.sizes[-1], uniforms=uniforms)
+    ends = draw_ends(
+        remaining.failed_beyond,
+        largest_measured=max(item.micro_batch_size for item in measured),
+        base=space.base,
+        uniforms=np.random.default_rng([seed, ENDS_STREAM]).random((2, NUM_DRAWS)),
+    )
+    return np.minimum(boundaries, ends)
+
+
+def _largest_fitting(measured: Sequence[Evidence], remaining: Remaining) -> int:
+    """Return the largest size that ran below the smallest that does not fit; 0 for none."""
+    ran = (item.micro_batch_size for item in measured if item.micro_batch_size < remaining.smallest_out_of_memory)
+    return max(ran, default=0)
 
 
 def _tensor_peaks(measured: Sequence[Evidence]) -> list[Peak]:
@@ -198,7 +214,7 @@ def _tensor_peaks(measured: Sequence[Evidence]) -> list[Peak]:
 
 
 def _reserved_peaks(measured: Sequence[Evidence]) -> list[ReservedPeak]:
-    """Of each size once; a size that made the allocator retry shows the limit and not itself."""
+    """Return one of each size; a size that made the allocator retry shows the limit and not itself."""
     at_the_limit = {item.micro_batch_size for item in measured if item.num_alloc_retries}
     by_size = {
         item.micro_batch_size: ReservedPeak(
@@ -223,14 +239,14 @@ def _needed_peaks(measured: Sequence[Evidence]) -> list[Peak]:
 
 
 def _count(sizes: NDArray[np.int64], measured: Sequence[Evidence]) -> NDArray[np.int64]:
-    """(D,), how many of the probes timed each size; the domain covers every one of them."""
+    """Return (D,), how many of the probes timed each size; the domain covers every one of these sizes."""
     timed = [size for item in measured for size in item.timed_sizes]
     at = np.searchsorted(sizes, np.array(timed, dtype=np.int64))
     return np.bincount(at, minlength=len(sizes)).astype(np.int64)
 
 
 def _reach(space: Space, memory: MemoryPrior | None) -> float:
-    """The largest size that was thought possible before anything was run; curve shapes are drawn up to it."""
+    """Return the largest size that was possible by the prior; curve shapes are drawn up to it."""
     if memory is None or memory.peak_bytes is None or memory.budget_bytes is None:
         return float(space.sizes[-1])
     peak_bytes, budget = memory.peak_bytes, memory.budget_bytes * (1.0 + memory.relative_sd)
@@ -239,7 +255,7 @@ def _reach(space: Space, memory: MemoryPrior | None) -> float:
 
 
 def _represented(space: Space, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(D,), how many candidates are nearer to each size of the domain than to any other."""
+    """Return (D,), how many candidates are nearer to each size of the domain than to any other."""
     if len(sizes) == len(space.sizes):
         return np.ones(len(sizes), dtype=np.int64)
     borders = (sizes[1:] + sizes[:-1]) / 2.0
@@ -248,27 +264,31 @@ def _represented(space: Space, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=4)
 def _as_array(space: Space) -> NDArray[np.int64]:
-    """(num candidates,), the candidates."""
+    """Return (num candidates,), the candidates."""
     return np.array(space.sizes, dtype=np.int64)
 
 
 def _domain(
-    space: Space, certain: Sequence[int], boundaries: Array, largest_ok: int, limit: float
+    space: Space, certain: Sequence[int], boundaries: Array, largest_ok: int, remaining: Remaining
 ) -> NDArray[np.int64]:
-    """The sizes that the belief covers: all of a small space; of a large one those that can matter."""
+    """Return the sizes that the posterior covers: all of a small space; of a large one those that can matter."""
     candidates = _as_array(space)
     if len(candidates) <= DENSE_DOMAIN:
         return candidates
     top = candidates[-1]
-    wanted = [float(size) for size in certain]
-    wanted += list(range(space.base, space.base + 16))
-    wanted += [2.0**power for power in range(int(math.log2(top)) + 1)]
-    wanted += [3 * 2.0**power for power in range(int(math.log2(top)) + 1)]
-    ladder = space.base * 1.1 ** np.arange(int(math.log(top / space.base) / math.log(1.1)) + 1)
+    powers = 2.0 ** np.arange(int(math.log2(top)) + 1)
+    ladder = space.base * LADDER_STEP ** np.arange(int(math.log(top / space.base) / math.log(LADDER_STEP)) + 1)
     grain = 8.0 ** np.clip(np.floor(np.log(ladder / 16) / np.log(8)), 0, 2)
-    wanted += list(np.round(ladder / grain) * grain)
-    wanted += list(np.quantile(boundaries, np.linspace(0.02, 0.98, 11)))
+    wanted = [
+        np.array(certain, dtype=float),
+        space.base + np.arange(NUM_FIRST, dtype=float),
+        powers,
+        3 * powers,
+        np.round(ladder / grain) * grain,
+        np.quantile(boundaries, BOUNDARY_QUANTILES),
+    ]
+    limit = min(remaining.smallest_out_of_memory, *remaining.failed_beyond[:1], math.inf)
     if math.isfinite(limit):
-        wanted += list(np.linspace(largest_ok, limit - 1, 6))
-    below = np.searchsorted(candidates, np.array(wanted) + 1e-9, side="right") - 1
+        wanted.append(np.linspace(largest_ok, limit - 1, NUM_BELOW_LIMIT))
+    below = np.searchsorted(candidates, np.concatenate(wanted) + 1e-9, side="right") - 1
     return np.unique(candidates[np.clip(below, 0, len(candidates) - 1)])

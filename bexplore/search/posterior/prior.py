@@ -1,4 +1,4 @@
-"""What throughput curves look like before anything was measured: shapes drawn once, and how far reality strays."""
+"""The prior of throughput curves: shapes drawn once, and deviations from them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,53 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-NUM_SHAPES = 1024
-SHARPNESS = (0.5, 0.75, 1.0, 1.7, 4.0)  # of the knee: below 1 throughput creeps up for long, at 4 it stops at once
-SHARPNESS_WEIGHTS = (0.15, 0.2, 0.3, 0.2, 0.15)
-DECLINE_SHARE = 0.3  # of shapes that fall beyond some size
-DECLINE_FROM = 0.0  # where the fall may begin at the earliest, as a share of the candidates' span in ln
-ALIGNMENTS = np.array([2, 4, 8, 8, 16])  # sizes that are no multiple of one of these may be slower
-CLIFF_RATE = 0.10  # jobs whose throughput jumps somewhere, per e-fold of the candidates
-CLIFF_SDS = ((0.06, 0.5), (0.30, 0.5))  # sd of the jump in ln(samples/s), weight
-# Throughput rarely comes back: larger sizes fill what is idle, and nothing is once a doubling gained nothing. Of the
-# curves that would rise again beyond all that was measured this share does. A judgement, with the recorded sweeps in
-# sight that the search was developed on: two of 76 rise again.
-RISE_AGAIN_SHARE = 0.1
-# Jobs with a peak or hole somewhere of which no neighbour tells, per e-fold of the candidates. Sweeps that the search
-# was developed on have them far more often than one expects of curves that are smooth elsewhere. A judgement, with
-# those sweeps in sight: `developed on` in benchmarks/results/search.md.
-UNSEEN_BUMP_RATE = 0.3
-UNSEEN_BUMP_SDS = (0.05, 0.15, 0.40)  # of its height in ln(samples/s), equally likely
-UNSEEN_BUMP_LOG_WIDTHS = (-2.3, 1.0)  # ln of the narrowest and widest, in e-folds
-MAX_SHARE = 0.8  # of the jobs with a cliff, or with an unseen bump, however many sizes there are
+# The prior was chosen on the recorded sweeps that the search was developed on (milabench_h100, zeus, gavel) and on
+# simulated worlds. Source of each figure below: what half and double of it do to searches of both,
+# benchmarks/sensitivity.py: benchmarks/results/sensitivity.md.
 
-# Hyper-parameter grid of the deviation from a shape, with prior weights. Source: expectation maximisation on the two
-# families of public sweeps that the search was developed on and on simulated worlds, rounded and widened by hand.
+# Source: sensitivity.md; the shapes are a Monte Carlo sample.
+NUM_SHAPES = 1024
+SHAPE_STREAM = 20251  # of random numbers. Source: arbitrary
+# Sharpness of the knee: below 1 throughput creeps up for long, at 4 it stops at once; weights; the least and the most
+# size of half the final throughput, over the smallest candidate and over the reach. Source: sensitivity.md.
+SHARPNESS = (0.5, 0.75, 1.0, 1.7, 4.0)
+SHARPNESS_WEIGHTS = (0.15, 0.2, 0.3, 0.2, 0.15)
+HALF_SIZE_RANGE = (0.25, 3.0)
+# Shapes with waves: kernels work in whole blocks of samples, of a power of two or of any size (up to a share of the
+# reach), for up to a share of their work. Source: sensitivity.md.
+WAVE_RATE = 0.35
+POWER_BLOCK_RATE, POWER_BLOCKS = 0.66, (1, 7)
+FREE_BLOCKS = (1.5, 0.4)
+MAX_WAVE_SHARE = 0.9
+# Shapes that lose ln(samples/s), on average, at sizes that are no multiple of one of these. Source: sensitivity.md.
+ALIGNMENTS = np.array([2, 4, 8, 8, 16])
+ALIGNMENT_RATE, ALIGNMENT_LOSS = 0.2, 0.06
+# Shapes that fall beyond some size: mean slope, and e-folds over which the slope sets in. Source: sensitivity.md.
+DECLINE_RATE, DECLINE_SLOPE = 0.3, 0.06
+DECLINE_WIDTHS = (0.1, 0.7)
+# Shapes that lose ln(samples/s), on average, as memory fills, from a share of the reach on. Source: sensitivity.md.
+PRESSURE_RATE, PRESSURE_LOSS = 0.2, 0.25
+PRESSURE_FROM = (0.65, 0.95)
+PRESSURE_POWERS = (1, 3)
+MAX_FULLNESS = 3.0
+# Jobs whose throughput jumps somewhere, per e-fold of the candidates; sd of the jump in ln(samples/s), weight.
+# Source: sensitivity.md.
+CLIFF_RATE = 0.10
+CLIFF_SDS = ((0.06, 0.5), (0.30, 0.5))
+# Throughput rarely comes back: larger sizes fill what is idle, and nothing is once a doubling gained nothing. Of the
+# curves that would rise again beyond all that was measured, this share does. Source: of the recorded sweeps, two of 76
+# rise again; sensitivity.md.
+RISE_AGAIN_SHARE = 0.1
+# Jobs with a peak or hole of which no neighbour tells, per e-fold of the candidates; its height in ln(samples/s),
+# equally likely; ln of the least and the most width in e-folds. Source: the recorded sweeps, `developed on` in
+# benchmarks/results/search.md; sensitivity.md.
+UNSEEN_BUMP_RATE = 0.3
+UNSEEN_BUMP_SDS = (0.05, 0.15, 0.40)
+UNSEEN_BUMP_LOG_WIDTHS = (-2.3, 1.0)
+MAX_SHARE = 0.8  # of jobs with a cliff, or with an unseen bump, over all sizes. Source: sensitivity.md
+
+# Hyper-parameter grid of the deviation from a shape, with prior weights. Source: expectation maximisation on two
+# families of recorded sweeps and on simulated worlds, rounded and widened by hand; sensitivity.md.
 LENGTHS = (0.5, 1.5, 4.0)  # e-folds of the size
 SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends may be large, short waves are small
     (0, 0.02, 0.10),
@@ -45,13 +70,13 @@ SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends m
     (2, 0.35, 0.10),
 )
 ROUGH_SDS = ((0.002, 0.60), (0.006, 0.25), (0.02, 0.15))
-# Noise between two probes of one size, over what the noise of their passes lets expect, and weight.
-PROBE_NOISE_RATIOS = ((0.3, 0.20), (1.0, 0.65), (3.0, 0.15))
-PROBE_NOISE_POWER = 1.0
-USUAL_PROBE_SD = 0.01  # ln(samples/s), where passes have as much noise
-LEAST_PASS_SD, MOST_PASS_SD = 0.005, 0.1  # ln(pass time), of which something follows
 ROUGH_LENGTH = 0.25  # e-folds
-ROUGH_OWN_SHARE = 0.3  # of the rough variance that a size does not share with its neighbours
+ROUGH_OWN_SHARE = 0.3  # of the rough variance, which a size does not share with its neighbours
+# Noise between two probes of one size over that between two passes, and weight; ln(pass time) at the least and the
+# most.
+PROBE_NOISE_RATIOS = ((0.3, 0.20), (1.0, 0.65), (3.0, 0.15))
+LEAST_PASS_SD, MOST_PASS_SD = 0.005, 0.1
+CLIFF_SMOOTH, CLIFF_ROUGH = (2, 5), 1  # indices of the points that a cliff is combined with, which stand for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,52 +99,46 @@ class Hyper:
 
     @classmethod
     def grid(cls, pass_sd: float) -> Hyper:
-        """The grid for a machine.
+        """Return the grid of a machine.
 
         Args:
             pass_sd: ln(pass time), between passes of one probe: where these scatter, probes scatter too.
         """
-        usual = cls._relative_grid()
-        expected_sd = probe_sd_of(pass_sd)
-        return dataclasses.replace(usual, probe_sd=usual.probe_sd * expected_sd)
+        relative = cls._relative_grid()
+        return dataclasses.replace(relative, probe_sd=relative.probe_sd * probe_sd_of(pass_sd))
 
     @classmethod
     @lru_cache(maxsize=1)
     def _relative_grid(cls) -> Hyper:
-        """The same with `probe_sd` over what is expected."""
+        """Return the grid with `probe_sd` over its expected value."""
         points = [
             (length, smooth, rough, probe, math.log(smooth_weight * rough_weight * probe_weight))
             for length, smooth, smooth_weight in SMOOTH
             for rough, rough_weight in ROUGH_SDS
             for probe, probe_weight in PROBE_NOISE_RATIOS
         ]
-        length_index, *columns = (np.array(column) for column in zip(*points, strict=True))
-        smooth_sd, rough_sd, probe_sd, log_weight = columns
+        length_index, smooth_sd, rough_sd, probe_sd, log_weight = (
+            np.array(column) for column in zip(*points, strict=True)
+        )
         return cls(
             length_index=length_index, smooth_sd=smooth_sd, rough_sd=rough_sd, probe_sd=probe_sd, log_weight=log_weight
         )
 
+    @property
+    def cliff_bases(self) -> NDArray[np.intp]:
+        """Points of the grid that a cliff is combined with."""
+        points = np.arange(len(self.log_weight)).reshape(len(SMOOTH), len(ROUGH_SDS), len(PROBE_NOISE_RATIOS))
+        return points[list(CLIFF_SMOOTH), CLIFF_ROUGH].ravel()
+
 
 def probe_sd_of(pass_sd: float) -> float:
-    """Expected noise between two probes of one size, ln(samples/s), from that between passes of one."""
-    return float(
-        USUAL_PROBE_SD ** (1 - PROBE_NOISE_POWER) * np.clip(pass_sd, LEAST_PASS_SD, MOST_PASS_SD) ** PROBE_NOISE_POWER
-    )
-
-
-def _cliff_bases() -> NDArray[np.intp]:
-    """Points of the grid that a cliff is combined with: a few of them stand for all."""
-    hyper = Hyper.grid(USUAL_PROBE_SD)
-    smooth = np.isin(hyper.smooth_sd, (0.02, 0.15)) & (hyper.length_index + 1 >= 2 + (hyper.smooth_sd > 0.1))
-    return np.flatnonzero(smooth & np.isclose(hyper.rough_sd, 0.006))
-
-
-CLIFF_BASES = _cliff_bases()
+    """Return the expected noise between two probes of one size, ln(samples/s), from that between passes of one."""
+    return float(np.clip(pass_sd, LEAST_PASS_SD, MOST_PASS_SD))
 
 
 @dataclass(frozen=True)
 class ShapePrior:
-    """K curve shapes drawn once from fixed seeds: saturation, steps, alignment, decline, memory pressure.
+    """K curve shapes, drawn once: saturation, waves, alignment, decline, memory pressure.
 
     Attributes:
         base: Smallest candidate size.
@@ -133,7 +152,7 @@ class ShapePrior:
 
     @cached_property
     def _parameters(self) -> dict[str, Array]:
-        rng = np.random.default_rng([self.seed, 20251])
+        rng = np.random.default_rng([self.seed, SHAPE_STREAM])
         count = NUM_SHAPES
         reach = max(self.reach, 2 * self.base)
         span = np.log(reach / self.base)
@@ -141,27 +160,27 @@ class ShapePrior:
         def stratified() -> Array:
             return (rng.permutation(count) + rng.random(count)) / count
 
-        low, high = np.log(0.25 * self.base), np.log(3 * reach)
-        use_blocks = stratified() < 0.35
-        power_blocks = 2.0 ** rng.integers(1, 7, count)
-        free_blocks = np.exp(rng.uniform(np.log(1.5), np.log(max(2.0, 0.4 * reach)), count))
+        low, high = np.log(HALF_SIZE_RANGE[0] * self.base), np.log(HALF_SIZE_RANGE[1] * reach)
+        has_waves = stratified() < WAVE_RATE
+        power_blocks = 2.0 ** rng.integers(*POWER_BLOCKS, count)
+        free_blocks = np.exp(rng.uniform(np.log(FREE_BLOCKS[0]), np.log(max(2.0, FREE_BLOCKS[1] * reach)), count))
         return {
             "half": np.exp(low + (high - low) * stratified()),
             "power": rng.choice(SHARPNESS, count, p=SHARPNESS_WEIGHTS),
-            "block": np.where(rng.random(count) < 0.66, power_blocks, free_blocks),
-            "block_share": np.where(use_blocks, rng.uniform(0, 0.9, count), 0.0),
+            "block": np.where(rng.random(count) < POWER_BLOCK_RATE, power_blocks, free_blocks),
+            "block_share": np.where(has_waves, rng.uniform(0, MAX_WAVE_SHARE, count), 0.0),
             "alignment": ALIGNMENTS[rng.integers(0, len(ALIGNMENTS), count)].astype(float),
-            "alignment_loss": np.where(stratified() < 0.2, rng.exponential(0.06, count), 0.0),
-            "decline": np.where(stratified() < DECLINE_SHARE, rng.exponential(0.06, count), 0.0),
-            "decline_start": rng.uniform(DECLINE_FROM, 1.0, count) * span,
-            "decline_width": rng.uniform(0.1, 0.7, count),
-            "pressure": np.where(stratified() < 0.2, rng.exponential(0.25, count), 0.0),
-            "pressure_from": rng.uniform(0.65, 0.95, count),
-            "pressure_power": rng.integers(1, 3, count).astype(float),
+            "alignment_loss": np.where(stratified() < ALIGNMENT_RATE, rng.exponential(ALIGNMENT_LOSS, count), 0.0),
+            "decline": np.where(stratified() < DECLINE_RATE, rng.exponential(DECLINE_SLOPE, count), 0.0),
+            "decline_start": rng.uniform(0.0, 1.0, count) * span,
+            "decline_width": rng.uniform(*DECLINE_WIDTHS, count),
+            "pressure": np.where(stratified() < PRESSURE_RATE, rng.exponential(PRESSURE_LOSS, count), 0.0),
+            "pressure_from": rng.uniform(*PRESSURE_FROM, count),
+            "pressure_power": rng.integers(*PRESSURE_POWERS, count).astype(float),
         }
 
     def evaluate(self, sizes: NDArray[np.int64]) -> Array:
-        """The shapes at some sizes.
+        """Return the shapes at some sizes.
 
         Args:
             sizes: (D,), samples.
@@ -186,30 +205,30 @@ class ShapePrior:
         value = value - p["alignment_loss"] * misaligned
         past = (logs - p["decline_start"]) / p["decline_width"]
         value = value - p["decline"] * p["decline_width"] * np.logaddexp(0.0, past)
-        fullness = np.clip((b / reach - p["pressure_from"]) / (1 - p["pressure_from"]), 0.0, 3.0)
+        fullness = np.clip((b / reach - p["pressure_from"]) / (1 - p["pressure_from"]), 0.0, MAX_FULLNESS)
         return value - np.log1p(p["pressure"] * fullness ** p["pressure_power"])
 
 
 @lru_cache(maxsize=8)
 def _columns(prior: ShapePrior) -> dict[int, Array]:
-    """(K,) shapes by size, filled as they are asked for."""
+    """Return a cache of (K,) shapes by size."""
     return {}
 
 
 def smooth_kernel(left: Array, right: Array, length: float) -> Array:
-    """Matern-3/2 correlation of ln sizes; Source: Rasmussen and Williams, eq. 4.17."""
+    """Return the Matern-3/2 correlation of ln sizes. Source: Rasmussen and Williams, eq. 4.17."""
     distance = np.sqrt(3.0) * np.abs(left[:, None] - right[None, :]) / length
     return (1.0 + distance) * np.exp(-distance)
 
 
 def rough_kernel(left: Array, right: Array) -> Array:
-    """Exponential correlation of ln sizes at the length of kernel selection, and a part that each size has alone."""
+    """Return the exponential correlation of ln sizes over `ROUGH_LENGTH`, with a part that each size has alone."""
     distance = np.abs(left[:, None] - right[None, :])
     return (1 - ROUGH_OWN_SHARE) * np.exp(-distance / ROUGH_LENGTH) + ROUGH_OWN_SHARE * (distance < 1e-12)
 
 
 def rough_draws(logs: Array, normal: NDArray[np.float32], own_normal: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Functions with the correlation `rough_kernel` from standard normal draws.
+    """Return functions with the correlation `rough_kernel` from standard normal draws.
 
     Args:
         logs: (D,), ln of the sizes, ascending.
@@ -217,8 +236,9 @@ def rough_draws(logs: Array, normal: NDArray[np.float32], own_normal: NDArray[np
         own_normal: (S, D), of the part that each size has alone.
 
     Returns:
-        (S, D). The shared part is an Ornstein-Uhlenbeck process, whose Cholesky factor is known in closed form: what is
-        new at a size, sqrt(1 - r^2) with r the correlation to the size before it, decays towards the sizes above.
+        (S, D). The shared part is an Ornstein-Uhlenbeck process, whose Cholesky factor is known in closed form: the
+        innovation of a size, sqrt(1 - r^2) with r the correlation to the size before it, decays towards the sizes
+        above.
     """
     steps = np.diff(logs, prepend=-np.inf)
     new = np.sqrt(1.0 - np.exp(-2.0 * steps / ROUGH_LENGTH))

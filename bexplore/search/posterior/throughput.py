@@ -1,4 +1,4 @@
-"""Joint draws of the throughput curve: shapes, deviations from them and cliffs, weighed by the measurements."""
+"""Joint posterior draws of the throughput curve: shapes, deviations from them, and cliffs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.noise_model import Measurements, estimates_alone, measurements_of
 from bexplore.search.posterior.prior import (
-    CLIFF_BASES,
     CLIFF_RATE,
     CLIFF_SDS,
     LENGTHS,
@@ -34,15 +33,18 @@ Array = NDArray[np.float64]
 Draws = NDArray[np.float32]
 Index = NDArray[np.intp]
 
+# Draws, and how many shapes one stands for where a cliff is weighed. Source: benchmarks/results/sensitivity.md.
 NUM_DRAWS = 512
-LEVEL_SD = 1.0  # ln(samples/s), after centring
-NEGLIGIBLE_LOG_WEIGHT = -16.0  # of the best: all of these together are never drawn
-CLIFF_THINNING = 8  # every eighth shape stands for all where a cliff is weighed
+CLIFF_THINNING = 8
+LEVEL_SD = 1.0  # ln(samples/s), after centring. Source: far above what measurements leave open
+NEGLIGIBLE_LOG_WEIGHT = -16.0  # relative to the best. Source: exp(-16) of all points is below half a draw
+# Independent streams of random numbers of one seed. Source: arbitrary.
+NORMALS_STREAM, SELECTION_STREAM, DEVIATIONS_STREAM, RISES_STREAM = 3, 4, 5, 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Correlations over the domain, (lengths, D, D) and (D, D), and what draws of such functions are made of.
+    """Correlations over the domain, (lengths, D, D) and (D, D), and the ingredients of draws of such functions.
 
     `smooth_factors`: (lengths, D, D), of Cholesky. `smooth_normal`: (S, D). `rough_draws`: (S, D), of unit variance.
     """
@@ -69,15 +71,15 @@ class _Weighed:
 
 @dataclass(frozen=True, slots=True)
 class CurveDraws:
-    """Draws from the belief about the curve.
+    """Posterior draws of the curve.
 
     Attributes:
-        log_throughput: (S, D), ln(samples/s); seven digits are far more than any probe knows.
+        log_throughput: (S, D), ln(samples/s); in single precision.
         probe_sd: (S,), ln(samples/s), between two probes of one size.
-        own_sd: (S,), ln(samples/s), of what a size does not share with its neighbours.
-        surprise: (D,), standard deviations by which the last probe of a size beat what the others say; 0 if none.
-        own_level: (D,), ln(samples/s), what the measurements of a size say by themselves; NaN where there are none.
-        own_level_covariance: (D, D), of its errors: sizes that took turns share what the machine did meanwhile.
+        own_sd: (S,), ln(samples/s), the part that a size does not share with its neighbours.
+        surprise: (D,), leave-one-out z-score of the last probe of a size, positive where it was faster; 0 if none.
+        own_level: (D,), ln(samples/s), estimate from the measurements of a size alone; NaN where there are none.
+        own_level_covariance: (D, D), of its errors: interleaved sizes share common-mode drift.
     """
 
     log_throughput: Draws
@@ -103,7 +105,7 @@ def draw_curves(
         prior: Shapes of curves.
         sizes: (D,), the domain; it covers every measured size.
         measured: Measured probes, in order.
-        user_compilation: The program that the curve is about.
+        user_compilation: The program of the curve.
     """
     shapes = prior.evaluate(sizes)
     data, center = measurements_of(sizes, measured, user_compilation)
@@ -112,10 +114,10 @@ def draw_curves(
     misfit = (data.values[:, None] - shapes[data.at] + levels).T
     inverse, log_det = _inverse_covariance(data, fields)
     weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
-    z = _surprise(misfit[best[1]], inverse[best[0]])
+    z_scores = _leave_one_out(misfit[best[1]], inverse[best[0]])
     draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
     surprise = np.zeros(len(sizes))
-    surprise[data.at] = z
+    surprise[data.at] = z_scores
     curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
     _turn_down(curves, np.unique(data.at), sizes, seed=prior.seed)
     hyper = Hyper.grid(data.pass_sd)
@@ -148,22 +150,24 @@ def _fields(seed: int, sizes: tuple[int, ...]) -> _Fields:
 
 
 def _normals(seed: int, sizes: tuple[int, ...]) -> NDArray[np.float32]:
-    """(3, S, D), standard normal draws; those of a size are the same in every domain."""
+    """Return (3, S, D), standard normal draws; those of a size are the same in every domain."""
     known = _normals_by_size(seed)
     for size in sizes:
         if size not in known:
-            known[size] = np.random.default_rng([seed, 3, size]).standard_normal((3, NUM_DRAWS), dtype=np.float32)
+            known[size] = np.random.default_rng([seed, NORMALS_STREAM, size]).standard_normal(
+                (3, NUM_DRAWS), dtype=np.float32
+            )
     return np.stack([known[size] for size in sizes], axis=-1)
 
 
 @lru_cache(maxsize=4)
 def _normals_by_size(seed: int) -> dict[int, NDArray[np.float32]]:
-    """(3, S) standard normal draws by size, filled as they are asked for."""
+    """Return a cache of (3, S) standard normal draws by size."""
     return {}
 
 
 def _inverse_covariance(data: Measurements, fields: _Fields) -> tuple[Array, Array]:
-    """(J, n, n) and (J,): inverse and log determinant of the measurements' covariance at each hyper-parameter."""
+    """Return (J, n, n) and (J,): inverse and log determinant of the measurements' covariance at each grid point."""
     hyper = Hyper.grid(data.pass_sd)
     pair = np.ix_(data.at, data.at)
     smooth = np.stack([kernel[pair] for kernel in fields.smooth])
@@ -180,7 +184,7 @@ def _inverse_covariance(data: Measurements, fields: _Fields) -> tuple[Array, Arr
 def _weigh(
     data: Measurements, misfit: Array, inverse: Array, log_det: Array, sizes: NDArray[np.int64], *, seed: int
 ) -> tuple[_Weighed, tuple[int, int]]:
-    """Draw (shape, hyper-parameters, cliff) in proportion to their posterior weight; and the best without a cliff.
+    """Draw (shape, hyper-parameters, cliff) by posterior weight; return the best without a cliff, too.
 
     A cliff of unknown size a ~ N(0, s^2) above a gap adds s^2 u u' to the covariance, u = 1 above the gap; its weight
     follows from the weight without it by the matrix determinant lemma.
@@ -194,7 +198,7 @@ def _weigh(
     plain += (hyper.log_weight - 0.5 * log_det).astype(np.float32)[:, None]
     best = np.unravel_index(int(np.argmax(plain)), plain.shape)
     steps, log_gap = _gaps(data.at, np.unique(data.at), sizes)
-    bases = CLIFF_BASES
+    bases = hyper.cliff_bases
     cliff_share = _share(CLIFF_RATE, sizes)
     renormalise = np.log(np.exp(hyper.log_weight[bases]).sum())
     log_prior = log_gap + np.log(cliff_share * CLIFF_THINNING) - renormalise
@@ -218,7 +222,7 @@ def _weigh(
 
 
 def _log_weights_of_cliffs(without: Draws, misfit: Array, inverse: Array, steps: Array, log_prior: Array) -> Draws:
-    """(sds, C, G, K), log weight of each shape with a cliff of each sd in each gap, at C points of the grid.
+    """Return (sds, C, G, K), log weight of each shape with a cliff of each sd in each gap, at C points of the grid.
 
     Args:
         without: (C, K), log weight without a cliff.
@@ -240,7 +244,7 @@ def _log_weights_of_cliffs(without: Draws, misfit: Array, inverse: Array, steps:
 
 
 def _gaps(at: Index, distinct: Index, sizes: NDArray[np.int64]) -> tuple[Array, Array]:
-    """(G, n) which measurements are above each gap between measured sizes, and (G,) log share of the span it takes."""
+    """Return (G, n), the measurements above each gap between measured sizes, and (G,), its log share of the span."""
     logs = np.log(sizes.astype(float))
     edges = np.append(logs[distinct], logs[-1])
     span = max(logs[-1] - logs[0], 1e-9)
@@ -249,13 +253,13 @@ def _gaps(at: Index, distinct: Index, sizes: NDArray[np.int64]) -> tuple[Array, 
 
 
 def _share(rate: float, sizes: NDArray[np.int64]) -> float:
-    """Probability of an event somewhere among the sizes, from its rate per e-fold."""
+    """Return the probability of an event somewhere among the sizes, from its rate per e-fold."""
     return float(np.clip(rate * np.log(sizes[-1] / sizes[0]), 1e-9, MAX_SHARE))
 
 
 def _systematic(log_weight: Array, seed: int) -> Index:
-    """NUM_DRAWS indices drawn in proportion to the weights with the least variance, in random order."""
-    rng = np.random.default_rng([seed, 4])
+    """Draw NUM_DRAWS indices in proportion to the weights, by systematic resampling, in random order."""
+    rng = np.random.default_rng([seed, SELECTION_STREAM])
     relative = log_weight - log_weight.max()
     kept = np.flatnonzero(relative > NEGLIGIBLE_LOG_WEIGHT)
     cumulative = np.cumsum(np.exp(relative[kept]))
@@ -263,11 +267,8 @@ def _systematic(log_weight: Array, seed: int) -> Index:
     return rng.permutation(kept[np.minimum(np.searchsorted(cumulative, points), len(kept) - 1)])
 
 
-def _surprise(misfit: Array, inverse: Array) -> Array:
-    """(n,), leave-one-out residuals in standard deviations; positive where a probe was faster than the others say.
-
-    Source: Rasmussen and Williams, eq. 5.12.
-    """
+def _leave_one_out(misfit: Array, inverse: Array) -> Array:
+    """Return (n,), leave-one-out z-scores. Source: Rasmussen and Williams, eq. 5.12."""
     return (inverse @ misfit) / np.sqrt(np.diag(inverse))
 
 
@@ -281,9 +282,9 @@ def _draw(
     *,
     seed: int,
 ) -> Draws:
-    """(S, D), deviations from the shapes: functions from the prior, corrected by what was measured."""
+    """Return (S, D), deviations from the shapes: functions from the prior, corrected by the measurements."""
     hyper = Hyper.grid(data.pass_sd)
-    rng = np.random.default_rng([seed, 5])
+    rng = np.random.default_rng([seed, DEVIATIONS_STREAM])
     j = weighed.hyper
     length, count = hyper.length_index[j], len(data.at)
     smooth_sd, rough_sd, cliff_sd = (_column(sd) for sd in (hyper.smooth_sd[j], hyper.rough_sd[j], weighed.cliff_sd))
@@ -307,7 +308,7 @@ def _draw(
 
 
 def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed: int) -> None:
-    """Mirror, in place, what most draws rise to again beyond all measurements where their last doubling gained nothing.
+    """Mirror, in place, most draws that rise again beyond all measurements although their last doubling gained nothing.
 
     Args:
         curves: (S, D), ln(samples/s).
@@ -320,7 +321,7 @@ def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed
     if not len(half) or last == len(sizes) - 1:
         return
     before = curves[:, half].max(axis=1)
-    may_rise = np.random.default_rng([seed, 6]).random(len(curves)) < RISE_AGAIN_SHARE
+    may_rise = np.random.default_rng([seed, RISES_STREAM]).random(len(curves)) < RISE_AGAIN_SHARE
     falls = np.flatnonzero((curves[:, last] <= before) & ~may_rise)
     top = before[falls, None]
     beyond = curves[falls, last + 1 :]
@@ -328,12 +329,12 @@ def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed
 
 
 def _column(values: Array) -> Draws:
-    """(S, 1), to go with the draws."""
+    """Return (S, 1), in the draws' precision."""
     return values.astype(np.float32)[:, None]
 
 
 def _cliff_positions(at: Index, weighed: _Weighed, sizes: NDArray[np.int64], uniform: Array) -> Draws:
-    """(S, D), 1 above a place drawn log-uniformly within each draw's gap; 0 where a draw has no cliff."""
+    """Return (S, D), 1 above a place drawn log-uniformly within each draw's gap; 0 for a draw without a cliff."""
     logs = np.log(sizes.astype(float))
     edges = np.append(logs[np.unique(at)], logs[-1])
     low, high = edges[weighed.gap], edges[weighed.gap + 1]
@@ -342,7 +343,7 @@ def _cliff_positions(at: Index, weighed: _Weighed, sizes: NDArray[np.int64], uni
 
 
 def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Array:
-    """(S, n), (covariance + s^2 u u')^-1 residual, by Sherman and Morrison."""
+    """Return (S, n), (covariance + s^2 u u')^-1 residual, by the Sherman-Morrison formula."""
     plain = np.einsum("snm,sm->sn", inverse, residual)
     direction = np.einsum("snm,sm->sn", inverse, cliff)
     along = (cliff * plain).sum(axis=1)
@@ -351,7 +352,7 @@ def _solve(inverse: Array, residual: Array, cliff: Array, cliff_sd: Array) -> Ar
 
 
 def _unseen_bumps(at: Index, sizes: NDArray[np.int64], rng: np.random.Generator) -> Draws:
-    """(S, D), a narrow peak or hole in some draws, where nothing was measured that would show it."""
+    """Return (S, D), a narrow peak or hole in some draws, where no measurement would show it."""
     logs = np.log(sizes.astype(float))
     present = np.flatnonzero(rng.random(NUM_DRAWS) < _share(UNSEEN_BUMP_RATE, sizes))
     center = rng.uniform(logs[0], logs[-1], len(present))

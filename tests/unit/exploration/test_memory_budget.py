@@ -25,7 +25,7 @@ from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.report.page import sizes_table
 from bexplore.output.report.report_data import judged_account, read_report_data
 from bexplore.output.trace_table import trace_table
-from bexplore.search.posterior.reserved_memory import EXPECTED_RATIO
+from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
