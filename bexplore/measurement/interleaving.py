@@ -18,24 +18,25 @@ from bexplore.measurement.statistics import MAD_SDS, QUARTILE_DISTANCE, mad, mea
 
 Array = NDArray[np.float64]
 
-# "Sensitivity" below is benchmarks/results/sensitivity.md: what half and double of each constant do to searches.
+# sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 
 # A size whose samples/s are below another's by this share beyond the indifference zone is not timed more closely ...
-WORSE_THAN_TIED = 0.04  # Source: a judgement, twice the default zone; sensitivity
+WORSE_THAN_TIED = 0.04  # Source: a judgement, twice the default zone; sensitivity.md
 MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of the samples/s. Source: keeps 1 - share above 0
 # Seconds of one timing, at least one pass: short beside common-mode drift (seconds), long beside what a change of the
-# size disturbs. Source: the rounds of a shared machine of two cores, see `MAX_ROUND_OF_TWO_S`; sensitivity.
+# size disturbs. Source: the rounds of a shared machine of two cores, see `MAX_ROUND_OF_TWO_S`; sensitivity.md.
 TIMING_S = 0.1
-MAX_PASSES_PER_TIMING = 20  # Source: a judgement, passes of 5 ms; sensitivity
+MAX_PASSES_PER_TIMING = 20  # Source: a judgement, passes of 5 ms; sensitivity.md
 # Fewest rounds, by the seconds of one: long timings average jitter away. Source: a judgement; a single round could not
 # show that a timing was disturbed.
 MIN_ROUNDS = ((1.0, 2), (0.0, 4))
 # Timing suffices when the largest standard error of a size's log pass time is below this share of the indifference
-# zone. Source: a judgement: five standard errors a zone between contenders, the zone itself in screening; sensitivity.
+# zone. Source: a judgement: five standard errors a zone between contenders, the zone itself in screening;
+# sensitivity.md.
 ENOUGH_SHARE = 0.2
 ENOUGH_SHARE_OF_SCREENING = 0.75
 # Seconds of the contenders' timings, in budgets of one size. Source: simulated searches of `Family.DRIFTING_HOST`: as
-# many budgets as sizes ended no better and took longer; sensitivity.
+# many budgets as sizes ended no better and took longer; sensitivity.md.
 BUDGETS_OF_CONTENDERS = 2
 # A screened size is clearly worse by so many standard errors of the difference. Source: P < 1 % of a normal one.
 SURELY = 2.5
@@ -48,7 +49,7 @@ DISTURBED_TIMES = 4.0
 USUAL_SHARE = 0.6  # of the timings count as undisturbed. Source: see `LEAST_DISTURBANCE`
 SURE_DISTURBANCE = math.log(2.0)  # Source: five standard deviations of a host that drifts by 12 %
 PASSES_OF_MEDIAN = 5  # the median of fewer may be a disturbed one. Source: breaks down at two of four
-DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed. Source: a judgement; sensitivity
+DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed. Source: a judgement; sensitivity.md
 # Variance of a timing over that of drift between rounds. Source: (5 % / 10 %)^2, `EXPECTED_ROUND_SD`, `COMMON_MODE_SD`.
 ROUND_SHRINKAGE = 0.25
 
