@@ -4,7 +4,7 @@ The allocations and frees of traced steps run through the model of CUDA's cachin
 probe has them: weights, gradients and states, then steps of two accumulation passes and an update. The programs are
 those of the CPU, which stand in for those of CUDA. Two ratios come of it: of what is reserved where nothing limits it,
 and of the lowest limit under which the steps still run, because the cache is released. The first is the prior of
-`bexplore.search.posterior.reserved_memory`.
+`bexplore.search.posterior.memory`.
 """
 
 from __future__ import annotations

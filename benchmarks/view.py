@@ -24,7 +24,9 @@ from bexplore.host.machine import package_version, processor_name
 from bexplore.job import Job
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.console import Progress
-from bexplore.output.report.files import html, read_report_data, write_text
+from bexplore.output.report.files import write_text
+from bexplore.output.report.page import html
+from bexplore.output.report.report_data import read_report_data
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 

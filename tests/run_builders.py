@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from bexplore.exploration import run_directory
+from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.job import Job, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
@@ -17,6 +18,13 @@ from bexplore.trace.timeline import Buffer, Peak, Phase
 
 GIB = 2**30
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
+BAND = {
+    "sizes": [1, 4, 8, 13, 64],
+    "low": [98.0, 250.0, 395.0, 300.0, 100.0],
+    "middle": [100.0, 280.0, 405.0, 420.0, 430.0],
+    "high": [102.0, 320.0, 415.0, 600.0, 900.0],
+    "fits": [1.0, 1.0, 1.0, 0.1, 0.0],
+}
 HOSTILE = '<script>alert("1")</script> & "quoted"'
 
 
@@ -74,18 +82,17 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
         probe(3, 8, 410.0, Compilation.EXACT),
     ):
         run.journal.append(item)
-    facts = {"event": "device", "device": "cuda", "device_name": device_name, "num_multiprocessors": 132}
-    (run.directory / "log.jsonl").write_text(json.dumps(facts) + '\n{"cut sho')
     recommendations = [
         {"event": "recommendation", "micro_batch_size": size, "relative_performance": 4.0, "confidence": score}
         | {"samples_per_s": 405.0, "num_probes": count, "elapsed_s": 9.0, "global_batch_sizes": []}
         for count, size, score in ((1, 1, 0), (2, 8, 50), (3, 8, 88), (4, 8, 93))
     ]
-    (run.directory / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in recommendations))
+    lines = "".join(json.dumps(event) + "\n" for event in recommendations)
+    (run.directory / "events.jsonl").write_text(lines + '{"cut sho')
     if finished:
         run.remember_trace(cost_model().as_dict())
         batch = {"global_batch_size": 64, "accumulation_steps": 8, "num_tokens": 8192, "step_time_s": 0.17}
-        print_summary = {
+        rest = {
             "base_micro_batch_size": 1,
             "stop_reason": "target_confidence",
             "smallest_within_tolerance": 8,
@@ -97,8 +104,10 @@ def make_run(folder: Path, *, finished: bool = True, device_name: str = "NVIDIA 
             "gradient_equivalence": {"message": "The gradients agree."},
             "warnings": [],
             "global_batch_sizes": [batch],
+            "device_info": {"device": "cuda", "device_name": device_name, "num_multiprocessors": 132},
+            "throughput_band": BAND,
         }
-        run.write_result(recommendations[-1] | print_summary)
+        run.write_result(RunResult.from_record(recommendations[-1] | rest))
     return run
 
 

@@ -1,24 +1,23 @@
-"""`bexplore apply`: the size that was found, written into the user's file, after showing what changes."""
+"""`bexplore apply`: show the change of the user's file, then write the size that was found."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import UserInputError
+from bexplore.exploration.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
+from bexplore.exploration.run_directory import open_run
 
-if TYPE_CHECKING:
-    from bexplore.exploration.apply import BatchSizeRule, Choice, Edit
 
-
-@click.command(short_help="Write the size that was found into the job's file.")
+@click.command()
 @CONFIG
-@click.option("--run", "run_path", type=click.Path(path_type=Path), help="The run; the newest of this job without it.")
+@click.option("--run", "run_path", type=click.Path(path_type=Path), help="The run; default: this job's newest.")
 @click.option(
     "--keep-batch-size",
     "batch_size",
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     "--change-batch-size",
     "batch_size",
     flag_value="change",
-    help="There: write the recommended size, and the batch_size nearest to yours that is valid with it.",
+    help="In that case: write the recommended size, and the nearest batch_size that is valid with it.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE instead of CONFIG.")
 @click.option("--force", is_flag=True, help="Write even if the job has changed since it was explored.")
@@ -44,10 +43,10 @@ def apply(
     yes: bool,
     common: Common,
 ) -> None:
-    """Write the micro-batch size that was found into CONFIG; everything else in it stays as it is, to the byte.
+    """Write the micro-batch size that was found into CONFIG; every other byte of the file stays as it is.
 
-    The change is shown first. It is refused where the job has changed since it was explored, unless by
-    --force. Where your batch_size is not valid with the recommended size, you are asked which of the two to keep.
+    The change is shown first. A job that has changed since it was explored is refused without --force. Where your
+    batch_size is not valid with the recommended size, you are asked which of the two to keep.
 
     \b
     Examples:
@@ -56,11 +55,6 @@ def apply(
       bexplore apply job.yaml --change-batch-size --yes  move batch_size to what goes with the fastest size of all
       bexplore apply job.yaml -o tuned.yaml              leave job.yaml alone
     """
-    import dataclasses
-
-    from bexplore.exploration.apply import BatchSizeRule, plan_edit, refuse, write_edit
-    from bexplore.exploration.run_directory import open_run
-
     loaded = common.load(config)
     if common.model_dir is not None:
         loaded = dataclasses.replace(loaded, model_dir=common.model_dir)
@@ -74,7 +68,7 @@ def apply(
         force=force,
     )
     if common.overrides and common.verbosity >= 0:
-        click.echo(f"note: {config} does not get what --set gave: {', '.join(common.overrides)}", err=True)
+        click.echo(f"note: values of --set are not written into {config}: {', '.join(common.overrides)}", err=True)
     is_change = edit.before != edit.after or output is not None
     if not common.as_json:
         _show(edit)
@@ -89,10 +83,10 @@ def apply(
 def _show(edit: Edit) -> None:
     answer = edit.answer
     click.echo(
-        f"micro_batch_size {answer['micro_batch_size']}: {answer['relative_performance']:.2f}x the speed of size "
-        f"{edit.base_micro_batch_size}, confidence {answer['confidence']} out of 100 ({edit.run.directory})"
+        f"micro_batch_size {answer.micro_batch_size}: {answer.relative_performance:.2f}x the speed of size "
+        f"{edit.base_micro_batch_size}, confidence {answer.confidence} out of 100 ({edit.run.directory})"
     )
-    click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.path} says so already")
+    click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.path} has this size already")
     if edit.batch_size_change is not None:
         before, after = edit.batch_size_change
         click.echo(
@@ -102,9 +96,7 @@ def _show(edit: Edit) -> None:
 
 
 def _choose(choice: Choice) -> BatchSizeRule:
-    """Ask the user which of the two sizes gives way."""
-    from bexplore.exploration.apply import BatchSizeRule
-
+    """Ask the user which of the two sizes changes."""
     click.echo(f"{choice.message}.", err=True)
     for rule in BatchSizeRule:
         click.echo(f"  {rule.value:<8}{choice.sentence(rule)}", err=True)
@@ -122,7 +114,7 @@ def _record(edit: Edit, written: Path | None) -> dict[str, object]:
     before, after = edit.batch_size_change or (None, None)
     return {
         "event": "apply",
-        "micro_batch_size": edit.answer["micro_batch_size"],
+        "micro_batch_size": edit.answer.micro_batch_size,
         "batch_size_before": before,
         "batch_size_after": after,
         "diff": edit.diff,

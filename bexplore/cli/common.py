@@ -1,4 +1,4 @@
-"""What the commands share: the options of every command that reads a configuration."""
+"""The options of every command that reads a configuration."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from bexplore import logs
+from bexplore.config.config import Config
+from bexplore.config.document import document
+from bexplore.config.load import load_config
+from bexplore.config.schema import dotted_keys
 from bexplore.errors import BexploreError, UserInputError
-
-if TYPE_CHECKING:
-    from bexplore.config.config import Config
+from bexplore.job import Mode
 
 _MAY_HOLD_A_PASSWORD = "explore.storage="
 
@@ -24,14 +27,14 @@ CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """The options that every command which reads a configuration has.
+    """The values of the common options.
 
     Attributes:
         as_json: JSON lines on stdout, nothing else there.
         overrides: `dotted.key=value`, in order.
         model_dir: Folder of the results; None for the configuration's own.
         allow_code: Whether import paths of the configuration may be imported.
-        mode: `train` or `eval`; None for what the file asks for.
+        mode: `train` or `eval`; None for the file's own.
         verbosity: -1 to 2.
     """
 
@@ -43,10 +46,7 @@ class Common:
     verbosity: int
 
     def load(self, path: Path) -> Config:
-        """The checked configuration."""
-        from bexplore.config.load import load_config
-        from bexplore.job import Mode
-
+        """Load and check a configuration."""
         mode = None if self.mode is None else Mode(self.mode)
         config = load_config(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
         return replace(config, options=self._options_of_the_job())
@@ -57,79 +57,67 @@ class Common:
         return tuple(part for option in named for part in option)
 
     def require_torch(self) -> None:
-        """Say what is missing before a worker dies of it.
+        """Check that torch is installed, before a worker fails without it.
 
         Raises:
-            UserInputError: torch is not installed.
+            UserInputError: It is not.
         """
         if find_spec("torch") is None:
-            raise UserInputError("torch is not installed here", hint="pip install torch; bexplore doctor tells more")
+            raise UserInputError(
+                "torch is not installed here", hint="pip install torch; bexplore doctor checks the rest"
+            )
 
-    def tell_wait(self, message: Mapping[str, Any]) -> None:
-        """Say on stderr whom a worker waits for."""
+    def report_wait(self, message: Mapping[str, Any]) -> None:
+        """Report on stderr which process a worker waits for."""
         if message.get("stage") == "lock" and self.verbosity >= 0:
             click.echo(f"waiting for the device, which {message['holder']} uses", err=True)
 
     def with_override(self, override: str) -> Common:
-        """The same options and one more override."""
+        """Return the same options with one more override."""
         return replace(self, overrides=(*self.overrides, override))
 
 
-def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete a key of `--set` at the shell: those of the `explore` section, and those that the file has."""
-    from bexplore.config.document import document
-    from bexplore.config.schema import dotted_keys
-
+def _complete_keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a key of `--set`: those of the `explore` section and those of the file."""
     keys = ["micro_batch_size", *dotted_keys()]
     file = next(iter(context.args), None)  # an option that lacks its value keeps click from reading the arguments
-    with suppress(BexploreError):  # of a file that cannot be read, none
+    with suppress(BexploreError):  # a file that cannot be read has none
         keys += document.read(Path(file)).dotted_keys() if file else []
     return [f"{key}=" for key in dict.fromkeys(keys) if key.startswith(incomplete)]
 
 
-def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the common options to a command and hand them over as one `common`."""
-
-    @click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout, one event a line, nothing else there.")
-    @click.option(
+_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, help="Write JSON lines to stdout, one event a line."),
+    click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        shell_complete=_keys,
+        shell_complete=_complete_keys,
         help="Override a dotted key; repeatable.",
-    )
-    @click.option("--seed", type=click.IntRange(min=0), help="Same as --set explore.seed=N.")
-    @click.option("--model-dir", metavar="DIR", help="Results go to local_compile_<mode>/DIR.")
-    @click.option("--no-code", is_flag=True, help="Refuse configurations that name code to import.")
-    @click.option("--mode", type=click.Choice(["train", "eval"]), help="Which side of the configuration to explore.")
-    @click.option("-v", "--verbose", count=True, help="Say more on stderr; twice for everything.")
-    @click.option("-q", "--quiet", is_flag=True, help="Say only errors on stderr.")
-    @wraps(command)
-    def with_common(
-        *arguments: Any,
-        as_json: bool,
-        overrides: tuple[str, ...],
-        seed: int | None,
-        model_dir: str | None,
-        no_code: bool,
-        mode: str | None,
-        verbose: int,
-        quiet: bool,
-        **others: Any,
-    ) -> Any:
-        from bexplore import logs
+    ),
+    click.option("--seed", type=click.IntRange(min=0), help="Same as --set explore.seed=N."),
+    click.option("--model-dir", metavar="DIR", help="Write results to local_compile_<mode>/DIR."),
+    click.option("--no-code", is_flag=True, help="Refuse configurations that name code to import."),
+    click.option("--mode", type=click.Choice(["train", "eval"]), help="The side of the configuration to use."),
+    click.option("-v", "--verbose", count=True, help="Write more to stderr; twice for everything."),
+    click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr."),
+)
 
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the common options to a command, which receives them as one `common`."""
+
+    @wraps(command)
+    def with_common(*arguments: Any, seed: int | None, no_code: bool, verbose: int, quiet: bool, **options: Any) -> Any:
         verbosity = -1 if quiet else min(verbose, 2)
         logs.configure(verbosity)
-        common = Common(
-            as_json=as_json,
-            overrides=overrides if seed is None else (*overrides, f"explore.seed={seed}"),
-            model_dir=model_dir,
-            allow_code=not no_code,
-            mode=mode,
-            verbosity=verbosity,
-        )
-        return command(*arguments, common=common, **others)
+        own = {name: options.pop(name) for name in ("as_json", "overrides", "model_dir", "mode")}
+        common = Common(**own, allow_code=not no_code, verbosity=verbosity)
+        if seed is not None:
+            common = common.with_override(f"explore.seed={seed}")
+        return command(*arguments, common=common, **options)
 
+    for option in reversed(_OPTIONS):
+        with_common = option(with_common)
     return with_common

@@ -1,4 +1,4 @@
-"""`bexplore doctor`: what an exploration needs, line by line."""
+"""`bexplore doctor`: a line for each requirement of an exploration."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from bexplore.config.load import load_config
+from bexplore.doctor import Check, Status, examine
 from bexplore.errors import ExitCode
 
-if TYPE_CHECKING:
-    from bexplore.doctor import Check
-
-_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+_COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
 
 
-@click.command(short_help="Check whether this machine and a job are ready.")
+@click.command()
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--noise-s", type=click.FloatRange(0, 600), default=10.0, show_default=True, help="Noise measurement; 0 for none."
+    "--noise-s",
+    type=click.FloatRange(0, 600),
+    default=10.0,
+    show_default=True,
+    help="Seconds of the noise measurement; 0 skips it.",
 )
 @click.option("--no-code", is_flag=True, help="Refuse a configuration that names code to import.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) -> None:
-    """Check this machine, and the job of CONFIG on it: ok, warning or problem, and what to type.
+    """Check this machine, and the job of CONFIG on it: ok, warning or problem, each with a fix.
 
-    It ends with code 0 where there is no problem, and is what an issue about bexplore should quote.
+    The exit code is 0 where there is no problem. Quote the output in an issue about bexplore.
 
     \b
     Examples:
       bexplore doctor                  the machine, with a ten-second measurement of its noise
       bexplore doctor job.yaml         also whether the job builds and can be traced
-      bexplore doctor --noise-s 0      at once
+      bexplore doctor --noise-s 0      without the noise measurement
     """
-    from bexplore.config.load import load_config
-    from bexplore.doctor import Status, examine
-
     loaded = None if config is None else load_config(config, allow_code=not no_code)
     has_problem = False
     for check in examine(loaded, noise_s=noise_s):

@@ -1,4 +1,4 @@
-"""`bexplore explore`: the main job, its sinks, and Ctrl-C."""
+"""`bexplore explore`: the search, its outputs, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,44 +8,51 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
 from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.cli.streams import silence, watched_reader
+from bexplore.config.config import Config
+from bexplore.engine.process.worker_process import is_waiting
 from bexplore.errors import BexploreError, ExitCode
+from bexplore.exploration.apply import paste
+from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent
+from bexplore.exploration.exploration import ExploreOptions
+from bexplore.exploration.exploration import explore as events_of
+from bexplore.exploration.result import RunResult
+from bexplore.output.bexp import BexpStream, RunLog
+from bexplore.output.console import Progress
+from bexplore.output.event_files import EventFile, JsonLines
+from bexplore.output.report.files import ReportFile
+from bexplore.output.summary import summary_text
+from bexplore.search.policy.decision import StopReason
 
-if TYPE_CHECKING:
-    from bexplore.config.config import Config
-    from bexplore.exploration.events import JobEvent
-    from bexplore.output import Sink
 
-
-@click.command(short_help="Find the micro-batch size of a job.")
+@click.command()
 @CONFIG
-@click.option("--fresh", is_flag=True, help="Start over, even if an earlier run is there.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done and about how long it takes, and end.")
+@click.option("--fresh", is_flag=True, help="Start over, even if there is an earlier run.")
+@click.option("--dry-run", is_flag=True, help="Only report the plan and its expected duration.")
 @click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///study.db, postgresql://...).")
 @common_options
 def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, common: Common) -> None:
-    """Explore CONFIG: stream recommendations, then say which micro-batch size to use and why.
+    """Explore CONFIG: stream recommendations, then report which micro-batch size to use and why.
 
-    Run again, it goes on where an unfinished run ended, and prints the stored result of a finished one.
+    A second call resumes an unfinished run, or prints the stored result of a finished one.
 
     \b
     Examples:
       bexplore explore job.yaml
-      bexplore explore job.yaml --dry-run                       what would be done, and about how long it takes
+      bexplore explore job.yaml --dry-run                       the plan, and its expected duration
       bexplore explore job.yaml --set explore.effort=thorough   more and longer probes
       bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
       bexplore explore job.yaml --json | jq 'select(.event == "result")'   the answer, for programs
     """
-    from bexplore.exploration.exploration import ExploreOptions
-    from bexplore.exploration.exploration import explore as events_of
-
     if storage is not None:
         common = common.with_override(f"explore.storage={json.dumps(storage)}")
     loaded = common.load(config)
@@ -64,43 +71,39 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
     )
     with stopper, show, watched_reader(sys.stdout, stopper.stop):
         last = show.all(events_of(loaded, options))
-    if last is not None and last.get("stop_reason") == "interrupted":
+    if last is not None and last.stop_reason == StopReason.INTERRUPTED:
         sys.exit(ExitCode.INTERRUPTED)
 
 
 class _Show:
-    """All sinks of one exploration, and the live line."""
+    """All outputs of one exploration."""
 
     def __init__(self, config: Config, common: Common, *, on_reader_gone: Callable[[], None]) -> None:
-        from datetime import UTC, datetime
-
-        from rich.console import Console
-
-        from bexplore.output.bexp import BexpStream, RunLog
-        from bexplore.output.console import Progress
-        from bexplore.output.json_lines import EventFile, JsonLines
-        from bexplore.output.report.sink import ReportFile
-
-        def now() -> datetime:
-            return datetime.now(UTC)
-
+        now = partial(datetime.now, UTC)
         self._config, self._common = config, common
         self._progress = Progress(Console(stderr=True, quiet=common.verbosity < 0))
         self._log = RunLog(now)
-        self._sinks: list[Sink] = [self._log, EventFile(), self._progress, ReportFile(self._progress.warn)]
-        self._to_stdout: Sink = JsonLines(sys.stdout) if common.as_json else BexpStream(sys.stdout, now)
+        self._sinks: list[Callable[[JobEvent], None]] = [
+            self._log,
+            EventFile(),
+            self._progress,
+            ReportFile(self._progress.warn),
+        ]
+        self._to_stdout = JsonLines(sys.stdout) if common.as_json else BexpStream(sys.stdout, now)
         self._shares_terminal = sys.stdout.isatty()
         self._on_reader_gone = on_reader_gone
         self._is_read = True
 
     def progress(self, message: dict[str, Any]) -> None:
-        """What a worker reports."""
+        """Show a worker's progress message."""
         self._progress.report(message)
 
-    def all(self, events: Iterable[JobEvent]) -> dict[str, Any] | None:
-        """Hand every event to every sink; returns the record of the last words."""
-        from bexplore.exploration.events import AlreadyFinished, Finished, event_record
+    def all(self, events: Iterable[JobEvent]) -> RunResult | None:
+        """Pass every event to every output, then print the summary.
 
+        Returns:
+            The result; None in a dry run.
+        """
         last = None
         try:
             for event in events:
@@ -109,7 +112,7 @@ class _Show:
                 with self._progress.paused() if self._shares_terminal else nullcontext():
                     self._print(partial(self._to_stdout, event))
                 if isinstance(event, Finished | AlreadyFinished):
-                    last = event_record(event)
+                    last = event.result
         except BexploreError as error:
             self._log.write(220, error.message)
             raise
@@ -118,7 +121,7 @@ class _Show:
         return last
 
     def _print(self, write: Callable[[], None]) -> None:
-        """Write to stdout until nobody reads it any more: then the exploration ends, and its files are finished."""
+        """Write to stdout; end the exploration in order once stdout has no reader."""
         if not self._is_read:
             return
         try:
@@ -128,21 +131,18 @@ class _Show:
             silence(sys.stdout.fileno())  # Python would write what is left once more at exit
             self._on_reader_gone()
 
-    def _print_summary(self, record: dict[str, Any]) -> None:
-        from bexplore.exploration.apply import paste
-        from bexplore.output.summary import print_summary
-
-        report = Path(record["run_dir"], "report.html")
-        text = print_summary(
-            record,
+    def _print_summary(self, result: RunResult) -> None:
+        report = Path(result.run_dir, "report.html")
+        text = summary_text(
+            result,
             yaml_key=".".join(str(part) for part in self._config.request.path),
             tolerance=self._config.explore.tolerance,
             target_confidence=self._config.explore.target_confidence,
             config=self._config.typed,
-            paste=paste(self._config, record["micro_batch_size"]) if record["micro_batch_size"] else "",
+            paste=paste(self._config, result.micro_batch_size) if result.micro_batch_size else "",
             report=str(report) if report.exists() else None,
         )
-        click.echo("\n" + text)
+        click.echo(f"\n{text}")
 
     def __enter__(self) -> _Show:
         return self
@@ -152,7 +152,7 @@ class _Show:
 
 
 class _Stopper:
-    """Ctrl-C once: end after what must be whole is whole. Twice: end now."""
+    """Ctrl-C once: end in order, with whole files. Twice: end at once."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -160,11 +160,11 @@ class _Stopper:
         self._before: Any = None
 
     def reason(self) -> str | None:
-        """The stop reason, once asked for."""
+        """Return the stop reason once a stop was requested."""
         return "interrupted" if self._asked else None
 
     def stop(self) -> None:
-        """End as Ctrl-C does, pressed once; from any thread, and as often as one likes: the next wait is ended too."""
+        """End as after one Ctrl-C; safe from any thread and repeatedly, and each call ends the next wait too."""
         self._is_unattended = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -176,15 +176,13 @@ class _Stopper:
         signal.signal(signal.SIGINT, self._before)
 
     def _handle(self, _number: int, _frame: Any) -> None:
-        from bexplore.engine.process.worker_process import is_waiting
-
         is_second, self._asked = self._asked and not self._is_unattended, True
         if is_second or is_waiting():
             raise KeyboardInterrupt
 
 
 def _nothing_to_explore(config: Config, common: Common) -> None:
-    """An int or null is used as it is; say so and leave."""
+    """Report that an int or null is used as it is."""
     request = config.request
     what = f"micro_batch_size is {request.value}" if request.value is not None else "there is no micro-batching"
     text = f"{config.path}: {what}: nothing to explore. Set it to `explore` to search."

@@ -1,38 +1,48 @@
-"""`bexplore guard`: for continuous integration, and for a look before a commit."""
+"""`bexplore guard`: for continuous integration, and before a commit."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import UserInputError
+from bexplore.guard.baseline import Baseline
+from bexplore.guard.guard import EXACT, GuardOptions, update_baseline
+from bexplore.guard.guard import guard as run_guard
+from bexplore.guard.report import Tier
+from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
+from bexplore.output.guard_table import guard_table
+from bexplore.units import parse_seconds
 
-if TYPE_CHECKING:
-    from bexplore.guard import Baseline
+_TIERS = {"portable": frozenset({Tier.ANY_MACHINE}), "exact": EXACT, "all": frozenset(Tier)}
 
 
-@click.command(short_help="Compare a job's performance with a baseline.")
+@click.command()
 @CONFIG
 @click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="The baseline, a JSON file to commit."
+    "--baseline",
+    "baseline_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The baseline, a JSON file to commit.",
 )
-@click.option("--update", is_flag=True, help="Write the baseline from the program as it is, instead of comparing.")
-@click.option(
-    "--against", metavar="REF", help="Compare in this job with a git revision, a folder or a second configuration."
-)
+@click.option("--update", is_flag=True, help="Write the baseline of the present program instead of comparing.")
+@click.option("--against", metavar="REF", help="Compare with a git revision, a folder or a second configuration.")
 @click.option(
     "--facts",
-    type=click.Choice(["portable", "exact", "all"]),
+    "tiers",
+    type=click.Choice(list(_TIERS)),
     default="all",
     show_default=True,
-    help="portable: exact on any machine; exact: those of this toolchain and device, too; all: times, too.",
+    callback=lambda context, parameter, value: _TIERS[value],
+    help="portable: exact on any machine; exact: also those of this toolchain and device; all: also times.",
 )
-@click.option("--micro-batch-size", type=click.IntRange(min=1), metavar="N", help="Guard this size.")
+@click.option("--micro-batch-size", type=click.IntRange(min=1), metavar="N", help="The size to guard.")
 @click.option(
     "--time-tolerance",
     type=click.FloatRange(0, 1, min_open=True),
@@ -43,31 +53,21 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--time-limit",
+    "time_limit_s",
     default="2min",
     show_default=True,
     metavar="DURATION",
-    help="With --against: go on with new processes for so long while the noise hides the answer.",
+    callback=lambda context, parameter, value: parse_seconds(value),
+    help="With --against: add pairs of new processes for this long while noise leaves the answer open.",
 )
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write JUnit XML.")
 @click.option("--github", is_flag=True, help="Print annotations on stderr, and append to the step summary.")
 @common_options
-def guard(
-    config: Path,
-    baseline: Path | None,
-    update: bool,
-    against: str | None,
-    facts: str,
-    micro_batch_size: int | None,
-    time_tolerance: float,
-    time_limit: str,
-    junit: Path | None,
-    github: bool,
-    common: Common,
-) -> None:
-    """Say whether CONFIG became slower, bigger or compiled worse than a baseline or a revision.
+def guard(config: Path, update: bool, junit: Path | None, github: bool, common: Common, **options: Any) -> None:
+    """Report whether CONFIG became slower, bigger or compiled worse than a baseline or a revision.
 
-    Exit code 0: unchanged. 1: a regression, or nothing could be measured. 5: no answer: the noise hides it, the
-    toolchain changed, or the baseline is stale.
+    Exit code 0: unchanged. 1: a regression, or nothing could be measured. 5: no answer, because of noise, a changed
+    toolchain or a stale baseline.
 
     \b
     Examples:
@@ -75,35 +75,21 @@ def guard(
       bexplore guard job.yaml --baseline baseline.json             compare with it
       bexplore guard job.yaml --against main                       compare with another revision, both here
     """
-    from bexplore.guard.guard import GuardOptions, update_baseline
-    from bexplore.guard.guard import guard as run_guard
-    from bexplore.guard.report import Tier
-    from bexplore.output.guard_ci import append_step_summary, github_annotations, write_junit
-    from bexplore.output.guard_table import guard_table
-    from bexplore.units import parse_seconds
-
-    if update and against is not None:
-        raise UserInputError("--update and --against exclude each other", hint="keep one of them")
-    exact = {Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN}
-    tiers = {"portable": {Tier.ANY_MACHINE}, "exact": exact, "all": set(Tier)}[facts]
-    options = GuardOptions(
-        baseline_path=baseline,
-        against=against,
-        tiers=frozenset(tiers),
-        time_tolerance=time_tolerance,
-        time_limit_s=parse_seconds(time_limit),
-        micro_batch_size=micro_batch_size,
+    wanted = GuardOptions(
+        **options,
         model_dir=common.model_dir,
         load=common.load,
         say=lambda line: click.echo(line, err=True) if common.verbosity >= 0 else None,
     )
+    if update and wanted.against is not None:
+        raise UserInputError("--update and --against exclude each other", hint="keep one of them")
     loaded = common.load(config)
     if update:
-        written = update_baseline(loaded, options)
-        record = {"event": "baseline", "path": str(baseline), **written.as_dict()}
-        click.echo(json.dumps(record) if common.as_json else _written(written, baseline))
+        written = update_baseline(loaded, wanted)
+        record = {"event": "baseline", "path": str(wanted.baseline_path), **written.as_dict()}
+        click.echo(json.dumps(record) if common.as_json else _written(written, wanted.baseline_path))
         return
-    report = run_guard(loaded, options)
+    report = run_guard(loaded, wanted)
     if junit is not None:
         write_junit(report, junit)
     if github:

@@ -1,4 +1,4 @@
-"""`bexplore probe` and `bexplore trace`: one size, or one look at all sizes."""
+"""`bexplore probe` and `bexplore trace`: one size measured, or all sizes predicted."""
 
 from __future__ import annotations
 
@@ -10,36 +10,40 @@ import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import ExitCode, UserInputError
+from bexplore.exploration.event_records import probe_record
+from bexplore.exploration.one_shot import probe_once, trace_once
 from bexplore.host.accelerators import DEVICES
+from bexplore.output.bexp import probe_sentence
+from bexplore.output.tables import trace_table
+from bexplore.search.result import ProbeFinished
 
 
-@click.command(short_help="Run one size for real.")
+@click.command()
 @CONFIG
 @click.option("--micro-batch-size", type=click.IntRange(min=1), required=True, metavar="N", help="The size to run.")
 @click.option(
-    "--compilation", type=click.Choice(["exact", "shared", "eager"]), default="exact", show_default=True, help="How."
+    "--compilation",
+    type=click.Choice(["exact", "shared", "eager"]),
+    default="exact",
+    show_default=True,
+    help="How the program is compiled.",
 )
 @common_options
 def probe(config: Path, micro_batch_size: int, compilation: str, common: Common) -> None:
-    """Compile and run one size of CONFIG for real, and say what was measured.
+    """Compile and run one size of CONFIG for real, and report what was measured.
 
     \b
     Examples:
       bexplore probe job.yaml --micro-batch-size 8
       bexplore probe job.yaml --micro-batch-size 8 --compilation eager   without torch.compile
     """
-    from bexplore.exploration.events import probe_record
-    from bexplore.exploration.one_shot import probe_once
-    from bexplore.output.bexp import probe_sentence
-    from bexplore.search.result import ProbeFinished
-
     common.require_torch()
     observation = probe_once(
         common.load(config),
         micro_batch_size=micro_batch_size,
         compilation=compilation,
         model_dir=common.model_dir,
-        on_progress=common.tell_wait,
+        on_progress=common.report_wait,
     )
     click.echo(
         json.dumps(probe_record(observation))
@@ -52,22 +56,21 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
         sys.exit(ExitCode.NOTHING_FITS if observation.outcome == "out_of_memory" else ExitCode.USER_INPUT)
 
 
-def _device_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete a name at the shell."""
+def _complete_device(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     return [name for name in DEVICES if name.startswith(incomplete.lower())]
 
 
-@click.command(short_help="Tell memory and flops of every size without running it.")
+@click.command()
 @CONFIG
 @click.option("--memory-budget", metavar="SIZE", help="Such as 80GiB; same as --set explore.memory_budget=SIZE.")
-@click.option("--micro-batch-sizes", metavar="N,N,...", help="Sizes to print; powers of two where not given.")
+@click.option("--micro-batch-sizes", metavar="N,N,...", help="Sizes to print; default: powers of two.")
 @click.option(
     "--device-name",
     metavar="NAME",
-    shell_complete=_device_names,
-    help="Take the memory of a device by name, such as h100.",
+    shell_complete=_complete_device,
+    help="Use the memory of a device by name, such as h100.",
 )
-@click.option("--fresh", is_flag=True, help="Trace even if an earlier run did and nothing has changed since.")
+@click.option("--fresh", is_flag=True, help="Trace again, even if an unchanged job was traced before.")
 @common_options
 def trace(
     config: Path,
@@ -79,7 +82,7 @@ def trace(
 ) -> None:
     """Trace the step of CONFIG once: memory, flops and bytes at every size, without running it.
 
-    The trace of an earlier run is remembered until CONFIG, your code or an installed package changes.
+    A trace is reused until CONFIG, your code or an installed package changes.
 
     \b
     Examples:
@@ -87,9 +90,6 @@ def trace(
       bexplore trace job.yaml --device-name h100        which sizes would fit an H100
       bexplore trace job.yaml --micro-batch-sizes 6,7   these two alone
     """
-    from bexplore.exploration.one_shot import trace_once
-    from bexplore.output.trace_table import trace_table
-
     common.require_torch()
     if memory_budget is not None:
         common = common.with_override(f"explore.memory_budget={memory_budget}")
@@ -99,7 +99,7 @@ def trace(
         device_name=device_name,
         model_dir=common.model_dir,
         fresh=fresh,
-        on_progress=common.tell_wait,
+        on_progress=common.report_wait,
     )
     click.echo(json.dumps(record) if common.as_json else trace_table(record))
 

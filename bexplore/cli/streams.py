@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-_POLL_MS = 500  # a reader that is gone is noticed within this time, also while nothing is written
+_POLL_MS = 500  # a reader that is gone is noticed within this time, even while nothing is written
 
 
 def silence(descriptor: int) -> None:
-    """Let what is still written to a descriptor go nowhere."""
+    """Discard all further output to a descriptor."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 @contextmanager
 def watched_reader(stream: TextIO, on_gone: Callable[[], None]) -> Iterator[None]:
-    """Call from another thread, again and again, once nobody reads the pipe or the terminal behind a stream."""
+    """Call `on_gone` repeatedly, from another thread, once the pipe or terminal behind a stream has no reader."""
     try:
         descriptor = stream.fileno()
     except OSError:  # not a file: a test's own stream
@@ -36,7 +36,7 @@ def watched_reader(stream: TextIO, on_gone: Callable[[], None]) -> Iterator[None
 
 
 def _watch(descriptor: int, on_gone: Callable[[], None], ended: threading.Event) -> None:
-    # No event is asked for: the kernel reports POLLERR of a pipe without a reader, POLLHUP of a terminal that is gone.
+    # The mask is empty: the kernel reports POLLERR (a pipe without a reader) and POLLHUP (a closed terminal) anyway.
     poll = select.poll()
     poll.register(descriptor, 0)
     while not ended.is_set():

@@ -1,35 +1,43 @@
-"""`bexplore replay`, `batch-sizes` and `schema`: no job is run."""
+"""`bexplore replay`, `batch-sizes` and `schema`, which run no job."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from bexplore.batching import near_value_message, valid_global_batch_sizes
+from bexplore.config.config import json_schema
 from bexplore.errors import UserInputError
+from bexplore.output.tables import replay_cost_line, replay_line
+from bexplore.replay.replay import ReplayOptions, replay_table
+from bexplore.units import parse_device_memory
 
 
-@click.command(short_help="Run the search over a table of recorded sweeps.")
+@click.command()
 @click.argument("table", type=click.Path(path_type=Path))
 @click.option("--curve", "curve_id", metavar="ID", help="Only this curve of the table.")
-@click.option("--all", "every_curve", is_flag=True, help="Every curve of the table; what happens without --curve too.")
+@click.option("--all", "every_curve", is_flag=True, help="Every curve of the table, the default.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the noise and of the search."
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the noise and of the search."
 )
-@click.option("--noise", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Of a pass, as a fraction.")
 @click.option(
-    "--compile-time", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds a compilation."
+    "--noise", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Noise of a pass, a fraction."
+)
+@click.option(
+    "--compile-time", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds of a compilation."
 )
 @click.option("--shared-compile", is_flag=True, help="One compilation for all sizes instead of one for each.")
-@click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Timed passes of a probe at most.")
-@click.option("--max-probes", type=click.IntRange(1), default=16, show_default=True, help="Probes of a curve at most.")
+@click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Most timed passes of a probe.")
+@click.option("--max-probes", type=click.IntRange(1), default=16, show_default=True, help="Most probes of a curve.")
 @click.option(
     "--target-confidence", type=click.IntRange(1, 99), default=90, show_default=True, help="Stop at this score."
 )
-@click.option("--memory-hint", metavar="SIZE", help="The memory budget, such as 80GiB, which a table does not say.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout, one event a line.")
+@click.option("--memory-hint", metavar="SIZE", help="The memory budget, such as 80GiB, which a table lacks.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON lines to stdout, one event a line.")
 def replay(
     table: Path,
     curve_id: str | None,
@@ -39,19 +47,15 @@ def replay(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run the search over TABLE, a CSV file of recorded sweeps, and say what it would have recommended.
+    """Run the search over TABLE, a CSV file of recorded sweeps, and report what it would have recommended.
 
     Columns: curve_id, micro_batch_size, throughput_samples_per_s, step_time_s, peak_mem_gib, oom.
 
     \b
     Examples:
       bexplore replay sweeps.csv                        every curve
-      bexplore replay sweeps.csv --curve gpt2 --json    one, with every probe
+      bexplore replay sweeps.csv --curve gpt2 --json    one curve, with every probe
     """
-    from bexplore.output.replay_table import replay_cost_line, replay_line
-    from bexplore.replay.replay import ReplayOptions, replay_table
-    from bexplore.units import parse_device_memory
-
     if curve_id is not None and every_curve:
         raise UserInputError("--curve and --all exclude each other", hint="keep one of them")
     hint_gib = None if memory_hint is None else parse_device_memory(memory_hint) / 2**30
@@ -63,22 +67,24 @@ def replay(
         elif event["event"] == "result":
             click.echo(replay_line(event))
             results.append(event)
-    told = replay_cost_line(results)
-    if told:
-        click.echo(told)
+    cost = replay_cost_line(results)
+    if cost:
+        click.echo(cost)
 
 
-@click.command("batch-sizes", short_help="List the global batch sizes that are valid with a size.")
-@click.option("--micro-batch-size", type=click.IntRange(min=1), required=True, metavar="N", help="Of one replica.")
+@click.command("batch-sizes")
+@click.option(
+    "--micro-batch-size", type=click.IntRange(min=1), required=True, metavar="N", help="Samples of one replica."
+)
 @click.option(
     "--num-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Data-parallel replicas."
 )
-@click.option("--near", type=click.IntRange(min=1), metavar="N", help="List sizes around this global batch size.")
+@click.option("--near", type=click.IntRange(min=1), metavar="N", help="List sizes around this one.")
 @click.option(
     "--rule", type=click.Choice(["strict", "even"]), default="strict", show_default=True, help="Divisibility."
 )
-@click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens a sample, to count tokens.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--sequence-length", type=click.IntRange(min=1), help="Tokens of a sample, to count tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 def batch_sizes(
     micro_batch_size: int, num_replicas: int, near: int | None, rule: str, sequence_length: int | None, as_json: bool
 ) -> None:
@@ -89,10 +95,6 @@ def batch_sizes(
       bexplore batch-sizes --micro-batch-size 6 --num-replicas 8
       bexplore batch-sizes --micro-batch-size 6 --near 512 --sequence-length 1024
     """
-    import dataclasses
-
-    from bexplore.batching import near_value_message, valid_global_batch_sizes
-
     sizes = valid_global_batch_sizes(micro_batch_size, num_replicas, near, rule, sequence_length=sequence_length)
     if as_json:
         for size in sizes:
@@ -115,6 +117,4 @@ def schema() -> None:
       bexplore schema > bexplore.schema.json
       and, in the first line of job.yaml:  # yaml-language-server: $schema=bexplore.schema.json
     """
-    from bexplore.config.config import json_schema
-
     click.echo(json.dumps(json_schema(), indent=2))

@@ -1,11 +1,11 @@
-"""The size that a run found, written into the user's own file: what changes, and whether it may."""
+"""The edit that writes a run's size into the user's own file, and its conditions."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,32 +17,33 @@ from bexplore.config.document.document import dotted_path
 from bexplore.config.document.writer import fragment, with_number
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
+from bexplore.exploration.result import KeepsBatchSize, RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# What of the question a file alone decides; the rest (effort, seed, storage) does not make another answer wrong.
+# The part of the search specification that bounds the answer; effort, seed and storage do not.
 _BOUNDS = ("minimum", "maximum", "candidates", "memory_budget", "num_replicas")
 
 
 class BatchSizeRule(StrEnum):
-    """Which answer is written where the user's `batch_size` is not valid with the recommended size."""
+    """The answer to write where the user's `batch_size` is not valid with the recommended size."""
 
-    KEEP = "keep"  # the fastest size that keeps it
-    CHANGE = "change"  # the recommended size; `batch_size` moves to the nearest that is valid with it
+    KEEP = "keep"  # the fastest size that keeps `batch_size`
+    CHANGE = "change"  # the recommended size, and the nearest `batch_size` that is valid with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A `batch_size` that is not valid with the recommended size: one of the two has to give way.
+    """A `batch_size` that is not valid with the recommended size: one of the two has to change.
 
     Attributes:
-        typed: The user's file and its options, as a shell wants them.
-        message: What does not fit, and where that stands.
+        typed: The user's file and its options, quoted for a shell.
+        message: The conflict and its place in the file.
         batch_size: The user's global batch size.
         micro_batch_size: The recommended size.
-        nearest: The global batch size nearest to the user's that is valid with it.
-        keeps: `keeps_batch_size` of the result; None where it keeps another batch size, or there is none.
+        nearest: The valid global batch size nearest to the user's.
+        keeps: The fastest size that keeps `batch_size`; None for none.
     """
 
     typed: str
@@ -50,19 +51,19 @@ class Choice:
     batch_size: int
     micro_batch_size: int
     nearest: int
-    keeps: Mapping[str, Any] | None
+    keeps: KeepsBatchSize | None
 
     def sentence(self, rule: BatchSizeRule) -> str:
-        """What a rule writes."""
+        """Return what a rule writes, in words."""
         if rule is BatchSizeRule.CHANGE:
             return f"micro_batch_size {self.micro_batch_size}, batch_size {self.nearest}"
         if self.keeps is None:
             return f"nothing: no size that was run keeps batch_size {self.batch_size}"
-        speed = f"{self.keeps['over_recommended']:.2f}x the speed of {self.keeps['free_micro_batch_size']}"
-        return f"micro_batch_size {self.keeps['micro_batch_size']}, {speed}; batch_size stays {self.batch_size}"
+        speed = f"{self.keeps.over_recommended:.2f}x the speed of {self.keeps.free_micro_batch_size}"
+        return f"micro_batch_size {self.keeps.micro_batch_size}, {speed}; batch_size stays {self.batch_size}"
 
     def refused(self) -> UserInputError:
-        """The error where nobody chooses."""
+        """Return the error for a run without a user to choose."""
         keep, change = (f"bexplore apply {self.typed} --{rule}-batch-size" for rule in BatchSizeRule)
         return UserInputError(
             self.message,
@@ -72,25 +73,25 @@ class Choice:
 
 
 def refuse(choice: Choice) -> BatchSizeRule:
-    """Choose nothing.
+    """Raise the error that names both choices.
 
     Raises:
-        UserInputError: Always; the hint is what to type for the one and for the other.
+        UserInputError: Always; the hint holds the two commands.
     """
     raise choice.refused()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What would be written.
+    """A planned change of the user's file.
 
     Attributes:
         path: The user's file.
         before: Its bytes.
         after: Its bytes with the new values.
-        run: The run that found them.
-        answer: What it says of the size: `micro_batch_size`, `relative_performance`, `confidence`.
-        base_micro_batch_size: The size that its performance is relative to.
+        run: The run that found the values.
+        answer: The size to write, with its relative performance and confidence.
+        base_micro_batch_size: The size that the performance is relative to.
         batch_size_change: The global batch size before and after; None if it stays.
     """
 
@@ -98,13 +99,13 @@ class Edit:
     before: bytes
     after: bytes
     run: Run
-    answer: Mapping[str, Any]
+    answer: RunResult | KeepsBatchSize
     base_micro_batch_size: int
     batch_size_change: tuple[int, int] | None
 
     @property
     def diff(self) -> str:
-        """The change as a unified diff; empty where the file says so already."""
+        """Return the change as a unified diff; empty where the file has the values already."""
         old, new = (data.decode("utf-8-sig").splitlines(keepends=True) for data in (self.before, self.after))
         lines = difflib.unified_diff(old, new, str(self.path), str(self.path), n=2)
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
@@ -118,15 +119,14 @@ def plan_edit(
     choose: Callable[[Choice], BatchSizeRule] = refuse,
     force: bool = False,
 ) -> Edit:
-    """What to write into the file of a configuration, from a run of the same job.
+    """Plan the change of a configuration's file, from a run of the same job.
 
     Args:
         config: The file as it is now.
         run: The run; None for the newest finished one of this job.
-        batch_size: Which answer to write where the global batch size is not valid with the recommended size; None asks
-            `choose`.
-        choose: Asked where the two do not fit together.
-        force: Take the run even if the job has changed since.
+        batch_size: The rule where the global batch size is not valid with the recommended size; None calls `choose`.
+        choose: Chooses the rule.
+        force: Use the run even if the job has changed since.
 
     Raises:
         UserInputError: There is no such run, it is not finished, the job has changed since, or the number cannot be
@@ -136,7 +136,7 @@ def plan_edit(
     if not force:
         _refuse_another_job(config, chosen)
     result = chosen.result()
-    if result is None or result.get("micro_batch_size") is None:
+    if result is None or result.micro_batch_size is None:
         raise UserInputError(
             f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.typed}"
         )
@@ -146,7 +146,7 @@ def plan_edit(
     mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
     source = str(config.path)
     changed = with_number(
-        text, config.request.path, answer["micro_batch_size"], beside=config.batch_size_path, source=source
+        text, config.request.path, answer.micro_batch_size or 0, beside=config.batch_size_path, source=source
     )
     if new_batch_size is not None:
         changed = with_number(changed, config.batch_size_path, new_batch_size, source=source)
@@ -156,13 +156,13 @@ def plan_edit(
         after=mark + changed.encode(),
         run=chosen,
         answer=answer,
-        base_micro_batch_size=result["base_micro_batch_size"],
+        base_micro_batch_size=result.base_micro_batch_size or 0,
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
     )
 
 
 def paste(config: Config, micro_batch_size: int) -> str:
-    """The lines of YAML that `plan_edit` would write, and under what; empty where the file cannot be read any more."""
+    """Return the lines of YAML that `plan_edit` would write, and their place; empty where the file is unreadable."""
     try:
         text = _read(config.path).decode("utf-8-sig")
         lines, parent = fragment(text, config.request.path, micro_batch_size, source=str(config.path))
@@ -173,14 +173,14 @@ def paste(config: Config, micro_batch_size: int) -> str:
 
 
 def write_edit(edit: Edit, target: Path | None = None) -> Path:
-    """Write the file in one step, or another file; returns which.
+    """Write the file, or another file, in one step; return its path.
 
     Raises:
-        UserInputError: The file changed while the user was asked, or cannot be written.
+        UserInputError: The file changed since it was read, or cannot be written.
     """
     path = (target or edit.path).resolve()  # a link stays a link
     if target is None and _read(path) != edit.before:
-        raise UserInputError(f"{edit.path} changed meanwhile; nothing was written", hint="type the command again")
+        raise UserInputError(f"{edit.path} changed meanwhile; nothing was written", hint="run the command again")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(edit.after)
@@ -193,7 +193,7 @@ def write_edit(edit: Edit, target: Path | None = None) -> Path:
 
 
 def _newest_run(config: Config) -> Run:
-    """The newest finished run of this job; one of another job is refused later, with what differs."""
+    """Return the newest finished run of this job, else the newest of another job, which is refused with its changes."""
     folder = run_directory.model_directory(config.mode, config.model_dir)
     finished = [run for run in run_directory.find_runs(folder) if run.result() is not None]
     if not finished:
@@ -210,12 +210,12 @@ def _refuse_another_job(config: Config, run: Run) -> None:
         listed = "".join(f"\n  {line}" for line in changes)
         raise UserInputError(
             f"the job of {config.path} has changed since {run.directory}:{listed}",
-            hint=f"bexplore explore {config.typed}, or write it all the same: bexplore apply {config.typed} --force",
+            hint=f"bexplore explore {config.typed}, or write it anyway: bexplore apply {config.typed} --force",
         )
 
 
 def _changes(config: Config, run: Run) -> tuple[str, ...]:
-    """What differs between the file now and what was explored; the machine may be another one."""
+    """List the differences between the present file and the explored job; the machine may differ."""
     meta = run.meta()
     before: dict[str, Any] = {
         "job": meta.get("job", {}),
@@ -236,12 +236,9 @@ def _changes(config: Config, run: Run) -> tuple[str, ...]:
 
 
 def _answer(
-    config: Config,
-    result: Mapping[str, Any],
-    rule: BatchSizeRule | None,
-    choose: Callable[[Choice], BatchSizeRule],
-) -> tuple[Mapping[str, Any], int | None]:
-    """What to write, and the global batch size that goes with it; None leaves that as it is."""
+    config: Config, result: RunResult, rule: BatchSizeRule | None, choose: Callable[[Choice], BatchSizeRule]
+) -> tuple[RunResult | KeepsBatchSize, int | None]:
+    """Return the answer to write and the new global batch size; None for an unchanged one."""
     choice = _choice(config, result)
     if choice is None:
         return result, None
@@ -251,19 +248,19 @@ def _answer(
     if choice.keeps is None:
         raise UserInputError(
             f"no size that was run keeps batch_size {choice.batch_size}",
-            hint=f"bexplore explore {config.typed}, which goes on from what is known",
+            hint=f"bexplore explore {config.typed}, which resumes the run",
         )
     return choice.keeps, None
 
 
-def _choice(config: Config, result: Mapping[str, Any]) -> Choice | None:
-    """What the user has to choose between; None where the recommended size keeps the global batch size."""
-    size, given = result["micro_batch_size"], config.batch_size
+def _choice(config: Config, result: RunResult) -> Choice | None:
+    """Return the user's choice; None where the recommended size keeps the global batch size."""
+    size, given = result.micro_batch_size, config.batch_size
     replicas, rule = config.num_replicas, config.divisibility
-    if given is None or is_valid_global_batch_size(given, size, replicas, rule):
+    if size is None or given is None or is_valid_global_batch_size(given, size, replicas, rule):
         return None
-    keeps = result.get("keeps_batch_size")
-    is_kept = keeps and is_valid_global_batch_size(given, keeps["micro_batch_size"], replicas, rule)
+    keeps = result.keeps_batch_size
+    is_kept = keeps is not None and is_valid_global_batch_size(given, keeps.micro_batch_size, replicas, rule)
     sizes = valid_global_batch_sizes(size, replicas, given, rule)
     message = near_value_message(given, size, replicas, rule)
     return Choice(

@@ -23,12 +23,14 @@ from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.reduced_depth import ReducedDepthRunner
 from bexplore.engine.trace_client import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
-from bexplore.exploration import events, run_directory
+from bexplore.exploration import run_directory
 from bexplore.exploration.estimate import expected_duration
-from bexplore.exploration.events import AlreadyFinished, JobEvent, Planned, Recommended, Traced
+from bexplore.exploration.event_records import event_record, trace_record
+from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended, Traced
 from bexplore.exploration.fingerprint import Fingerprint, describe, search_settings
 from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
+from bexplore.exploration.result import RunResult
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
 from bexplore.measurement.probe import Compilation, Observation, Probe
 from bexplore.search import loop
@@ -113,7 +115,7 @@ def explore(config: Config | str | Path, options: ExploreOptions | None = None) 
             hint="set micro_batch_size: explore",
         )
     for event in _Exploration(loaded, options or ExploreOptions()).events():
-        record = events.event_record(event)
+        record = event_record(event)
         if record is not None:
             logs.log.debug(record.pop("event"), **record)
         yield event
@@ -138,7 +140,7 @@ class _Exploration:
         run, changes = self._earlier_run()
         stored = run.result() if run else None
         if run is not None and stored is not None and self._answers(stored):
-            yield AlreadyFinished(record=stored, run=run)
+            yield AlreadyFinished(result=stored, run=run)
             return
         if self.out.dry_run:
             yield self._planned_only(changes)
@@ -159,12 +161,12 @@ class _Exploration:
         finally:
             logs.detach_file()
 
-    def _answers(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a stored result is of today's batch size and steps.
+    def _answers(self, stored: RunResult) -> bool:
+        """Whether a stored result is for the present batch size and steps.
 
-        Another batch size asks for another second answer, a longer training for more of the search, no more.
+        Another batch size needs another second answer, a longer training more search; both resume the run.
         """
-        return all(stored.get(name) == value for name, value in batch_size_request(self.config).items())
+        return all(getattr(stored, name) == value for name, value in batch_size_request(self.config).items())
 
     def _new_run(self, *, apart: bool = False) -> run_directory.Run:
         """A run of its own; one that stands apart shares its study with no earlier run."""
@@ -218,7 +220,7 @@ class _Exploration:
                 else:
                     yield event
             assert result is not None  # the loop ends with a result or an error
-            yield end.of(result)
+            yield Finished(result=end.result(result), run=run)
 
     def _look(self, workers: Workers, run: run_directory.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
         """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces.
@@ -329,7 +331,7 @@ class _Exploration:
         record = None
         if cost_model is not None:
             account = judged_by(self.config.job.device)
-            record = events.trace_record(
+            record = trace_record(
                 cost_model,
                 budget_bytes=budget.budget_bytes,
                 judged_by=account,

@@ -1,29 +1,31 @@
-"""What is still to be found out once the search has ended, and what it all comes to: the last event."""
+"""The end of an exploration: the measurements that follow the search, and the result."""
 
 from __future__ import annotations
 
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bexplore.batching import GlobalBatchSize, near_value_message, split, valid_global_batch_sizes
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner, eager_comparison
-from bexplore.exploration import events, run_directory
-from bexplore.exploration.bottlenecks import Bottleneck, find_bottlenecks
-from bexplore.exploration.events import Finished, KeepsBatchSize, step_time_s
-from bexplore.host.accelerators import published_device
+from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
+from bexplore.exploration.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
+from bexplore.exploration.run_directory import Run
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Observation
+from bexplore.search.policy.decision import StopReason, without_numbers
+from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.result import Result, SecondAnswer
+from bexplore.search.warnings import samples_are_seen
 from bexplore.trace.cost_model import CostModel
 
 
 def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
-    """Global batch sizes that are valid with a micro-batch size, around the configuration's own."""
+    """Return the global batch sizes that are valid with a micro-batch size, around the configuration's own."""
     return valid_global_batch_sizes(
         micro_batch_size,
         config.num_replicas,
@@ -34,7 +36,7 @@ def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBat
 
 
 def batch_size_request(config: Config) -> dict[str, Any]:
-    """The fields of the `result` event that tell which batch size its second answer keeps, and how."""
+    """Return the fields of the result that depend on the configuration's batch size and steps alone."""
     return {
         "batch_size": config.batch_size,
         "replica_batch_size": config.replica_batch_size,
@@ -47,7 +49,7 @@ def batch_size_request(config: Config) -> dict[str, Any]:
 def keeps_batch_size(
     config: Config, second: SecondAnswer | None, observations: Sequence[Observation]
 ) -> KeepsBatchSize | None:
-    """The second answer with what the user's global batch size makes of it; None where there is none."""
+    """Return the fastest size that keeps the user's global batch size; None where there is none."""
     if second is None or config.batch_size is None:
         return None
     best = second.recommendation
@@ -67,81 +69,161 @@ def keeps_batch_size(
 
 
 def verified_by(observations: Sequence[Observation], micro_batch_size: int) -> Observation | None:
-    """The observation that stands behind a size: the latest exact one, else the latest; None where there is none.
+    """Return the observation that verifies a size: the latest exact one, else the latest.
 
-    Where explorers on several hosts share a study, this run's journal may lack what another one measured.
+    None where there is none: another explorer of a shared study may have measured the size.
     """
     own = [o for o in observations if o.is_measured and o.micro_batch_size == micro_batch_size]
     exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
     return next(reversed(exact or own), None)
 
 
+def step_time_s(observation: Observation | None, accumulation_steps: int) -> float | None:
+    """Return the seconds of one optimizer step, its passes and one update, without synchronisation of replicas."""
+    if observation is None or not observation.is_measured:
+        return None
+    update_s = observation.update_time_s if observation.update_times_s else 0.0
+    return accumulation_steps * observation.pass_time_s + update_s
+
+
+def failures_of(observations: Sequence[Observation]) -> tuple[FailureGroup, ...]:
+    """Group the failed probes by reasons that differ in more than numbers."""
+    by_reason: dict[tuple[str, str], list[Observation]] = {}
+    for observation in observations:
+        if not observation.is_measured:
+            key = (observation.outcome.value, without_numbers(observation.reason))
+            by_reason.setdefault(key, []).append(observation)
+    return tuple(
+        FailureGroup(
+            outcome=alike[0].outcome.value,
+            reason=alike[0].reason,
+            traceback_text=alike[0].traceback_text,
+            micro_batch_sizes=tuple(sorted({observation.micro_batch_size for observation in alike})),
+        )
+        for alike in by_reason.values()
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Concludes an exploration.
+    """The steps after the search.
 
     Attributes:
         config: The job.
-        runner: Ran the probes; its last worker still holds the winner.
-        run: Where the results go.
-        cost_model: What the trace said; None where there was none.
-        device_info: What the worker's torch says about the device.
+        runner: Ran the probes; its last worker still holds the recommended program.
+        run: The run on disk.
+        cost_model: The trace; None for none.
+        device_info: torch's description of the device.
         elapsed_s: Seconds since the exploration began.
     """
 
     config: Config
     runner: EngineRunner
-    run: run_directory.Run
+    run: Run
     cost_model: CostModel | None
     device_info: Mapping[str, Any]
     elapsed_s: Callable[[], float]
     _eager_by_size: dict[int, eager_comparison.EagerComparison | None] = field(default_factory=dict, init=False)
 
-    def compare_eager(self, result: Result) -> None:
-        """Compare the search's answer with eager passes while the worker that ran it is still there."""
-        if result.recommendation is not None:
-            self._eager(verified_by(self.run.journal.read(), result.recommendation.micro_batch_size))
+    def compare_eager(self, searched: Result) -> None:
+        """Compare the search's answer with eager passes while the worker that ran it is alive."""
+        if searched.recommendation is not None:
+            self._eager(verified_by(self.run.journal.read(), searched.recommendation.micro_batch_size))
 
-    def of(self, result: Result) -> Finished:
-        """Compare what can still be compared, keep what is worth keeping, and write the result."""
+    def result(self, searched: Result) -> RunResult:
+        """Make the remaining measurements, keep the artifacts, and write the result of a run that was not interrupted.
+
+        Args:
+            searched: How the loop ended.
+        """
         observations = self.run.journal.read()
-        best = result.recommendation
-        failures = events.failures_of(observations)
-        if best is None:
-            return Finished(
-                result=result, run=self.run, verified=None, base=None, num_probes=len(observations), failures=failures
-            )
-        base = [o for o in observations if o.is_measured and o.micro_batch_size == result.base_micro_batch_size]
-        interrupted = result.stop_reason == "interrupted"
-        verified = verified_by(observations, best.micro_batch_size)
-        compared = None if interrupted else self._eager(verified)
-        loader = None if interrupted else self._loader(best.micro_batch_size)
-        finished = Finished(
-            result=result,
-            run=self.run,
-            verified=verified,
-            base=base[-1] if base else None,
-            global_batch_sizes=global_batch_sizes(self.config, best.micro_batch_size),
-            batch_size_request=batch_size_request(self.config),
-            user_batch_message=self._batch_message(best.micro_batch_size),
-            keeps_batch_size=keeps_batch_size(self.config, result.second_answer, observations),
-            gradient_equivalence=None
-            if interrupted
-            else self._gradient_equivalence(observations, best.micro_batch_size),
-            num_probes=len(observations),
-            elapsed_s=self.elapsed_s(),
-            failures=failures,
-            eager=compared,
-            artifacts_dir=self._kept_artifacts(verified),
-            loader=loader,
-            bottlenecks=self._bottlenecks(observations, best.micro_batch_size, loader),
-        )
-        if not interrupted:
-            self.run.write_result(events.event_record(finished) or {})
+        known = self._known(searched, observations)
+        if searched.recommendation is None:
+            return known
+        is_interrupted = searched.stop_reason == StopReason.INTERRUPTED
+        measured = self._measured(observations, known, is_interrupted=is_interrupted)
+        found = self._bottlenecks(observations, measured)
+        finished = replace(measured, bottlenecks=found, elapsed_s=self.elapsed_s())
+        if not is_interrupted:
+            self.run.write_result(finished)
         return finished
 
+    def _known(self, searched: Result, observations: Sequence[Observation]) -> RunResult:
+        """Return the part of the result that needs no further measurement."""
+        further = searched.next_probe
+        known = RunResult(
+            base_micro_batch_size=searched.base_micro_batch_size,
+            stop_reason=str(searched.stop_reason),
+            num_probes=len(observations),
+            elapsed_s=self.elapsed_s(),
+            training_time_s=further.training_time_s if further else None,
+            next_probe_s=further.cost_s if further else None,
+            next_probe_saves=further.saves if further else None,
+            smallest_within_tolerance=searched.smallest_within_tolerance,
+            memory_saved_bytes=searched.memory_saved_bytes,
+            exact_over_shared=searched.exact_over_shared,
+            full_over_reduced=searched.full_over_reduced,
+            peak_memory_bytes=searched.peak_memory_bytes,
+            resident_memory_bytes=searched.resident_memory_bytes,
+            memory_headroom_bytes=searched.memory_headroom_bytes,
+            outcomes=dict(searched.outcomes),
+            failures=failures_of(observations),
+            warnings=tuple(searched.warnings),
+            device_info=dict(self.device_info),
+            throughput_band=CredibleBand.of(searched.posterior),
+            run_dir=str(self.run.directory),
+        )
+        return known if searched.recommendation is None else self._recommended(known, searched, observations)
+
+    def _recommended(self, known: RunResult, searched: Result, observations: Sequence[Observation]) -> RunResult:
+        """Add the recommendation and the batch sizes that are valid with it."""
+        best = searched.recommendation
+        assert best is not None  # the caller has checked it
+        size = best.micro_batch_size
+        ran = verified_by(observations, size)
+        return replace(
+            known,
+            **batch_size_request(self.config),
+            micro_batch_size=size,
+            relative_performance=best.relative_performance,
+            relative_performance_interval=best.relative_performance_interval,
+            confidence=best.confidence,
+            samples_per_s=None if math.isnan(best.samples_per_s) else best.samples_per_s,
+            regret_bound_90=best.regret_bound_90,
+            left_to_gain=best.left_to_gain,
+            global_batch_sizes=tuple(
+                ValidBatchSize(
+                    global_batch_size=one.global_batch_size,
+                    accumulation_steps=one.accumulation_steps,
+                    num_tokens=one.num_tokens,
+                    step_time_s=step_time_s(ran, one.accumulation_steps),
+                )
+                for one in global_batch_sizes(self.config, size)
+            ),
+            batch_message=self._batch_message(size),
+            keeps_batch_size=keeps_batch_size(self.config, searched.second_answer, observations),
+            compilation=ran.probe.compilation.value if ran else None,
+            optimizers=ran.details.get("optimizers") if ran else None,
+            samples_are_seen=samples_are_seen([ran] if ran else []),
+        )
+
+    def _measured(self, observations: Sequence[Observation], known: RunResult, *, is_interrupted: bool) -> RunResult:
+        """Add the eager comparison, the loader's speed, the gradient check and the kept artifacts."""
+        size = known.micro_batch_size
+        assert size is not None  # the caller has checked it
+        ran = verified_by(observations, size)
+        if is_interrupted:
+            return replace(known, artifacts_dir=self._kept_artifacts(ran))
+        return replace(
+            known,
+            eager=self._eager(ran),
+            loader=self._loader(size),
+            gradient_equivalence=self._gradient_equivalence(observations, size),
+            artifacts_dir=self._kept_artifacts(ran),
+        )
+
     def _eager(self, verified: Observation | None) -> eager_comparison.EagerComparison | None:
-        """Eager against compiled at the winner, where it is asked for or cheap; once."""
+        """Compare eager with compiled passes, once, where the configuration requests it or it is cheap."""
         if verified is None or verified.probe.compilation is not Compilation.EXACT:
             return None
         size = verified.micro_batch_size
@@ -163,48 +245,41 @@ class Finish:
             return None
         return eager_comparison.judge(answer, micro_batch_size=size, tolerance=tolerance, asked=asked)
 
-    def _kept_artifacts(self, verified: Observation | None) -> Path | None:
-        """What the compiler made for the winner; that of other sizes that were verified is of no use to anybody."""
+    def _kept_artifacts(self, verified: Observation | None) -> str | None:
+        """Return the compiler cache of the recommended size; delete those of other sizes."""
         if verified is None:
             return None
-        kept = self.runner.settings.artifacts_dir(verified.micro_batch_size)
+        kept: Path = self.runner.settings.artifacts_dir(verified.micro_batch_size)
         for folder in kept.parent.glob("*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
-        return kept if any(kept.glob("??/*")) else None
+        return str(kept) if any(kept.glob("??/*")) else None
 
-    def _gradient_equivalence(
-        self, observations: Sequence[Observation], micro_batch_size: int
-    ) -> dict[str, Any] | None:
-        """The smallest measured split stands for the base; at one size alone there is nothing to compare."""
-        smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=micro_batch_size)
-        if self.config.mode is Mode.EVAL or smallest == micro_batch_size:
+    def _gradient_equivalence(self, observations: Sequence[Observation], size: int) -> dict[str, Any] | None:
+        """Compare the gradients of the recommended split with those of the smallest measured one."""
+        smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=size)
+        if self.config.mode is Mode.EVAL or smallest == size:
             return None
-        return self.runner.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=micro_batch_size)
+        return self.runner.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=size)
 
-    def _loader(self, micro_batch_size: int) -> dict[str, Any] | None:
-        """The user's own data loader, timed; None where the configuration names none."""
-        return self.runner.time_loader(micro_batch_size) if self.config.job.model.get("loader") else None
+    def _loader(self, size: int) -> dict[str, Any] | None:
+        """Time the user's own data loader; None where the configuration names none."""
+        return self.runner.time_loader(size) if self.config.job.model.get("loader") else None
 
-    def _bottlenecks(
-        self,
-        observations: Sequence[Observation],
-        micro_batch_size: int,
-        loader: Mapping[str, Any] | None,
-    ) -> tuple[Bottleneck, ...]:
-        sizes = global_batch_sizes(self.config, micro_batch_size)
+    def _bottlenecks(self, observations: Sequence[Observation], result: RunResult) -> tuple[Bottleneck, ...]:
+        sizes = result.global_batch_sizes
         own = (size for size in sizes if size.global_batch_size == self.config.batch_size)
-        steps = next(own, sizes[0] if sizes else None)
-        return find_bottlenecks(
-            self.config.job,
-            observations,
-            micro_batch_size=micro_batch_size,
-            accumulation_steps=None if steps is None else steps.accumulation_steps,
+        batch = next(own, sizes[0] if sizes else None)
+        evidence = JobEvidence(
+            job=self.config.job,
+            observations=observations,
+            micro_batch_size=result.micro_batch_size,
+            accumulation_steps=None if batch is None else batch.accumulation_steps,
             cost_model=self.cost_model,
-            device=published_device(self.device_info),
             device_info=self.device_info,
-            loader=loader,
+            loader=result.loader,
         )
+        return find_bottlenecks(evidence)
 
     def _batch_message(self, micro_batch_size: int) -> str:
         if self.config.batch_size is None:

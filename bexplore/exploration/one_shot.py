@@ -12,7 +12,8 @@ from bexplore.engine import EngineRunner, RunnerSettings, Workers
 from bexplore.engine.process.worker_process import Progress
 from bexplore.engine.trace_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
-from bexplore.exploration import events, run_directory
+from bexplore.exploration import run_directory
+from bexplore.exploration.event_records import trace_record
 from bexplore.exploration.memory_budget import gradient_bytes_of, judged_by, memory_of_absent_device, resolve_budget
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
@@ -100,7 +101,7 @@ def trace_once(
         raise _untraceable(config, traced, is_here=device is None, model_dir=model_dir, on_progress=on_progress)
     gradient_bytes = gradient_bytes_of(job, traced.num_parameters)
     budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
-    record_of_trace = events.trace_record(
+    record = trace_record(
         traced,
         budget_bytes=budget.budget_bytes,
         judged_by=judged_by(job.device),
@@ -108,7 +109,7 @@ def trace_once(
         maximum=config.maximum,
         micro_batch_sizes=micro_batch_sizes,
     )
-    return {"event": "trace"} | record_of_trace | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+    return {"event": "trace"} | record | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
 
 
 def _untraceable(

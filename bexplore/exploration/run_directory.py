@@ -1,15 +1,15 @@
-"""The run directory, and the observations on disk in it: the truth from which everything else is rebuilt.
+"""The run directory, from whose journal everything else can be rebuilt.
 
 local_compile_train/<model_dir>/
     run_<timestamp>.log         the streamed lines, for people
     latest                      link to the newest of them
     run_<timestamp>/
-        meta.json               what was explored: job, environment, settings
-        journal.jsonl           one observation a line: append, fsync, then believe
+        meta.json               job, environment and settings
+        journal.jsonl           one observation a line: append, fsync, then use
         study.log               Optuna's own storage
-        trace.json              what the trace told
-        result.json             the last words; absent while unfinished
-        error.json              why there is none: nothing fits, or the program is broken
+        trace.json              the cost model
+        result.json             the result; absent while unfinished
+        error.json              why there is no result: nothing fits, or the program is broken
         events.jsonl log.jsonl workers/
 """
 
@@ -25,6 +25,7 @@ from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
 from bexplore.exploration.journal import Journal
+from bexplore.exploration.result import RunResult
 from bexplore.host.json_files import read_json, write_json
 from bexplore.host.locks import locked
 from bexplore.job import Mode
@@ -38,7 +39,7 @@ class Run:
 
     Attributes:
         directory: Holds everything but the log for people.
-        log_path: `run_<timestamp>.log`, beside the directory.
+        log_path: The log for people, `run_<timestamp>.log`, beside the directory.
     """
 
     directory: Path
@@ -46,57 +47,61 @@ class Run:
 
     @property
     def journal(self) -> Journal:
-        """The observations of this run."""
+        """Return the observations of this run."""
         return Journal(self.directory / "journal.jsonl")
 
     def meta(self) -> dict[str, Any]:
-        """What was explored.
+        """Read the job, the environment and the settings.
 
         Raises:
-            UserInputError: The file is missing or is not ours.
+            UserInputError: The file is missing or damaged.
         """
         return read_json(self.directory / "meta.json")
 
-    def result(self) -> dict[str, Any] | None:
-        """The last words; None while the run is unfinished."""
+    def result(self) -> RunResult | None:
+        """Read the result; None while the run is unfinished.
+
+        Raises:
+            UserInputError: The file is damaged.
+        """
         path = self.directory / "result.json"
-        return read_json(path) if path.exists() else None
+        return RunResult.from_record(read_json(path)) if path.exists() else None
 
     @property
     def lock_path(self) -> Path:
-        """Held while the study of this run is made to tell its journal."""
+        """Return the file to lock while the study of this run is rebuilt from its journal."""
         return self.directory / ".lock"
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended in a way that a mended program or another budget would not repeat."""
+        """Whether it ended with an error that a corrected program or another budget would avoid."""
         return (self.directory / "error.json").exists()
 
     def write_error(self, message: str) -> None:
-        """Store why there is no result; such a run is not gone on from."""
+        """Store why there is no result; such a run is not resumed."""
         write_json(self.directory / "error.json", {"message": message})
 
     def remember_trace(self, cost_model: Mapping[str, Any]) -> bool:
-        """Store the trace; False, and nothing stored, if the run's earlier trace is of another program."""
+        """Store the trace; return False, and store nothing, if the run has the trace of another program."""
         path = self.directory / "trace.json"
         if path.exists():
             return bool(read_json(path).get("fingerprint") == cost_model["fingerprint"])
         write_json(path, cost_model)
         return True
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
-        """Store the last words; from now on the run is finished."""
-        write_json(self.directory / "result.json", result)
+    def write_result(self, result: RunResult) -> None:
+        """Store the result, which finishes the run."""
+        write_json(self.directory / "result.json", result.as_record())
 
 
 def model_directory(mode: Mode, model_dir: str) -> Path:
-    """`local_compile_<mode>/<model_dir>`; a model directory with a parent keeps its parent."""
+    """Return `local_compile_<mode>/<model_dir>`; a model directory with a parent keeps its parent."""
     path = Path(model_dir)
     return path.parent / f"local_compile_{mode}" / (path.name or "model_dir")
 
 
 def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime) -> Run:
-    """Make a new run directory, its log and the `latest` link.
+    """Create a run directory, its log and the `latest` link.
 
     Raises:
         EngineError: The folder cannot be written.
@@ -116,7 +121,7 @@ def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime) -> Run:
 
 @contextmanager
 def exclusively(folder: Path) -> Iterator[None]:
-    """Hold the lock of a model directory, so that explorers which start together find each other's run.
+    """Hold the lock of a model directory, so that explorations which start together share a run.
 
     Raises:
         EngineError: The folder cannot be written.
@@ -130,13 +135,13 @@ def exclusively(folder: Path) -> Iterator[None]:
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """The runs under a model directory, newest first."""
+    """List the runs under a model directory, newest first."""
     directories = sorted((path for path in folder.glob("run_*") if (path / "meta.json").is_file()), reverse=True)
     return [Run(directory=path, log_path=folder / f"{path.name}.log") for path in directories]
 
 
 def open_run(path: Path) -> Run:
-    """The run that a user names: its directory, its log, the `latest` link, or a model directory (its newest run).
+    """Open the run that a user names: its directory, its log, `latest`, or a model directory for its newest run.
 
     Raises:
         UserInputError: There is no run.
@@ -153,13 +158,12 @@ def open_run(path: Path) -> Run:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line for each fact that differs between what two runs explored; empty where one may stand for the other.
+    """List the differences between two runs, a line each; empty where one may replace the other.
 
-    Compared are `job`, `environment` and `search_specification` of their `meta.json`, as text, so that a file and a
-    live object compare equal. The folder of the configuration is left out: the same job in another checkout is the same
-    job.
+    `job`, `environment` and `search_specification` of their `meta.json` are compared as text, so that a file and a live
+    object compare equal. The folder of the configuration is ignored: the same job in another checkout is the same job.
     """
-    old, new = _deciding_facts(before), _deciding_facts(after)
+    old, new = _deciding_values(before), _deciding_values(after)
     return tuple(
         f"{name.partition('.')[2]}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
         for name in sorted(old.keys() | new.keys())
@@ -167,26 +171,26 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[st
     )
 
 
-def _deciding_facts(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted names of what decides a run, and their values as text."""
-    facts: dict[str, str] = {}
+def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values that decide a run, as text, by dotted name."""
+    values: dict[str, str] = {}
 
     def walk(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping) and value:
             for name, inner in value.items():
                 walk(f"{prefix}.{name}", inner)
         elif isinstance(value, Mapping):
-            return  # nothing in it decides anything
+            return  # an empty mapping decides nothing
         elif isinstance(value, list | tuple):
-            facts[prefix] = ", ".join(map(str, value))
+            values[prefix] = ", ".join(map(str, value))
         else:
-            facts[prefix] = str(value)
+            values[prefix] = str(value)
 
     for part in ("job", "environment", "search_specification"):
         kept = dict(meta.get(part, {}))
         kept.pop("import_root", None)
         walk(part, kept)
-    return facts
+    return values
 
 
 def _unwritable(folder: Path, error: OSError) -> EngineError:
@@ -196,7 +200,7 @@ def _unwritable(folder: Path, error: OSError) -> EngineError:
 
 
 def _make_unused(folder: Path, stem: str) -> Path:
-    """Two runs may start within one second: the second gets a suffix."""
+    """Create a directory with an unused name: the second run of one second gets a suffix."""
     for number in range(1, 1000):
         directory = folder / (stem if number == 1 else f"{stem}_{number:03d}")
         try:

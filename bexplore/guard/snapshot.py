@@ -114,8 +114,8 @@ def guarded_sizes(config: Config, wanted: int | None, folder: Path) -> tuple[int
         return config.request.value, base
     for run in run_directory.find_runs(folder):
         result = run.result()
-        if result and result.get("micro_batch_size"):
-            return int(result["micro_batch_size"]), int(result.get("base_micro_batch_size") or base)
+        if result is not None and result.micro_batch_size is not None:
+            return result.micro_batch_size, result.base_micro_batch_size or base
     return None, None
 
 

@@ -1,9 +1,1 @@
-"""Where events go: the BEXP lines, people, and programs. A sink is called with each event and returns nothing."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from bexplore.exploration.events import JobEvent
-
-Sink = Callable[[JobEvent], None]
+"""Outputs of events and results, for people and programs. A sink is called with each event and returns nothing."""

@@ -1,4 +1,4 @@
-"""The streamed lines, byte for byte as the flow that bexplore follows writes them, and the run log of them all.
+"""The streamed lines, byte for byte as the reference flow writes them, and the run log.
 
 BEXP202 19:39:45 GMT  Current recommended micro_batch_size: 2, estimated performance: 1.20x base, ...
 """
@@ -12,33 +12,35 @@ from typing import TextIO
 
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended, Traced
 from bexplore.measurement.probe import Observation
-from bexplore.output.append_file import AppendFile
-from bexplore.output.memory_text import memory_words
+from bexplore.output.event_files import AppendFile
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_bytes, format_seconds
 
-# Code -> what it announces. 202 is the reference flow's; the others are ours and never change meaning.
+# Code -> its meaning. 202 is the reference flow's; the others are our own and never change meaning.
 CODES = {
-    200: "what is about to happen",
-    201: "what the trace tells of every size",
+    200: "the plan",
+    201: "the predictions of the trace",
     202: "the current recommendation",
     203: "a probe has ended",
     204: "the exploration has ended",
     210: "a warning",
     220: "an error",
 }
+# Resident memory is reported beside the peak of the tensors only where it exceeds the peak by this factor and by this
+# many bytes.
+CLEARLY_MORE, CLEARLY_MORE_BYTES = 1.1, 64 * 2**20
 
 
 def bexp_line(code: int, text: str, now: datetime) -> str:
-    """One line with its code and the time of day in UTC."""
+    """Return a line with its code and the time of day in UTC."""
     if code not in CODES:
         raise ValueError(f"unknown code {code}")
     return f"BEXP{code} {now.astimezone(UTC):%H:%M:%S} GMT  {text}"
 
 
 def recommendation_line(best: Recommendation, now: datetime) -> str:
-    """The line that other people's scripts read."""
+    """Return the line that other people's scripts read."""
     return bexp_line(
         202,
         f"Current recommended micro_batch_size: {best.micro_batch_size}, "
@@ -49,27 +51,27 @@ def recommendation_line(best: Recommendation, now: datetime) -> str:
 
 
 class BexpStream:
-    """Writes the recommendation lines to a stream as they come."""
+    """A sink that writes recommendation lines to a stream."""
 
     def __init__(self, stream: TextIO, now: Callable[[], datetime]) -> None:
         self._stream, self._now = stream, now
 
     def __call__(self, event: JobEvent) -> None:
-        """Write the event's line, if it is a recommendation."""
+        """Write the line of a recommendation."""
         if isinstance(event, Recommended):
             self._stream.write(recommendation_line(event.recommendation, self._now()) + "\n")
             self._stream.flush()
 
 
 class RunLog:
-    """Appends a line for every event to the run's own log; opens it when the run is known."""
+    """A sink that appends a line for every event to the run's log, from the plan on."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         self._file: AppendFile | None = None
 
     def __call__(self, event: JobEvent) -> None:
-        """Append the event's lines."""
+        """Append the lines of an event."""
         if isinstance(event, Planned) and event.run is not None:
             self._file = AppendFile(event.run.log_path)
         for code, text in _lines(event):
@@ -78,7 +80,7 @@ class RunLog:
             self._append(recommendation_line(event.recommendation, self._now()))
 
     def write(self, code: int, text: str) -> None:
-        """Append one line of a code."""
+        """Append one line with a code."""
         self._append(bexp_line(code, " ".join(text.split()), self._now()))
 
     def _append(self, line: str) -> None:
@@ -95,15 +97,16 @@ def _lines(event: JobEvent) -> list[tuple[int, str]]:
     if isinstance(event, ProbeFinished):
         return [(203, probe_sentence(event))] + [(210, text) for text in event.observation.warnings]
     if isinstance(event, Finished):
-        took = format_seconds(event.elapsed_s)
-        return [(204, f"{event.result.stop_reason} after {counted(event.num_probes, 'probe')}, {took}")]
+        result = event.result
+        probes, took = counted(result.num_probes or 0, "probe"), format_seconds(result.elapsed_s)
+        return [(204, f"{result.stop_reason} after {probes}, {took}")]
     if isinstance(event, AlreadyFinished):
         return [(204, f"stored result of {event.run.directory}")]
     return []
 
 
 def trace_sentence(event: Traced) -> str:
-    """What the trace tells, in one line."""
+    """Return the predictions of the trace in one line."""
     budget = f"memory budget {format_bytes(event.memory_budget_bytes)} ({event.why_budget})"
     if event.record is None:
         return f"no trace: {event.reason}; {budget}"
@@ -118,7 +121,7 @@ def trace_sentence(event: Traced) -> str:
 
 
 def probe_sentence(event: ProbeFinished) -> str:
-    """How a probe ended, in one line."""
+    """Return the outcome of a probe in one line."""
     observation = event.observation
     head = (
         f"probe {observation.probe.number}: size {observation.micro_batch_size}, {observation.probe.compilation.value}"
@@ -130,15 +133,25 @@ def probe_sentence(event: ProbeFinished) -> str:
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
     return (
         f"{head}: {observation.samples_per_s:.4g} samples/s, pass {format_seconds(observation.pass_time_s)} "
-        f"({len(observation.pass_times_s)} timed){_turns_words(observation)}, {memory}{compiled}, {tail}"
+        f"({len(observation.pass_times_s)} timed){_interleaved_words(observation)}, {memory}{compiled}, {tail}"
     )
 
 
-def _turns_words(observation: Observation) -> str:
-    """How the size did beside the first that it took turns with, which is the leader or a contender."""
+def _interleaved_words(observation: Observation) -> str:
+    """Return the speed over the first size that the probe was interleaved with: the leader or a contender."""
     if not observation.interleaved_times_s:
         return ""
     levels, own = observation.estimates, observation.micro_batch_size
     other = next(size for size in levels if size != own)
     over = math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other))
-    return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'turn')} each"
+    return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'interleaved round')}"
+
+
+def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, is_full: bool = False) -> str:
+    """Return the tensors' peak in words, and the resident memory where it is clearly more or fills the budget."""
+    text = f"peak {format_bytes(peak_bytes)}"
+    if peak_bytes is None or resident_bytes is None or resident_bytes <= peak_bytes:
+        return text
+    if not is_full and resident_bytes <= max(CLEARLY_MORE * peak_bytes, peak_bytes + CLEARLY_MORE_BYTES):
+        return text
+    return f"{text} of tensors, {format_bytes(resident_bytes)} held by the process"

@@ -15,13 +15,13 @@ from bexplore.output.live_view import View
 from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_seconds
 
-# A drawing takes about 2 ms of processor time; more often would be felt by the passes that are timed meanwhile.
+# A drawing takes about 2 ms of processor time, so that a higher rate would disturb the passes that are being timed.
 DRAWINGS_PER_S = 1.5
-MOST_CHANGES = 4  # lines on why a run is not gone on from: more of them say no more than that it is another job
+MAX_CHANGES = 4  # lines on why a run is not resumed; with more it is simply another job
 
 
 class Progress:
-    """A sink, and the listener of what workers report."""
+    """A sink for events and for workers' progress messages."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -30,7 +30,7 @@ class Progress:
         self._is_live = console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
     def __call__(self, event: JobEvent) -> None:
-        """Say what happened."""
+        """Write the lines of an event."""
         if self._is_live:
             self._view(event)
         if isinstance(event, Planned):
@@ -47,7 +47,7 @@ class Progress:
             self.close()
 
     def report(self, message: dict[str, Any]) -> None:
-        """Show what a worker is doing; what it waits for is a line of its own, on a terminal and elsewhere."""
+        """Show a worker's stage; a wait for the device is a line of its own, also without a terminal."""
         if message.get("stage") == "lock":
             self._say(f"waiting for the device, which {message['holder']} uses")
         if not self._is_live:
@@ -58,7 +58,7 @@ class Progress:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the view away while something else writes to the terminal."""
+        """Hide the view while something else writes to the terminal."""
         if self._live is None:
             yield
             return
@@ -69,17 +69,17 @@ class Progress:
             self._live = self._started()
 
     def warn(self, text: str) -> None:
-        """Say what a reader must know."""
+        """Write a warning."""
         self._say(f"warning: {text}")
 
     def close(self) -> None:
-        """Take the view away for good."""
+        """Remove the view."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _started(self) -> Live:
-        # Without the redirections: what goes to stdout belongs there, whatever is drawn on stderr.
+        # Without redirections: stdout stays separate from the view on stderr.
         live = Live(
             self._view,
             console=self._console,
@@ -94,7 +94,7 @@ class Progress:
 
     def _plan(self, event: Planned) -> None:
         self._say(f"{event.title} on {event.device}")
-        known = f"; going on from {counted(event.num_known_probes, 'probe')}" if event.num_known_probes else ""
+        known = f"; resuming after {counted(event.num_known_probes, 'probe')}" if event.num_known_probes else ""
         about = f", about {format_seconds(event.expected_s)}" if event.expected_s else ""
         if event.why_expected:
             about = f"{about or ', time unknown'} ({event.why_expected})"
@@ -102,9 +102,9 @@ class Progress:
             about += f"; {event.num_parameters:,} parameters"
         self._say(f"{event.candidates}; at most {counted(event.max_probes, 'probe')}{about}{known}")
         if event.changes:
-            self._say("not going on from the last run here, because it differs in:")
-            num_hidden = max(0, len(event.changes) - MOST_CHANGES)
-            for line in event.changes[:MOST_CHANGES]:
+            self._say("the last run here is not resumed, because it differs in:")
+            num_hidden = max(0, len(event.changes) - MAX_CHANGES)
+            for line in event.changes[:MAX_CHANGES]:
                 self._say(f"  {line}")
             if num_hidden:
                 self._say(f"  and {num_hidden} more: it was another job; --model-dir keeps them apart")

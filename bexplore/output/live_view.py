@@ -1,4 +1,4 @@
-"""What is shown on a terminal while an exploration goes on: the stage, the curve so far, memory, the best size."""
+"""The live view of an exploration on a terminal: stage, throughput curve, memory, recommended size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from rich.text import Text
 from bexplore.exploration.events import JobEvent, Planned, Recommended, Traced
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.plot import ASCII, LABEL, UNICODE, plot
-from bexplore.search.posterior.credible_band import Band, band_of
+from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
-from bexplore.search.space import MemoryPrior
 from bexplore.units import format_bytes, format_seconds
 
 STAGES = {
@@ -35,21 +34,19 @@ STAGES = {
     "passes": "timing passes",
     "updates": "timing updates",
     "step check": "checking that the step trains",
-    "eager check": "looking whose mistake it is, without the compiler",
+    "eager check": "running one pass without the compiler, to find the cause",
     "gradients": "comparing the gradients of both splits",
     "batch": "making a batch",
     "loader": "timing the data loader",
     "lock": "waiting for another exploration on this device",
 }
 PLOT_ROWS = 8
-POSTERIOR_SIZES = 32  # sizes at which the belief is drawn: as many as can be told apart
-LEARNING_SHARE = 0.004  # of the time that has passed
-SMALLEST_WIDTH, SMALLEST_HEIGHT = 48, 18  # characters; below, the plot is left out
+SMALLEST_WIDTH, SMALLEST_HEIGHT = 48, 18  # characters and lines that the plot needs
 BAR = 20  # characters of the memory bar
 
 
 class View:
-    """The state of an exploration, and how it looks just now; rich asks for it as often as it draws."""
+    """The state of an exploration as a rich renderable."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -60,15 +57,14 @@ class View:
         self._planned_s: float | None = None  # of the whole
         self._pass_times_s: list[float] = []
         self._observations: list[Observation] = []
-        self._band: Band | None = None
-        self._learning_s = 0.0
+        self._band: CredibleBand | None = None
         self._best: Recommendation | None = None
         self._plots: dict[tuple[int, bool], Text] = {}
         self._max_probes = 0
         self._budget_bytes: int | None = None
 
     def __call__(self, event: JobEvent) -> None:
-        """Take an event in."""
+        """Update the state from an event."""
         if isinstance(event, Planned):
             self._max_probes = event.max_probes - event.num_known_probes
             self._planned_s = event.expected_s
@@ -80,12 +76,12 @@ class View:
         elif isinstance(event, ProbeFinished):
             self._probe = self._expected_s = None
             self._observations.append(event.observation)
-            self._learn()
+            self._band, self._plots = CredibleBand.of(event.posterior) or self._band, {}
         elif isinstance(event, Recommended):
             self._best, self._plots = event.recommendation, {}
 
     def report(self, message: Mapping[str, Any]) -> None:
-        """Take in what a worker says."""
+        """Update the state from a worker's progress message."""
         if "pass_time_s" in message:
             self._pass_times_s.append(float(message["pass_time_s"]))
         elif message.get("stage"):
@@ -94,13 +90,14 @@ class View:
                 self._stage_began_s = self._clock()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Any:
-        """Draw, in the room that the terminal has."""
+        """Draw within the terminal's size."""
         yield self.render(options.max_width, console.height, is_unicode="utf" in console.encoding.lower())
 
     def render(self, width: int, height: int, *, is_unicode: bool = True) -> RenderableType:
-        """The lines for a terminal of so many characters and lines."""
+        """Return the lines for a terminal of this width and height."""
         parts: list[RenderableType] = []
-        if self._band is not None and width >= SMALLEST_WIDTH and height >= SMALLEST_HEIGHT:
+        has_curve = any(item.is_measured for item in self._observations)
+        if has_curve and width >= SMALLEST_WIDTH and height >= SMALLEST_HEIGHT:
             picture = self._plot(min(width, 100), is_unicode)
             parts += [Text(""), Text("samples/s", style="dim"), picture]
         rows = [
@@ -119,9 +116,9 @@ class View:
         return Group(*parts, table)
 
     def _plot(self, columns: int, is_unicode: bool) -> Text:
-        """The picture, drawn anew only when there is something new."""
+        """Return the plot, drawn again only after a new event."""
         key = (columns, is_unicode)
-        if key not in self._plots and self._band is not None:
+        if key not in self._plots:
             best = None if self._best is None else self._best.micro_batch_size
             glyphs = UNICODE if is_unicode else ASCII
             self._plots[key] = plot(
@@ -162,7 +159,7 @@ class View:
         return ("time", f"{format_seconds(self._clock() - self._began_s)} so far{self._left()}")
 
     def _left(self) -> str:
-        """An upper bound from the length of the probes so far: when the score is reached nobody knows."""
+        """Return an upper bound of the remaining time, from the duration of the probes so far."""
         remaining = self._max_probes - len(self._observations)
         if not self._observations and self._planned_s:
             return f" of about {format_seconds(self._planned_s)}"
@@ -187,21 +184,3 @@ class View:
         latest = ", ".join(format_seconds(seconds) for seconds in self._pass_times_s[-6:])
         more = "... " if len(self._pass_times_s) > 6 else ""
         return ("passes", f"{more}{latest}")
-
-    def _learn(self) -> None:
-        """Form the belief anew, but only while that has cost a small share of the time; the marks are drawn anyway."""
-        self._plots = {}
-        if self._band is not None and self._learning_s > LEARNING_SHARE * (self._clock() - self._began_s):
-            return
-        began_s = time.perf_counter()
-        self._band = self._posterior()
-        self._learning_s += time.perf_counter() - began_s
-
-    def _posterior(self) -> Band | None:
-        """The curve so far, up to a little beyond what was tried."""
-        tried = [item.micro_batch_size for item in self._observations]
-        ends = math.log(min(tried)), math.log(max(tried) * 1.125 + 1)
-        sizes = {
-            round(math.exp(ends[0] + (ends[1] - ends[0]) * part / POSTERIOR_SIZES)) for part in range(POSTERIOR_SIZES)
-        }
-        return band_of(self._observations, sizes=sorted(sizes), memory=MemoryPrior(budget_bytes=self._budget_bytes))

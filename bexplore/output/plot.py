@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from bexplore.measurement.probe import Observation
-from bexplore.search.posterior.credible_band import Band
+from bexplore.search.posterior.credible_band import CredibleBand
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Characters of the marks: the band, its middle, a measurement, the best one, a failure, the axis."""
+    """Characters of the band, its median, a measurement, the recommended size, a failure and the axis."""
 
     band: str
     middle: str
@@ -29,24 +29,30 @@ LABEL = 8  # characters left of the axis
 
 
 def plot(
-    band: Band, observations: Sequence[Observation], *, best: int | None, width: int, height: int, glyphs: Glyphs
+    band: CredibleBand | None,
+    observations: Sequence[Observation],
+    *,
+    best: int | None,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
 ) -> Text:
-    """Draw the belief and the measurements; sizes on a logarithmic axis, throughput from 0.
+    """Draw the band and the measurements; sizes on a logarithmic axis, throughput from 0.
 
     Args:
-        band: The belief.
-        observations: Every probe.
-        best: The size that is recommended just now.
+        band: The search's posterior; None draws the measurements alone.
+        observations: Every probe; at least one is measured.
+        best: The recommended size; None for none.
         width: Characters in all, at least 20.
         height: Lines in all, the one with the sizes included; at least 3.
-        glyphs: Which characters the terminal has.
+        glyphs: The characters that the terminal has.
     """
     columns, rows = width - LABEL - 1, height - 1
     measured = [item for item in observations if item.is_measured]
-    shown = [index for index in range(len(band.sizes)) if band.fits[index] > 0.02]
-    tried = [item.micro_batch_size for item in observations]
-    first, last = float(min(band.sizes[0], *tried)), float(max(band.sizes[-1], *tried))
-    highest = max(max(item.samples_per_s for item in measured), max((band.high[i] for i in shown), default=0.0))
+    tried = [float(item.micro_batch_size) for item in observations]
+    shown = [] if band is None else band.shown(max(tried))
+    first, last = min([*tried, *(row[0] for row in shown)]), max([*tried, *(row[0] for row in shown)])
+    highest = max([item.samples_per_s for item in measured] + [row[3] for row in shown])
     cells = [[(" ", "")] * columns for _ in range(rows)]
 
     def column(size: float) -> int:
@@ -56,15 +62,13 @@ def plot(
     def row(speed: float) -> int:
         return min(rows - 1, max(0, rows - 1 - round(speed / highest * (rows - 1))))
 
-    places = [column(float(size)) for size in band.sizes]
-    for at in range(columns):
-        # The belief knows sizes, not columns: the nearest size on the left speaks for a column without its own.
-        index = max((i for i in shown if places[i] <= at), default=None)
-        if index is None or (at > places[index] and index == shown[-1]):
-            continue
-        for line in range(row(band.high[index]), row(band.low[index]) + 1):
-            cells[line][at] = (glyphs.band, "dim")
-        cells[row(band.middle[index])][at] = (glyphs.middle, "cyan")
+    places = [column(size) for size, *_ in shown]
+    ends = [*places[1:], *(place + 1 for place in places[-1:])]  # a size also fills the columns up to the next one
+    for (_, low, middle, high), start, end in zip(shown, places, ends, strict=True):
+        for at in range(start, max(end, start + 1)):
+            for line in range(row(high), row(low) + 1):
+                cells[line][at] = (glyphs.band, "dim")
+            cells[row(middle)][at] = (glyphs.middle, "cyan")
     for item in observations:
         at = column(float(item.micro_batch_size))
         if not item.is_measured:
@@ -90,7 +94,7 @@ def _assemble(cells: list[list[tuple[str, str]]], highest: float, ticks: str, gl
 
 
 def _ticks(first: float, last: float, columns: int, column: Callable[[float], int]) -> str:
-    """Powers of two below their columns, as many as fit."""
+    """Return powers of two below their columns, as many as fit."""
     line = [" "] * columns
     for power in range(math.ceil(math.log2(first)), math.floor(math.log2(last)) + 1):
         label, at = str(2**power), column(2.0**power)

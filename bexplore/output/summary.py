@@ -1,4 +1,4 @@
-"""What a run says at its end: which size and why, what is valid with it, where everything is, what to paste."""
+"""The summary at the end of a run: which size and why, valid batch sizes, where the files are, what to paste."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
-from bexplore.output.memory_text import headroom_words, memory_words
-from bexplore.units import counted, format_bytes, format_seconds
+from bexplore.engine.eager_comparison import EagerComparison, Verdict
+from bexplore.exploration.result import RunResult
+from bexplore.measurement.probe import Outcome
+from bexplore.output.bexp import memory_words
+from bexplore.search.policy.decision import StopReason
+from bexplore.units import counted, format_bytes, format_seconds, format_share
 
-STOP_REASONS = {
-    "target_confidence": "the confidence that was asked for{target} is reached",
-    "costs_more_than_it_saves": "another probe would cost more than it is expected to save",
-    "nothing_left": "no further probe is worth its cost",
-    "max_probes": "the number of probes that was allowed is used up",
-    "time_budget": "the time that was allowed is used up",
-    "interrupted": "it was interrupted; the same command goes on from here",
+STOP_REASONS: dict[str, str] = {
+    StopReason.TARGET_CONFIDENCE: "the confidence that was asked for{target} is reached",
+    StopReason.COSTS_MORE_THAN_IT_SAVES: "another probe would cost more than it is expected to save",
+    StopReason.NOTHING_LEFT: "no further probe is worth its cost",
+    StopReason.MAX_PROBES: "the allowed number of probes is used up",
+    StopReason.TIME_BUDGET: "the allowed time is used up",
+    StopReason.INTERRUPTED: "it was interrupted; the same command resumes it",
 }
-WIDTH = 10
-MOST_BOTTLENECKS = 2  # the weightiest; all of them are in the report
+WIDTH = 10  # characters of a row's label
+MAX_BOTTLENECKS = 2  # the most important; the report lists all
 MAX_TRACEBACK_LINES = 16
-LEAST_LEFT = 0.0005  # of the fastest size's speed; below, nobody looks on
-MAX_FAILURES = 4  # reasons that are shown; more would push the answer off the screen
+MAX_FAILURES = 4  # reasons; more would push the answer off the screen
+NEGLIGIBLE_GAIN = 0.0005  # of the fastest size's speed
 
 
-def print_summary(
-    record: Mapping[str, Any],
+def summary_text(
+    result: RunResult,
     *,
     yaml_key: str,
     tolerance: float,
@@ -36,162 +39,177 @@ def print_summary(
     paste: str = "",
     report: str | None = None,
 ) -> str:
-    """The closing text of a `result` record, for people.
+    """Return the closing text of a run.
 
     Args:
-        record: The `result` event.
-        yaml_key: Where the size goes, dotted.
-        tolerance: Within which sizes are as good as each other.
-        target_confidence: That was asked for; None where it is not known.
-        config: The user's file and the options that it was explored with, as they are typed, for the command that
-            writes the size into it; empty leaves that out.
-        paste: The lines to write by hand; empty for the dotted key, where the file is gone.
-        report: The page with everything; None where there is none.
+        result: The result.
+        yaml_key: Dotted key of the size in the user's file.
+        tolerance: Width of the indifference zone, as a share of speed.
+        target_confidence: The requested score; None if unknown.
+        config: The user's file and options, as typed, for the `apply` command; empty leaves the command out.
+        paste: The lines of YAML to paste; empty for the dotted key alone.
+        report: The path of the report; None for none.
     """
-    if record["micro_batch_size"] is None:
-        rows = [_row("failed", text) for text in _failed(record)]
-        stopped = stop_words(record["stop_reason"], target_confidence)
-        return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {record['run_dir']}"])
-    lines = [_headline(record), *_lines(keeping_sentence(record, target_confidence)), ""]
-    lines += [_row("why", _why(record, target_confidence)), *_rows("left", left_sentence(record))]
-    lines += _rows("score", score_sentence(record, tolerance))
-    lines += [_row("memory", _memory(record))]
-    lines += _rows("smaller", _smaller(record, tolerance))
-    lines += _rows("compiled", _compiled(record))
-    lines += _rows("depth", _depth(record))
-    lines += _rows("eager", eager_sentence(record.get("eager"), tolerance))
-    lines += [_row("failed", text) for text in _failed(record)]
-    lines += _rows("training", (record.get("gradient_equivalence") or {}).get("message"))
-    lines += _rows("input", loader_sentence(record.get("loader")))
-    lines += [_row("limits", _limit(item)) for item in record.get("bottlenecks", ())[:MOST_BOTTLENECKS]]
-    lines += [_row("warning", text) for text in record.get("warnings", ())]
-    lines += ["", "Valid global batch sizes:", *_batch_table(record), ""]
-    lines += [f"Results: {record['run_dir']}"]
-    lines += [f"Report:  {report}"] if report else []
-    lines += [f"Apply:   bexplore apply {config}"] if config else []
-    lines += _warm_start(record.get("artifacts_dir"))
-    lines += _pasted(paste or f"{yaml_key}: {record['micro_batch_size']}")
-    return "\n".join(lines)
-
-
-def _pasted(text: str) -> list[str]:
-    """What to paste, its lines below each other."""
-    first, *rest = text.splitlines()
-    return [f"Paste:   {first}", *(f"         {line}" for line in rest)]
-
-
-def _limit(item: Mapping[str, Any]) -> str:
-    return item["finding"] + (f"; try: {item['action']}" if item["action"] else "")
-
-
-def loader_sentence(loader: Mapping[str, Any] | None) -> str | None:
-    """What a loader that was timed gives; where it was not, the advice tells why."""
-    if not loader or loader["problem"]:
-        return None
-    workers = loader["num_workers"]
-    told = "" if workers is None else f", {counted(workers, 'worker')}"
-    return f"your data loader gives {loader['samples_per_s']:.4g} samples/s (timed alone, no step beside it{told})"
-
-
-def _headline(record: Mapping[str, Any]) -> str:
-    return (
-        f"Use micro_batch_size {record['micro_batch_size']}: {record['relative_performance']:.2f}x{_between(record)} "
-        f"the speed of size {record['base_micro_batch_size']}, {record['samples_per_s']:.4g} samples/s; "
-        f"confidence {record['confidence']} out of 100."
+    if result.micro_batch_size is None:
+        rows = [_row("failed", text) for text in _failed(result)]
+        stopped = stop_words(result.stop_reason, target_confidence)
+        return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {result.run_dir}"])
+    keeping = keeping_sentence(result, target_confidence)
+    first, *rest = (paste or f"{yaml_key}: {result.micro_batch_size}").splitlines()
+    return "\n".join(
+        [
+            _headline(result),
+            *([keeping] if keeping else []),
+            "",
+            *_rows(result, tolerance, target_confidence),
+            "",
+            "Valid global batch sizes:",
+            *_batch_table(result),
+            "",
+            f"Results: {result.run_dir}",
+            *([f"Report:  {report}"] if report else []),
+            *([f"Apply:   bexplore apply {config}"] if config else []),
+            *_warm_start(result.artifacts_dir),
+            f"Paste:   {first}",
+            *(f"         {line}" for line in rest),
+        ]
     )
 
 
-def _between(record: Mapping[str, Any]) -> str:
-    """The interval of the relative performance, where it can be seen."""
-    low, high = record.get("relative_performance_interval") or (1.0, 1.0)
-    return "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
+def _rows(result: RunResult, tolerance: float, target_confidence: float | None) -> list[str]:
+    limits = [
+        item.finding + (f"; try: {item.action}" if item.action else "") for item in result.bottlenecks[:MAX_BOTTLENECKS]
+    ]
+    rows = [
+        ("why", _why(result, target_confidence)),
+        ("left", left_sentence(result)),
+        ("score", score_sentence(result, tolerance)),
+        ("memory", _memory(result)),
+        ("smaller", smaller_sentence(result, tolerance)),
+        ("compiled", _compiled(result)),
+        ("depth", _depth(result)),
+        ("eager", eager_sentence(result.eager, tolerance)),
+        *(("failed", text) for text in _failed(result)),
+        ("training", (result.gradient_equivalence or {}).get("message")),
+        ("input", loader_sentence(result)),
+        *(("limits", text) for text in limits),
+        *(("warning", text) for text in result.warnings),
+    ]
+    return [_row(label, text) for label, text in rows if text]
 
 
-def _why(record: Mapping[str, Any], target_confidence: float | None) -> str:
-    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(record["outcomes"].items()))
-    took = format_seconds(record["elapsed_s"])
-    stopped = stop_words(record["stop_reason"], target_confidence)
-    return f"fastest of {counted(record['num_probes'], 'probe')} ({outcomes}) in {took}; ended because {stopped}"
+def _row(label: str, text: str) -> str:
+    return f"  {label:<{WIDTH}}{text}"
 
 
-def score_sentence(record: Mapping[str, Any], tolerance: float) -> str | None:
-    """What a score below 90 is still good for; None where nothing is to be said."""
-    share = record.get("regret_bound_90")
+def _headline(result: RunResult) -> str:
+    low, high = result.relative_performance_interval or (1.0, 1.0)
+    interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
+    return (
+        f"Use micro_batch_size {result.micro_batch_size}: {result.relative_performance:.2f}x{interval} "
+        f"the speed of size {result.base_micro_batch_size}, {result.samples_per_s:.4g} samples/s; "
+        f"confidence {result.confidence} out of 100."
+    )
+
+
+def loader_sentence(result: RunResult) -> str | None:
+    """Return the measured speed of the user's loader; None where there is none, or it could not be timed."""
+    loader = result.loader
+    if not loader or loader["problem"]:
+        return None
+    workers = "" if loader["num_workers"] is None else f", {counted(loader['num_workers'], 'worker')}"
+    return f"your data loader gives {loader['samples_per_s']:.4g} samples/s (timed alone, no step beside it{workers})"
+
+
+def _why(result: RunResult, target_confidence: float | None) -> str:
+    outcomes = outcomes_words(result.outcomes)
+    took, stopped = format_seconds(result.elapsed_s), stop_words(result.stop_reason, target_confidence)
+    return f"fastest of {counted(result.num_probes or 0, 'probe')} ({outcomes}) in {took}; ended because {stopped}"
+
+
+def outcomes_words(outcomes: Mapping[str, int]) -> str:
+    """Return the number of probes by outcome, in words."""
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(outcomes.items()))
+
+
+def score_sentence(result: RunResult, tolerance: float) -> str | None:
+    """Return the regret bound of a score below 90; None for a score that needs no explanation."""
+    share = result.regret_bound_90
     if share is None or share <= tolerance:
         return None
-    shown = math.ceil(1000.0 * share) / 1000.0  # rounded up: what is promised must hold
+    shown = math.ceil(1000.0 * share) / 1000.0  # rounded up: the bound must hold
     return (
-        f"{record['confidence']} out of 100 that it is within {100 * tolerance:g}% of the fastest that fits, "
+        f"{result.confidence} out of 100 that it is within {100 * tolerance:g}% of the fastest that fits, "
         f"90 out of 100 that it is within {shown:.1%}"
     )
 
 
-def left_sentence(record: Mapping[str, Any]) -> str | None:
-    """What is left to gain, and what another probe would cost and save; None where that is not known.
-
-    Args:
-        record: The `result` event; `left_to_gain` and `next_probe_saves` are shares of `training_time_s`.
-    """
-    share, training_s, cost_s = (record.get(name) for name in ("left_to_gain", "training_time_s", "next_probe_s"))
+def left_sentence(result: RunResult) -> str | None:
+    """Return the expected remaining gain, and the cost and gain of another probe; None if unknown."""
+    share, training_s, saves = result.left_to_gain, result.training_time_s, result.next_probe_saves
     if share is None:
         return None
-    at = f"at a score of {record['confidence']}"
-    if share < LEAST_LEFT:
-        return f"as good as nothing {at}: less than {LEAST_LEFT:.2%} in expectation"
-    if training_s is None or cost_s is None:
+    at = f"at a score of {result.confidence}"
+    if share < NEGLIGIBLE_GAIN:
+        return f"negligible {at}: less than {NEGLIGIBLE_GAIN:.2%} in expectation"
+    if training_s is None or saves is None:
         return f"{share:.1%} in expectation, {at}"
-    saves_s = record["next_probe_saves"] * training_s
-    saves = "next to nothing" if saves_s < 1.0 else format_seconds(saves_s)
-    training = format_seconds(training_s)
-    training += "" if record.get("training_samples") is None else " by the file's steps"
+    saved = "next to nothing" if saves * training_s < 1.0 else format_seconds(saves * training_s)
+    training = format_seconds(training_s) + ("" if result.training_samples is None else " by the file's steps")
     return (
         f"{share:.1%} in expectation, {format_seconds(share * training_s)} of {training}, {at}; "
-        f"another probe costs {format_seconds(cost_s)} and is expected to save {saves}"
+        f"another probe costs {format_seconds(result.next_probe_s)} and is expected to save {saved}"
     )
 
 
 def stop_words(stop_reason: str, target_confidence: float | None) -> str:
-    """Why an exploration ended, in words; a reason that is not in the table speaks for itself."""
+    """Return why an exploration ended, in words; a text of `should_stop` is returned as it is."""
     target = "" if target_confidence is None else f", {target_confidence:g} out of 100,"
     return STOP_REASONS.get(stop_reason, stop_reason).replace("{target}", target)
 
 
-def _memory(record: Mapping[str, Any]) -> str:
-    if record["peak_memory_bytes"] is None:
+def _memory(result: RunResult) -> str:
+    if result.peak_memory_bytes is None:
         return "peak unknown on this device"
-    peak, held, headroom = (
-        record["peak_memory_bytes"],
-        record.get("resident_memory_bytes"),
-        record["memory_headroom_bytes"],
+    text = memory_words(
+        result.peak_memory_bytes, result.resident_memory_bytes, is_full=result.memory_headroom_bytes == 0
     )
-    text = memory_words(peak, held, is_full=headroom == 0)
-    return text if headroom is None else f"{text}, {headroom_words(headroom, max(peak, held or 0))}"
+    return ", ".join(filter(None, [text, headroom_words(result)]))
 
 
-def _smaller(record: Mapping[str, Any], tolerance: float) -> str | None:
-    small = record["smallest_within_tolerance"]
-    if small is None or small == record["micro_batch_size"]:
+def headroom_words(result: RunResult) -> str:
+    """Return the memory budget that stays free, in words; empty if unknown."""
+    headroom, peak = result.memory_headroom_bytes, result.peak_memory_bytes
+    if headroom is None or peak is None:
+        return ""
+    if headroom <= 0:
+        return "nothing of the budget stays free"
+    share = headroom / (headroom + max(peak, result.resident_memory_bytes or 0))
+    return f"{format_bytes(headroom)} ({format_share(share)}) of the budget stay free"
+
+
+def smaller_sentence(result: RunResult, tolerance: float) -> str | None:
+    """Return the smallest size in the indifference zone and the memory that it saves; None for the size itself."""
+    small, saved = result.smallest_within_tolerance, result.memory_saved_bytes
+    if small is None or small == result.micro_batch_size:
         return None
-    saved = record.get("memory_saved_bytes")
-    saves = f" and saves {format_bytes(saved)}" if saved else ""
-    return f"{small} is within {tolerance:.0%} of it{saves}"
+    return f"size {small} is within {tolerance:.0%} of it" + (f" and saves {format_bytes(saved)}" if saved else "")
 
 
-def _failed(record: Mapping[str, Any]) -> list[str]:
-    """What did not run for a reason of its own; that a size is too big is no failure."""
-    told = [item for item in record.get("failures", ()) if item["outcome"] != "out_of_memory"]
+def _failed(result: RunResult) -> list[str]:
+    """Return the failures in lines; a size that is too big is none."""
+    failures = [item for item in result.failures if item.outcome != Outcome.OUT_OF_MEMORY]
     lines = [
-        f"{', '.join(map(str, item['micro_batch_sizes']))}: {item['outcome'].replace('_', ' ')}: {item['reason']}"
-        for item in told[:MAX_FAILURES]
+        f"{', '.join(map(str, item.micro_batch_sizes))}: {item.outcome.replace('_', ' ')}: {item.reason}"
+        for item in failures[:MAX_FAILURES]
     ]
-    lines += next((_users_lines(item["traceback_text"]) for item in told if item.get("traceback_text")), [])
-    return lines + (
-        [f"and {counted(len(told) - MAX_FAILURES, 'more reason')} in the run log"] if len(told) > MAX_FAILURES else []
-    )
+    lines += next((_users_lines(item.traceback_text) for item in failures if item.traceback_text), [])
+    hidden = len(failures) - MAX_FAILURES
+    return lines + ([f"and {counted(hidden, 'more reason')} in the run log"] if hidden > 0 else [])
 
 
 def _users_lines(traceback_text: str) -> list[str]:
-    """The lines of a traceback that are the user's own: frames of torch and of the worker are left out, and notes."""
+    """Return the user's own lines of a traceback, without the frames of torch and of the worker."""
     lines: list[str] = []
     is_own = False
     for line in traceback_text.strip().splitlines():
@@ -204,118 +222,94 @@ def _users_lines(traceback_text: str) -> list[str]:
     return lines[:MAX_TRACEBACK_LINES]
 
 
-def _compiled(record: Mapping[str, Any]) -> str | None:
-    ratio = record.get("exact_over_shared")
+def _compiled(result: RunResult) -> str | None:
+    ratio = result.exact_over_shared
     if ratio is None:
         return None
     return f"run exactly as your training will compile it: {ratio:.2f}x of the search's shared compilation"
 
 
-def _depth(record: Mapping[str, Any]) -> str | None:
-    ratio = record.get("full_over_reduced")
+def _depth(result: RunResult) -> str | None:
+    ratio = result.full_over_reduced
     if ratio is None:
         return None
-    return f"searched with few of the identical blocks and extrapolated; run whole, it has {ratio:.2f}x that speed"
+    return f"searched at reduced depth and extrapolated; at full depth it has {ratio:.2f}x that speed"
 
 
-def eager_sentence(eager: Mapping[str, Any] | None, tolerance: float) -> str | None:
-    """Whether torch.compile is worth it here; a look that nobody asked for speaks only if it is not."""
-    if not eager or not (eager["asked"] or eager["verdict"] == "faster"):
+def eager_sentence(eager: EagerComparison | None, tolerance: float) -> str | None:
+    """Return whether torch.compile is worth it; an unrequested comparison is reported only where it is not."""
+    if eager is None or not (eager.asked or eager.verdict is Verdict.FASTER):
         return None
-    if eager["problem"]:
-        return f"without torch.compile this size does not run: {eager['problem']}"
-    peak = eager["peak_memory_bytes"]
+    if eager.problem or eager.verdict is None:
+        return f"without torch.compile this size does not run: {eager.problem}"
+    peak = eager.peak_memory_bytes
     memory = f", peak {format_bytes(peak)}" if peak is not None else ""
-    timed = format_seconds(min(eager["compiled_timed_s"], eager["eager_timed_s"]))
-    sure = (
-        f"95% interval {eager['low']:.2f} to {eager['high']:.2f}; {eager['num_pairs']} turns, {timed}, of each{memory}"
+    timed = format_seconds(min(eager.compiled_timed_s, eager.eager_timed_s))
+    return (
+        f"without torch.compile this size runs at {eager.over_compiled:.2f}x the speed (95% interval {eager.low:.2f} "
+        f"to {eager.high:.2f}; {counted(eager.num_pairs, 'round')}, {timed}, of each{memory}): "
+        f"{_eager_advice(eager, tolerance)}"
     )
-    told = f"without torch.compile this size runs at {eager['over_compiled']:.2f}x the speed ({sure})"
-    return f"{told}: {_eager_advice(eager, tolerance)}"
 
 
-def _eager_advice(eager: Mapping[str, Any], tolerance: float) -> str:
-    if eager["verdict"] == "faster" and eager["asked"]:
-        return "do not compile, or explore again with explore.compile: false"
-    if eager["verdict"] == "faster":
-        return "do not compile, or explore again with explore.compile: both, which looks closer"
-    if eager["verdict"] == "slower":
-        return "keep torch.compile"
-    if eager["verdict"] == "same":
-        return f"within {100 * tolerance:g}% that is as fast, so that compiling gains nothing"
-    return "too uncertain to tell whether compiling pays"
+def _eager_advice(eager: EagerComparison, tolerance: float) -> str:
+    more = "false" if eager.asked else "both, which compares more precisely"
+    return {
+        Verdict.FASTER: f"do not compile, or explore again with explore.compile: {more}",
+        Verdict.SLOWER: "keep torch.compile",
+        Verdict.SAME: f"within {100 * tolerance:g}% that is as fast, so that compiling gains nothing",
+        Verdict.UNSURE: "too uncertain to decide whether compiling pays",
+    }[eager.verdict or Verdict.UNSURE]
 
 
 def _warm_start(artifacts_dir: str | None) -> list[str]:
-    """The line that spares a training its compilation."""
+    """Return the line that saves a training its compilation."""
     if artifacts_dir is None:
         return []
     return [
         f"Warm:    export TORCHINDUCTOR_CACHE_DIR={shlex.quote(artifacts_dir)}",
-        "         before a training that compiles the same model and loss as one: its first step loads what was",
-        "         compiled here. It is code that will be run: take it from nobody whom you do not trust.",
+        "         before a training that compiles the same model and loss as one: its first step loads this compiled",
+        "         program. It is executable code: use only caches that you trust.",
     ]
 
 
-def _batch_table(record: Mapping[str, Any]) -> list[str]:
-    sizes = record["global_batch_sizes"]
-    has_tokens = any(size["num_tokens"] for size in sizes)
-    has_times = any(size.get("step_time_s") for size in sizes)
-    head = f"  {'batch_size':>10}  {'accumulation':>12}"
-    head += f"  {'tokens':>12}" if has_tokens else ""
-    head += f"  {'step time':>12}" if has_times else ""
-    rows = [head]
-    for size in sizes:
-        row = f"  {size['global_batch_size']:>10}  {size['accumulation_steps']:>12}"
-        row += f"  {size['num_tokens']:>12,}" if has_tokens else ""
-        row += f"  {format_seconds(size.get('step_time_s')):>12}" if has_times else ""
-        row += "  <- yours" if size["global_batch_size"] == record.get("batch_size") else ""
-        rows.append(row)
-    if record.get("batch_message"):
-        rows.append(f"  {record['batch_message']}")
-    return rows
+def _batch_table(result: RunResult) -> list[str]:
+    sizes = result.global_batch_sizes
+    columns = [
+        ("batch_size", 10, [str(size.global_batch_size) for size in sizes]),
+        ("accumulation", 12, [str(size.accumulation_steps) for size in sizes]),
+    ]
+    if any(size.num_tokens for size in sizes):
+        columns.append(("tokens", 12, [f"{size.num_tokens:,}" for size in sizes]))
+    if any(size.step_time_s for size in sizes):
+        columns.append(("step time", 12, [format_seconds(size.step_time_s) for size in sizes]))
+    rows = ["".join(f"  {name:>{width}}" for name, width, _ in columns)]
+    for index, size in enumerate(sizes):
+        row = "".join(f"  {cells[index]:>{width}}" for _, width, cells in columns)
+        rows.append(row + ("  <- yours" if size.global_batch_size == result.batch_size else ""))
+    return rows + ([f"  {result.batch_message}"] if result.batch_message else [])
 
 
-def keeping_sentence(record: Mapping[str, Any], target_confidence: float | None) -> str | None:
-    """The second answer of a `result` record: which size keeps the user's batch size, and what that costs.
-
-    Args:
-        record: The `result` event.
-        target_confidence: That was asked for; None where it is not known.
-
-    Returns:
-        None where no batch size was given.
-    """
-    own, keeps = record.get("batch_size"), record.get("keeps_batch_size")
+def keeping_sentence(result: RunResult, target_confidence: float | None) -> str | None:
+    """Return which size keeps the user's batch size, and at what speed; None where no batch size was given."""
+    own, keeps = result.batch_size, result.keeps_batch_size
     if own is None:
         return None
-    rule = "even" if record.get("divisibility") == "even" else "divisors"
-    if keeps is None and record.get("replica_batch_size") is None:
+    rule = "even" if result.divisibility == "even" else "divisors"
+    if keeps is None and result.replica_batch_size is None:
         return f"No micro_batch_size keeps batch_size {own}: the replicas have no equal shares of it."
     if keeps is None:
-        return f"No micro_batch_size that was run keeps batch_size {own}; explore.candidates: {rule} tries those alone."
-    size, free, steps = keeps["micro_batch_size"], keeps["free_micro_batch_size"], keeps["accumulation_steps"]
-    in_steps = counted(steps, "accumulation step")
+        return f"No micro_batch_size that ran keeps batch_size {own}; explore.candidates: {rule} tries only such sizes."
+    size, free = keeps.micro_batch_size, keeps.free_micro_batch_size
+    in_steps = counted(keeps.accumulation_steps, "accumulation step")
     if size == free:
         return f"It keeps batch_size {own}, in {in_steps}."
-    speed = f"{keeps['over_recommended']:.2f}x the speed of size {free}"
-    if size == record["micro_batch_size"]:
+    speed = f"{keeps.over_recommended:.2f}x the speed of size {free}"
+    if size == result.micro_batch_size:
         return f"It keeps batch_size {own}, in {in_steps}, at {speed}, which does not."
-    told = (
+    text = (
         f"To keep batch_size {own}, use micro_batch_size {size} in {in_steps}: {speed}, "
-        f"{keeps['samples_per_s']:.4g} samples/s; confidence {keeps['confidence']} out of 100."
+        f"{keeps.samples_per_s:.4g} samples/s; confidence {keeps.confidence} out of 100."
     )
-    is_sure = target_confidence is None or keeps["confidence"] >= target_confidence
-    return told if is_sure else f"{told} explore.candidates: {rule} tries such sizes alone."
-
-
-def _lines(text: str | None) -> list[str]:
-    return [text] if text else []
-
-
-def _rows(label: str, text: str | None) -> list[str]:
-    return [_row(label, text)] if text else []
-
-
-def _row(label: str, text: str) -> str:
-    return f"  {label:<{WIDTH}}{text}"
+    is_sure = target_confidence is None or keeps.confidence >= target_confidence
+    return text if is_sure else f"{text} explore.candidates: {rule} tries only such sizes."

@@ -126,10 +126,10 @@ def explore(
             should_stop=should_stop,
             began_s=run.clock() - run.spent_s - sum(observation.elapsed_s for observation in run.history),
         )
-        result = yield from loop.search()
+        result = searched = yield from loop.search()
         if keeping is not None and keeping.sizes and result.recommendation is not None:
             result = yield from loop.keep_batch_size(result, result.recommendation, keeping)
-        yield result
+        yield dataclasses.replace(result, posterior=searched.posterior)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,8 @@ class _Loop:
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
             raise error_of(StopReason(reason), self.sampler.space, evidence, self.observations, self.sampler.memory)
         best = decision.recommendation
-        return self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
+        result = self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
+        return dataclasses.replace(result, posterior=decision.posterior)
 
     def _search_once(self) -> Generator[Event, None, str | None]:
         """Run one probe of the search; return the reason to stop instead, if there is one."""
@@ -172,10 +173,11 @@ class _Loop:
                 return None
         observation = yield from self._run(trial, decision)
         with storage_errors():
-            best = self.sampler.decide(self.study).recommendation
+            decision = self.sampler.decide(self.study)
+            best = decision.recommendation
             if best is not None:
                 trials.publish(self.study, best)
-        yield ProbeFinished(observation=observation)
+        yield ProbeFinished(observation=observation, posterior=decision.posterior)
         if best is not None:
             yield self._timed(best)
         return None

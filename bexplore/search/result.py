@@ -14,6 +14,7 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.economics import NextProbe
+from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.recommendation import Recommendation, nearest_to_the_users
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.search.warnings import noise_warnings
@@ -34,9 +35,15 @@ class ProbeStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFinished:
-    """A probe ended, with any outcome."""
+    """A probe ended, with any outcome.
+
+    Attributes:
+        observation: Its measurements, or its failure.
+        posterior: The search's posterior after it; None where nothing was measured, and outside of the search.
+    """
 
     observation: Observation
+    posterior: Posterior | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +91,7 @@ class Result:
         next_probe: The further probe that would save most, at the end of the search; None where none was possible, or
             where the answer is not the search's.
         second_answer: The fastest size that keeps the user's global batch size; None where none ran or none was wanted.
+        posterior: The search's final posterior; None where nothing was measured.
         warnings: Reasons for caution with the numbers.
     """
 
@@ -100,6 +108,7 @@ class Result:
     memory_saved_bytes: int | None = None
     next_probe: NextProbe | None = None
     second_answer: SecondAnswer | None = None
+    posterior: Posterior | None = None
     warnings: tuple[str, ...] = ()
 
 

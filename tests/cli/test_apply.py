@@ -17,6 +17,7 @@ from bexplore.cli.common import Common
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.exploration import run_directory
+from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
 
@@ -59,8 +60,9 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
     run = run_directory.create_run(run_directory.model_directory(config.mode, config.model_dir), meta=meta, now=NOW)
     result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
     second = {"micro_batch_size": keeps, "relative_performance": 1.4, "confidence": 92, "samples_per_s": 390.0}
-    second |= {"free_micro_batch_size": size, "over_recommended": 0.97}
-    run.write_result(result | {"micro_batch_size": size, "keeps_batch_size": second if keeps else None})
+    second |= {"free_micro_batch_size": size or 1, "over_recommended": 0.97, "accumulation_steps": 1}
+    record = result | {"micro_batch_size": size, "keeps_batch_size": second if keeps else None}
+    run.write_result(RunResult.from_record(record))
     return run
 
 
@@ -100,7 +102,7 @@ def test_the_command_shows_the_change_and_writes_only_after_yes(tmp_path):
     done = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
     assert done.exit_code == 0, done.exception
     again = CliRunner().invoke(apply, ["job.yaml", "--change-batch-size", "--yes"])
-    assert "says so already" in again.output
+    assert "has this size already" in again.output
 
 
 def test_another_file_may_be_written_instead(tmp_path):
@@ -140,4 +142,4 @@ def test_the_command_that_an_exploration_prints_writes_its_size(tmp_path, option
 
     assert done.exit_code == 0, done.exception
     assert path.read_text() == SECTIONS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
-    assert ("does not get what --set gave" in done.stderr) == ("--set" in options)
+    assert ("values of --set are not written" in done.stderr) == ("--set" in options)

@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 from rich.console import Console
@@ -158,7 +159,7 @@ def test_a_finished_run_is_printed_again_and_not_run_again(job, tmp_path):
     second = bexplore("explore", path, "--json", cwd=tmp_path)
 
     (stored,) = [json.loads(line) for line in second.stdout.splitlines()]
-    assert stored["stored"] is True
+    assert stored["already_finished"] is True
     assert stored["micro_batch_size"] == json.loads(first.stdout.splitlines()[-1])["micro_batch_size"]
     assert "--fresh explores again" in second.stderr
 
@@ -174,7 +175,7 @@ def test_a_finished_search_goes_on_where_the_file_trains_longer(job, tmp_path):
     *events, long = explored(10_000_000)
     assert long["num_probes"] > short["num_probes"]
     assert len([event for event in events if event["event"] == "probe"]) == long["num_probes"] - short["num_probes"]
-    assert (long["run_dir"], explored(10_000_000)[0].get("stored")) == (short["run_dir"], True)
+    assert (long["run_dir"], explored(10_000_000)[0].get("already_finished")) == (short["run_dir"], True)
 
 
 def test_another_job_in_the_same_folder_starts_over_and_says_what_changed(job, tmp_path):
@@ -405,7 +406,7 @@ def test_a_mended_program_is_not_met_by_its_old_failures(job, tmp_path):
 
 
 def commands() -> list[str]:
-    return list(cli.commands)
+    return cli.list_commands(click.Context(cli))
 
 
 @pytest.mark.parametrize("name", commands())
@@ -415,7 +416,7 @@ def test_the_help_of_every_command_has_examples_that_its_own_options_allow(name)
     text = CliRunner().invoke(cli, [name, "--help"], terminal_width=120).output
     examples = [line.strip() for line in text.splitlines() if line.strip().startswith(f"bexplore {name}")]
     assert examples, text
-    options = {option for parameter in cli.commands[name].params for option in parameter.opts}
+    options = {option for parameter in cli.get_command(click.Context(cli), name).params for option in parameter.opts}
     used = {word.partition("=")[0] for line in examples for word in line.split() if word.startswith("-")}
     assert used <= options | {"--json"}
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bexplore.cli import cli
+from bexplore.cli.entry import COMMANDS
 from bexplore.errors import ExitCode
 from tests.builders import ROOT
 
@@ -104,7 +104,7 @@ def test_every_command_of_readme_and_docs_does_what_it_says_in_its_order(tmp_pat
         )
         assert done.returncode == 0, f"bexplore {' '.join(words)}: {done.stderr[-1000:]}"
         said[" ".join(words)] = done.stdout
-    assert {line.split()[0] for line in said} == set(cli.commands)
+    assert {line.split()[0] for line in said} == set(COMMANDS)
     assert "Use micro_batch_size" in said["explore job.yaml"]
     assert re.search(r"^-  micro_batch_size: \{explore: \{max: 4\}\}   # find it$", said["apply job.yaml"], re.M)
     assert "# find it" in (tmp_path / "job.yaml").read_text()

@@ -13,7 +13,7 @@ import pytest
 from bexplore.engine import Workers, begin
 from bexplore.engine.process.device_lock import LockHolder, device_lock
 from bexplore.errors import UserInputError
-from bexplore.exploration.events import probe_record
+from bexplore.exploration.event_records import probe_record
 from bexplore.job import CompileSettings, Job, Mode
 from bexplore.measurement.probe import Compilation, Outcome, Probe
 from tests.builders import ROOT, imported_job, step_job

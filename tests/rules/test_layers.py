@@ -21,18 +21,18 @@ ORDER = {
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "space settings evidence calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker build_check metrics_client trace_client runner reduced_depth",
-    "exploration": "journal run_directory memory_budget fingerprint bottlenecks events estimate apply finish one_shot "
-    "exploration",
-    "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard",
-    "output": "append_file memory_text plot guard_table replay_table trace_table bexp guard_ci json_lines summary "
-    "live_view console report",
+    "exploration": "bottlenecks result journal run_directory memory_budget fingerprint events event_records estimate "
+    "apply finish one_shot exploration",
+    "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
+    "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
+    "cli": "streams entry common apply doctor explore guard one_shot report tables",
 }
 
 # Package -> the only places that may import it.
 DOORS = {
     "torch": {"workloads", "trace", "engine.worker"},
     "optuna": {"search.study", "search.loop"},
-    "pydantic": {"config.schema", "config.field_types", "config.validation_errors"},
+    "pydantic": {"config.schema", "config.field_types", "config.validation_errors", "exploration.result"},
     "ruamel": {"config.document"},
     "click": {"cli"},
     "jinja2": {"output.report"},

@@ -1,4 +1,4 @@
-"""A figure as data: axes, and marks in data coordinates. `svg.py` and `png.py` draw it; neither knows what it means."""
+"""A figure as data: axes, and marks in data coordinates, which `svg.py` and `png.py` draw."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Axis:
         label: Quantity and unit.
         low: Smallest value shown.
         high: Largest value shown; above `low`.
-        is_log2: Whether equal ratios take equal lengths; else equal differences do.
-        ticks: Values that get a tick.
-        text: How a value is written beside its tick.
+        is_log2: Whether the axis is logarithmic.
+        ticks: Values with a tick.
+        text: Value -> its text beside the tick.
     """
 
     label: str
@@ -28,7 +28,7 @@ class Axis:
     text: Callable[[float], str] = lambda value: f"{value:g}"
 
     def fraction(self, value: float) -> float:
-        """Where a value lies between the ends: 0 to 1, cut there."""
+        """Return the position of a value between the ends, clipped to 0 to 1."""
         low, high, at = (
             (math.log2(max(number, 1e-12)) for number in (self.low, self.high, value))
             if self.is_log2
@@ -39,13 +39,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line through points.
+    """A line through (x, y) points; its name is in the legend, its role decides the colour.
 
-    Attributes:
-        name: In the legend; empty for none.
-        points: (x, y) in order.
-        role: Which colour it has: `belief`, `trace`, `score`.
-        is_stepped: Whether y keeps its value up to the next x.
+    A stepped line keeps y up to the next x.
     """
 
     name: str
@@ -65,15 +61,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """One measured value.
-
-    Attributes:
-        x: Position.
-        y: Its height.
-        low: Lower end of its spread; None for none.
-        high: Upper end of its spread; None for none.
-        text: All of it in words, shown when it is pointed at or focused.
-    """
+    """One measured value, the ends of its spread if it has one, and the text shown on hover and focus."""
 
     x: float
     y: float
@@ -106,15 +94,15 @@ Mark = Line | Band | Dots | Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A picture.
+    """A figure.
 
     Attributes:
         key: Its file name without a suffix.
-        title: What is seen.
-        description: What it says, for those who do not see it.
+        title: Its heading.
+        description: Its content in words, for screen readers.
         x: The horizontal axis.
         y: The vertical axis.
-        marks: From the back to the front.
+        marks: Marks from back to front.
     """
 
     key: str
@@ -126,7 +114,7 @@ class Figure:
 
 
 def size_axis(low: float, high: float) -> Axis:
-    """An axis of micro-batch sizes: powers of two."""
+    """Return an axis of micro-batch sizes with ticks at powers of two."""
     first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
     ticks = tuple(2.0**power for power in range(first, last + 1) if low <= 2.0**power <= high)
     return Axis(
@@ -139,7 +127,7 @@ def size_axis(low: float, high: float) -> Axis:
 
 
 def value_axis(label: str, highest: float, text: Callable[[float], str], *, binary: bool = False) -> Axis:
-    """An axis from 0 to a round number above the highest value, with about five ticks."""
+    """Return an axis from 0 to a round number above the highest value, with about five ticks."""
     base = 2.0 if binary else 10.0
     raw = max(highest, 1e-12) * 1.05 / 5
     unit = base ** math.floor(math.log(raw, base))

@@ -1,36 +1,59 @@
-"""The report of a run: one HTML page, a short Markdown text, and its figures as files."""
+"""Files of a report: the page that is written when a run ends, texts, and figures."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from bexplore.errors import UserInputError
+from bexplore.exploration.events import Finished, JobEvent
 from bexplore.output.report.figures import figures
-from bexplore.output.report.markdown import markdown
 from bexplore.output.report.page import html
 from bexplore.output.report.png import png
 from bexplore.output.report.report_data import ReportData, read_report_data
 from bexplore.output.report.svg import draw
 
-__all__ = ["ReportData", "html", "markdown", "read_report_data", "write_figures", "write_text"]
+log = structlog.get_logger()
 
 
-def write_figures(facts: ReportData, folder: Path, kind: str) -> list[Path]:
+class ReportFile:
+    """A sink that writes `report.html` at the end of a run; a failure is a warning.
+
+    Args:
+        warn: Called with the reason where the report cannot be written.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+
+    def __call__(self, event: JobEvent) -> None:
+        """Write the report of a finished run that has a recommendation."""
+        if not isinstance(event, Finished) or event.result.micro_batch_size is None:
+            return
+        try:
+            write_text(event.run.directory / "report.html", html(read_report_data(event.run)))
+        except Exception as error:  # the answer is on disk already: no fault of a figure may hide it
+            log.exception("report failed")
+            self._warn(f"no report: {error}; the result is complete")
+
+
+def write_figures(data: ReportData, folder: Path, kind: str) -> list[Path]:
     """Write each figure to a file of its own.
 
     Args:
-        facts: The run.
-        folder: Made where it is missing.
+        data: The run.
+        folder: Created where it is missing.
         kind: `svg` or `png`.
 
     Raises:
-        UserInputError: The folder cannot be written, or PNG is asked for without matplotlib.
+        UserInputError: The folder cannot be written, or PNG is requested without matplotlib.
     """
     paths = []
-    for figure in figures(facts):
-        data = png(figure) if kind == "png" else draw(figure, standalone=True).encode()
+    for figure in figures(data):
         path = folder / f"{figure.key}.{kind}"
-        _write(path, data)
+        _write(path, png(figure) if kind == "png" else draw(figure, standalone=True).encode())
         paths.append(path)
     return paths
 

@@ -17,34 +17,33 @@ from bexplore.output.report.report_data import ReportData
 from bexplore.units import counted, format_bytes, format_seconds
 
 
-def markdown(facts: ReportData) -> str:
-    """The answer, what to do, the speed of each size and the valid global batch sizes."""
-    result, size = facts.result, facts.micro_batch_size
-    lines = [f"### bexplore: {facts.meta.get('title', '')}", ""]
+def markdown(data: ReportData) -> str:
+    """Return the answer, the next steps, the speed of each size and the valid global batch sizes."""
+    result, size = data.result, data.micro_batch_size
+    lines = [f"### bexplore: {data.meta.get('title', '')}", ""]
     if size is None:
         lines.append("No recommendation yet.")
     else:
-        speed = result.get("samples_per_s")
+        speed = "" if result.samples_per_s is None else f", {result.samples_per_s:.4g} samples/s"
         lines.append(
-            f"**Use `micro_batch_size: {size}`**: {result['relative_performance']:.2f}x the speed of the smallest size"
-            + ("" if speed is None else f", {speed:.4g} samples/s")
-            + f"; confidence {result['confidence']} out of 100."
+            f"**Use `micro_batch_size: {size}`**: {result.relative_performance:.2f}x the speed of the smallest size"
+            f"{speed}; confidence {result.confidence} out of 100."
         )
     lines += [
         "",
-        f"{counted(len(facts.observations), 'probe')} ({outcomes(facts) or 'none'})" + _took(facts) + _memory(facts),
+        f"{counted(len(data.observations), 'probe')} ({outcomes(data) or 'none'})" + _took(data) + _memory(data),
         "",
     ]
-    lines += [left, ""] if (left := left_line(facts)) else []
-    lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in first_steps(facts)]
-    found = bottlenecks(facts)
+    lines += [left, ""] if (left := left_line(data)) else []
+    lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in first_steps(data)]
+    found = bottlenecks(data)
     lines += [""] if found else []
     lines += [f"- {item.finding}{f'; try: {item.action}' if item.action else ''}" for item in found]
-    lines += ["", f"{eager}."] if (eager := eager_line(facts)) else []
+    lines += ["", f"{eager}."] if (eager := eager_line(data)) else []
     tables = (
-        ("Speed of each size", sizes_table(facts)),
-        ("Sizes that were timed in turns", comparisons_table(facts)),
-        ("Global batch sizes", batch_sizes_table(facts)),
+        ("Speed of each size", sizes_table(data)),
+        ("Interleaved sizes", comparisons_table(data)),
+        ("Global batch sizes", batch_sizes_table(data)),
     )
     for title, table in tables:
         if table.rows:
@@ -65,11 +64,11 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _took(facts: ReportData) -> str:
-    elapsed_s = facts.result.get("elapsed_s")
+def _took(data: ReportData) -> str:
+    elapsed_s = data.result.elapsed_s
     return "." if elapsed_s is None else f" in {format_seconds(elapsed_s)}."
 
 
-def _memory(facts: ReportData) -> str:
-    peak = facts.result.get("peak_memory_bytes")
-    return "" if peak is None else f" Peak memory {format_bytes(peak)} of {format_bytes(facts.budget_bytes)}."
+def _memory(data: ReportData) -> str:
+    peak = data.result.peak_memory_bytes
+    return "" if peak is None else f" Peak memory {format_bytes(peak)} of {format_bytes(data.budget_bytes)}."

@@ -1,7 +1,8 @@
-"""The report as one HTML file: no other file, no network, readable without scripts."""
+"""The report as one HTML file that needs no other file, no network and no scripts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,30 +11,32 @@ from typing import Any
 import jinja2
 
 from bexplore import __version__
-from bexplore.exploration.bottlenecks import Bottleneck, find_bottlenecks
+from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.measurement.probe import Observation
-from bexplore.output.memory_text import headroom_words
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
 from bexplore.output.report.svg import SHAPES, draw
 from bexplore.output.summary import (
     eager_sentence,
+    headroom_words,
     keeping_sentence,
     left_sentence,
     loader_sentence,
+    outcomes_words,
     score_sentence,
+    smaller_sentence,
     stop_words,
 )
+from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds
 
 UNKNOWN = "–"
-NUM_BUFFERS = 10  # places that are listed by name; the rest is summed up
-SMALLEST_TERAFLOPS = 0.1  # below, operations are told in thousands of millions
-# Fewest columns, and the class of such tables in the page's style: their rows are cards below 1000 and 600 pixels, or
-# never.
+NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
+SMALLEST_TERAFLOPS = 0.1  # below, operations are shown in GFLOP/s
+# Fewest columns, and the CSS class of such a table: its rows become cards below 1000 pixels, below 600, or never.
 CARDS = ((7, "many"), (5, "some"), (0, "few"))
-WIDE, NARROW = (760, 380), (370, 380)  # pixels; both are drawn, and the page's width decides which is shown
+WIDE, NARROW = (760, 380), (370, 380)  # pixels; the page shows one of the two drawings, by its width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +44,11 @@ class Table:
     """Rows of text under headings.
 
     Attributes:
-        headings: Of the columns; empty for a column that needs none.
-        rows: As many cells each.
-        highlighted: The row of the answer; None for none.
-        is_number: Whether a column is set right.
-        remarks: A sentence below each row, empty for none; empty where no row has one.
+        headings: One per column; empty for none.
+        rows: One cell per column.
+        highlighted: Index of the row to highlight; None for none.
+        is_number: Whether a column is aligned right, one per column.
+        remarks: A sentence below each row, or no sentences at all.
     """
 
     headings: tuple[str, ...]
@@ -56,12 +59,12 @@ class Table:
 
     @property
     def layout(self) -> str:
-        """The class by which the page decides from which width on a row becomes a card, so that no column is cut."""
+        """Return the CSS class that decides below which width rows become cards, so that no column is cut."""
         return next(name for fewest, name in CARDS if len(self.headings) >= fewest)
 
 
-def html(facts: ReportData) -> str:
-    """The whole page."""
+def html(data: ReportData) -> str:
+    """Return the page."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -71,93 +74,89 @@ def html(facts: ReportData) -> str:
         (files("bexplore.output.report") / "page.html.jinja").read_text(encoding="utf-8")
     )
     return template.render(
-        facts=facts,
-        result=facts.result,
-        figures=[_drawn(figure) for figure in figures(facts)],
+        run=data,
+        result=data.result,
+        figures=[_drawn(figure) for figure in figures(data)],
         shapes=SHAPES,
-        first_steps=first_steps(facts),
-        bottlenecks=bottlenecks(facts),
-        eager=eager_line(facts),
-        headroom=_headroom(facts.result),
-        loader=loader_sentence(facts.result.get("loader")),
-        stop_reason=stop_words(facts.result.get("stop_reason", ""), _settings(facts).get("target_confidence")),
-        left=left_line(facts),
-        sizes=sizes_table(facts),
-        comparisons=comparisons_table(facts),
-        probes=probes_table(facts),
-        batch_sizes=batch_sizes_table(facts),
-        environment=environment_table(facts),
-        buffers=buffers(facts),
-        outcomes=outcomes(facts),
+        first_steps=first_steps(data),
+        bottlenecks=bottlenecks(data),
+        eager=eager_line(data),
+        headroom=headroom_words(data.result),
+        loader=loader_sentence(data.result),
+        stop_reason=stop_words(data.result.stop_reason, data.settings.get("target_confidence")),
+        left=left_line(data),
+        sizes=sizes_table(data),
+        comparisons=comparisons_table(data),
+        probes=probes_table(data),
+        batch_sizes=batch_sizes_table(data),
+        environment=environment_table(data),
+        buffers=buffers(data),
+        outcomes=outcomes(data),
         version=__version__,
     )
 
 
-def eager_line(facts: ReportData) -> str | None:
-    """Whether torch.compile is worth it at the recommended size; None where that was not measured."""
-    told = eager_sentence(facts.result.get("eager"), facts.tolerance)
-    return None if told is None else f"{told[0].upper()}{told[1:]}"
+def eager_line(data: ReportData) -> str | None:
+    """Return whether torch.compile is worth it at the recommended size; None where that was not measured."""
+    text = eager_sentence(data.result.eager, data.tolerance)
+    return None if text is None else f"{text[0].upper()}{text[1:]}"
 
 
-def left_line(facts: ReportData) -> str | None:
-    """What is left to gain; None while the exploration is not finished, or where that is not known."""
-    told = left_sentence(facts.result) if facts.is_finished else None
-    return None if told is None else f"Left to gain: {told}."
+def left_line(data: ReportData) -> str | None:
+    """Return the expected remaining gain; None while the exploration is unfinished, or if unknown."""
+    text = left_sentence(data.result) if data.is_finished else None
+    return None if text is None else f"Left to gain: {text}."
 
 
-def first_steps(facts: ReportData) -> tuple[tuple[str, str], ...]:
-    """What to do with the answer, in order: a sentence, and what to type, empty where there is nothing to type."""
-    result, size = facts.result, facts.micro_batch_size
-    config = facts.meta.get("config", "CONFIG")
-    typed = facts.meta.get("typed", config)
-    target = int(_settings(facts).get("target_confidence", 90))
+def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
+    """Return the next steps in order: a sentence, and a command or an empty text."""
+    result, size = data.result, data.micro_batch_size
+    config = data.meta.get("config", "CONFIG")
+    typed = data.meta.get("typed", config)
+    target = int(data.settings.get("target_confidence", 90))
     if size is None:
-        return (("Let it go on:", f"bexplore explore {typed}"),)
+        return (("Resume the exploration:", f"bexplore explore {typed}"),)
     steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {typed}")]
-    keeps = result.get("keeps_batch_size") or {}
-    if result.get("batch_message") and keeps.get("micro_batch_size") != size:
-        steps.append((f"{result['batch_message']}.", ""))
-    keeping = keeping_sentence(result, target) if facts.is_finished else None
+    keeps = result.keeps_batch_size
+    if result.batch_message and (keeps is None or keeps.micro_batch_size != size):
+        steps.append((f"{result.batch_message}.", ""))
+    keeping = keeping_sentence(result, target) if data.is_finished else None
     if keeping:
         steps.append((keeping, ""))
-    small = result.get("smallest_within_tolerance")
-    if small is not None and small != size:
-        saved = result.get("memory_saved_bytes")
-        saves = f" and saves {format_bytes(saved)}" if saved else ""
-        steps.append((f"Short of memory? Size {small} is within {facts.tolerance:.0%} of it{saves}.", ""))
-    if not facts.is_finished:
-        steps.append(("The exploration is not finished; it goes on with", f"bexplore explore {typed}"))
-    elif int(result.get("confidence") or 0) < target:
-        told = score_sentence(result, facts.tolerance)
-        dear = result.get("stop_reason") == "costs_more_than_it_saves"
-        then = ", and another probe would not pay." if dear else ": see below what raises it."
-        steps.append((f"The score is below its target{f' ({told})' if told else ''}{then}", ""))
+    smaller = smaller_sentence(result, data.tolerance)
+    if smaller:
+        steps.append((f"To save memory: {smaller}.", ""))
+    if not data.is_finished:
+        steps.append(("The exploration is not finished; this command resumes it:", f"bexplore explore {typed}"))
+    elif (result.confidence or 0) < target:
+        score = score_sentence(result, data.tolerance)
+        is_final = result.stop_reason == StopReason.COSTS_MORE_THAN_IT_SAVES
+        then = ", and another probe would not pay." if is_final else ": see below how to raise it."
+        steps.append((f"The score is below its target{f' ({score})' if score else ''}{then}", ""))
     return tuple(steps)
 
 
-def bottlenecks(facts: ReportData) -> tuple[Bottleneck, ...]:
-    """What holds the job back beside its size: as the last words have it, or of what is known so far."""
-    if "bottlenecks" in facts.result:
-        return tuple(Bottleneck(**item) for item in facts.result["bottlenecks"])
-    own = facts.result.get("batch_size")
-    sizes = facts.result.get("global_batch_sizes") or ()
-    steps = next((size["accumulation_steps"] for size in sizes if size["global_batch_size"] == own), None)
-    return find_bottlenecks(
-        facts.job,
-        facts.observations,
-        micro_batch_size=facts.micro_batch_size,
-        accumulation_steps=steps or (sizes[0]["accumulation_steps"] if sizes else None),
-        cost_model=facts.cost_model,
-        device=facts.device,
-        device_info=facts.device_info,
+def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
+    """Return the bottlenecks of the result, or, in an unfinished run, those of the probes so far."""
+    if data.is_finished:
+        return data.result.bottlenecks
+    sizes = data.result.global_batch_sizes
+    evidence = JobEvidence(
+        job=data.job,
+        observations=data.observations,
+        micro_batch_size=data.micro_batch_size,
+        accumulation_steps=sizes[0].accumulation_steps if sizes else None,
+        cost_model=data.cost_model,
+        device_info=data.result.device_info,
     )
+    return find_bottlenecks(evidence)
 
 
-def sizes_table(facts: ReportData) -> Table:
-    """Speed and memory of each measured size; columns that nothing is known for are left out."""
-    sizes = facts.sizes()
+def sizes_table(data: ReportData) -> Table:
+    """Return speed and memory of each measured size, without columns whose values are all unknown."""
+    sizes = data.sizes()
     numbers = [item.observation.micro_batch_size for item in sizes]
-    best = numbers.index(facts.micro_batch_size) if facts.micro_batch_size in numbers else None
+    best = numbers.index(data.micro_batch_size) if data.micro_batch_size in numbers else None
     fastest = max((item.flops_per_s or 0.0 for item in sizes), default=0.0)
     unit, scale = ("TFLOP/s", 1e-12) if fastest >= SMALLEST_TERAFLOPS * 1e12 else ("GFLOP/s", 1e-9)
     columns: list[tuple[str, list[str]]] = [
@@ -170,7 +169,7 @@ def sizes_table(facts: ReportData) -> Table:
         ("MFU", [_or_unknown(item.mfu, "{:.1%}") for item in sizes]),
         ("HFU", [_or_unknown(item.hfu, "{:.1%}") for item in sizes]),
         ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
-        ("held memory", [_bytes(item.observation.resident_memory_bytes) for item in sizes]),
+        ("resident memory", [_bytes(item.observation.resident_memory_bytes) for item in sizes]),
         ("program", [item.observation.probe.compilation.value for item in sizes]),
     ]
     kept = [(name, cells) for name, cells in columns if any(cell != UNKNOWN for cell in cells)]
@@ -182,9 +181,9 @@ def sizes_table(facts: ReportData) -> Table:
     )
 
 
-def comparisons_table(facts: ReportData) -> Table:
-    """Sizes beside one that they took turns with; what a machine does to both is not in it."""
-    compared = facts.comparisons()
+def comparisons_table(data: ReportData) -> Table:
+    """Return the speeds of interleaved sizes relative to a common one, without common-mode drift."""
+    compared = data.comparisons()
     rows = tuple(
         (
             str(item.micro_batch_size),
@@ -198,32 +197,31 @@ def comparisons_table(facts: ReportData) -> Table:
     return Table(headings=("size", beside, "95% interval", "pairs"), rows=rows, is_number=(True,) * 4)
 
 
-def probes_table(facts: ReportData) -> Table:
-    """Every probe with its outcome and reason; that of the recommended size is marked."""
+def probes_table(data: ReportData) -> Table:
+    """Return every probe with its outcome and reason, and highlight the one that verifies the recommended size."""
     headings = ("probe", "size", "why", "program", "outcome", "samples/s", "pass", "passes", "compile", "peak", "took")
-    spokesmen = {item.observation.micro_batch_size: item.observation for item in facts.sizes()}
-    answer = spokesmen.get(facts.micro_batch_size) if facts.micro_batch_size is not None else None
+    verified = {item.observation.micro_batch_size: item.observation for item in data.sizes()}
+    answer = verified.get(data.micro_batch_size or 0)
     return Table(
         headings=headings,
-        rows=tuple(_probe_row(item) for item in facts.observations),
-        highlighted=next((index for index, item in enumerate(facts.observations) if item is answer), None),
+        rows=tuple(_probe_row(item) for item in data.observations),
+        highlighted=next((index for index, item in enumerate(data.observations) if item is answer), None),
         is_number=(True, True, False, False, False, True, True, True, True, True, True),
-        remarks=tuple("; ".join(text for text in (item.reason, *item.warnings) if text) for item in facts.observations),
+        remarks=tuple("; ".join(text for text in (item.reason, *item.warnings) if text) for item in data.observations),
     )
 
 
-def batch_sizes_table(facts: ReportData) -> Table:
-    """Global batch sizes that are valid with the recommended size."""
-    sizes = facts.result.get("global_batch_sizes") or ()
-    own = facts.result.get("batch_size")
-    marked = next((i for i, size in enumerate(sizes) if size["global_batch_size"] == own), None)
+def batch_sizes_table(data: ReportData) -> Table:
+    """Return the global batch sizes that are valid with the recommended size."""
+    sizes, own = data.result.global_batch_sizes, data.result.batch_size
+    marked = next((i for i, size in enumerate(sizes) if size.global_batch_size == own), None)
     rows = tuple(
         (
             "yours" if index == marked else "",
-            f"{size['global_batch_size']:,}",
-            str(size["accumulation_steps"]),
-            _or_unknown(size.get("num_tokens"), "{:,}"),
-            UNKNOWN if size.get("step_time_s") is None else format_seconds(size["step_time_s"]),
+            f"{size.global_batch_size:,}",
+            str(size.accumulation_steps),
+            _or_unknown(size.num_tokens, "{:,}"),
+            UNKNOWN if size.step_time_s is None else format_seconds(size.step_time_s),
         )
         for index, size in enumerate(sizes)
     )
@@ -237,36 +235,34 @@ def batch_sizes_table(facts: ReportData) -> Table:
     )
 
 
-def environment_table(facts: ReportData) -> Table:
-    """Where and with what it was measured."""
-    rows = [("job", str(facts.meta.get("title", ""))), ("configuration", str(facts.meta.get("config", "")))]
-    rows += [(name, str(value)) for name, value in facts.meta.get("environment", {}).items() if value != ""]
+def environment_table(data: ReportData) -> Table:
+    """Return job, machine and settings of the run."""
+    rows = [("job", str(data.meta.get("title", ""))), ("configuration", str(data.meta.get("config", "")))]
+    rows += [(name, str(value)) for name, value in data.meta.get("environment", {}).items() if value != ""]
+    device_info = data.result.device_info
     names = ("device", "device_name", "capability", "num_threads")
-    rows += [(key.replace("_", " "), str(facts.device_info[key])) for key in names if facts.device_info.get(key)]
-    rows += [("memory budget", format_bytes(facts.budget_bytes)), ("search", _search(facts))]
-    rows += [("started", str(facts.meta.get("created_at", ""))), ("run", str(facts.run.directory))]
-    rows += [("fingerprint", str(facts.meta.get("fingerprint", ""))), ("bexplore", __version__)]
+    rows += [(key.replace("_", " "), str(device_info[key])) for key in names if device_info.get(key)]
+    rows += [("memory budget", format_bytes(data.budget_bytes)), ("search", _search(data))]
+    rows += [("started", str(data.meta.get("created_at", ""))), ("run", str(data.run.directory))]
+    rows += [("fingerprint", str(data.meta.get("fingerprint", ""))), ("bexplore", __version__)]
     return Table(headings=("fact", "value"), rows=tuple(rows), is_number=(False, False))
 
 
-def buffers(facts: ReportData) -> tuple[tuple[str, str, float], ...]:
-    """What is alive at the peak of the recommended size: place, bytes in words, share of the largest."""
-    size = facts.micro_batch_size
-    if facts.cost_model is None or size is None:
+def buffers(data: ReportData) -> tuple[tuple[str, str, float], ...]:
+    """Return the live buffers at the peak of the recommended size: place, bytes in words, share of the largest."""
+    size = data.micro_batch_size
+    if data.cost_model is None or size is None:
         return ()
-    largest = facts.cost_model.largest_buffers(size)
+    largest = data.cost_model.largest_buffers(size)
     rest = sum(num_bytes for _, num_bytes in largest[NUM_BUFFERS:])
     listed = largest[:NUM_BUFFERS] + ([(f"{len(largest) - NUM_BUFFERS} smaller places", rest)] if rest else [])
     longest = max((num_bytes for _, num_bytes in listed), default=0) or 1
     return tuple((label, format_bytes(num_bytes), num_bytes / longest) for label, num_bytes in listed)
 
 
-def outcomes(facts: ReportData) -> str:
-    """How many probes ended how."""
-    counts: dict[str, int] = {}
-    for item in facts.observations:
-        counts[item.outcome.value] = counts.get(item.outcome.value, 0) + 1
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+def outcomes(data: ReportData) -> str:
+    """Return the number of probes by outcome, in words."""
+    return outcomes_words(Counter(item.outcome.value for item in data.observations))
 
 
 def _drawn(figure: Figure) -> Mapping[str, Any]:
@@ -294,24 +290,12 @@ def _probe_row(item: Observation) -> tuple[str, ...]:
     )
 
 
-def _headroom(result: Mapping[str, Any]) -> str:
-    """What the recommended size leaves of the budget; empty where that is not known."""
-    headroom, peak = result.get("memory_headroom_bytes"), result.get("peak_memory_bytes")
-    if headroom is None or peak is None:
-        return ""
-    return headroom_words(headroom, max(peak, result.get("resident_memory_bytes") or 0))
-
-
-def _settings(facts: ReportData) -> Mapping[str, Any]:
-    return facts.meta.get("search_specification", {}).get("settings", {})
-
-
-def _search(facts: ReportData) -> str:
-    settings = _settings(facts)
+def _search(data: ReportData) -> str:
+    settings = data.settings
     return (
         f"at most {counted(settings.get('max_probes', '?'), 'probe')}, "
-        f"score {settings.get('target_confidence', '?')} wanted, "
-        f"sizes within {facts.tolerance:.0%} are a tie, seed {settings.get('seed', '?')}"
+        f"target score {settings.get('target_confidence', '?')}, "
+        f"indifference zone {data.tolerance:.0%}, seed {settings.get('seed', '?')}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A figure drawn as PNG by matplotlib, which is imported only here and only when a PNG is asked for."""
+"""Figures as PNG, by matplotlib: an extra, imported only when a PNG is requested."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from bexplore.errors import UserInputError
 from bexplore.output.report.figure import Axis, Band, Dots, Figure, Line, Rule
 
-COLOURS = {"belief": "#2460d0", "measured": "#1c2330", "trace": "#8a5a00", "budget": "#b8292a", "score": "#2460d0"}
+COLOURS = {"posterior": "#2460d0", "measured": "#1c2330", "trace": "#8a5a00", "budget": "#b8292a", "score": "#2460d0"}
 _MARKERS = {"filled": "o", "hollow": "o", "cross": "x", "ring": "o"}
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG of 1520 x 760 pixels.
+    """Draw a figure as a PNG of 1520 x 760 pixels.
 
     Raises:
         UserInputError: matplotlib is not installed.
@@ -45,16 +45,10 @@ def png(figure: Figure) -> bytes:
 def _axis(axis: Any, set_limits: Any, spec: Axis, set_log2: Any) -> None:
     if spec.is_log2:
         set_log2()
-        axis.set_minor_locator(_no_ticks())
+        axis.minorticks_off()
     set_limits(spec.low, spec.high)
     axis.set_ticks(list(spec.ticks), labels=[spec.text(value) for value in spec.ticks])
     axis.set_label_text(spec.label)
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
 
 
 def _draw(axes: Any, mark: Line | Band | Dots | Rule) -> None:

@@ -1,4 +1,4 @@
-"""A figure drawn as inline SVG: no script is needed to read it, colours come from the page's variables."""
+"""Figures as inline SVG: readable without scripts, coloured by the page's variables (light and dark)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from html import escape
 
 from bexplore.output.report.figure import Band, Dot, Dots, Figure, Line, Mark, Rule
 
-# Colours of a figure that stands alone; in the page the same variables are set by its own style.
+# Colours of a standalone figure; the page's own style sets the same variables.
 STANDALONE_STYLE = """
-svg{--paper:#fff;--ink:#1c2330;--soft:#5b6576;--grid:#e3e7ee;--belief:#2f6fde;--measured:#1c2330;--trace:#8a5a00;
+svg{--paper:#fff;--ink:#1c2330;--soft:#5b6576;--grid:#e3e7ee;--posterior:#2f6fde;--measured:#1c2330;--trace:#8a5a00;
 --budget:#c4302b;--score:#2f6fde;background:var(--paper);font-family:system-ui,sans-serif}
-@media (prefers-color-scheme:dark){svg{--paper:#12161f;--ink:#e8ecf4;--soft:#a3adbf;--grid:#2a3140;--belief:#7fb0ff;
+@media (prefers-color-scheme:dark){svg{--paper:#12161f;--ink:#e8ecf4;--soft:#a3adbf;--grid:#2a3140;--posterior:#7fb0ff;
 --measured:#e8ecf4;--trace:#f0b45a;--budget:#ff7b74;--score:#7fb0ff}}
 """
 SHAPES = """
@@ -25,14 +25,14 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _LEGEND_ROW = 64, 14, 8, 46, 20
 
 
 def draw(figure: Figure, *, width: int = 760, height: int = 380, standalone: bool = False, tag: str = "") -> str:
-    """The figure as one `<svg>` element.
+    """Draw a figure as one `<svg>` element.
 
     Args:
-        figure: What to draw.
-        width: Of the drawing, in pixels at its natural size; it scales with its container.
-        height: The same.
-        standalone: Whether it must carry its own style, as a file of its own.
-        tag: Makes the ids of its title and description unique in a page.
+        figure: The figure.
+        width: Natural width, pixels; the drawing scales with its container.
+        height: Natural height, pixels.
+        standalone: Whether to include a style, for a file of its own.
+        tag: Makes the ids of title and description unique in a page.
     """
     canvas = _Canvas(figure, width, height)
     name = f"{figure.key}{tag}"
@@ -46,7 +46,7 @@ def draw(figure: Figure, *, width: int = 760, height: int = 380, standalone: boo
 
 
 class _Canvas:
-    """Data coordinates to pixels."""
+    """Converts data coordinates to pixels."""
 
     def __init__(self, figure: Figure, width: int, height: int) -> None:
         self.figure, self.width = figure, width
@@ -68,8 +68,8 @@ class _Canvas:
             text = escape(self.figure.y.text(value))
             parts.append(f'<text x="{self.left - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
         widest = max((len(self.figure.x.text(value)) for value in self.figure.x.ticks), default=1)
-        room = max(1, int((self.right - self.left) / (9 * widest + 14)))
-        for value in self.figure.x.ticks[:: -(-len(self.figure.x.ticks) // room)]:
+        fitting = max(1, int((self.right - self.left) / (9 * widest + 14)))
+        for value in self.figure.x.ticks[:: -(-len(self.figure.x.ticks) // fitting)]:
             x = self.x(value)
             parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{self.bottom}" y2="{self.bottom + 5}"/>')
             text = escape(self.figure.x.text(value))
@@ -157,7 +157,7 @@ def _legend_width(mark: Mark) -> float:
 
 
 def _legend_rows(marks: Sequence[Mark], width: float) -> list[list[Mark]]:
-    """The named marks, in rows that fit the width."""
+    """Arrange the named marks in rows that fit the width."""
     rows: list[list[Mark]] = []
     used = width
     for mark in marks:

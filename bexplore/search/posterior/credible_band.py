@@ -1,66 +1,64 @@
-"""The posterior of throughput as a band over sizes, for drawing."""
+"""The posterior of throughput as a credible band over sizes, for drawing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bexplore.measurement.probe import Compilation, Observation
-from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.posterior import fit_posterior
-from bexplore.search.space import MemoryPrior, Space
+from bexplore.search.posterior.posterior import Posterior
 
 QUANTILES = (0.05, 0.5, 0.95)  # Source: a convention: nine of ten curves lie inside the band
-Array = NDArray[np.float64]
+# The band is drawn where a size fits with at least this probability, and up to this factor beyond the largest size that
+# ran: the posterior is vague further out. Source: a choice of presentation, which no decision depends on.
+SHOWN_IF_FITS = 0.02
+SHOWN_BEYOND = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """The posterior of throughput.
+class CredibleBand:
+    """Pointwise quantiles of throughput, and the probability that a size fits; one value per size.
 
     Attributes:
-        sizes: (D,), micro-batch sizes, ascending.
-        low: (D,), samples/s, 5 % quantile.
-        middle: (D,), samples/s, median.
-        high: (D,), samples/s, 95 % quantile.
-        fits: (D,), probability, 0 to 1, that the size fits and runs.
+        sizes: Micro-batch sizes, ascending.
+        low: 5 % quantile, samples/s.
+        middle: Median, samples/s.
+        high: 95 % quantile, samples/s.
+        fits: Probability, 0 to 1, that the size fits and runs.
     """
 
-    sizes: NDArray[np.int64]
-    low: Array
-    middle: Array
-    high: Array
-    fits: Array
+    sizes: tuple[int, ...]
+    low: tuple[float, ...]
+    middle: tuple[float, ...]
+    high: tuple[float, ...]
+    fits: tuple[float, ...]
+
+    @classmethod
+    def of(cls, posterior: Posterior | None) -> CredibleBand | None:
+        """Return the band of a posterior; None where nothing was measured."""
+        if posterior is None:
+            return None
+        low, middle, high = np.exp(np.quantile(posterior.log_throughput, QUANTILES, axis=0))
+        return cls(
+            sizes=tuple(posterior.sizes.tolist()),
+            low=_rounded(low),
+            middle=_rounded(middle),
+            high=_rounded(high),
+            fits=_rounded(posterior.feasible.mean(axis=0)),
+        )
+
+    def shown(self, largest: float) -> list[tuple[float, float, float, float]]:
+        """Return (size, low, middle, high) of each size to draw.
+
+        Args:
+            largest: The largest size that ran.
+        """
+        rows = zip(self.sizes, self.low, self.middle, self.high, self.fits, strict=True)
+        last = SHOWN_BEYOND * largest
+        return [(float(s), low, mid, high) for s, low, mid, high, fits in rows if fits >= SHOWN_IF_FITS and s <= last]
 
 
-def band_of(
-    observations: Sequence[Observation],
-    *,
-    sizes: Sequence[int],
-    memory: MemoryPrior | None = None,
-    seed: int = 0,
-    user_compilation: Compilation = Compilation.EXACT,
-) -> Band | None:
-    """Fit the posterior to observations; return its band, or None where nothing was measured.
-
-    Args:
-        observations: Every probe, in order.
-        sizes: The sizes of the band; those that were tried are added.
-        memory: The prior of peak memory.
-        seed: The search's own, so that the band is the search's posterior.
-        user_compilation: The program of the training.
-    """
-    if not any(item.is_measured for item in observations):
-        return None
-    fitted = fit_posterior(
-        Space.of(sizes).including(item.micro_batch_size for item in observations),
-        [Evidence.of(item) for item in observations],
-        memory=memory,
-        seed=seed,
-        user_compilation=user_compilation,
-    )
-    low, middle, high = np.exp(np.quantile(fitted.log_throughput, QUANTILES, axis=0))
-    return Band(sizes=fitted.sizes, low=low, middle=middle, high=high, fits=fitted.feasible.mean(axis=0))
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    """Return the values with the six digits that a result file keeps."""
+    return tuple(float(f"{value:.6g}") for value in values)

@@ -20,6 +20,7 @@ from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.apply import BatchSizeRule, paste, plan_edit, write_edit
+from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
 
@@ -78,8 +79,9 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
     run = run_directory.create_run(run_directory.model_directory(config.mode, config.model_dir), meta=meta, now=NOW)
     result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
     second = {"micro_batch_size": keeps, "relative_performance": 1.4, "confidence": 92, "samples_per_s": 390.0}
-    second |= {"free_micro_batch_size": size, "over_recommended": 0.97}
-    run.write_result(result | {"micro_batch_size": size, "keeps_batch_size": second if keeps else None})
+    second |= {"free_micro_batch_size": size or 1, "over_recommended": 0.97, "accumulation_steps": 1}
+    record = result | {"micro_batch_size": size, "keeps_batch_size": second if keeps else None}
+    run.write_result(RunResult.from_record(record))
     return run
 
 
@@ -151,7 +153,7 @@ def test_a_job_that_changed_since_is_refused_with_what_changed(tmp_path):
 
     with pytest.raises(UserInputError, match=r"(?s)has changed since.*hidden_size: 32 -> 64") as refused:
         plan_edit(load_config(path))
-    assert refused.value.hint.startswith(f"bexplore explore {path}, or write it all the same")
+    assert refused.value.hint.startswith(f"bexplore explore {path}, or write it anyway")
     assert plan_edit(load_config(path), force=True).after != path.read_bytes()
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bexplore.exploration.bottlenecks import find_bottlenecks, shape_hints
+from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, shape_hints
 from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
@@ -50,14 +50,17 @@ def model(flops: float, num_bytes: float) -> CostModel:
     )
 
 
-def kinds(pass_times_s: dict[int, float], *, facts=GPU, cost_model=None, device=None, steps=1, **options) -> list[str]:
-    found = find_bottlenecks(
+def found_in(job: Job, observations: list[Observation], **fields) -> tuple[Bottleneck, ...]:
+    return find_bottlenecks(JobEvidence(job=job, observations=observations, **fields))
+
+
+def kinds(pass_times_s: dict[int, float], *, facts=GPU, cost_model=None, steps=1, **options) -> list[str]:
+    found = found_in(
         JOB,
         sweep(pass_times_s, **options),
         micro_batch_size=max(pass_times_s),
         accumulation_steps=steps,
         cost_model=cost_model,
-        device=device,
         device_info=facts,
     )
     return [item.kind for item in found]
@@ -78,7 +81,7 @@ def test_time_in_proportion_to_the_size_from_the_start_is_a_busy_processor():
 def test_a_pass_at_the_published_bandwidth_is_limited_by_memory():
     h100 = DEVICES["h100"]
     moved = 0.8 * h100.bandwidth_bytes_per_s * 0.1
-    assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(1e9, moved), device=h100) == ["bandwidth"]
+    assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(1e9, moved)) == ["bandwidth"]
 
 
 def test_few_operations_for_each_byte_are_limited_by_memory_on_any_device():
@@ -88,7 +91,7 @@ def test_few_operations_for_each_byte_are_limited_by_memory_on_any_device():
 def test_a_well_used_device_is_said_to_compute():
     h100 = DEVICES["h100"]
     flops = 0.5 * h100.bfloat16_flops_per_s * 0.1
-    assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(flops, 1e3), device=h100) == ["compute"]
+    assert kinds({1: 0.1, 2: 0.2, 4: 0.4}, cost_model=model(flops, 1e3)) == ["compute"]
 
 
 def test_throughput_that_still_grows_where_memory_ends_is_limited_by_capacity():
@@ -97,7 +100,7 @@ def test_throughput_that_still_grows_where_memory_ends_is_limited_by_capacity():
 
 
 def test_a_long_update_is_said_with_its_share_of_the_step():
-    found = find_bottlenecks(
+    found = found_in(
         JOB, sweep({1: 0.1, 2: 0.11}, update_s=0.11), micro_batch_size=2, accumulation_steps=1, device_info=CPU
     )
     assert "takes 50% of a step of 1 accumulation step (110 ms beside 110 ms of passes)" in found[0].finding
@@ -110,7 +113,7 @@ def test_the_optimizers_that_could_be_fused_are_named_as_they_are():
     told = {"unfused_optimizers": ["torch.optim.SGD", "torch.optim.Adam"]}
     observations = [dataclasses.replace(item, details=told) for item in sweep({1: 0.1, 2: 0.11}, update_s=0.11)]
 
-    found = find_bottlenecks(JOB, observations, micro_batch_size=2, accumulation_steps=1, device_info=CPU)
+    found = found_in(JOB, observations, micro_batch_size=2, accumulation_steps=1, device_info=CPU)
 
     assert found[0].action.endswith("or torch.optim.SGD(fused=True) or torch.optim.Adam(fused=True)")
 
@@ -120,7 +123,7 @@ def loader(samples_per_s: float, problem: str = "") -> dict:
 
 
 def input_of(**record) -> list:
-    found = find_bottlenecks(
+    found = found_in(
         JOB,
         sweep({1: 0.1, 2: 0.2}),
         micro_batch_size=2,
@@ -152,14 +155,14 @@ def test_graph_breaks_are_told_with_their_reason():
         dataclasses.replace(item, num_graph_breaks=2, graph_break_reasons=("print in model.py:3",))
         for item in sweep({1: 0.1, 2: 0.1})
     ]
-    found = find_bottlenecks(JOB, broken, micro_batch_size=2, device_info=CPU)
+    found = found_in(JOB, broken, micro_batch_size=2, device_info=CPU)
     assert [item.kind for item in found] == ["graph_breaks"]
     assert "model.py:3" in found[0].finding
 
 
 def test_without_measurements_nothing_is_said():
-    assert find_bottlenecks(JOB, [], micro_batch_size=None) == ()
-    assert find_bottlenecks(JOB, sweep({4: 0.1}), micro_batch_size=4) == ()
+    assert found_in(JOB, [], micro_batch_size=None) == ()
+    assert found_in(JOB, sweep({4: 0.1}), micro_batch_size=4) == ()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ def test_float32_matrices_without_tf32_are_said_where_the_device_has_it_and_nobo
     torch_settings = TorchSettings(float32_matmul_precision=chosen)
     job = Job(workload="imported", precision=precision, device="cuda", torch=torch_settings)
     facts = GPU | {"capability": capability}
-    found = find_bottlenecks(job, sweep({1: 0.1, 2: 0.11}), micro_batch_size=2, device_info=facts)
+    found = found_in(job, sweep({1: 0.1, 2: 0.11}), micro_batch_size=2, device_info=facts)
     assert any(item.kind == "precision" for item in found) is is_said
 
 
@@ -215,6 +218,5 @@ def test_the_capability_of_a_processor_says_nothing_of_tf32():
     job = Job(workload="imported")
     facts = CPU | {"capability": "AVX512"}
     assert all(
-        item.kind != "precision"
-        for item in find_bottlenecks(job, sweep({1: 0.1}), micro_batch_size=1, device_info=facts)
+        item.kind != "precision" for item in found_in(job, sweep({1: 0.1}), micro_batch_size=1, device_info=facts)
     )

@@ -12,10 +12,10 @@ import pytest
 
 from bexplore import load_config
 from bexplore.exploration import run_directory
-from bexplore.exploration.events import event_record
 from bexplore.exploration.finish import Finish
+from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
-from bexplore.output.summary import print_summary
+from bexplore.output.summary import summary_text
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
@@ -48,8 +48,8 @@ def concluded(
     enabled: str = "both",
     elapsed_s: float = 1000.0,
     next_probe: NextProbe | None = None,
-) -> tuple[dict[str, Any], KnownRunner]:
-    """The record of a result whose size was run exactly, and the runner that was asked."""
+) -> tuple[RunResult, KnownRunner]:
+    """The result whose size was run exactly, and the runner that was asked."""
     (folder / "programs.py").write_text((JOBS / "programs.py").read_text())
     (folder / "job.yaml").write_text(
         "train_input: {batch_size: 64, micro_batch_size: explore}\n"
@@ -85,11 +85,11 @@ def concluded(
         outcomes={"measured": 1},
         next_probe=next_probe,
     )
-    return event_record(conclusion.of(result)), runner
+    return conclusion.result(result), runner
 
 
-def eager_words(record: dict[str, Any]) -> str:
-    text = print_summary(record, yaml_key="train_input.micro_batch_size", tolerance=0.02)
+def eager_words(result: RunResult) -> str:
+    text = summary_text(result, yaml_key="train_input.micro_batch_size", tolerance=0.02)
     return next((line for line in text.splitlines() if line.startswith("  eager ")), "")
 
 
@@ -98,18 +98,21 @@ def eager_words(record: dict[str, Any]) -> str:
     [
         (
             (1.10, 1.11, 1.10, 1.09, 1.10),
-            "1.10x the speed (95% interval 1.09 to 1.11; 5 turns, 5.00 s, of each): do not",
+            "1.10x the speed (95% interval 1.09 to 1.11; 5 rounds, 5.00 s, of each): do not",
         ),
-        ((0.90, 0.91, 0.90, 0.89, 0.90), "0.90x the speed (95% interval 0.89 to 0.91; 5 turns, 4.50 s, of each): keep"),
-        ((0.30, 0.90, 1.10, 1.05, 2.20), "5 turns, 5.00 s, of each): too uncertain to tell whether compiling pays"),
+        (
+            (0.90, 0.91, 0.90, 0.89, 0.90),
+            "0.90x the speed (95% interval 0.89 to 0.91; 5 rounds, 4.50 s, of each): keep",
+        ),
+        ((0.30, 0.90, 1.10, 1.05, 2.20), "5 rounds, 5.00 s, of each): too uncertain to decide whether compiling pays"),
         ((1.00, 1.01, 1.00, 0.99, 1.00), "within 2% that is as fast, so that compiling gains nothing"),
     ],
 )
 def test_compile_both_tells_the_interval_and_decides_by_it(tmp_path, compiled_s, told):
-    record, _ = concluded(tmp_path, compiled_s)
+    result, _ = concluded(tmp_path, compiled_s)
 
-    assert told in eager_words(record)
-    assert record["eager"]["low"] < record["eager"]["over_compiled"] < record["eager"]["high"]
+    assert told in eager_words(result)
+    assert result.eager.low < result.eager.over_compiled < result.eager.high
 
 
 @pytest.mark.parametrize(
@@ -117,25 +120,25 @@ def test_compile_both_tells_the_interval_and_decides_by_it(tmp_path, compiled_s,
     [((1.1, 1.11, 1.1, 1.09, 1.1), True), ((0.3, 0.9, 1.1, 1.05, 2.2), False), ((0.9,) * 5, False), ((1.5,), False)],
 )
 def test_a_look_that_nobody_asked_for_speaks_only_where_its_interval_says_faster(tmp_path, compiled_s, is_told):
-    record, runner = concluded(tmp_path, compiled_s, enabled="true")
+    result, runner = concluded(tmp_path, compiled_s, enabled="true")
 
-    assert bool(eager_words(record)) is is_told
+    assert bool(eager_words(result)) is is_told
     assert runner.asked[0]["max_s"] == 50.0  # a twentieth of the exploration
 
 
 def test_a_look_that_would_take_too_long_is_not_begun(tmp_path):
-    record, runner = concluded(tmp_path, (1.5,) * 5, enabled="true", elapsed_s=60.0)
+    result, runner = concluded(tmp_path, (1.5,) * 5, enabled="true", elapsed_s=60.0)
 
-    assert (record["eager"], runner.asked) == (None, [])
+    assert (result.eager, runner.asked) == (None, [])
 
 
 def test_the_result_tells_what_is_left_to_gain_and_what_another_probe_would_cost_and_save(tmp_path):
     further = NextProbe(micro_batch_size=4, saves=0.002, cost_s=40.0, training_time_s=36_000.0)
     told = ("left_to_gain", "training_time_s", "next_probe_s", "next_probe_saves", "training_samples")
 
-    record, _ = concluded(tmp_path, (1.0,), next_probe=further)
-    assert [record[name] for name in told] == [0.006, 36_000.0, 40.0, 0.002, None]
+    result, _ = concluded(tmp_path, (1.0,), next_probe=further)
+    assert [getattr(result, name) for name in told] == [0.006, 36_000.0, 40.0, 0.002, None]
 
     (tmp_path / "apart").mkdir()
-    record, _ = concluded(tmp_path / "apart", (1.0,))
-    assert [record[name] for name in told] == [0.006, None, None, None, None]
+    result, _ = concluded(tmp_path / "apart", (1.0,))
+    assert [getattr(result, name) for name in told] == [0.006, None, None, None, None]

@@ -11,7 +11,8 @@ from bexplore.batching import MAX_SAMPLES
 from bexplore.config.load import load_config
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
-from bexplore.exploration import events, one_shot
+from bexplore.exploration import one_shot
+from bexplore.exploration.event_records import probe_record, trace_record
 from bexplore.exploration.exploration import ExploreOptions, _Exploration
 from bexplore.exploration.memory_budget import (
     CUDA_CONTEXT_BYTES,
@@ -23,8 +24,8 @@ from bexplore.exploration.memory_budget import (
 from bexplore.job import Job, Mode, Precision
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.report.page import sizes_table
-from bexplore.output.report.report_data import judged_account, read_report_data
-from bexplore.output.trace_table import trace_table
+from bexplore.output.report.report_data import read_report_data
+from bexplore.output.tables import trace_table
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
@@ -56,7 +57,7 @@ def test_what_must_fit_is_the_reserved_memory_and_the_prediction_stands_beside_t
         num_alloc_retries=2,
     )
     assert observation.needed_memory_bytes == 4 * GIB
-    record = events.probe_record(observation)
+    record = probe_record(observation)
     assert record["peak_memory_bytes"] == record["predicted_peak_memory_bytes"] == 3 * GIB
     assert (record["resident_memory_bytes"], record["num_alloc_retries"]) == (4 * GIB, 2)
     assert Observation.from_dict(json.loads(json.dumps(observation.as_dict()))) == observation
@@ -90,7 +91,7 @@ def cost_model() -> CostModel:
 def test_a_trace_counts_with_what_the_allocator_will_reserve():
     budget = {"memory_budget_bytes": 64 * GIB, "why_budget": "of the test"}
     tensors, reserved = (
-        events.trace_record(cost_model(), budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(60, 62, 63))
+        trace_record(cost_model(), budget_bytes=64 * GIB, judged_by=account, micro_batch_sizes=(60, 62, 63))
         for account in (MemoryAccount.TENSORS, MemoryAccount.RESERVED)
     )
     assert tensors["max_micro_batch_size"] == 63
@@ -113,7 +114,7 @@ def test_a_trace_counts_with_what_the_allocator_will_reserve():
     ],
 )
 def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, largest):
-    facts = events.trace_record(cost_model(), budget_bytes=budget * GIB, **bounds)
+    facts = trace_record(cost_model(), budget_bytes=budget * GIB, **bounds)
     assert (list(facts["peak_memory_bytes"]), facts["max_micro_batch_size"]) == (told, largest)
     table = trace_table(facts | {"memory_budget_bytes": budget * GIB, "why_budget": ""})
     rows = {line.split()[0]: line.split()[-1] for line in table.splitlines() if line.endswith((" yes", " no"))}
@@ -121,7 +122,7 @@ def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, larg
 
 
 def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
-    facts = events.trace_record(cost_model(), budget_bytes=10**9 * 4 * GIB)
+    facts = trace_record(cost_model(), budget_bytes=10**9 * 4 * GIB)
     assert facts["max_micro_batch_size"] == max(map(int, facts["peak_memory_bytes"])) == MAX_SAMPLES
     assert "(the largest that may be tried)" in trace_table(facts | {"memory_budget_bytes": 1, "why_budget": ""})
 
@@ -162,16 +163,12 @@ def test_gradients_are_as_wide_as_the_weights():
     assert gradient_bytes_of(dataclasses.replace(job, mode=Mode.EVAL), 10) is None
 
 
-def test_a_report_shows_both_accounts_and_judges_by_the_devices_own(tmp_path):
+def test_a_report_shows_both_accounts(tmp_path):
     run = make_run(tmp_path)
     for size in (1, 2):
         run.journal.append(probe(10 + size, size, 30.0, resident_memory_bytes=3 * GIB))
-    facts = read_report_data(run)
-    table = sizes_table(facts)
-    assert "3.00 GiB" in [row[table.headings.index("held memory")] for row in table.rows]
-    assert judged_account("cuda", facts.observations) is MemoryAccount.RESERVED
-    assert judged_account("cpu", facts.observations) is MemoryAccount.RESIDENT
-    assert judged_account("cuda", ()) is MemoryAccount.TENSORS
+    table = sizes_table(read_report_data(run))
+    assert "3.00 GiB" in [row[table.headings.index("resident memory")] for row in table.rows]
 
 
 @pytest.mark.parametrize("budget", ["auto", 0.8])

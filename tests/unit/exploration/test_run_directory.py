@@ -11,7 +11,7 @@ from bexplore.exploration import exploration, run_directory
 from bexplore.exploration.exploration import ExploreOptions
 from bexplore.exploration.journal import Journal
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
-from bexplore.output.append_file import AppendFile
+from bexplore.output.event_files import AppendFile
 from bexplore.search import loop
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.space import Space

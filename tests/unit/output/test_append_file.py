@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bexplore.output.append_file import AppendFile
+from bexplore.output.event_files import AppendFile
 
 
 def test_a_log_that_its_disk_refuses_is_said_once_and_ends_nothing():

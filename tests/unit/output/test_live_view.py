@@ -13,6 +13,8 @@ from bexplore.exploration.events import Planned, Recommended, Traced
 from bexplore.measurement.probe import Outcome, Probe
 from bexplore.output.console import Progress
 from bexplore.output.live_view import View
+from bexplore.output.plot import UNICODE, plot
+from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 from tests.builders import observed
@@ -148,3 +150,19 @@ def test_the_view_of_an_event_that_it_does_not_know_stays_as_it_is():
     view = View(Clock())
     view(SimpleNamespace())
     assert "starting a worker" in seen(view)
+
+
+def test_the_plot_draws_the_searchs_own_band():
+    band = CredibleBand(
+        sizes=(1, 8, 64),
+        low=(9.0, 38.0, 30.0),
+        middle=(10.0, 40.0, 45.0),
+        high=(11.0, 42.0, 60.0),
+        fits=(1.0, 1.0, 0.5),
+    )
+    measured = [observed(1, pass_times_s=(0.1,) * 3), observed(64, pass_times_s=(1.4,) * 3)]
+
+    lines = plot(band, measured, best=64, width=60, height=12, glyphs=UNICODE).plain.splitlines()
+
+    assert sum(line.count("─") for line in lines) > 30  # the median, over nearly all columns
+    assert "60" in lines[0]  # the scale reaches the upper end of the band

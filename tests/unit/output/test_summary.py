@@ -7,9 +7,10 @@ import textwrap
 
 import pytest
 
-from bexplore.exploration.events import failures_of
+from bexplore.exploration.finish import failures_of
+from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Compilation, Outcome
-from bexplore.output.summary import print_summary
+from bexplore.output.summary import summary_text
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import decide
 from bexplore.search.settings import SearchSettings
@@ -26,9 +27,9 @@ def test_what_failed_is_in_the_last_words_with_its_reason():
             observed(64, outcome=Outcome.OUT_OF_MEMORY, pass_times_s=(), reason="too big"),
         ]
     )
-    record = {"micro_batch_size": None, "stop_reason": "interrupted", "run_dir": "runs", "failures": failures}
+    result = RunResult(stop_reason="interrupted", run_dir="runs", failures=failures)
 
-    text = print_summary(record, yaml_key="x", tolerance=0.02)
+    text = summary_text(result, yaml_key="x", tolerance=0.02)
 
     assert "2, 4: crashed: ValueError: odd sizes only (model.py:7)" in text
     assert "too big" not in text
@@ -56,9 +57,9 @@ def test_one_traceback_of_the_users_own_lines_is_shown_for_failures_that_differ_
         for size in (16, 13)
     ]
     failures = failures_of([observed(1), *crashes])
-    record = {"micro_batch_size": None, "stop_reason": "interrupted", "run_dir": "runs", "failures": failures}
+    result = RunResult(stop_reason="interrupted", run_dir="runs", failures=failures)
 
-    shown = print_summary(record, yaml_key="x", tolerance=0.02)
+    shown = summary_text(result, yaml_key="x", tolerance=0.02)
 
     assert "13, 16: crashed: ValueError: 16 samples (model.py:7)" in shown
     assert shown.count("Traceback") == 1
@@ -97,7 +98,12 @@ def result(**fields) -> dict:
 
 
 def words(record: dict, target: float | None = None) -> str:
-    return print_summary(record, yaml_key="train_input.micro_batch_size", tolerance=0.02, target_confidence=target)
+    return summary_text(
+        RunResult.from_record(record),
+        yaml_key="train_input.micro_batch_size",
+        tolerance=0.02,
+        target_confidence=target,
+    )
 
 
 def test_the_last_words_say_what_why_where_and_what_to_paste():
@@ -108,7 +114,7 @@ def test_the_last_words_say_what_why_where_and_what_to_paste():
     )
     assert "4 measured, 1 out of memory" in text
     assert "peak 3.00 GiB, 1.00 GiB (25%) of the budget stay free" in text
-    assert "6 is within 2% of it and saves 1.00 MiB" in text
+    assert "size 6 is within 2% of it and saves 1.00 MiB" in text
     assert "the gradients agree" in text
     assert "8,192" in next(line for line in text.splitlines() if line.endswith("<- yours"))
     assert text.endswith("Results: somewhere\nPaste:   train_input.micro_batch_size: 8")
@@ -143,7 +149,7 @@ def test_the_last_words_tell_what_is_left_to_gain_and_what_another_probe_costs_a
 def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_probe_is_left():
     probe = {"training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 0.0}
 
-    assert "  left      as good as nothing at a score of 91: less than 0.05% in expectation\n" in words(
+    assert "  left      negligible at a score of 91: less than 0.05% in expectation\n" in words(
         result(left_to_gain=0.0004, **probe)
     )
     no_probe = result(left_to_gain=0.012) | dict.fromkeys(probe)
@@ -152,7 +158,7 @@ def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_pr
 
 
 def test_the_last_words_tell_the_confidence_that_was_asked_for():
-    quick = print_summary(result(confidence=88), yaml_key="x", tolerance=0.02, target_confidence=75.0)
+    quick = words(result(confidence=88), 75.0)
 
     assert "ended because the confidence that was asked for, 75 out of 100, is reached" in quick
     assert "ended because the confidence that was asked for is reached" in words(result())
@@ -162,9 +168,8 @@ def test_the_last_words_tell_the_confidence_that_was_asked_for():
 def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_that_writes_the_size():
     found = [{"kind": "update", "finding": f"finding {number}", "action": f"action {number}"} for number in range(3)]
 
-    text = print_summary(
-        result(bottlenecks=found), yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html"
-    )
+    record = RunResult.from_record(result(bottlenecks=found))
+    text = summary_text(record, yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html")
 
     assert "limits    finding 0; try: action 0" in text
     assert "finding 2" not in text
@@ -191,7 +196,7 @@ def test_the_last_words_name_a_size_that_spares_the_user_a_new_global_batch_size
     itself = kept | {"micro_batch_size": 8, "over_recommended": 1.0}
     assert "It keeps batch_size 66, in 11 accumulation steps." in words(result(keeps_batch_size=itself, **own))
     none = words(result(keeps_batch_size=None, **own))
-    assert "No micro_batch_size that was run keeps batch_size 66; explore.candidates: divisors tries those" in none
+    assert "No micro_batch_size that ran keeps batch_size 66; explore.candidates: divisors tries only" in none
     uneven = words(result(keeps_batch_size=None, **own | {"replica_batch_size": None}))
     assert "No micro_batch_size keeps batch_size 66: the replicas have no equal shares of it." in uneven
     assert "keep" not in words(result(batch_size=None))
@@ -249,7 +254,7 @@ EAGER = {
 def test_the_last_words_speak_of_eager_where_it_is_faster_or_was_asked_for():
     slower = EAGER | {"over_compiled": 0.8, "verdict": "slower"}
 
-    assert "runs at 1.08x the speed (95% interval 1.05 to 1.11; 5 turns, 550 ms, of each" in words(result(eager=EAGER))
+    assert "runs at 1.08x the speed (95% interval 1.05 to 1.11; 5 rounds, 550 ms, of each" in words(result(eager=EAGER))
     assert "torch.compile" not in words(result(eager=slower))
     assert "keep torch.compile" in words(result(eager=slower | {"asked": True}))
 
@@ -260,7 +265,7 @@ def test_an_interval_that_is_too_wide_is_no_verdict_on_eager():
 
     assert "torch.compile" not in words(result(eager=wide))
     assert "0.62 to 1.78" in words(result(eager=wide | {"asked": True}))
-    assert "too uncertain to tell whether compiling pays" in words(result(eager=wide | {"asked": True}))
+    assert "too uncertain to decide whether compiling pays" in words(result(eager=wide | {"asked": True}))
     assert "keep torch.compile" not in words(result(eager=wide | {"asked": True}))
     assert "within 2% that is as fast" in words(result(eager=same))
 
@@ -269,7 +274,7 @@ def test_the_last_words_show_the_line_that_starts_a_training_warm_and_that_it_is
     text = words(result(artifacts_dir="/runs/my run/compiled/micro_batch_size_8"))
 
     assert "export TORCHINDUCTOR_CACHE_DIR='/runs/my run/compiled/micro_batch_size_8'" in text
-    assert "code that will be run" in text
+    assert "executable code" in text
 
 
 def test_without_a_recommendation_the_last_words_say_so():

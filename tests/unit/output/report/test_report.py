@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
-from types import SimpleNamespace
 
 import pytest
 
+from bexplore.exploration.events import Finished
+from bexplore.exploration.result import RunResult
+from bexplore.exploration.run_directory import Run
 from bexplore.measurement.probe import Observation
+from bexplore.output.report.figure import Band
 from bexplore.output.report.figures import figures
-from bexplore.output.report.files import html, read_report_data
+from bexplore.output.report.files import ReportFile, html, read_report_data
 from bexplore.output.report.markdown import markdown
 from bexplore.output.report.page import batch_sizes_table, comparisons_table, probes_table
-from bexplore.output.report.sink import ReportFile
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.space import MemoryPrior, Space
 from tests.builders import observed
-from tests.run_builders import HOSTILE, Page, make_run, probe
+from tests.run_builders import GIB, HOSTILE, Page, cost_model, make_run, probe
+
+
+def rewrite(run: Run, **changes: object) -> None:
+    run.write_result(RunResult.from_record(run.result().as_record() | changes))
 
 
 @pytest.fixture
@@ -93,7 +104,7 @@ def test_an_unfinished_run_without_a_trace_has_a_report_too(tmp_path):
 
 def test_a_run_that_has_measured_nothing_says_so(tmp_path):
     run = make_run(tmp_path, finished=False)
-    for name in ("journal.jsonl", "events.jsonl", "log.jsonl"):
+    for name in ("journal.jsonl", "events.jsonl"):
         (run.directory / name).unlink()
     facts = read_report_data(run)
     assert "No recommendation yet" in Page(html(facts)).text
@@ -102,18 +113,38 @@ def test_a_run_that_has_measured_nothing_says_so(tmp_path):
 
 
 def test_the_band_of_the_throughput_lies_around_what_was_measured(tmp_path):
-    curve = read_report_data(make_run(tmp_path)).band
-    at = list(curve.sizes).index(8)
+    evidence = [Evidence.of(item) for item in make_run(tmp_path).journal.read()]
+    memory = MemoryPrior(peak_bytes=cost_model().peak_memory_bytes, budget_bytes=4 * GIB)
+    curve = CredibleBand.of(fit_posterior(Space.of(range(1, 33)), evidence, memory=memory))
+    at = curve.sizes.index(8)
     assert curve.low[at] < 410 < curve.high[at] * 1.05
-    assert (curve.low <= curve.middle).all() and (curve.middle <= curve.high).all()
+    assert all(low <= middle <= high for low, middle, high in zip(curve.low, curve.middle, curve.high, strict=True))
     assert curve.fits[0] == 1.0 and curve.fits[-1] < 0.5
+
+
+def test_the_figure_draws_the_searchs_own_band_where_the_size_may_fit(tmp_path):
+    band = next(mark for mark in figures(read_report_data(make_run(tmp_path)))[0].marks if isinstance(mark, Band))
+
+    assert band.points == [(1.0, 98.0, 102.0), (4.0, 250.0, 320.0), (8.0, 395.0, 415.0), (13.0, 300.0, 600.0)]
+
+
+def test_an_interrupted_run_has_the_band_and_the_device_of_its_last_event(tmp_path):
+    finished = make_run(tmp_path / "finished").result()
+    run = make_run(tmp_path / "interrupted", finished=False)
+    with (run.directory / "events.jsonl").open("a") as lines:
+        lines.write("\n" + json.dumps(finished.as_record()) + "\n")
+
+    data = read_report_data(run)
+
+    assert not data.is_finished
+    assert (data.result.throughput_band, data.result.device_info) == (finished.throughput_band, finished.device_info)
 
 
 def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
     run = make_run(tmp_path)
     kept = {"micro_batch_size": 4, "accumulation_steps": 15, "samples_per_s": 200.0, "confidence": 92}
     kept |= {"free_micro_batch_size": 8, "over_recommended": 0.97, "relative_performance": 1.5}
-    run.write_result(run.result() | {"batch_size": 60, "replica_batch_size": 60, "keeps_batch_size": kept})
+    rewrite(run, batch_size=60, replica_batch_size=60, keeps_batch_size=kept)
 
     assert "To keep batch_size 60, use micro_batch_size 4 in 15 accumulation steps: 0.97x" in html(
         read_report_data(run)
@@ -122,7 +153,7 @@ def test_it_names_a_size_that_spares_the_user_a_new_global_batch_size(tmp_path):
 
 def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path):
     run = make_run(tmp_path)
-    run.write_result(run.result() | {"confidence": 78, "regret_bound_90": 0.0341})
+    rewrite(run, confidence=78, regret_bound_90=0.0341)
 
     told = "below its target (78 out of 100 that it is within 2% of the fastest that fits, 90 out of 100 that it is"
     assert f"{told} within 3.5%)" in html(read_report_data(run))
@@ -132,7 +163,7 @@ def test_a_score_below_its_target_says_within_what_share_it_would_be_90(tmp_path
 def test_what_is_left_to_gain_is_on_the_page_and_in_the_short_report(tmp_path):
     run = make_run(tmp_path)
     economy = {"left_to_gain": 0.006, "training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 4e-4}
-    run.write_result(run.result() | economy | {"confidence": 78, "stop_reason": "costs_more_than_it_saves"})
+    rewrite(run, confidence=78, stop_reason="costs_more_than_it_saves", **economy)
 
     told = "Left to gain: 0.6% in expectation, 3 min 36 s of 10 h, at a score of 78; another probe costs 40.0 s"
     for text in (html(read_report_data(run)), markdown(read_report_data(run))):
@@ -156,8 +187,8 @@ def test_sizes_that_took_turns_stand_beside_the_recommended_one_with_an_interval
     assert table.rows[0][2] == "–"  # one pair has no interval
     low, high = (float(end) for end in table.rows[1][2].split(" to "))
     assert low < float(table.rows[1][1].removesuffix("x")) < high < 0.85  # 4 / 0.02 over 8 / 0.0325: 0.80
-    assert "Sizes that were timed in turns" in Page(html(read_report_data(run))).text
-    assert "**Sizes that were timed in turns**" in markdown(read_report_data(run))
+    assert "Interleaved sizes" in Page(html(read_report_data(run))).text
+    assert "**Interleaved sizes**" in markdown(read_report_data(run))
 
 
 def test_the_size_that_most_took_turns_with_stands_in_for_one_that_took_none(tmp_path):
@@ -169,14 +200,14 @@ def test_the_size_that_most_took_turns_with_stands_in_for_one_that_took_none(tmp
 
 
 def test_a_run_without_turns_has_no_table_of_them(page):
-    assert "timed in turns" not in page.text
+    assert "Interleaved sizes" not in page.text
 
 
 def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_path):
     run = make_run(tmp_path)
     eager = {"verdict": "unsure", "over_compiled": 1.05, "low": 0.62, "high": 1.78, "num_pairs": 5, "problem": ""}
     eager |= {"compiled_timed_s": 0.5, "eager_timed_s": 0.6, "peak_memory_bytes": None, "asked": True}
-    run.write_result(run.result() | {"eager": eager})
+    rewrite(run, eager=eager)
 
     for text in (html(read_report_data(run)), markdown(read_report_data(run))):
         assert "Without torch.compile this size runs at 1.05x the speed (95% interval 0.62 to 1.78" in text
@@ -198,7 +229,7 @@ def test_the_mark_of_the_users_batch_size_is_the_first_thing_in_its_row(tmp_path
 
 def test_a_full_budget_is_told_in_words(tmp_path):
     run = make_run(tmp_path)
-    run.write_result(run.result() | {"memory_headroom_bytes": 0})
+    rewrite(run, memory_headroom_bytes=0)
 
     text = Page(html(read_report_data(run))).text
     assert "nothing of the budget stays free" in text
@@ -212,11 +243,10 @@ def test_markdown_is_short_and_marks_the_answer(tmp_path):
     assert len(text.splitlines()) < 40
 
 
-def test_a_report_that_fails_is_a_warning_and_no_more(tmp_path, monkeypatch):
+def test_a_report_that_fails_is_a_warning_and_no_more(tmp_path):
     warnings: list[str] = []
     run = make_run(tmp_path)
-    event = SimpleNamespace(run=run, result=SimpleNamespace(recommendation=True))
-    monkeypatch.setattr("bexplore.output.report.sink.Finished", SimpleNamespace)
+    event = Finished(run=run, result=run.result())
     ReportFile(warnings.append)(event)
     assert "micro_batch_size: 8" in (run.directory / "report.html").read_text()
     assert warnings == []

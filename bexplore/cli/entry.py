@@ -1,0 +1,136 @@
+"""The entry point: a group that imports a command when it is used, and errors as messages and exit codes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+from click.shell_completion import CompletionItem
+
+from bexplore import __version__
+from bexplore.cli.streams import silence
+from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError
+from bexplore.host import blas_threads
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+# Command -> its module and its line in the group's help, in the order of use.
+COMMANDS = {
+    "explore": ("explore", "Find the micro-batch size of a job."),
+    "apply": ("apply", "Write the size that was found into the job's file."),
+    "report": ("report", "Show a run as an HTML page, Markdown or pictures."),
+    "trace": ("one_shot", "Predict memory and flops of every size without running it."),
+    "probe": ("one_shot", "Run one size for real."),
+    "guard": ("guard", "Compare a job's performance with a baseline."),
+    "replay": ("tables", "Run the search over a table of recorded sweeps."),
+    "batch-sizes": ("tables", "List the global batch sizes that are valid with a size."),
+    "schema": ("tables", "Print a JSON Schema of the configuration, for editors."),
+    "doctor": ("doctor", "Check whether this machine and a job are ready."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when one is run or its help is shown.
+
+    The group's own help and the completion of command names then need neither torch, Optuna, pydantic nor numpy.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of use, not of the alphabet."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a command; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"bexplore.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command, and the group's own options."""
+        names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="bexplore")
+def cli() -> None:
+    """Find the fastest micro-batch size that fits, for any PyTorch training job, with a confidence score.
+
+    Set `micro_batch_size: explore` in the job's YAML, then:
+
+    \b
+      bexplore doctor job.yaml     check that this machine is ready and that the job builds
+      bexplore explore job.yaml    find the size
+      bexplore apply job.yaml      write it into the file
+
+    Completion of commands and options, for bash (zsh and fish likewise):
+
+    \b
+      eval "$(_BEXPLORE_COMPLETE=bash_source bexplore)"
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error raised on purpose becomes a message, a hint and an exit code.
+
+    With `--json` the error is also the last event on stdout.
+
+    Args:
+        arguments: The arguments after the program's name; None for those of the process.
+    """
+    blas_threads.use_one_thread()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in given
+    try:
+        sys.exit(cli(given, prog_name="bexplore", standalone_mode=False))
+    except BexploreError as error:
+        if isinstance(error, UserProgramError) and error.traceback_text:
+            click.echo(error.traceback_text.rstrip() + "\n", err=True)
+        _fail(error, as_json=as_json)
+    except click.ClickException as error:
+        error.show()
+        _end(error.format_message(), "", ExitCode.USER_INPUT, as_json=as_json)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        _end("interrupted", "", ExitCode.INTERRUPTED, as_json=as_json)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader is gone; Python would complain about its own stdout at exit
+        sys.exit(ExitCode.DONE)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        silence(1)  # Python would write, and complain, once more at exit
+        message = f"cannot write {error.filename or 'the output'}: {error.strerror}"
+        hint = "free disk space, then run the same command again: finished work is not repeated"
+        _fail(EngineError(message, hint=hint), as_json=False)
+
+
+def _fail(error: BexploreError, *, as_json: bool) -> None:
+    try:
+        click.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"hint: {error.hint}", err=True)
+    except OSError:
+        silence(2)  # stderr is a file on the full disk: only the exit code remains
+    _end(error.message, error.hint, error.exit_code, as_json=as_json)
+
+
+def _end(message: str, hint: str, exit_code: ExitCode, *, as_json: bool) -> None:
+    """Write the error event for programs, and exit."""
+    if as_json:
+        record = {"event": "error", "message": message, "hint": hint, "exit_code": int(exit_code)}
+        try:
+            click.echo(json.dumps(record))
+        except OSError:
+            silence(1)  # the reader is gone, or its disk is full
+    sys.exit(exit_code)

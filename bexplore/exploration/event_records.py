@@ -1,0 +1,155 @@
+"""Events as JSON objects. Unknown is null, never 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bexplore.batching import MAX_SAMPLES, GlobalBatchSize
+from bexplore.exploration.events import (
+    AlreadyFinished,
+    Finished,
+    JobEvent,
+    Planned,
+    Recommended,
+    Traced,
+)
+from bexplore.measurement.probe import Observation
+from bexplore.search.posterior.memory import EXPECTED_RATIO
+from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished
+from bexplore.search.space import MemoryAccount
+from bexplore.trace.cost_model import CostModel
+
+
+def event_record(event: JobEvent) -> dict[str, Any] | None:
+    """Return the JSON object of an event; None for an event that is not written."""
+    if isinstance(event, AlreadyFinished):
+        return event.result.as_record() | {"already_finished": True}
+    if isinstance(event, Finished):
+        return event.result.as_record()
+    if isinstance(event, Planned):
+        return {"event": "plan"} | _plain(event) | {"run_dir": str(event.run.directory) if event.run else None}
+    if isinstance(event, Traced):
+        return _trace_record(event)
+    if isinstance(event, ProbeFinished):
+        return probe_record(event.observation)
+    if isinstance(event, Recommended):
+        return {"event": "recommendation"} | recommendation_record(event.recommendation, event.global_batch_sizes)
+    return None
+
+
+def trace_record(
+    cost_model: CostModel,
+    *,
+    budget_bytes: int,
+    judged_by: MemoryAccount = MemoryAccount.TENSORS,
+    minimum: int = 1,
+    maximum: int | None = None,
+    micro_batch_sizes: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of the `trace` event.
+
+    Args:
+        cost_model: The trace.
+        budget_bytes: The memory budget in force.
+        judged_by: The memory account that must fit the budget.
+        minimum: Smallest micro-batch size that may be tried.
+        maximum: Largest; None for no bound.
+        micro_batch_sizes: Sizes whose peak is listed; None for the bounds and the powers of two between them, up to the
+            first that does not fit.
+    """
+    ratio = EXPECTED_RATIO if judged_by is MemoryAccount.RESERVED else 1.0
+    largest = MAX_SAMPLES if maximum is None else maximum
+    fits = cost_model.max_micro_batch_size(budget_bytes / ratio, limit=largest)
+    if micro_batch_sizes is None:
+        powers = {2**exponent for exponent in range(fits.bit_length() + 1)} | {minimum, largest}
+        micro_batch_sizes = [size for size in sorted(powers) if minimum <= size <= min(2 * max(fits, minimum), largest)]
+    return {
+        "num_parameters": cost_model.num_parameters,
+        "device": cost_model.device,
+        "device_name": cost_model.device_name,
+        "relative_sd": cost_model.relative_sd,
+        "flops_per_sample": cost_model.flops_per_sample,
+        "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
+        "max_micro_batch_size": fits if fits >= minimum else None,
+        "bounds": [minimum, maximum],
+        "reserved_over_peak": ratio,
+        "trace_s": cost_model.trace_s,
+        "remembered_from": cost_model.remembered_from,
+        "fingerprint": cost_model.fingerprint,
+        "notes": list(cost_model.notes),
+    }
+
+
+def probe_record(observation: Observation) -> dict[str, Any]:
+    """Return the `probe` event of an observation."""
+    return {
+        "event": "probe",
+        "number": observation.probe.number,
+        "micro_batch_size": observation.micro_batch_size,
+        "outcome": observation.outcome.value,
+        "reason": observation.reason,
+        "purpose": observation.probe.purpose.value,
+        "pass_times_s": list(observation.pass_times_s),
+        "update_times_s": list(observation.update_times_s),
+        "interleaved_times_s": {str(size): list(times_s) for size, times_s in observation.interleaved_times_s.items()},
+        "start_time_s": observation.start_time_s,
+        "compile_time_s": observation.compile_time_s,
+        "elapsed_s": observation.elapsed_s,
+        "peak_memory_bytes": observation.peak_memory_bytes,
+        "resident_memory_bytes": observation.resident_memory_bytes,
+        "num_alloc_retries": observation.num_alloc_retries,
+        "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
+        "memory_budget_bytes": observation.memory_budget_bytes,
+        "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
+        "num_graphs": observation.num_graphs,
+        "num_graph_breaks": observation.num_graph_breaks,
+        "graph_break_reasons": list(observation.graph_break_reasons),
+        "num_recompiles": observation.num_recompiles,
+        "samples_per_s": _known(observation.samples_per_s),
+        "loss": observation.loss,
+        "warnings": list(observation.warnings),
+    }
+
+
+def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ...]) -> dict[str, Any]:
+    """Return the fields of the `recommendation` event, which the `result` event shares."""
+    return {
+        "micro_batch_size": best.micro_batch_size,
+        "relative_performance": best.relative_performance,
+        "confidence": best.confidence,
+        "samples_per_s": _known(best.samples_per_s),
+        "relative_performance_interval": best.relative_performance_interval,
+        "regret_bound_90": best.regret_bound_90,
+        "left_to_gain": best.left_to_gain,
+        "num_probes": best.num_probes,
+        "elapsed_s": best.elapsed_s,
+        "global_batch_sizes": [dataclasses.asdict(size) for size in sizes],
+    }
+
+
+def _trace_record(event: Traced) -> dict[str, Any]:
+    unknown = {
+        "num_parameters": None,
+        "flops_per_sample": None,
+        "peak_memory_bytes": None,
+        "max_micro_batch_size": None,
+        "reserved_over_peak": None,
+        "trace_s": None,
+        "remembered_from": None,
+        "fingerprint": None,
+    }
+    record = {"event": "trace"} | unknown | dict(event.record or {})
+    return record | {"memory_budget_bytes": event.memory_budget_bytes, "reason": event.reason}
+
+
+def _plain(event: Planned) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(event) if field.name != "run"]
+    return {name: getattr(event, name) for name in names}
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
