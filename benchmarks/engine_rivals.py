@@ -66,9 +66,9 @@ def capped(config: Config, workload: Any = None) -> Iterator[None]:
     """
     import torch
 
-    from bexplore.engine.worker.compilation import around_compilations
     from bexplore.engine.worker.memory_limit import DataLimit
     from bexplore.engine.worker.peak_memory import storage_bytes
+    from bexplore.engine.worker.torch_private import around_compilations
 
     budget_bytes = config.explore.memory_budget_bytes(0)
     assert budget_bytes is not None, "a job of this benchmark says its memory"

@@ -53,13 +53,13 @@ def write_program(
     from bexplore.config.load import load_config
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.compilation import (
-        CompilerCounters,
         compile_workload,
-        make_limits_loud,
         mark_batch_dimension,
+        repeated_classes,
+        truncate_layers,
     )
-    from bexplore.engine.worker.nested_regions import repeated_classes
-    from bexplore.engine.worker.truncated_layers import truncate_layers
+    from bexplore.engine.worker.compiler_account import CompilerCounters
+    from bexplore.engine.worker.torch_private import make_limits_loud
     from bexplore.measurement.probe import Compilation
     from bexplore.trace.fake_build import build_fake
 

@@ -27,7 +27,7 @@ from benchmarks.trace_cuda_jobs import EAGER_JOBS, MORE_JOBS, PUBLISHED_JOBS
 from benchmarks.trace_cuda_reckoning import GPU
 from benchmarks.trace_cuda_report import line_through, markdown
 from bexplore.config.load import load
-from bexplore.engine import trace_client
+from bexplore.engine import program_client
 from bexplore.job import Job
 from bexplore.trace.absent_gpu import reason_against
 from bexplore.trace.cost_model import CostModel
@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     if reason := reason_against():
         parser.error(reason)
-    trace_client.TRACE_LIMIT_S = PATIENCE_S
+    program_client.TRACE_LIMIT_S = PATIENCE_S
     path = RESULTS / "trace_cuda.json"
     for part in [options.part] if options.part else PARTS:
         jobs, measure = PARTS[part](options)
@@ -124,7 +124,7 @@ def trace(job: Job, sizes: tuple[int, ...] = SIZES) -> Row:
     """Trace a job in a process of its own: seconds, and the peak at some sizes; or why there is none."""
     started_s, processor_started_s = time.perf_counter(), _processor_s()
     with tempfile.TemporaryDirectory() as run_dir:
-        answer = trace_client.trace_in_worker(job, Path(run_dir), lambda _: None, gpu=GPU)
+        answer = program_client.trace_in_worker(job, Path(run_dir), lambda _: None, gpu=GPU)
     seconds = {"wall_s": time.perf_counter() - started_s, "processor_s": _processor_s() - processor_started_s}
     if isinstance(answer, str):
         return seconds | {"refused": answer}

@@ -25,16 +25,13 @@ from typing import Any
 import numpy as np
 
 from bexplore.config.config import Config
-from bexplore.engine.process.worker_process import WorkerProcess
-from bexplore.engine.protocol.failures import Failure
-from bexplore.engine.trace_client import trace_in_worker
+from bexplore.engine.program_client import ask_once, trace_in_worker
+from bexplore.engine.protocol.messages import Answer, CheckCompiler, DeviceInfo, Done, Failed, Refused, Request
 from bexplore.exploration.one_shot import probe_once
-from bexplore.host import nvidia_smi
 from bexplore.host.accelerators import find_device
+from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, CpuContention, clock_events, selector
 from bexplore.host.machine import (
-    BUSY_SHARE,
     CGROUP,
-    CpuContention,
     accelerator_name,
     available_memory_bytes,
     num_usable_processors,
@@ -135,37 +132,25 @@ def _torch() -> Check:
     return Check(name="torch", status=Status.OK, message=version)
 
 
-def _asked(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a worker of its own, which may fail; where it does, `reason` is why."""
+def _asked(request: Request) -> Answer:
+    """Return the answer of a worker of its own, which may fail."""
     with tempfile.TemporaryDirectory() as folder:
-        worker = WorkerProcess(Path(folder) / "worker.log")
-        try:
-            answer = worker.ask(
-                request,
-                on_progress=lambda message: None,
-                time_limit_s=lambda stage: IMPORT_LIMIT_S,
-                resident_limit_bytes=None,
-            )
-        finally:
-            worker.close()
-    return {"reason": answer.reason} if isinstance(answer, Failure) else answer
+        return ask_once(request, Path(folder) / "worker.log", limit_s=IMPORT_LIMIT_S, resident_limit_bytes=None)
 
 
 def _device(name: str) -> tuple[dict[str, Any], Check]:
     """What torch itself says of a device."""
-    answer = _asked({"kind": "facts", "device": name})
-    if "refused" in answer:
-        check = Check(name="device", status=Status.PROBLEM, message=answer["refused"], fix=answer["hint"])
-        return {}, check
-    reason = str(answer.get("reason", ""))
-    if "device" not in answer:
+    answer = _asked(DeviceInfo(device=name))
+    if isinstance(answer, Refused):
+        return {}, Check(name="device", status=Status.PROBLEM, message=answer.message, fix=answer.hint)
+    if isinstance(answer, Failed):
         return {}, Check(
             name="device",
             status=Status.PROBLEM,
-            message=f"torch does not start: {reason}",
+            message=f"torch does not start: {answer.reason}",
             fix="python -c 'import torch'",
         )
-    return answer, _device_line(answer)
+    return answer.values, _device_line(answer.values)
 
 
 def _device_line(facts: dict[str, Any]) -> Check:
@@ -193,8 +178,8 @@ def _driver(facts: dict[str, Any]) -> Iterator[Check]:
     if not version.exists():
         return
     match = re.search(r"\d+\.\d+(\.\d+)?", version.read_text())
-    device = nvidia_smi.selector(facts)
-    reasons = sorted(nvidia_smi.clock_events(device) - {nvidia_smi.POWER_LIMIT}) if device else []
+    device = selector(facts)
+    reasons = sorted(clock_events(device) - {POWER_LIMIT}) if device else []
     text = match[0] if match else "unknown version"
     if reasons:
         message = f"{text}; the clocks are held down: {', '.join(reasons)}"
@@ -247,11 +232,11 @@ def _kernel(facts: dict[str, Any]) -> Iterator[Check]:
     device = str(facts.get("device", "cpu"))
     if device == "cpu":
         return
-    answer = _asked({"kind": "compile_check", "device": device})
-    if answer.get("is_right"):
+    answer = _asked(CheckCompiler(device=device))
+    if isinstance(answer, Done) and answer.values["is_right"]:
         yield Check(name="kernel", status=Status.OK, message=f"torch.compile built and ran a kernel on {device}")
         return
-    reason = answer.get("reason", "its result is wrong")
+    reason = answer.reason if isinstance(answer, Failed) else "its result is wrong"
     message = f"torch.compile does not work on {device}: {reason}"
     yield Check(name="kernel", status=Status.PROBLEM, message=message, fix="mend what is named here, or above it")
 

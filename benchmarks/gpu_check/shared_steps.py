@@ -81,8 +81,8 @@ def _hint_unbacked(hint: int | None) -> None:
 
 
 def _session(context: Context, job: str, mode: SharedMode) -> Any:
-    from bexplore.engine.worker.compilation import make_limits_loud
     from bexplore.engine.worker.session import Session
+    from bexplore.engine.worker.torch_private import make_limits_loud
     from bexplore.measurement.probe import Compilation
 
     config = context.config(job, few_layers=True)

@@ -13,10 +13,10 @@ import numpy as np
 from bexplore.measurement.interleaving import TIMING_S
 from bexplore.measurement.statistics import PairedRatio, paired_ratio
 
-# Fewest pairs of turns. Turns scatter by 5 % (`EXPECTED_ROUND_SD` in `search.posterior.noise_model`): the interval
+# Fewest pairs of timings. Timings scatter by 5 % (`EXPECTED_ROUND_SD` in `search.posterior.noise_model`): the interval
 # of five pairs then reaches 9 % to each side. More follow until it is narrow.
 MIN_PAIRS = 5
-# What a look that nobody asked for may cost, as a share of the exploration so far.
+# What an unrequested comparison may cost, as a share of the exploration so far.
 CHEAP_SHARE = 0.05
 
 
@@ -39,12 +39,12 @@ class EagerComparison:
         over_compiled: Samples/s of eager passes over those of compiled ones; None as above.
         low: Lower end of its 95 % interval; None as above.
         high: Upper end; None as above.
-        num_pairs: Pairs of turns, one compiled and one eager.
+        num_pairs: Pairs of timings, one compiled and one eager.
         compiled_timed_s: Seconds of all compiled passes that were timed.
         eager_timed_s: Seconds of all eager ones.
         samples_per_s: Of eager passes; None as above.
         peak_memory_bytes: Of an eager step; None where it was not read.
-        asked: Whether the configuration asks for it, as `explore.compile: both`.
+        asked: Whether the configuration requests it, as `explore.compile: both`.
         problem: Why eager did not run; empty where it did.
     """
 
@@ -62,37 +62,37 @@ class EagerComparison:
 
 
 def comparison_is_cheap(*, pass_time_s: float, elapsed_s: float) -> bool:
-    """Whether a look that nobody asked for is cheap beside what the exploration took."""
+    """Return whether an unrequested comparison is cheap beside what the exploration took."""
     return 2 * (1 + MIN_PAIRS) * max(pass_time_s, TIMING_S) <= CHEAP_SHARE * elapsed_s
 
 
 def are_enough(
     compiled_s: Sequence[float], eager_s: Sequence[float], *, tolerance: float, is_spent: bool, asked: bool
 ) -> bool:
-    """Whether more pairs would tell nothing more, or cost more than they may.
+    """Return whether more pairs would change nothing, or cost more than they may.
 
     Args:
         compiled_s: Seconds of a pass in each compiled turn.
         eager_s: The same of the eager turn beside it.
         tolerance: A share of speed that counts as none; an interval that is no wider is narrow enough.
         is_spent: Whether the time that was meant for them is over.
-        asked: Whether the configuration asks for the comparison, so that the fewest pairs are run whatever they take.
+        asked: Whether the configuration requests it, so that the fewest pairs are run whatever they take.
     """
     if len(compiled_s) < MIN_PAIRS:
         return is_spent and not asked
     ratio = paired_ratio(compiled_s, eager_s)
-    is_silent = not asked and ratio.high < 1.0  # a look that finds eager slower has nothing to say, however precisely
+    is_silent = not asked and ratio.high < 1.0  # an unrequested comparison that finds eager slower is not reported
     return is_spent or is_silent or ratio.is_narrow(tolerance)
 
 
 def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float, asked: bool) -> EagerComparison | None:
-    """What a worker's times say; None where a look was too short to say anything.
+    """Judge a worker's times; None where an unrequested comparison was too short.
 
     Args:
         answer: `problem`, or `compiled_turns`, `eager_turns` and `eager_peak_memory_bytes`.
         micro_batch_size: Samples of a pass.
         tolerance: A share of speed that counts as none.
-        asked: Whether the configuration asks for the comparison.
+        asked: Whether the configuration requests the comparison.
     """
     if answer.get("problem"):
         return EagerComparison(asked=asked, problem=str(answer["problem"]))
@@ -116,7 +116,7 @@ def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float,
 
 
 def _verdict(ratio: PairedRatio, tolerance: float) -> Verdict:
-    """What is faster must be so by more than the tolerance: that is what it takes to train without the compiler."""
+    """Return the verdict; faster means by more than the tolerance: it takes that to train without the compiler."""
     if ratio.is_within(tolerance):
         return Verdict.SAME
     if ratio.low > 1.0 + tolerance:

@@ -1,4 +1,4 @@
-"""Probes of a deep model at two reduced depths, from which the whole depth is extrapolated."""
+"""Probes of a deep model at two reduced depths, extrapolated to the full depth."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.units import format_bytes
 
-TOLD_OF_THE_PROGRAM = ("samples_are_seen", "optimizers", "unfused_optimizers")  # details that no depth changes
+DETAILS_OF_THE_PROGRAM = ("samples_are_seen", "optimizers", "unfused_optimizers")  # details that no depth changes
 # An extrapolated peak this far above the budget, as a share of it, is refused without having been run; nearer ones are
-# left to the probe that verifies the answer at the whole depth.
+# left to the probe that verifies the answer at full depth.
 REFUSED_ABOVE = 0.03
 
 
 class ReducedDepthRunner:
     """A `Runner` that runs the search's reduced probes at two depths, and hands every other probe to the engine's own.
 
-    Where a model does not run at reduced depth, the probe is run at the whole depth instead, and says so.
+    Where a model does not run at reduced depth, the probe is run at full depth instead, with a warning.
 
     Args:
-        whole: Runs the whole depth.
+        whole: Runs the full depth.
         depths: The two depths.
     """
 
@@ -67,7 +67,7 @@ class ReducedDepthRunner:
         self.close()
 
     def _at_both_depths(self, probe: Probe) -> list[Observation]:
-        """The same size at each depth; the second is left out where the first failed."""
+        """Run the size at each depth; the second is left out where the first failed."""
         if not self._shallow:
             self._whole.rest()
             depths = (self._depths.low, self._depths.high)
@@ -88,7 +88,7 @@ class ReducedDepthRunner:
 
     def _instead(self, probe: Probe, spent_s: float) -> Observation:
         observation = self._whole(dataclasses.replace(probe, compilation=Compilation.SHARED))
-        warning = f"run at the whole depth, since the model does not run with fewer blocks: {self._problem}"
+        warning = f"run at full depth, since the model does not run with fewer blocks: {self._problem}"
         return dataclasses.replace(
             observation,
             elapsed_s=observation.elapsed_s + spent_s,
@@ -98,10 +98,10 @@ class ReducedDepthRunner:
 
 
 def full_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) -> Observation:
-    """What two measurements at reduced depth say of the whole depth.
+    """Extrapolate two measurements at reduced depth to the full depth.
 
     Args:
-        probe: What was asked.
+        probe: What was to run.
         found: Measured at the lower and at the higher depth.
         depths: These.
     """
@@ -135,7 +135,7 @@ def full_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) ->
             "num_blocks": depths.whole,
             "pass_times_s_by_depth": {str(depths.low): low.pass_times_s, str(depths.high): high.pass_times_s},
         }
-        | {name: high.details[name] for name in TOLD_OF_THE_PROGRAM if name in high.details},
+        | {name: high.details[name] for name in DETAILS_OF_THE_PROGRAM if name in high.details},
     )
 
 
@@ -146,7 +146,7 @@ def _refusal(peak: int | None, budget: int | None, names: str) -> str:
 
 
 def _extrapolated_times(depths: Depths, low: Sequence[float], high: Sequence[float]) -> tuple[float, ...]:
-    """Seconds of each pair; where noise would make the deep model quicker than the shallow one, that of the latter."""
+    """Extrapolate each pair; a deep model is never quicker than the shallow one."""
     pairs = zip(low, high, strict=False)
     return tuple(max(depths.extrapolate(at_low, at_high), at_high) for at_low, at_high in pairs)
 

@@ -11,18 +11,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.build_check import check_build
 from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.process.timeouts import STEP_LIMIT_S, StageLimits
 from bexplore.engine.process.worker_process import Progress
-from bexplore.engine.protocol.answers import asks_the_same, charged, observed
-from bexplore.engine.protocol.failures import Failure
+from bexplore.engine.program_client import check_build
+from bexplore.engine.protocol.answers import answers_both, charged, observed
+from bexplore.engine.protocol.messages import (
+    CheckEagerly,
+    CompareEager,
+    CompareGradients,
+    Done,
+    Failed,
+    ListLoaded,
+    Prepare,
+    ProbeRequest,
+    Request,
+    RunProbe,
+    TimeLoader,
+    TimePasses,
+)
 from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.errors import EngineError, UserInputError, UserProgramError
-from bexplore.host.accelerator_contention import DeviceContention
-from bexplore.host.machine import CpuContention, package_version
+from bexplore.host.contention import CpuContention, DeviceContention
+from bexplore.host.machine import package_version
 from bexplore.job import Job
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
@@ -30,7 +43,7 @@ from bexplore.units import format_bytes
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
 WORKER_OVERHEAD_BYTES = 4 * 2**30
-# A data loader is asked for seconds of batches; one that is silent for so long hangs.
+# A data loader is timed for seconds; one that is silent for so long hangs.
 LOADER_LIMIT_S = 90.0
 
 
@@ -69,7 +82,7 @@ class RunnerSettings:
 
     @property
     def lock_holder(self) -> LockHolder:
-        """This runner, as others that wait for the device are told of it."""
+        """This runner, as the device's lock names it."""
         return LockHolder(folder=str(self.run_dir.resolve()))
 
     @property
@@ -81,21 +94,22 @@ class RunnerSettings:
         """Return where the compiler's cache of a size is kept that was run as the user compiles it."""
         return self.run_dir.resolve() / "compiled" / f"micro_batch_size_{micro_batch_size}"
 
-    def request(self, kind: str, probe: Probe, mode: SharedMode, free_memory_bytes: int | None) -> dict[str, Any]:
-        """Return the message that asks a worker to prepare or to run a probe."""
+    def request(
+        self, kind: type[ProbeRequest], probe: Probe, mode: SharedMode, free_memory_bytes: int | None
+    ) -> ProbeRequest:
+        """Return the message that lets a worker prepare or run a probe."""
         is_final = probe.purpose.is_verification and probe.compilation is Compilation.EXACT
         is_kept = self.keeps_artifacts and is_final and self.job.compile.backend == "inductor"
-        return {
-            "kind": kind,
-            "probe": dataclasses.asdict(probe),
-            "job": self.job.as_dict(),
-            "shared_mode": mode,
-            "budget_bytes": self.budget_bytes,
-            "depth": self.depth,
-            "pass_budget_s": self.pass_budget_s,
-            "free_memory_bytes": free_memory_bytes,
-            "artifacts_dir": str(self.artifacts_dir(probe.micro_batch_size)) if is_kept else None,
-        }
+        return kind(
+            job=self.job,
+            probe=probe,
+            shared_mode=mode,
+            budget_bytes=self.budget_bytes,
+            depth=self.depth,
+            pass_budget_s=self.pass_budget_s,
+            free_memory_bytes=free_memory_bytes,
+            artifacts_dir=str(self.artifacts_dir(probe.micro_batch_size)) if is_kept else None,
+        )
 
 
 def begin(workers: Workers, settings: RunnerSettings, probe: Probe) -> None:
@@ -105,7 +119,7 @@ def begin(workers: Workers, settings: RunnerSettings, probe: Probe) -> None:
     """
     lock = try_device_lock(settings.lock_name, holder=settings.lock_holder)
     if lock is not None:
-        request = settings.request("prepare", probe, settings.shared_modes[0], settings.free_memory_bytes)
+        request = settings.request(Prepare, probe, settings.shared_modes[0], settings.free_memory_bytes)
         workers.begin(request, lock)
 
 
@@ -140,7 +154,7 @@ class EngineRunner:
         self._lock_holder = settings.lock_holder
         self._free_memory_bytes = settings.free_memory_bytes
         self._is_known_to_build = False
-        self._warnings: list[str] = []  # which the next observation tells
+        self._warnings: list[str] = []  # of the next observation
         self._known_mode: SharedMode | None = None  # which a worker has tried
         self._ahead: Observation | None = None
 
@@ -159,10 +173,10 @@ class EngineRunner:
         """
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            return self._in_some_mode(probe, "probe")
-        if not ahead.is_measured and asks_the_same(ahead.probe, probe):
+            return self._in_some_mode(probe, RunProbe)
+        if not ahead.is_measured and answers_both(ahead.probe, probe):
             return dataclasses.replace(ahead, probe=probe)
-        return charged(self._in_some_mode(probe, "probe"), ahead)
+        return charged(self._in_some_mode(probe, RunProbe), ahead)
 
     def prepare(self, probe: Probe) -> None:
         """Compile for a probe ahead of it, while something else keeps times from being taken.
@@ -172,10 +186,10 @@ class EngineRunner:
         Raises:
             UserInputError: The job cannot be built from what the configuration says.
         """
-        self._workers.keep_begun_only_if(self._request("prepare", probe))  # what was begun may be another probe
+        self._workers.keep_begun_only_if(self._request(Prepare, probe))  # what was begun may be another probe
         self._workers.ensure()
         self._workers.start_spare(budget_bytes=self.settings.budget_bytes)
-        self._ahead = self._in_some_mode(probe, "prepare")
+        self._ahead = self._in_some_mode(probe, Prepare)
         self._workers.await_spare()
 
     def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
@@ -183,25 +197,18 @@ class EngineRunner:
 
         The worker that ran the final answer does it if it is still there; its process changed nothing of the program.
         """
-        request = {
-            "kind": "gradient_equivalence",
-            "job": self.job.as_dict(),
-            "base_micro_batch_size": base_micro_batch_size,
-            "micro_batch_size": micro_batch_size,
-        }
+        request = CompareGradients(
+            job=self.job, base_micro_batch_size=base_micro_batch_size, micro_batch_size=micro_batch_size
+        )
         worker = self._workers.current
-        answers: Any = None
+        found = None
         if worker is not None and worker.compilation is not Compilation.SHARED and worker.process.is_alive:
-            answers = self._compared(request)
+            found = self._ask(request, limit_s=STEP_LIMIT_S)
         self.close()
-        if answers is None:
-            answers = self._compared(request)
+        if not isinstance(found, Done):
+            found = self._ask(request, limit_s=STEP_LIMIT_S)
             self.close()
-        return answers
-
-    def _compared(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        answer = self._ask(request, limit_s=STEP_LIMIT_S)
-        return None if isinstance(answer, Failure) or answer["outcome"] != "measured" else answer
+        return found.values if isinstance(found, Done) else None
 
     def time_loader(self, micro_batch_size: int) -> dict[str, Any]:
         """Time the user's own loader in a worker of its own, where it may hang or die and take nothing along.
@@ -210,28 +217,24 @@ class EngineRunner:
             The fields of `LoaderSpeed` and `problem`: why there are none of them, empty where there are.
         """
         self.close()
-        request = {"kind": "loader", "job": self.job.as_dict(), "micro_batch_size": micro_batch_size}
+        request = TimeLoader(job=self.job, micro_batch_size=micro_batch_size)
         try:
             answer = self._ask(request, limit_s=LOADER_LIMIT_S)
         except (UserInputError, UserProgramError) as error:
             return {"problem": error.message}
         self.close()
-        if isinstance(answer, Failure):
-            return {"problem": answer.reason}
-        if answer["outcome"] != "measured":
-            return {"problem": str(answer["reason"])}
-        return {name: value for name, value in answer.items() if name not in ("kind", "outcome")} | {"problem": ""}
+        return answer.values | {"problem": ""} if isinstance(answer, Done) else {"problem": answer.reason}
 
     def compare_eager(
         self, *, micro_batch_size: int, tolerance: float, asked: bool, max_s: float = math.inf
     ) -> dict[str, Any] | None:
-        """Time compiled and eager passes in turns, in the worker that has just run the size as the user compiles it.
+        """Time compiled and eager passes interleaved, in the worker that has just run the size as the user compiles it.
 
         Args:
             micro_batch_size: The size.
             tolerance: A share of speed that counts as none.
-            asked: Whether the configuration asks for it.
-            max_s: Seconds of passes after which it ends; at most those of two contenders' turns are spent.
+            asked: Whether the configuration requests it.
+            max_s: Seconds of passes after which it ends; at most those of two contenders are spent.
 
         Returns:
             The fields of `Session.compare_eager`, or `problem`; None where that worker is no longer there.
@@ -239,17 +242,14 @@ class EngineRunner:
         worker = self._workers.current
         if worker is None or (worker.compilation, worker.micro_batch_size) != (Compilation.EXACT, micro_batch_size):
             return None
-        request = {
-            "kind": "compare_eager",
-            "micro_batch_size": micro_batch_size,
-            "budget_s": min(max_s, BUDGETS_OF_CONTENDERS * self.settings.pass_budget_s),
-            "tolerance": tolerance,
-            "asked": asked,
-        }
+        request = CompareEager(
+            micro_batch_size=micro_batch_size,
+            budget_s=min(max_s, BUDGETS_OF_CONTENDERS * self.settings.pass_budget_s),
+            tolerance=tolerance,
+            asked=asked,
+        )
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
-        if isinstance(answer, Failure):
-            return {"problem": answer.reason}
-        return {"problem": str(answer["reason"])} if answer["outcome"] != "measured" else answer
+        return answer.values if isinstance(answer, Done) else {"problem": answer.reason}
 
     def at_depth(self, kept_blocks: int, num_blocks: int) -> EngineRunner:
         """Return a runner of the same job with so many of its identical blocks, in workers of its own."""
@@ -285,24 +285,25 @@ class EngineRunner:
         Raises:
             EngineError: The worker is gone, or the step failed.
         """
-        request = {"kind": "time_passes", "micro_batch_size": micro_batch_size, "num_passes": num_passes, "turn": turn}
+        request = TimePasses(micro_batch_size=micro_batch_size, num_passes=num_passes, turn=turn)
         with self._device_lock():
-            return self._told(request)
+            return self._values(request)
 
     def loaded_from(self, folder: Path) -> list[str]:
-        """Files under a folder from which the worker has imported modules.
+        """Return the files under a folder from which the worker has imported modules.
 
         Raises:
             EngineError: The worker is gone.
         """
-        return list(self._told({"kind": "loaded_from", "folder": str(folder)})["files"])
+        return list(self._values(ListLoaded(folder=str(folder)))["files"])
 
-    def _told(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, request: Request) -> dict[str, Any]:
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
-        if isinstance(answer, Failure) or answer.get("outcome") != "measured":
-            reason = answer.reason if isinstance(answer, Failure) else answer.get("reason", answer.get("refused"))
-            raise EngineError(f"the worker could not answer: {reason}", hint="see the worker's log in the run folder")
-        return answer
+        if isinstance(answer, Failed):
+            raise EngineError(
+                f"the worker could not answer: {answer.reason}", hint="see the worker's log in the run folder"
+            )
+        return answer.values
 
     @property
     def worker_pid(self) -> int | None:
@@ -321,9 +322,9 @@ class EngineRunner:
         return device_lock(self.settings.lock_name, holder=self._lock_holder, waiting=self._waits_for)
 
     def _waits_for(self, holder: LockHolder | None) -> None:
-        """Say who has the device; what is wrong with the job itself is told now, and not after the wait."""
-        told = "another exploration" if holder is None else str(holder)
-        self._on_progress({"kind": "progress", "stage": "lock", "holder": told})
+        """Report who has the device, and what is wrong with the job itself before the wait."""
+        name = "another exploration" if holder is None else str(holder)
+        self._on_progress({"stage": "lock", "holder": name})
         if not self._is_known_to_build:
             check_build(
                 self.job, self.settings.run_dir / "workers" / "build.log", environment=self.settings.environment
@@ -338,10 +339,10 @@ class EngineRunner:
 
     @property
     def _shared_mode(self) -> SharedMode:
-        """The kind of shared program to ask for: the best of the device until a worker has tried it."""
+        """Kind of shared program to begin with: the best of the device until a worker has tried it."""
         return self._known_mode or self.settings.shared_modes[0]
 
-    def _in_some_mode(self, probe: Probe, kind: str) -> Observation:
+    def _in_some_mode(self, probe: Probe, kind: type[ProbeRequest]) -> Observation:
         first_mode = self._shared_mode
         while True:
             observation = self._run(probe, kind)
@@ -352,7 +353,7 @@ class EngineRunner:
                 return observation
             self._known_mode = next_mode
 
-    def _run(self, probe: Probe, kind: str) -> Observation:
+    def _run(self, probe: Probe, kind: type[ProbeRequest]) -> Observation:
         self._choose_worker(probe)
         with self._device_lock():
             started_at_s, began = time.time(), time.monotonic()
@@ -374,8 +375,8 @@ class EngineRunner:
             contention_warnings = [*contention.warnings(), *device_contention.warnings()]
             answer = self._blamed(answer, request)
         worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
-        if not isinstance(answer, Failure):
-            worker.has_headroom = answer.get("has_headroom", worker.has_headroom)
+        if answer.has_headroom is not None:
+            worker.has_headroom = answer.has_headroom
         observation = self._observe(
             probe,
             answer,
@@ -420,17 +421,17 @@ class EngineRunner:
 
     @property
     def _resident_limit_bytes(self) -> int | None:
-        """What a worker may hold in all; None where nothing bounds it."""
+        """Resident memory that a worker may have in all; None where nothing bounds it."""
         budget_bytes = self.settings.budget_bytes
         return None if budget_bytes is None or not self._on_cpu else budget_bytes + WORKER_OVERHEAD_BYTES
 
     def _need(self, probe: Probe) -> int:
-        """Bytes that a probe needs in a worker of its own, so far as that is known."""
+        """Return the bytes that a probe needs in a worker of its own, so far as that is known."""
         tensors = probe.predicted_peak_memory_bytes or self.settings.budget_bytes or 0
         return tensors + WORKER_OVERHEAD_BYTES
 
     def _next_shared_mode(self, observation: Observation) -> SharedMode | None:
-        """The kind of shared program to try where this one does not compile; None where it does, and after the last.
+        """Return the kind of shared program to try next; None where this one compiles, and after the last.
 
         What the compiler lacks memory for (choosing kernels with tensors of its own) is no matter of the size yet. A
         program that is compiled anew in each pass would be so in every kind.
@@ -440,31 +441,29 @@ class EngineRunner:
         is_shared = observation.probe.compilation is Compilation.SHARED
         return mode_after(self._shared_mode, self.settings.shared_modes) if failed and is_shared else None
 
-    def _blamed(self, answer: dict[str, Any] | Failure, request: dict[str, Any]) -> dict[str, Any] | Failure:
-        """The answer to a probe that broke its device, once a new process has run the same size without the compiler.
+    def _blamed(self, answer: Done | Failed, request: ProbeRequest) -> Done | Failed:
+        """Return the answer to a probe that broke its device, once a new process has run the size without the compiler.
 
         The user's program is to blame only where it fails there too; otherwise what the compiler made of it is.
         """
-        is_compiled = request["probe"]["compilation"] is not Compilation.EAGER and self.job.compile.enabled
-        if isinstance(answer, Failure) or not answer.get("is_sticky") or not is_compiled:
+        is_compiled = request.probe.compilation is not Compilation.EAGER and self.job.compile.enabled
+        if isinstance(answer, Done) or not answer.is_sticky or not is_compiled:
             return answer
-        own = self._ask(request | {"kind": "eager_check"}, limit_s=STEP_LIMIT_S)
+        own = self._ask(self._request(CheckEagerly, request.probe), limit_s=STEP_LIMIT_S)
         self._workers.end_current()
-        if isinstance(own, Failure):
-            own = {"outcome": own.outcome, "reason": own.reason, "traceback_text": own.traceback_text}
-        if own["outcome"] == Outcome.CRASHED:
-            return answer | {name: own[name] for name in ("outcome", "reason", "traceback_text")}
-        found = "runs" if own["outcome"] == "measured" else f"ends otherwise: {own['outcome']}"
-        reason = f"{answer['reason']} (without torch.compile, in a new process, the same step {found})"
-        return answer | {"outcome": Outcome.COMPILE_FAILED, "reason": reason}
+        if isinstance(own, Failed) and own.outcome is Outcome.CRASHED:
+            return dataclasses.replace(
+                answer, outcome=own.outcome, reason=own.reason, traceback_text=own.traceback_text
+            )
+        found = f"ends otherwise: {own.outcome}" if isinstance(own, Failed) else "runs"
+        reason = f"{answer.reason} (without torch.compile, in a new process, the same step {found})"
+        return dataclasses.replace(answer, outcome=Outcome.COMPILE_FAILED, reason=reason)
 
-    def _request(self, kind: str, probe: Probe) -> dict[str, Any]:
+    def _request(self, kind: type[ProbeRequest], probe: Probe) -> ProbeRequest:
         return self.settings.request(kind, probe, self._shared_mode, self._free_memory_bytes)
 
-    def _ask(
-        self, request: dict[str, Any], *, limit_s: float | None, stages_of: int | None = None
-    ) -> dict[str, Any] | Failure:
-        """Ask the worker; for a probe, whose size `stages_of` tells, no stage may be silent for too long either."""
+    def _ask(self, request: Request, *, limit_s: float | None, stages_of: int | None = None) -> Done | Failed:
+        """Ask the worker; for a probe of size `stages_of`, no stage may be silent for too long either."""
 
         def stage_limit_s(stage: str) -> float | None:
             return limit_s if stages_of is None else self.limits.limit_s(stage, stages_of)
@@ -491,7 +490,7 @@ class EngineRunner:
     def _observe(
         self,
         probe: Probe,
-        answer: dict[str, Any] | Failure,
+        answer: Done | Failed,
         *,
         worker: int,
         started_at_s: float,
@@ -506,11 +505,9 @@ class EngineRunner:
             "worker": worker,
             "memory_budget_bytes": self.settings.budget_bytes,
         }
-        if isinstance(answer, Failure):
-            return Observation(
-                outcome=answer.outcome, reason=answer.reason, traceback_text=answer.traceback_text, **common
-            )
-        self._known_mode = SharedMode(answer.get("shared_mode", self._shared_mode))
+        if isinstance(answer, Failed) and answer.has_ended:
+            return observed(answer, spawn_s=spawn_s, warnings=(), **common)
+        self._known_mode = answer.shared_mode or self._shared_mode
         warnings, self._warnings = [*self._warnings, *contention_warnings], []
         return observed(answer, spawn_s=spawn_s, warnings=warnings, **common)
 

@@ -20,8 +20,8 @@ from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.reduced_depth import ReducedDepthRunner
-from bexplore.engine.trace_client import recall_or_trace
 from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
 from bexplore.exploration import run_directory
 from bexplore.exploration.estimate import expected_duration

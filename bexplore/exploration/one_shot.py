@@ -10,7 +10,7 @@ from typing import Any
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers
 from bexplore.engine.process.worker_process import Progress
-from bexplore.engine.trace_client import recall_or_trace
+from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration import run_directory
 from bexplore.exploration.event_records import trace_record

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bexplore.config.load import load_config
-from bexplore.engine.metrics_client import metrics_in_worker
+from bexplore.engine.program_client import metrics_in_worker
 from bexplore.guard.guard import EXACT, GuardOptions, guard, update_baseline
 from bexplore.guard.report import Report, Tier, Verdict
 from bexplore.trace.program_metrics import ProgramMetrics

@@ -32,7 +32,7 @@ from bexplore.guard.snapshot import (
     time_sizes,
 )
 from bexplore.guard.statistics import TIME_TOLERANCE
-from bexplore.host.machine import CpuContention
+from bexplore.host.contention import CpuContention
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})

@@ -15,7 +15,7 @@ from bexplore.guard.reference import Reference, foreign_files
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
 from bexplore.guard.snapshot import Looking, Observed, block_of, first_probe, live_runner
 from bexplore.guard.statistics import Judgement
-from bexplore.host.machine import CpuContention
+from bexplore.host.contention import CpuContention
 from bexplore.measurement.probe import Compilation
 
 

@@ -140,7 +140,7 @@ DEVICES = {
     "mi355x": _device("AMD Instinct MI355X", 287.98, None, None, None, 2500, 8.0),  # 287.98
 }
 
-# Words of a name that tell no device from another.
+# Words of a name that distinguish no devices.
 _IGNORED_WORDS = frozenset(
     ("nvidia", "amd", "tesla", "geforce", "instinct", "rtx", "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "generation")
 )
@@ -166,7 +166,7 @@ _FURTHER_WORDS = {
     "h100": "80gb hbm3",
     "h100-pcie": "80gb",
     "h100-nvl": "94gb",
-    "gh200": "96gb 120gb 480gb hbm3",  # the drivers tell the memory of its processor
+    "gh200": "96gb 120gb 480gb hbm3",  # drivers report the memory of its processor
     "h200": "141gb hbm3e",
     "b200": "180gb 192gb",
     "gb200": "186gb 192gb",
@@ -198,7 +198,7 @@ def device_by_name(name: str) -> Device:
 
 
 def published_device(facts: Mapping[str, Any]) -> Device | None:
-    """The device that torch's facts of it name; None for a processor, and where the table has no such device."""
+    """Return the device of a device info; None for a processor, and where the table has no such device."""
     if str(facts.get("device", "cpu")).startswith("cpu"):
         return None
     return find_device(str(facts.get("device_name", "")))

@@ -20,5 +20,5 @@ def use_one_thread() -> None:
 
 
 def users_environment() -> dict[str, str]:
-    """This process's environment as the user made it: workers run the user's program, whose threads are the user's."""
+    """Return the environment as the user made it: workers run the user's program, whose threads are the user's."""
     return {name: value for name, value in os.environ.items() if not (_is_ours and name == VARIABLE)}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bexplore.cli import main
-from bexplore.engine import trace_client
+from bexplore.engine import program_client
 from bexplore.engine.process.worker_process import WorkerProcess
-from bexplore.engine.worker.__main__ import _Server
+from bexplore.engine.worker.server import Server
 from bexplore.errors import ExitCode
 
 MODEL = "{name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}"
@@ -184,8 +184,7 @@ class InThisProcess:
     """A worker that answers at once, in the test's own process."""
 
     def __init__(self, *_arguments, **_options) -> None:
-        self._server = _Server(None)
-        self._server._report = lambda **message: None
+        self._server = Server(lambda **report: None)
 
     def ask(self, request, **_limits):
         return self._server.answer(request)
@@ -200,7 +199,7 @@ def test_a_mistake_in_code_is_the_users_as_soon_as_the_job_is_built(name, comman
     code, workload, message, hint = KNOWN_ONCE_BUILT[name]
     module = f"own_{abs(hash((name, command)))}"  # of its own: Python imports a name once
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trace_client, "WorkerProcess", InThisProcess)
+    monkeypatch.setattr(program_client, "WorkerProcess", InThisProcess)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path(f"{module}.py").write_text(code)
     Path("job.yaml").write_text(

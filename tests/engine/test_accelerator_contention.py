@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from bexplore.host import nvidia_smi
-from bexplore.host.accelerator_contention import DeviceContention
+from bexplore.host.contention import DeviceContention, clock_events, compute_processes, selector
 
 H100 = "NVIDIA H100 80GB HBM3"
 UUID = "1e6a2c1d-5a51-7a33-9d0c-6a1f0c6b2f1e"
@@ -54,13 +53,13 @@ def driver(tmp_path, monkeypatch):
 )
 def test_the_clocks_are_those_of_the_jobs_own_device(driver, clocks, events):
     driver(clocks)
-    assert nvidia_smi.clock_events(nvidia_smi.selector(FACTS)) == events
+    assert clock_events(selector(FACTS)) == events
 
 
 def test_where_there_is_no_driver_nothing_is_told(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert nvidia_smi.clock_events("00000000:1b:00.0") == frozenset()
-    assert nvidia_smi.compute_processes("00000000:1b:00.0") == []
+    assert clock_events("00000000:1b:00.0") == frozenset()
+    assert compute_processes("00000000:1b:00.0") == []
 
 
 def watched(monkeypatch, facts=FACTS) -> DeviceContention:
@@ -77,7 +76,7 @@ def watched(monkeypatch, facts=FACTS) -> DeviceContention:
     contention = DeviceContention(facts)
     contention._ended = Ticks()
     contention.start()
-    assert nvidia_smi.selector(facts) is None or enough.wait(30)
+    assert selector(facts) is None or enough.wait(30)
     contention.stop()
     return contention
 

@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from bexplore.host import nvidia_smi
-from bexplore.host.accelerator_contention import DeviceContention
+from bexplore.host.contention import DeviceContention, selector
 from bexplore.measurement.probe import Probe
 from tests.builders import imported_job
 
@@ -74,7 +73,7 @@ def watched(monkeypatch, facts=FACTS) -> DeviceContention:
     contention = DeviceContention(facts)
     contention._ended = Ticks()
     contention.start()
-    assert nvidia_smi.selector(facts) is None or enough.wait(30)
+    assert selector(facts) is None or enough.wait(30)
     contention.stop()
     return contention
 

@@ -16,11 +16,11 @@ import time
 import psutil
 import pytest
 
-from bexplore.engine import trace_client
+from bexplore.engine import program_client
 from bexplore.engine.process import timeouts
 from bexplore.engine.process.memory_watchdog import MemoryWatchdog
 from bexplore.engine.process.timeouts import StageLimits
-from bexplore.engine.trace_client import trace_in_worker
+from bexplore.engine.program_client import trace_in_worker
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Compilation, Outcome, Probe
 from tests.builders import JOBS, imported_job, in_child
@@ -96,14 +96,13 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
     [
         ("hang", "no progress in stage 'trace'"),
         ("segfault", "SIGSEGV"),
-        # Its process is still there after a while, or was ended meanwhile by whoever takes the explorer for gone.
-        ("close_pipe", "without an answer|ended by SIGKILL"),
+        ("close_pipe", "without an answer"),
         ("raise", "the user's own mistake"),
     ],
 )
 def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatch, tmp_path, bug, reason):
     monkeypatch.setenv("BUG", bug)
-    monkeypatch.setattr(trace_client, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
+    monkeypatch.setattr(program_client, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
 
     found = trace_in_worker(job("bugs:misbehaves"), tmp_path, lambda message: None)
 
@@ -134,7 +133,7 @@ def test_a_folder_that_is_read_only_is_one_error_that_says_where_to_write_instea
     assert "--model-dir" in done.stderr
 
 
-def test_shared_memory_which_no_limit_refuses_is_watched_closer_and_gets_no_slack():
+def test_shared_memory_which_no_limit_refuses_gets_no_slack():
     def hold() -> None:
         area = mmap.mmap(-1, 128 * MIB)
         for start in range(0, len(area), MIB):
@@ -145,12 +144,10 @@ def test_shared_memory_which_no_limit_refuses_is_watched_closer_and_gets_no_slac
     try:
         watch = MemoryWatchdog(pid, 2**40)
         watch.allow(120 * MIB)  # with the slack that other memory gets, all of it would be allowed
-        before_s = watch.poll_s
         deadline = time.monotonic() + 20
         while not watch.violation() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert "resident memory passed" in watch.violation()
-        assert watch.poll_s < before_s
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

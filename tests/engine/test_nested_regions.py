@@ -9,7 +9,7 @@ STACK = """
 import sys
 import torch
 import torch._higher_order_ops
-from bexplore.engine.worker.regions import nest
+from bexplore.engine.worker.compilation import nest
 
 operator = type(torch._higher_order_ops.invoke_subgraph)
 trace, traced = operator.gen_schema, []

@@ -45,7 +45,7 @@ def test_a_model_that_needs_every_block_is_run_whole_instead_and_says_so(run_on)
 
     assert [item.outcome for item in (first, second)] == [Outcome.MEASURED] * 2, first.reason
     assert {item.probe.compilation for item in (first, second)} == {Compilation.SHARED}
-    assert "whole depth" in first.warnings[-1]
+    assert "full depth" in first.warnings[-1]
     assert first.needs_full_depth
     assert second.worker == first.worker
 

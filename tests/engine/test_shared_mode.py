@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.measurement.probe import Probe
 from tests.builders import imported_job
@@ -15,4 +16,4 @@ NESTED, UNBACKED, DYNAMIC, STATIC = SharedMode
 def test_a_search_begins_with_the_first_mode_of_its_device(device, expected, run_on):
     runner = run_on(imported_job(device=device))
 
-    assert runner._request("probe", Probe(number=0, micro_batch_size=1))["shared_mode"] is expected
+    assert runner._request(RunProbe, Probe(number=0, micro_batch_size=1)).shared_mode is expected

@@ -16,11 +16,11 @@ PACKAGE = Path(bexplore.__file__).parent
 ORDER = {
     "": "errors units logs host job batching config workloads trace measurement search engine replay testing "
     "exploration guard doctor output cli pytest_plugin __main__",
-    "host": "blas_threads locks json_files accelerators machine nvidia_smi accelerator_contention",
+    "host": "blas_threads locks json_files accelerators machine contention",
     "config": "document validation_errors field_types schema config dialects load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "space settings evidence calibration posterior recommendation warnings policy result study loop",
-    "engine": "protocol eager_comparison process worker build_check metrics_client trace_client runner reduced_depth",
+    "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
     "exploration": "bottlenecks result journal run_directory memory_budget fingerprint events event_records estimate "
     "apply finish one_shot exploration",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
@@ -106,6 +106,25 @@ def test_each_third_party_package_has_its_doors():
             if doors is not None and not any(f"{module}.".startswith(f"{door}.") for door in doors):
                 violations.append(f"{module} imports {name}")
     assert violations == []
+
+
+def private_names_of_torch(path: Path) -> Iterator[str]:
+    """Modules and names of `torch._*` that a file imports or reads."""
+    yield from (name for name in imports(path) if name.startswith("torch._"))
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_of_torch = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch"
+        if is_of_torch and node.attr.startswith("_") and not node.attr.startswith("__"):
+            yield f"torch.{node.attr}"
+
+
+def test_each_room_uses_private_interfaces_of_torch_in_one_file():
+    users = [(module_of(path), name) for path in FILES for name in private_names_of_torch(path)]
+    assert sorted({f"{module} uses {name}" for module, name in users if not module.endswith("torch_private")}) == []
+    assert {module for module, _ in users} == {
+        "workloads.torch_private",
+        "trace.torch_private",
+        "engine.worker.torch_private",
+    }
 
 
 def test_nobody_imports_the_worker():

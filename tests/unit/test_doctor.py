@@ -40,16 +40,16 @@ def test_tritons_launcher_needs_a_c_compiler_and_pythons_header(monkeypatch, tmp
 @pytest.mark.parametrize(
     ("answer", "status"),
     [
-        ({"outcome": "measured", "is_right": True}, Status.OK),
-        ({"outcome": "measured", "is_right": False}, Status.PROBLEM),
-        ({"outcome": "crashed", "reason": "no ptxas"}, Status.PROBLEM),
+        (Done(values={"is_right": True}), Status.OK),
+        (Done(values={"is_right": False}), Status.PROBLEM),
+        (Failed(outcome=Outcome.CRASHED, reason="no ptxas"), Status.PROBLEM),
     ],
 )
 def test_a_kernel_is_built_and_run_on_an_accelerator_and_what_it_lacks_is_told(monkeypatch, answer, status):
     monkeypatch.setattr(doctor, "_asked", lambda request: answer)
     assert list(doctor._kernel(CPU)) == []
     [check] = doctor._kernel(CPU | {"device": "cuda:0"})
-    assert check.status is status and str(answer.get("reason", "")) in check.message
+    assert check.status is status and getattr(answer, "reason", "") in check.message
 
 
 def test_a_device_without_an_account_of_its_memory_is_a_warning():

@@ -18,7 +18,7 @@ from bexplore.errors import EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
-    """Who measures on a device, as the lock's file tells those who wait.
+    """Who measures on a device, as the lock's file names it.
 
     Attributes:
         folder: Where its results and logs go.
@@ -41,7 +41,7 @@ def device_lock(name: str, *, holder: LockHolder, waiting: Callable[[LockHolder 
     Args:
         name: Of the device: see `lock_name`.
         holder: Written into the lock's file.
-        waiting: Called once if another explorer holds the lock, with who that is; None where its file does not tell.
+        waiting: Called once if another explorer holds the lock, with who that is; None where its file is empty.
     """
     path = _lock_path(name)
     with _open_lock(path) as handle:
@@ -55,7 +55,7 @@ def device_lock(name: str, *, holder: LockHolder, waiting: Callable[[LockHolder 
 
 
 def try_device_lock(name: str, *, holder: LockHolder) -> ExitStack | None:
-    """The same lock, which closing what is returned gives back; None where another explorer holds it."""
+    """Return the lock as a context to close; None where another explorer holds it."""
     with ExitStack() as stack:
         handle = stack.enter_context(_open_lock(_lock_path(name)))
         try:
@@ -67,7 +67,7 @@ def try_device_lock(name: str, *, holder: LockHolder) -> ExitStack | None:
 
 
 def lock_name(device: str, device_info: Mapping[str, Any]) -> str:
-    """What all explorers of this host call a device.
+    """Return the name by which all explorers of this host lock a device.
 
     Its UUID where it has one, of a MIG instance its own: torch's index depends on CUDA_VISIBLE_DEVICES.
     """

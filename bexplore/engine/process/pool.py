@@ -1,4 +1,4 @@
-"""The worker processes of one runner: one at work, one set aside with the search's program, one that waits."""
+"""The worker processes of one runner: one at work, one parked with the search's program, one spare."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 from bexplore.engine.process.timeouts import FIRST_LIMITS_S
 from bexplore.engine.process.worker_process import Progress, WorkerProcess
-from bexplore.engine.protocol.answers import refusal
-from bexplore.engine.protocol.failures import Failure
+from bexplore.engine.protocol.messages import DeviceInfo, Done, Failed, Refused, Request
 from bexplore.errors import EngineError
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Compilation
 
 # What every worker imports before its first probe, and what compiled ones do beside it.
-STEP_MODULES = ("bexplore.engine.worker.session",)
+STEP_MODULES = ("bexplore.engine.worker.probing",)
 COMPILER_MODULES = (*STEP_MODULES, "torch._inductor.compile_fx")
 # Resident memory of a process that has imported torch and its compiler, and does nothing. Measured: 0.4 GiB. Bytes.
 IDLE_BYTES = 2**29
@@ -32,7 +31,7 @@ class Worker:
         number: Ordinal among the runner's workers; its log has the same.
         compilation: Program that it has compiled; None for none.
         micro_batch_size: Size that it ran last; None for none.
-        has_headroom: Whether it can tell if a size fits that is larger than those that it ran.
+        has_headroom: Whether a refusal in it would show that a larger size does not fit.
     """
 
     process: WorkerProcess
@@ -54,14 +53,14 @@ class Workers:
         self.current: Worker | None = None
         self._parked: Worker | None = None
         self._spare: Worker | None = None
-        self._begun: dict[str, Any] | None = None
+        self._begun: Request | None = None
         self._lock_of_begun = ExitStack()
         self._run_dir = run_dir
         self._environment = environment
         self._num_started = 0
 
     def ensure(self) -> Worker:
-        """The worker at work; one that waits, or a new one, where there is none."""
+        """Return the worker at work; the spare, or a new one, where there is none."""
         if self.current is None:
             spare, self._spare = self._spare, None
             if spare is not None and not spare.process.is_alive:
@@ -91,19 +90,19 @@ class Workers:
             self._parked, self.current = self.current, None
 
     def bring_back(self) -> None:
-        """Put the worker that was set aside to work, where there is one and none is at work."""
+        """Put the parked worker to work, where there is one and none is at work."""
         if self.current is None and self._parked is not None:
             self.current, self._parked = self._parked, None
 
     def ask(
         self,
-        request: dict[str, Any],
+        request: Request,
         *,
         on_progress: Progress,
         time_limit_s: Callable[[str], float | None],
         resident_limit_bytes: int | None,
         total_limit_s: float | None = None,
-    ) -> dict[str, Any] | Failure:
+    ) -> Done | Failed:
         """Send a request to the worker at work; the worker is ended where no later request may run in it.
 
         Raises:
@@ -118,10 +117,11 @@ class Workers:
             resident_limit_bytes=resident_limit_bytes,
             total_limit_s=total_limit_s,
         )
-        if isinstance(answer, Failure) or "refused" in answer or answer.get("is_sticky"):
+        if isinstance(answer, Refused):
             self.end_current()
-        if not isinstance(answer, Failure) and "refused" in answer:
-            raise refusal(answer)
+            raise answer.error()
+        if isinstance(answer, Failed) and (answer.has_ended or answer.is_sticky):
+            self.end_current()
         return answer
 
     def device_info(self, device: str, *, on_progress: Progress = lambda message: None) -> dict[str, Any]:
@@ -132,20 +132,19 @@ class Workers:
             EngineError: The worker cannot be started, or the device cannot be used.
         """
         answer = self.ask(
-            {"kind": "facts", "device": device},
+            DeviceInfo(device=device),
             on_progress=on_progress,
             time_limit_s=lambda stage: FIRST_LIMITS_S["import"],
             resident_limit_bytes=None,
         )
-        if isinstance(answer, Failure) or "outcome" in answer:
-            reason = answer.reason if isinstance(answer, Failure) else answer["reason"]
+        if isinstance(answer, Failed):
             self.close()
             raise EngineError(
-                f"device '{device}' cannot be used: {reason}", hint="bexplore doctor shows what torch finds here"
+                f"device '{device}' cannot be used: {answer.reason}", hint="bexplore doctor shows what torch finds here"
             )
-        return answer
+        return answer.values
 
-    def begin(self, request: dict[str, Any], lock: ExitStack) -> None:
+    def begin(self, request: Request, lock: ExitStack) -> None:
         """Let the worker at work begin a request under the device's lock, before anybody waits for the answer."""
         self.ensure().process.post(request)
         self._begun, self._lock_of_begun = request, lock
@@ -155,7 +154,7 @@ class Workers:
         begun, self._begun = self._begun, None
         return None if begun is None else self._lock_of_begun.pop_all()
 
-    def keep_begun_only_if(self, request: dict[str, Any]) -> None:
+    def keep_begun_only_if(self, request: Request) -> None:
         """End the worker that has begun another request."""
         if self._begun is not None and self._begun != request:
             self.end_current()

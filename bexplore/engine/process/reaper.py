@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 VARIABLE = "BEXPLORE_WORKER"  # its value is `<explorer's mark>-<number of the worker>`
-_ROUNDS_S = (0.0, 0.1, 0.5, 1.0, 2.0)  # pauses before each look: a process may be starting another just now
+_ROUNDS_S = (0.0, 0.1, 0.5, 1.0, 2.0)  # pauses before each search: a process may be starting another just now
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Process ids, this one's excepted, whose mark begins like this; empty where the system has no /proc."""
+    """Return the ids of other processes whose mark begins like this; empty where the system has no /proc."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

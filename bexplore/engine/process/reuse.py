@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from bexplore.engine.process.pool import Worker
-from bexplore.engine.protocol.failures import Failure
+from bexplore.engine.protocol.messages import Done, Failed
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
@@ -14,11 +11,11 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 def must_replace(
     worker: Worker, probe: Probe, *, shared_mode: SharedMode, largest_measured: int, uses_cuda_graphs: bool
 ) -> bool:
-    """Whether a worker must not run a probe: it is good for more of the same program only.
+    """Return whether a worker must not run a probe: it is good for more of the same program only.
 
     Args:
         worker: At work.
-        probe: What is asked.
+        probe: What to run.
         shared_mode: The kind of shared program that the search uses.
         largest_measured: The largest size that is known to run, samples; 0 for none.
         uses_cuda_graphs: Whether the job's passes are recorded into CUDA graphs: those of an earlier size stay, and
@@ -39,7 +36,7 @@ def must_replace(
 
 
 def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, on_cpu: bool) -> bool:
-    """Whether a later probe of the search may need a worker's program; an accelerator's memory is not shared by two.
+    """Return whether a later probe may need a worker's program; two workers do not share an accelerator's memory.
 
     Args:
         worker: At work.
@@ -51,8 +48,8 @@ def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, o
     return has_shared_program and probe.compilation is Compilation.EXACT and on_cpu and worker.process.is_alive
 
 
-def may_go_on(answer: Mapping[str, Any] | Failure, refused: Observation, *, largest_measured: int) -> bool:
-    """Whether a worker is as good as before a size that it has refused.
+def may_go_on(answer: Done | Failed, refused: Observation, *, largest_measured: int) -> bool:
+    """Return whether a worker is as good as before a size that it has refused.
 
     Not where a larger size ran: then it is the process, not the size, that lacks the memory.
 
@@ -61,8 +58,8 @@ def may_go_on(answer: Mapping[str, Any] | Failure, refused: Observation, *, larg
         refused: What came of it.
         largest_measured: The largest size that is known to run, samples; 0 for none.
     """
-    if isinstance(answer, Failure) or refused.outcome is not Outcome.OUT_OF_MEMORY:
+    if refused.outcome is not Outcome.OUT_OF_MEMORY:
         return False
-    is_over_budget = answer["outcome"] == Outcome.MEASURED  # nothing was refused
     is_larger = refused.micro_batch_size > largest_measured > 0
-    return is_larger and (is_over_budget or bool(answer.get("is_reusable")))
+    # An answer that is done was over the budget: nothing was refused.
+    return is_larger and (isinstance(answer, Done) or answer.is_reusable)

@@ -11,7 +11,7 @@ FIRST_LIMITS_S: Mapping[str, float] = {"start": 120.0, "import": 300.0, "build":
 STEP_LIMIT_S = 900.0
 # A stage is lost when it takes this many times what is known of it ...
 PATIENCE = 20.0
-# ... and longer than the floor, however short it is known to be: another tenant may come. Seconds.
+# ... and longer than the floor, however short it is known to be: other processes may start. Seconds.
 STAGE_FLOOR_S = 60.0
 COMPILE_FLOOR_S = 900.0
 # No device that anybody trains on is slower. Flops per second.
@@ -42,7 +42,7 @@ class StageLimits:
         self._compile_s: float | None = None
 
     def unlearned(self) -> StageLimits:
-        """The same limits for another program, of which nothing is known yet."""
+        """Return the same limits for another program, of which nothing is known yet."""
         return StageLimits(
             step_limit_s=self._step_limit_s, flops_per_sample=self._flops_per_sample, floor_s=self._floor_s
         )
@@ -58,7 +58,7 @@ class StageLimits:
             self._compile_s = max(self._compile_s or 0.0, observation.compile_time_s)
 
     def limit_s(self, stage: str, micro_batch_size: int) -> float:
-        """Seconds of silence that a stage may take at a size."""
+        """Return the seconds of silence that a stage may take at a size."""
         return max(self._floor_s, self._known_limit_s(stage, micro_batch_size))
 
     def _known_limit_s(self, stage: str, micro_batch_size: int) -> float:
@@ -74,7 +74,7 @@ class StageLimits:
         return max(self._step_limit_s, pass_s or 0.0)
 
     def _expected_pass_s(self, micro_batch_size: int) -> float | None:
-        """At most so long: a pass grows no faster than its samples, as far as those before it tell."""
+        """Return an upper bound: a pass grows no faster than its samples."""
         if self._pass_s_per_sample is not None:
             return max(self._pass_s, self._pass_s_per_sample * micro_batch_size)
         if self._flops_per_sample is not None:

@@ -1,4 +1,4 @@
-"""The explorer's side of a worker: starts it, asks it, watches it, and ends all of its process group."""
+"""The explorer's side of a worker: start, request and answer, watchdog, and the end of all that it started."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from typing import Any
 import psutil
 
 from bexplore.engine.process import reaper
-from bexplore.engine.process.memory_watchdog import MemoryWatchdog
-from bexplore.engine.protocol.channel import receive, send
-from bexplore.engine.protocol.failures import Failure, classify_exit
+from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
+from bexplore.engine.protocol import messages
+from bexplore.engine.protocol.failures import classify_exit
+from bexplore.engine.protocol.messages import Answer, Failed, Request, receive, send
 from bexplore.errors import EngineError
 from bexplore.host.blas_threads import users_environment
 from bexplore.host.machine import oom_kills
@@ -45,7 +46,7 @@ _numbers = itertools.count()
 
 
 def is_waiting() -> bool:
-    """Whether this thread waits for a worker just now."""
+    """Return whether this thread waits for a worker just now."""
     return getattr(_waiting, "now", False)
 
 
@@ -55,7 +56,7 @@ class WorkerProcess:
     Args:
         log_path: Receives what the worker and the user's code print.
         environment: Variables added to this process's own.
-        preload: Modules to import at once, before anything is asked.
+        preload: Modules to import at once, before any request.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class WorkerProcess:
         self._mark = f"{_Reaper.mark()}-{next(_numbers)}."
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
-        self._posted: dict[str, Any] | None = None
+        self._posted: Request | None = None
         try:
             self._log = _BoundedLog(log_path)
             # Must be the main thread: the kernel ends the worker when the thread that started it ends.
@@ -90,18 +91,18 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker can still be asked."""
+        """Whether the worker can take a request."""
         return self._process.poll() is None and not self._connection.closed
 
     def await_preloaded(self) -> None:
-        """Return once a worker that was told to `preload` has done so, has ended, or takes too long."""
+        """Return once a worker has imported what it was given to `preload`, has ended, or takes too long."""
         if self._connection.poll(PRELOAD_LIMIT_S):
             try:
                 receive(self._connection)
             except (EOFError, OSError, ValueError):
                 self.close()
 
-    def post(self, request: dict[str, Any]) -> None:
+    def post(self, request: Request) -> None:
         """Send a request whose answer `ask` waits for, with the same request, later."""
         try:
             send(self._connection, request)
@@ -111,17 +112,17 @@ class WorkerProcess:
 
     def ask(
         self,
-        request: dict[str, Any],
+        request: Request,
         *,
         on_progress: Progress,
         time_limit_s: Callable[[str], float | None],
         resident_limit_bytes: int | None,
         total_limit_s: float | None = None,
-    ) -> dict[str, Any] | Failure:
+    ) -> Answer:
         """Send a request and wait for its answer.
 
         Args:
-            request: What to do, `kind` first.
+            request: What to do.
             on_progress: Called with each progress message.
             time_limit_s: Stage name -> seconds that it may take; None for no limit.
             resident_limit_bytes: Resident memory beyond which the worker is ended; None for no limit.
@@ -137,9 +138,7 @@ class WorkerProcess:
         finally:
             _waiting.now = False
 
-    def _converse(
-        self, request: dict[str, Any], on_progress: Progress, patience: _Patience, watch: MemoryWatchdog
-    ) -> dict[str, Any] | Failure:
+    def _converse(self, request: Request, on_progress: Progress, patience: _Patience, watch: MemoryWatchdog) -> Answer:
         posted, self._posted = self._posted, None
         try:
             if posted != request:
@@ -149,30 +148,30 @@ class WorkerProcess:
         checked_s = time.monotonic()
         while True:
             try:
-                if self._connection.poll(watch.poll_s):
+                if self._connection.poll(POLL_S):
                     message = receive(self._connection)
-                    if message.get("kind") == "answer":
+                    if not isinstance(message, messages.Progress):
                         return message
-                    patience.heard(message)
-                    if message.get("headroom_bytes") is not None:
-                        watch.allow(int(message["headroom_bytes"]))
-                    on_progress(message)
+                    patience.heard(message.report)
+                    if message.report.get("headroom_bytes") is not None:
+                        watch.allow(int(message.report["headroom_bytes"]))
+                    on_progress(message.report)
                 elif self._process.poll() is not None and not self._connection.poll(0):
                     return self._ended()  # a child of the worker may still hold the other end of the pipe open
             except (EOFError, OSError):
                 return self._ended()
             except ValueError as error:
-                return Failure(outcome=Outcome.CRASHED, reason=f"the worker sent what is not a message: {error}")
-            if time.monotonic() - checked_s < watch.poll_s:
+                return _lost(Outcome.CRASHED, f"the worker sent what is not a message: {error}")
+            if time.monotonic() - checked_s < POLL_S:
                 continue
             checked_s = time.monotonic()
             reason = patience.lost()
             if reason:
-                return Failure(outcome=Outcome.TIMED_OUT, reason=reason)
+                return _lost(Outcome.TIMED_OUT, reason)
             reason = watch.violation()
             if reason:
                 _signal_group(self.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
-                return Failure(outcome=Outcome.OUT_OF_MEMORY, reason=reason)
+                return _lost(Outcome.OUT_OF_MEMORY, reason)
 
     def close(self) -> None:
         """End the worker and everything that it started; safe to call twice."""
@@ -198,15 +197,19 @@ class WorkerProcess:
         except psutil.Error:
             return []
 
-    def _ended(self) -> Failure:
+    def _ended(self) -> Failed:
         try:
             # A process that dies closes its files last: one that is still there has only closed its pipe.
             code: int | None = self._process.wait(timeout=CLOSED_PIPE_S)
         except subprocess.TimeoutExpired:
             code = None
-        return classify_exit(
-            code, killed_by_kernel=oom_kills() > self._oom_kills_before, last_output=self._log.tail_text()
-        )
+        struck = oom_kills() > self._oom_kills_before
+        failure = classify_exit(code, killed_by_kernel=struck, last_output=self._log.tail_text())
+        return _lost(failure.outcome, failure.reason, failure.traceback_text)
+
+
+def _lost(outcome: Outcome, reason: str, last_output: str = "") -> Failed:
+    return Failed(outcome=outcome, reason=reason, traceback_text=last_output, has_ended=True)
 
 
 class _Patience:
@@ -218,12 +221,12 @@ class _Patience:
         self._began_s = self._heard_s = time.monotonic()
 
     def heard(self, message: Mapping[str, Any]) -> None:
-        """A stage begins, or a pass of it is done."""
+        """Note that a stage begins, or that a pass of it is done."""
         if message.get("stage") or "pass_time_s" in message:
             self._stage, self._heard_s = str(message.get("stage") or self._stage), time.monotonic()
 
     def lost(self) -> str:
-        """Why it is lost; empty while it is not."""
+        """Return why the worker is lost; empty while it is not."""
         now, limit_s = time.monotonic(), self._stage_limit_s(self._stage)
         if limit_s is not None and now - self._heard_s > limit_s:
             return f"no progress in stage '{self._stage}' for {limit_s:.0f} s"
@@ -240,7 +243,7 @@ class _Reaper:
 
     @classmethod
     def mark(cls) -> str:
-        """This process's mark; the guardian is started with the first call, and again in a process that was forked."""
+        """Return this process's mark; the first call starts the reaper, and again in a forked process."""
         with cls._lock:
             owner = f"{os.getpid()}"
             if cls._mark is None or not cls._mark.startswith(f"{owner}."):

@@ -50,7 +50,7 @@ OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
     (r"could not create a (memory|primitive)( object)?$", "oneDNN was refused memory"),
 )
 
-# As above, but each is also the text of other faults: believed only where the device's memory was nearly full.
+# The same, but each is also the text of other faults: it counts only where the device's memory was nearly full.
 AMBIGUOUS_MESSAGES: tuple[tuple[str, str], ...] = (
     # aten/src/ATen/cuda/CublasHandlePool.cpp: creating a handle takes memory of the device
     (r"(CUBLAS|HIPBLAS)_STATUS_NOT_INITIALIZED", "cuBLAS could not start on a device whose memory is full"),
@@ -62,7 +62,7 @@ AMBIGUOUS_MESSAGES: tuple[tuple[str, str], ...] = (
     (r"UR_RESULT_ERROR_OUT_OF_RESOURCES", "the XPU driver had no resources on a device whose memory is full"),
 )
 
-# After these every further call to the device fails in the same process, whatever it asks for. Source: CUDA Runtime
+# After these every further call to the device fails in the same process, whatever it is. Source: CUDA Runtime
 # API, section 6.3 "Error handling" of cudaError_t ("leaves the process in an inconsistent state"), texts by
 # cudaGetErrorString; HIP has the same. The statuses of libraries are what they make of such an error.
 STICKY_MESSAGES = (
@@ -106,8 +106,8 @@ class Failure:
         traceback_text: Whole traceback; empty where there is no Python exception.
         exception_type: Name of the exception's class; empty where there is none.
         is_clean: Whether an allocator refused memory and nothing else happened, so that its process may go on.
-        is_sticky: Whether the device may fail at whatever this process asks of it next.
-        is_in_compiler: Whether the compiler raised it, as far as the type tells; see `is_compiler_failure`.
+        is_sticky: Whether the device may fail at whatever this process requests of it next.
+        is_in_compiler: Whether the compiler raised it, judged by its type; see `is_compiler_failure`.
     """
 
     outcome: Outcome
@@ -124,7 +124,7 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
 
     Args:
         error: The exception.
-        device_is_full: Called where the text alone does not tell whether memory was short.
+        device_is_full: Called where the text alone does not show whether memory was short.
     """
     kind = type(error).__name__
     if isinstance(error, UnusableSizeError):
@@ -153,10 +153,10 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
 
 
 def is_compiler_failure(error: BaseException) -> bool:
-    """Whether torch.compile, not the user's code, raised this, as far as the type tells.
+    """Return whether torch.compile, not the user's code, raised this, judged by its type.
 
     Dynamo reports some errors of the user's own code under its own types (a shape error seen with fake tensors, say),
-    so a True here is checked against an eager pass before it is believed.
+    so a True here is checked against an eager pass.
     """
     return any(type(link).__module__.startswith(COMPILER_MODULES) for link in _chain(error))
 
@@ -181,7 +181,7 @@ def classify_exit(return_code: int | None, *, killed_by_kernel: bool, last_outpu
 
 
 def first_line(error: BaseException) -> str:
-    """The first non-empty line of an exception's message, at most 300 characters.
+    """Return the first non-empty line of an exception's message, at most 300 characters.
 
     A DataLoader's message holds the traceback of its worker, whose last line is what went wrong. A line that ends with
     a colon (`backend='inductor' raised:`) takes the next one along.
@@ -195,7 +195,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception and its causes, outermost first."""
+    """Return the exception and its causes, outermost first."""
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in links:
@@ -220,7 +220,7 @@ def _is_clean(error: BaseException) -> bool:
 
 
 def _is_sticky(error: BaseException) -> bool:
-    """Whether a device reported a fault that it may not recover from; one that is not in the table counts too."""
+    """Return whether a device reported a fault that it may not recover from, in the table or not."""
     return any(
         type(link).__name__ == "AcceleratorError"
         or (isinstance(link, RuntimeError) and any(re.search(pattern, str(link)) for pattern in STICKY_MESSAGES))
@@ -229,7 +229,7 @@ def _is_sticky(error: BaseException) -> bool:
 
 
 def _last_place(error: BaseException) -> str:
-    """`file:line` of the innermost frame outside torch, where the user should look first."""
+    """Return `file:line` of the innermost frame outside torch, where the user should look first."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/torch/" not in frame.filename and "/bexplore/engine/" not in frame.filename]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -26,7 +26,7 @@ class BatchCoupledModules:
 
     Attributes:
         modules: As `name (class)`, the outermost of nested ones.
-        sentence: The same for people, shortened; what else to look for where there are none.
+        sentence: The same for people, truncated; what else to look for where there are none.
     """
 
     modules: tuple[str, ...]
@@ -34,7 +34,7 @@ class BatchCoupledModules:
 
 
 def find_batch_coupled_modules(roots: Sequence[nn.Module]) -> BatchCoupledModules:
-    """Name the modules in training mode whose class is known to look across the samples of a batch."""
+    """Name the modules in training mode whose class is known to couple the samples of a batch."""
     by_cause: dict[str, list[str]] = {}
     for root in roots:
         found: list[str] = []

@@ -1,44 +1,70 @@
-"""Compiles a workload and keeps account of what the compiler did: graphs, breaks, recompilations, seconds."""
+"""Compiles a workload: which program, what of it is symbolic, which blocks are regions; readies and keeps its tools."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import os
+import shutil
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.config as inductor_config
-from torch._dynamo import config as dynamo_config
-from torch._dynamo import decorators
-from torch._dynamo import utils as dynamo_utils
-from torch._dynamo.callback import callback_handler
 from torch.utils._pytree import tree_leaves
 
 from bexplore.engine.protocol.shared_mode import SharedMode, shared_modes
-from bexplore.engine.worker.nested_regions import nest
-from bexplore.engine.worker.normalization import check_batch_statistics_at_run_time
-from bexplore.engine.worker.opaque_convolution import (
-    can_be_opaque,
-    choose_layout_as_for_a_number,
-    has_convolutions,
-    make_convolutions_opaque,
-)
-from bexplore.job import CompileSettings
+from bexplore.engine.worker import torch_private
+from bexplore.engine.worker.opaque_convolution import can_be_opaque, has_convolutions, make_convolutions_opaque
+from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Compilation
+from bexplore.trace.repeated_blocks import find_repeats, keep_blocks
 from bexplore.workloads import Batch, Workload
 
+# Blocks of one class from which on they are compiled once, as a nested region, instead of one by one.
+MIN_REGION_COPIES = 3
+# The programs with which Inductor tries vector instructions have 151 to 459 bytes, the smallest kernel 4.8 kB. Bytes.
+_LARGEST_TRIAL_BYTES = 1024
+# What every kernel of Inductor's begins with; it does nothing, and its cached library stays a few kilobytes.
+_EMPTY_KERNEL = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C" void kernel(float* out_ptr0) {}
+"""
 
-def make_limits_loud() -> None:
-    """Turn silent fallbacks to eager into errors, for this whole process.
 
-    Past `recompile_limit` torch.compile runs eagerly without a word, and the time of an eager pass would be reported as
-    a compiled one.
+class NoBlocksError(Exception):
+    """The model has no run of as many identical blocks as the trace found."""
+
+
+def repeated_classes(workload: Workload) -> list[type[torch.nn.Module]]:
+    """Return the classes of the blocks that the workload's modules repeat with other weights."""
+    repeats = [r for module in workload.compiled_modules for r in find_repeats(module, min_copies=MIN_REGION_COPIES)]
+    return list(dict.fromkeys(type(repeat.container[repeat.start]) for repeat in repeats))
+
+
+def nest(block_classes: Sequence[type[torch.nn.Module]]) -> None:
+    """Make the forward pass of every block of these classes a nested region, for this whole process."""
+    for block_class in block_classes:
+        block_class.forward = torch.compiler.nested_compile_region(block_class.forward)
+    torch_private.trace_region_schemas_once()
+
+
+def truncate_layers(workload: Workload, kept_blocks: int, num_blocks: int) -> None:
+    """Keep the first blocks of every run of `num_blocks` identical ones; the optimizers forget the others' weights.
+
+    Raises:
+        NoBlocksError: There is no such run.
     """
-    dynamo_config.fail_on_recompile_limit_hit = True
-    dynamo_config.suppress_errors = False
+    modules = workload.compiled_modules
+    found = [repeat for module in modules for repeat in find_repeats(module, min_copies=num_blocks)]
+    repeats = [repeat for repeat in found if repeat.copies == num_blocks]
+    if not repeats:
+        raise NoBlocksError(f"the model has no {num_blocks} identical blocks in a row")
+    left_out = {
+        id(weight) for repeat in repeats for block in keep_blocks(repeat, kept_blocks) for weight in block.parameters()
+    }
+    for optimizer in workload.optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [weight for weight in group["params"] if id(weight) not in left_out]
 
 
 def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequence[type[torch.nn.Module]]) -> SharedMode:
@@ -86,14 +112,12 @@ def compile_workload(
     if compilation is Compilation.EAGER or not settings.enabled:
         return
     if compilation is Compilation.SHARED and shared_mode.serves_every_size:
-        # Folding asks whether a tensor is contiguous, which has no answer while its size has none: a compile error with
-        # T5, whose masks are constants of the size of the batch (torch 2.13). Without it they are computed.
-        inductor_config.joint_graph_constant_folding = False
-        check_batch_statistics_at_run_time()
+        torch_private.compute_constants_at_run_time()
+        torch_private.check_batch_statistics_at_run_time()
         if has_convolutions(_all_modules(workload)):
             make_convolutions_opaque()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.DYNAMIC:
-        choose_layout_as_for_a_number()
+        torch_private.choose_layout_as_for_a_number()
     if compilation is Compilation.SHARED and shared_mode is SharedMode.NESTED:
         nest(block_classes)
     arguments: dict[str, Any] = {"backend": settings.backend, "fullgraph": settings.fullgraph}
@@ -128,136 +152,65 @@ def mark_batch_dimension(
         if dimension is None or tensor.dim() == 0:
             continue
         if mode is SharedMode.DYNAMIC:
-            decorators.mark_dynamic(tensor, dimension)
+            torch_private.mark_dynamic(tensor, dimension)
         else:
-            decorators.mark_unbacked(tensor, dimension, shape_id="samples", hint_override=hint)
+            torch_private.mark_unbacked(tensor, dimension, hint=hint)
 
 
 def _all_modules(workload: Workload) -> list[torch.nn.Module]:
     return [part for module in workload.compiled_modules for part in module.modules()]
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Code in which a graph may break though the user's line is the one that counts.
-LIBRARY_FOLDER = str(Path(torch.__file__).parent)
+class Toolchain:
+    """The C++ compiler of this machine, made ready while the processors have little else to do.
 
+    Inductor compiles small programs to learn which vector instructions work, and precompiles its large header. Neither
+    depends on the job. Measured with torch 2.13 and GCC 12 on two cores: 8.5 s and 5.7 s of a first compilation of
+    28.9 s.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphBreak:
-    """A place that ends a graph, or that leaves the function around it to Python.
-
-    Attributes:
-        reason: First line of the compiler's reason.
-        path: File of the innermost line outside of torch; empty where unknown.
-        line: Its number; 0 where unknown.
+    Args:
+        job: Decides whether any C++ is compiled at all.
+        is_compiled: Whether the job's compiler runs.
     """
 
-    reason: str
-    path: str = ""
-    line: int = 0
+    def __init__(self, job: Job, *, is_compiled: bool) -> None:
+        self._thread: threading.Thread | None = None
+        on_cpu = torch.device(job.device).type == "cpu"
+        if on_cpu and is_compiled and job.compile.enabled and job.compile.backend == "inductor":
+            self._thread = threading.Thread(target=_compile_nothing, daemon=True)
+            self._thread.start()
 
-    def __str__(self) -> str:
-        return f"{self.reason} at {Path(self.path).name}:{self.line}" if self.path else self.reason
+    @property
+    def is_busy(self) -> bool:
+        """Whether it still works, so that the processors are not free."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return once it works no more."""
+        if self._thread is not None:
+            self._thread.join()
 
 
-@dataclass(slots=True)
-class CompilerAccount:
-    """What the compiler did since the last `take`.
+def _compile_nothing() -> None:
+    try:
+        torch_private.compile_cpp_kernel(_EMPTY_KERNEL)
+    except Exception:  # of any kind: the job's own compilation meets it again, and that one is reported
+        pass
 
-    Attributes:
-        num_graphs: Graphs that were compiled.
-        num_recompiles: Those of them that replaced an earlier graph of the same code.
-        compile_time_s: Seconds inside the compiler, backward graphs included.
-        graph_breaks: Each place once.
-        recompile_reasons: Why, first line of each.
+
+def keep_artifacts_in(folder: Path) -> None:
+    """Let the compiler of this process read and write only in a folder, which the user's training may start from.
+
+    It is a folder of Inductor's own cache: on the CPU `torch.compiler.save_cache_artifacts` leaves the compiled
+    libraries out (seen with torch 2.13), and a cache of its own makes the compile seconds of the final answer cold
+    ones. Trials of the processor's instructions are copied: they are the machine's, and cost seconds.
     """
-
-    num_graphs: int = 0
-    num_recompiles: int = 0
-    compile_time_s: float = 0.0
-    graph_breaks: tuple[GraphBreak, ...] = ()
-    recompile_reasons: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class CompilerCounters:
-    """Reads torch's own records of its compilations; `take` gives what is new."""
-
-    _num_seen_breaks: int = 0
-
-    def take(self) -> CompilerAccount:
-        """Return what was compiled since the last call, and forget it."""
-        metrics = dynamo_utils.get_compilation_metrics()
-        dynamo_utils.clear_compilation_metrics()
-        frames = [m for m in metrics if getattr(m, "is_forward", True) is not False and m.graph_op_count]
-        done = [frame for frame in frames if not frame.fail_type]
-        again = [frame for frame in done if _compile_ordinal(frame.compile_id) > 0]
-        reasons = {_first_line(getattr(frame, "recompile_reason", None)) for frame in again} - {""}
-        return CompilerAccount(
-            num_graphs=len(done),
-            num_recompiles=len(again),
-            compile_time_s=sum(_seconds(metric) for metric in metrics),
-            graph_breaks=tuple(dict.fromkeys([*self._new_breaks(), *_skipped_frames(metrics)])),
-            recompile_reasons=tuple(sorted(reasons)),
-        )
-
-    def _new_breaks(self) -> list[GraphBreak]:
-        known = dynamo_utils.graph_break_reasons
-        first_new = self._num_seen_breaks if self._num_seen_breaks <= len(known) else 0  # a reset empties the list
-        self._num_seen_breaks = len(known)
-        return [_graph_break(one.reason, one.user_stack) for one in known[first_new:]]
-
-
-def _graph_break(reason: str, stack: Sequence[Any]) -> GraphBreak:
-    own = [frame for frame in stack if not frame.filename.startswith(LIBRARY_FOLDER)] or stack
-    path, line = (own[-1].filename, own[-1].lineno or 0) if own else ("", 0)
-    return GraphBreak(reason=_ADDRESS.sub("", _first_line(reason)), path=path, line=line)
-
-
-def _skipped_frames(metrics: Sequence[Any]) -> Iterator[GraphBreak]:
-    """Breaks that leave a whole function to Python, as one inside a loop does; torch lists them nowhere else."""
-    for metric in metrics:
-        if metric.fail_type and metric.fail_user_frame_filename:
-            yield GraphBreak(
-                reason=_ADDRESS.sub("", _first_line(metric.fail_reason)),
-                path=metric.fail_user_frame_filename,
-                line=metric.fail_user_frame_lineno or 0,
-            )
-
-
-@contextmanager
-def around_compilations(on_start: Callable[[], None], on_end: Callable[[], None]):
-    """Call `on_start` before and `on_end` after each compilation that happens inside the block."""
-
-    def start(_arguments: Any) -> None:
-        on_start()
-
-    def end(_arguments: Any) -> None:
-        on_end()
-
-    callback_handler.register_start_callback(start)
-    callback_handler.register_end_callback(end)
-    try:
-        yield
-    finally:
-        callback_handler.remove_start_callback(start)
-        callback_handler.remove_end_callback(end)
-
-
-def _compile_ordinal(compile_id: str | None) -> int:
-    """The second number of torch's `frame/ordinal[_attempt]` compile id: 0 for a first compilation."""
-    try:
-        return int(str(compile_id).split("/")[1].split("_")[0])
-    except (IndexError, ValueError):
-        return 0
-
-
-def _seconds(metric: Any) -> float:
-    """Wall seconds of one compilation record: the frame's own for a forward, the lazy backward's otherwise."""
-    duration_us = getattr(metric, "duration_us", None)
-    return duration_us / 1e6 if duration_us else (metric.entire_frame_compile_time_s or 0.0)
-
-
-def _first_line(text: str | None) -> str:
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in torch_private.compiler_cache_dir().glob("??/*.cpp"):
+        library = source.with_suffix(".so")
+        if source.stat().st_size <= _LARGEST_TRIAL_BYTES and library.is_file():
+            place = folder / source.parent.name
+            place.mkdir(exist_ok=True)
+            for file in (source, library):
+                shutil.copy2(file, place / file.name)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.resolve())

@@ -17,11 +17,11 @@ _POSITION_OF_DROPOUT = 4  # of `dropout_p` among the arguments of scaled_dot_pro
 
 
 @contextlib.contextmanager
-def inert(modules: Sequence[nn.Module]) -> Iterator[None]:
+def deterministic(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Switch dropout off and the compiler too, and leave everything else in training mode.
 
     Batch normalization, and code that branches on `training`, must see training. The functions are replaced where
-    every caller looks them up, and not intercepted by a mode: modes do not reach the passes that activation
+    every caller finds them, and not intercepted by a mode: modes do not reach the passes that activation
     checkpointing repeats during the backward pass.
     """
     with contextlib.ExitStack() as stack:

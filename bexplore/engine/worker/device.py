@@ -8,19 +8,39 @@ from typing import Any
 
 import torch
 
+from bexplore.engine.protocol.messages import DeviceInfo, Done
+from bexplore.engine.worker.server import Handlers, Server
 from bexplore.errors import UserInputError
 
 # Free share of the device's memory below which a library that fails is taken to have lacked memory.
 FULL_SHARE = 0.01
-# How long memory that a killed process held may take to come back, and how often it is asked for. Seconds.
+# How long memory that a killed process held may take to come back, and how often it is read. Seconds.
 MEMORY_RETURN_LIMIT_S = 15.0
 MEMORY_RETURN_POLL_S = 0.25
 # Free memory may be smaller than it was by this and count as back: half of the margin that a budget keeps. Bytes.
 MEMORY_RETURN_SLACK_BYTES = 256 * 2**20
 
 
+def handlers(server: Server) -> Handlers:
+    """Return the handler of `DeviceInfo`."""
+
+    def answer(request: DeviceInfo) -> Done:
+        server.report(stage="import")
+        return Done(values=device_info(request.device))
+
+    return {DeviceInfo: answer}
+
+
+def take(name: str, limit_bytes: int | None = None) -> torch.device:
+    """Make a job's device the current one and return it; this process may take no more of its memory than a limit."""
+    device = torch.device(name)
+    make_current(device)
+    bound_memory(device, limit_bytes)
+    return device
+
+
 def device_info(name: str) -> dict[str, Any]:
-    """Facts that decide whether two measurements may be compared, and the device's memory; makes it the current one.
+    """Describe a device: what decides whether measurements compare, and its memory; make it the current one.
 
     Args:
         name: A torch device, or `auto` for the accelerator that torch finds, else the CPU.
@@ -62,7 +82,7 @@ def device_info(name: str) -> dict[str, Any]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that a name means; an accelerator's always has an index.
+    """Return the device that a name means; an accelerator's always has an index.
 
     Some functions of `torch.cuda` take no device without one. Source: torch/cuda/memory.py,
     `set_per_process_memory_fraction`, which calls `_get_device_index` without `optional=True`.
@@ -93,14 +113,14 @@ def make_current(device: torch.device) -> None:
 
 
 def memory_info(device: torch.device) -> tuple[int, int] | None:
-    """Free and total bytes of an accelerator's memory; None for the CPU, and where torch keeps no account."""
+    """Return free and total bytes of an accelerator's memory; None for the CPU, and where torch keeps no account."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)
     try:
         return torch.accelerator.get_memory_info(device)
-    except RuntimeError:  # of a backend, or a driver, that does not tell
+    except RuntimeError:  # of a backend, or a driver, without an account
         return None
 
 
@@ -112,7 +132,7 @@ def bound_memory(device: torch.device, limit_bytes: int | None) -> None:
 
 
 def is_nearly_full(device: torch.device) -> bool:
-    """Whether the device, or what this process's allocator may take of it, has next to no memory left."""
+    """Return whether the device, or this process's share of it, has next to no memory left."""
     try:
         free_bytes, total_bytes = memory_info(device) or (1, 1)
         if device.type == "cuda":
@@ -176,7 +196,7 @@ def _title(device: torch.device) -> str:
 
 
 def _pci_bus_id(properties: Any) -> str | None:
-    """As nvidia-smi takes it."""
+    """Return the bus id as nvidia-smi takes it."""
     if not hasattr(properties, "pci_bus_id"):
         return None
     domain, bus, slot = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id

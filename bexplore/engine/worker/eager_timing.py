@@ -1,4 +1,4 @@
-"""Compiled and eager passes of one size, timed in turns."""
+"""Compiled and eager passes of one size, timed in pairs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Turn(NamedTuple):
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """Where the compiler is left out."""
+    """Return a context that leaves the compiler out."""
     return torch.compiler.set_stance("force_eager")
 
 
@@ -48,7 +48,7 @@ def time_eager_interleaved(
     asked: bool,
     report: Callable[[], None],
 ) -> tuple[list[Turn], list[Turn]]:
-    """Time turns of compiled and of eager passes in pairs, each pair the other way round than the one before.
+    """Time compiled and eager passes in pairs, each pair the other way round than the one before.
 
     So a steady drift of the machine meets both alike, and neither always has the other's caches.
 
@@ -59,11 +59,11 @@ def time_eager_interleaved(
         is_warm: Whether the first pass of a kind takes what the next ones take.
         budget_s: Seconds of passes, those that warm up included, after which it is enough.
         tolerance: A share of speed that counts as none.
-        asked: Whether the configuration asks for it, so that the fewest pairs are run whatever they take.
+        asked: Whether the configuration requests it, so that the fewest pairs are run whatever they take.
         report: Called after each turn.
 
     Returns:
-        The compiled and the eager turns; as many of both.
+        The compiled and the eager timings; as many of both.
     """
     kinds: dict[bool, Callable[[], AbstractContextManager[Any]]] = {False: nullcontext, True: eagerly}
     last_s, turns, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Turn]() for kind in kinds}, 0.0

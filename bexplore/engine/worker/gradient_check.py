@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from bexplore.engine.worker.batch_coupling import find_batch_coupled_modules
-from bexplore.engine.worker.deterministic import inert, restored
+from bexplore.engine.worker.deterministic import deterministic, restored
 from bexplore.job import Mode, Precision
 from bexplore.workloads import Batch, Workload
 
@@ -67,7 +67,7 @@ def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_b
             same=True, worst_relative_difference=0.0, modules=(), message="The recommended size is the base size."
         )
     num_samples = min(large, _MOST_SMALL_PASSES * small)
-    with restored(workload.compiled_modules), inert(workload.compiled_modules):
+    with restored(workload.compiled_modules), deterministic(workload.compiled_modules):
         samples = _Samples(workload.make_batch(num_samples), workload.batch_dimensions, num_samples)
         if not samples.can_be_split:
             return _unknown("The samples of this batch cannot be told apart, so no two splits were compared.")
@@ -107,7 +107,7 @@ class _Samples:
         return self._part(torch.arange(self._num_samples).flip(0))
 
     def split(self, size: int) -> list[_Part]:
-        """As evenly as possible into as few parts as `size` allows, so that no part is a lone remainder."""
+        """Split evenly into as few parts as `size` allows, so that no part is a lone remainder."""
         parts = math.ceil(self._num_samples / size)
         edges = [self._num_samples * index // parts for index in range(parts + 1)]
         return [self.take(start, stop) for start, stop in itertools.pairwise(edges)]
@@ -129,7 +129,7 @@ class _Comparison:
         self._parameters = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
 
     def difference(self, parts: Sequence[_Part], reference: Sequence[_Part]) -> float:
-        """Worst relative difference of the gradients of two splits; NaN where one is not finite or absent.
+        """Return the worst relative difference of the gradients of two splits; NaN where one is not finite or absent.
 
         A parameter's difference is relative to its own gradient or, where that is smaller, to the root mean square of
         the whole gradient: some gradients are zero but for rounding (the bias of the keys in an attention).
@@ -183,20 +183,20 @@ def _judge(workload: Workload, *, noise: float, found: float, num_samples: int, 
             modules=(),
             message=f"The micro-batch size does not change the training: {between}, agree to {found:.1g}.",
         )
-    suspects = find_batch_coupled_modules(workload.compiled_modules)
+    coupled = find_batch_coupled_modules(workload.compiled_modules)
     return SameTraining(
         same=False,
         worst_relative_difference=found,
-        modules=suspects.modules,
+        modules=coupled.modules,
         message=(
             f"With this model the micro-batch size changes the training: {between}, differ by {found:.2g} "
-            f"(rounding explains {tolerance:.1g}). {suspects.sentence}"
+            f"(rounding explains {tolerance:.1g}). {coupled.sentence}"
         ),
     )
 
 
 def _tolerance(workload: Workload) -> float:
-    """Relative difference that rounding alone explains, by the number formats in use."""
+    """Return the relative difference that rounding alone explains, by the number formats in use."""
     if workload.job.precision in (Precision.AUTOCAST_BFLOAT16, Precision.AUTOCAST_FLOAT16):
         return _AUTOCAST_TOLERANCE
     dtypes = {parameter.dtype for module in workload.compiled_modules for parameter in module.parameters()}

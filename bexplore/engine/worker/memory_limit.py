@@ -97,7 +97,7 @@ class DataLimit:
             self._set(self._hard)
 
     def headroom_bytes(self, live_bytes: int) -> int | None:
-        """What steps may add to the `live_bytes` of tensors that exist already; None for no limit."""
+        """Return what steps may add to the `live_bytes` of tensors that exist already; None for no limit."""
         if self._budget_bytes is None:
             return None
         smallest, largest = STEP_OVERHEAD_BYTES
@@ -105,7 +105,7 @@ class DataLimit:
         return max(0, self._budget_bytes - live_bytes) + overhead
 
     def growth_bytes(self, live_bytes: int) -> int | None:
-        """What this process may still grow by, as seen from outside; None for no limit.
+        """Return what this process may still grow by, as seen from outside; None for no limit.
 
         Less than the room where an earlier size left memory behind that the C library has not given back.
         """
@@ -115,7 +115,7 @@ class DataLimit:
         return max(0, self._base_resident_bytes + live_bytes + room - _status_bytes("RssAnon"))
 
     def has_headroom(self, live_bytes: int) -> bool:
-        """Whether a step that is larger than any before could be given any memory at all.
+        """Return whether a step that is larger than any before could be given any memory at all.
 
         Not where address space that earlier sizes left in pieces reaches the limit: what is refused then says nothing
         of the size.
@@ -127,7 +127,7 @@ class DataLimit:
         return _data_bytes() < self._base_bytes + live_bytes + room
 
     def idle_bytes(self) -> int:
-        """What this process holds once its free memory is given back; 0 where the kernel does not tell."""
+        """Return what this process holds once its free memory is given back; 0 where the kernel keeps no account."""
         _give_back_free_heap()
         return _status_bytes("RssAnon")
 
@@ -148,7 +148,7 @@ class DataLimit:
             self._set(self._ceiling_bytes)
 
     def held_during(self, step: Callable[[], None]) -> int | None:
-        """Run a step; the most bytes that this process held for the job meanwhile, None where the kernel does not tell.
+        """Run a step; return the most bytes resident for the job meanwhile, None where the kernel keeps no account.
 
         More than the tensors: the C library keeps pieces of freed memory that no later tensor fits into, and they
         count against the budget as tensors do.
@@ -168,12 +168,12 @@ class DataLimit:
 
 
 def _data_bytes() -> int:
-    """Bytes that count against RLIMIT_DATA now; 0 where the kernel does not tell."""
+    """Return the bytes that count against RLIMIT_DATA now; 0 where the kernel keeps no account."""
     return _status_bytes("VmData")
 
 
 def _status_bytes(name: str) -> int:
-    """A size of this process by its name in /proc/self/status; 0 where the kernel does not tell."""
+    """Return a size of this process by its name in /proc/self/status; 0 where there is none."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

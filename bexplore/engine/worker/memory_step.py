@@ -34,7 +34,7 @@ class StepMemory:
     Attributes:
         peak: Of its tensors; None where the device keeps no account.
         resident_bytes: Most bytes that were held for the job meanwhile: reserved by the caching allocator, else held by
-            the process; None where the kernel does not tell.
+            the process; None where the kernel keeps no account.
         passes: Those of the step that were timed.
     """
 
@@ -65,7 +65,7 @@ class MemoryStep:
         self._trained: list[torch.nn.Parameter] | None = None  # have a gradient between passes; None if not known
 
     def run(self, batch: Batch, micro_batch_size: int, *, expected_pass_s: float) -> StepMemory:
-        """Run a step; a size that this process has measured runs one pass, and tells the memory that it had.
+        """Run a step; a size that this process has measured runs one pass, and keeps its memory.
 
         Args:
             batch: Of the size.
@@ -83,7 +83,7 @@ class MemoryStep:
         return self._measured(batch, micro_batch_size, num_steps=STEPS_OF_VERIFICATION, zeros_for=None)
 
     def peak_of_one(self, batch: Batch) -> PeakMemory | None:
-        """Peak of one step, of a program that is not the one that is measured."""
+        """Return the peak of one step of another program than the one that is measured."""
         return measure_peak(lambda: self._take(batch, 1), self._device, alive=self._steps.alive(batch))
 
     def _measured(
@@ -113,7 +113,7 @@ class MemoryStep:
     def _take(
         self, batch: Batch, num_steps: int, zeros_for: Sequence[torch.nn.Parameter] | None = None
     ) -> tuple[list[RanPass], list[Gradient]]:
-        """A pass, and steps of a pass and an update; the gradients are those before the last update.
+        """Run a pass, and steps of a pass and an update; return the passes and the gradients before the last update.
 
         Zeros for these parameters are as good as the first pass, where they are given.
         """
@@ -131,5 +131,5 @@ class MemoryStep:
 
 
 def needs_no_warm_up(device: torch.device, pass_s: float) -> bool:
-    """Whether the first pass of a size takes what the next ones take; accelerators load kernels in it."""
+    """Return whether the first pass of a size takes what the next ones take; accelerators load kernels in it."""
     return device.type == "cpu" and pass_s >= LONG_PASS_S

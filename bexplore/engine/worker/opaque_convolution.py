@@ -1,4 +1,4 @@
-"""Convolutions that the compiler does not look into, so that one program serves every number of samples.
+"""Convolutions that are opaque to the compiler, so that one program serves every number of samples.
 
 Inductor chooses a convolution's kernel and strides by the number of samples, and guards on it: a program with a
 convolution is compiled for one sample, for a few and for many, and not at all where the number is unknown. An operator
@@ -11,44 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._inductor import graph as inductor_graph
-from torch._inductor.graph import GraphLowering
 
 _DIMENSIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 
 
 def has_convolutions(modules: Sequence[nn.Module]) -> bool:
-    """Whether one of these modules is a convolution."""
+    """Return whether one of these modules is a convolution."""
     return any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
 
 
 def can_be_opaque(modules: Sequence[nn.Module]) -> bool:
-    """Whether all convolutions among these modules may be replaced.
+    """Return whether all convolutions among these modules may be replaced.
 
     Transposed ones are not, nor those whose tensors have their channels last: the operator's are contiguous.
     """
     convolutions = [module for module in modules if isinstance(module, nn.modules.conv._ConvNd)]
     return all(_is_plain(module) for module in convolutions)
-
-
-def choose_layout_as_for_a_number() -> None:
-    """Let Inductor choose the layout of convolutions with a symbolic number of samples as with a number.
-
-    Off the CPU it leaves them contiguous where a size is symbolic, and may have channels last where it is a number.
-    Source: `GraphLowering.decide_layout_opt` (torch 2.11 to 2.13). For this whole process.
-    """
-    decide = GraphLowering.decide_layout_opt
-
-    def decide_as_for_a_number(gm: torch.fx.GraphModule, *, is_inference: bool) -> bool:
-        with mock.patch.object(inductor_graph, "has_free_symbols", return_value=False):
-            return bool(decide(gm, is_inference=is_inference))
-
-    GraphLowering.decide_layout_opt = staticmethod(decide_as_for_a_number)  # type: ignore[method-assign]  # torch has no door for it
 
 
 def _is_plain(module: nn.modules.conv._ConvNd) -> bool:
@@ -149,7 +131,7 @@ def convolution_backward(
     groups: int,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of input, weight and bias; of those that are not wanted, an empty tensor."""
+    """Compute gradients of input, weight and bias; of those that are not wanted, an empty tensor."""
     none = [0] * len(stride)
     found = torch.ops.aten.convolution_backward(
         gradient.contiguous(), input, weight, [weight.shape[0]], stride, padding, dilation, False, none, groups, wanted

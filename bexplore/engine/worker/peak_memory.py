@@ -63,19 +63,19 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
 
 
 def num_alloc_retries(device: torch.device) -> int:
-    """How often the caching allocator has had to free its cache and try again so far; 0 where it keeps no account."""
+    """Return how often the caching allocator freed its cache and tried again so far; 0 where it keeps no account."""
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0)) if device.type == "cuda" else 0
 
 
 def idle_bytes(device: torch.device) -> int:
-    """What lives on an accelerator once its allocator's cache is given back; 0 where it keeps no account."""
+    """Return the bytes in use on an accelerator once the allocator's cache is given back; 0 where unknown."""
     release_cached_memory(device)
     memory: Any = getattr(torch, device.type, None)
     return int(memory.memory_allocated(device)) if hasattr(memory, "memory_allocated") else 0
 
 
 def storage_bytes(trees: Iterable[Any]) -> int:
-    """Bytes of all distinct storages in the pytrees."""
+    """Return the bytes of all distinct storages in the pytrees."""
     storages: dict[int, int] = {}
     for leaf in tree_leaves(list(trees)):
         if isinstance(leaf, torch.Tensor):
@@ -85,7 +85,7 @@ def storage_bytes(trees: Iterable[Any]) -> int:
 
 
 def _profiled_peak(step: Callable[[], Any]) -> int:
-    """Highest running sum of the CPU allocator's events, relative to the start of the step."""
+    """Return the highest running sum of the CPU allocator's events, relative to the start of the step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     # `profiler.events()` folds memory events into their operators and loses their order; the raw list keeps it.

@@ -1,7 +1,7 @@
 """What a worker finds out of a job's program without running it: the exact facts that the guard compares.
 
-Two looks, both on fake tensors: the trace, through fusion and the memory plan, and Dynamo alone over several sizes,
-which tells graph breaks and what a change of the size compiles anew.
+It is analysed twice on fake tensors: by the trace, through fusion and the memory plan, and by Dynamo alone over
+several sizes, which finds graph breaks and what a change of the size compiles anew.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo
-from torch._dynamo import decorators
-from torch._dynamo import utils as dynamo_utils
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bexplore
-from bexplore.engine.worker.compilation import CompilerCounters, GraphBreak
+from bexplore.engine.protocol.messages import Done, TakeMetrics
+from bexplore.engine.worker import torch_private
+from bexplore.engine.worker.compiler_account import CompilerCounters, GraphBreak
+from bexplore.engine.worker.device import device_info
+from bexplore.engine.worker.server import Handlers, Server
 from bexplore.errors import BexploreError
 from bexplore.job import Job
 from bexplore.trace import CostModel, TraceError
@@ -37,7 +37,7 @@ from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polyno
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import Batch, Workload, build
 
-# Sizes of the second look, samples. The first divides no usual dimension; the others lie around usual thresholds.
+# Sizes of the second analysis, samples. The first divides no usual dimension; the others lie around usual thresholds.
 # Not 1, for which torch always compiles apart.
 SIZES = (61, 8, 3, 16, 64)
 NUM_LARGEST_BUFFERS = 8
@@ -53,6 +53,18 @@ _PLACE_IN_REASON = re.compile(r"([\w./-]+\.py:\d+) in ")
 _NUM_PLACES = 4  # of one kind of thing that are kept
 # What reads a value out of a tensor: `item()`, `float(x)`, `if x:`. A fake tensor has none.
 _VALUE_READ = torch.ops.aten._local_scalar_dense.default
+
+
+def handlers(server: Server) -> Handlers:
+    """Return the handler of `TakeMetrics`."""
+
+    def answer(request: TakeMetrics) -> Done:
+        server.take_device(request.job.device)
+        server.report(stage="trace")
+        info = device_info(request.device)
+        return Done(values={"metrics": program_metrics(request.job).as_dict(), "device_info": info})
+
+    return {TakeMetrics: answer}
 
 
 def program_metrics(job: Job) -> ProgramMetrics:
@@ -93,7 +105,7 @@ class _Graphs:
 
     def observe(self, graph: Any, probe_batch: int) -> None:
         """Read one graph of the compiler after its planning."""
-        key = (str(torch._guards.CompileContext.current_compile_id()), bool(graph.is_backward))
+        key = (torch_private.compile_id(), bool(graph.is_backward))
         if key in self._seen:  # a program that fixes its batch is traced a second time, from the start
             self._seen.clear()
             self._clear()
@@ -139,13 +151,13 @@ class _Graphs:
         self.where.setdefault(label, where)
 
     def items(self, counter: Counter[str]) -> tuple[Item, ...]:
-        """The counts, by label."""
+        """Return the counts, by label."""
         return tuple(
             Item(label=label, count=count, where=self.where[label]) for label, count in sorted(counter.items())
         )
 
     def largest(self) -> list[str]:
-        """Labels of the largest results, largest first."""
+        """Return the labels of the largest results, largest first."""
         ordered = sorted(self.buffers, key=lambda label: (-self.buffers[label](_TYPICAL_SIZE), label))
         return ordered[:NUM_LARGEST_BUFFERS]
 
@@ -157,7 +169,7 @@ def _look_at_plan(job: Job) -> dict[str, Any]:
         model = trace_job(job, full_depth=True, observe=graphs.observe)
     except TraceError as error:
         cause = error.__cause__ if error.__cause__ is not None else error
-        return {"problems": (_told(cause),)}
+        return {"problems": (_described(cause),)}
     changes = _of_cost_model(model)
     if graphs.num_graphs:
         largest = graphs.largest()
@@ -185,9 +197,9 @@ def _of_cost_model(model: CostModel) -> dict[str, Any]:
 
 def _look_across_sizes(job: Job) -> dict[str, Any]:
     """Run Dynamo over several sizes: graphs and breaks of the first, recompilations of the others."""
-    fake_mode = FakeTensorMode()
-    torch._dynamo.reset()
-    dynamo_utils.clear_compilation_metrics()
+    fake_mode = torch_private.FakeTensorMode()
+    torch.compiler.reset()
+    torch_private.take_compilation_records()
     watch, outside = CompilerCounters(), _OutsideGraphs(job)
     try:
         with fake_mode:
@@ -196,7 +208,7 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
             outside.compile(module, fullgraph=job.compile.fullgraph)
         _run_fake(workload, fake_mode, outside, SIZES[0])
         first, eager_operators = watch.take(), outside.items()
-        # At the second size: by then Dynamo knows of every input, also behind a graph break, that its size varies.
+        # At the second size: by then Dynamo has seen of every input, also behind a graph break, that its size varies.
         with _fixed_sizes(job) as fixed:
             _run_fake(workload, fake_mode, outside, SIZES[1])
         recompiles = _recompiles()
@@ -205,10 +217,10 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
             recompiles += _recompiles()
     except BexploreError:
         raise
-    except Exception as error:  # the user's code on fake tensors may fail in any way, which is what is to be told
-        return {"problems": (_told(error),)}
+    except Exception as error:  # the user's code on fake tensors may fail in any way, which is the result
+        return {"problems": (_described(error),)}
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     return {
         "num_graphs": first.num_graphs,
         "num_graph_breaks": len(first.graph_breaks),
@@ -259,7 +271,7 @@ class _OutsideGraphs(TorchDispatchMode):
         return run
 
     def items(self) -> tuple[Item, ...]:
-        """The operators so far."""
+        """Return the operators so far."""
         return _merged(self._items)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -272,14 +284,16 @@ class _OutsideGraphs(TorchDispatchMode):
 
 
 def _user_line(job: Job) -> str:
-    """The innermost frame outside of torch and of this package, as `_shown`; empty where there is none."""
+    """Return the innermost frame outside of torch and of this package, as `_shown`; empty where there is none."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_NO_USERS_FILES):
         frame = frame.f_back
     return _shown(frame.f_code.co_filename, frame.f_lineno, job) if frame is not None else ""
 
 
-def _run_fake(workload: Workload, fake_mode: FakeTensorMode, outside: _OutsideGraphs, micro_batch_size: int) -> None:
+def _run_fake(
+    workload: Workload, fake_mode: torch_private.FakeTensorMode, outside: _OutsideGraphs, micro_batch_size: int
+) -> None:
     with fake_mode:
         batch = workload.make_batch(micro_batch_size)
         _prefer_symbolic(batch, workload)
@@ -292,7 +306,7 @@ def _prefer_symbolic(batch: Batch, workload: Workload) -> None:
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     for leaf, dimension in zip(leaves, workload.batch_dimensions or [0] * len(leaves), strict=True):
         if dimension is not None and leaf.dim() > dimension:
-            decorators.maybe_mark_dynamic(leaf, dimension)
+            torch_private.prefer_dynamic(leaf, dimension)
 
 
 def _item_of_break(one: GraphBreak, job: Job) -> Item:
@@ -318,9 +332,8 @@ def _fixed_sizes(job: Job) -> Iterator[dict[tuple[str, int | None], Item]]:
 
 
 def _recompiles() -> list[Item]:
-    """What was compiled again since the last call, and why."""
-    metrics = dynamo_utils.get_compilation_metrics()
-    dynamo_utils.clear_compilation_metrics()
+    """Return what was compiled again since the last call, and why."""
+    metrics = torch_private.take_compilation_records()
     return [_recompile(str(metric.recompile_reason or "unknown reason")) for metric in metrics if metric.graph_op_count]
 
 
@@ -332,7 +345,7 @@ def _recompile(reason: str) -> Item:
 
 
 def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
-    """One item for each label, with the sum of the counts and the first places."""
+    """Merge items of one label: the sum of the counts and the first places."""
     counts: Counter[str] = Counter()
     places: dict[str, dict[str, None]] = {}
     for item in items:
@@ -344,18 +357,18 @@ def _merged(items: Iterable[Item]) -> tuple[Item, ...]:
     )
 
 
-def _told(error: BaseException) -> str:
-    """A failure in one line, with the innermost place of the user's own code that its text or its traceback names."""
+def _described(error: BaseException) -> str:
+    """Describe a failure in one line, with the innermost place of the user's own code."""
     places = [(path, int(number)) for path, number in _STACK_LINE.findall(str(error))]
     places += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     own = [place for place in places if not place[0].startswith(_OWN_FOLDERS)]
     where = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
-    told = _detail(str(error)) or _headline(error)
-    return f"the program cannot be traced for every size: {told.rstrip('.')}{where}"
+    cause = _detail(str(error)) or _headline(error)
+    return f"the program cannot be traced for every size: {cause.rstrip('.')}{where}"
 
 
 def _detail(text: str) -> str:
-    """The one line of Dynamo's long messages that says what went wrong."""
+    """Return the one line of Dynamo's long messages that names the cause."""
     fake_call = re.search(r"got \w+\(\"?'?(.+?)\"?'?\)$", text, re.MULTILINE)
     specialised = re.search(r"(your code specialized it to be a constant \(\d+\))", text)
     return fake_call[1] if fake_call else specialised[1] if specialised else ""
@@ -372,14 +385,14 @@ def _first_place(nodes: Iterable[Any]) -> str:
 
 
 def _place(node: Any) -> str:
-    """`file.py:12` of the user's line that made a node."""
+    """Return `file.py:12` of the user's line that made a node."""
     places = _STACK_LINE.findall(node.meta.get("stack_trace") or node.stack_trace or "")
     own = [place for place in places if not place[0].startswith(_OWN_FOLDERS)] or places
     return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
 
 
 def _shown(path: str, line: int | None, job: Job) -> str:
-    """A place relative to the job's own folder where it lies there, so that no path of this machine is kept."""
+    """Return a place relative to the job's own folder where it lies there: no path of this machine is kept."""
     root = Path(job.import_root or ".").resolve()
     target = Path(path)
     return f"{target.relative_to(root) if target.is_relative_to(root) else target.name}:{line}"
@@ -396,13 +409,13 @@ def _is_view(target: Any) -> bool:
 
 
 def _describe(value: torch.Tensor, probe_batch: int) -> str:
-    """`float32[b, 128b]`; b is the micro-batch size."""
+    """Return `float32[b, 128b]`; b is the micro-batch size."""
     sizes = [describe_polynomial(_polynomial(size, probe_batch).as_list()) for size in value.shape]
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 
 def _bytes_of(value: torch.Tensor, probe_batch: int) -> Polynomial:
-    """Bytes of a tensor, by its value at the micro-batch size of the trace."""
+    """Return the bytes of a tensor, by its value at the micro-batch size of the trace."""
     elements = 1
     for size in value.shape:
         elements *= _at_hint(size)
@@ -410,7 +423,7 @@ def _bytes_of(value: torch.Tensor, probe_batch: int) -> Polynomial:
 
 
 def _polynomial(size: Any, probe_batch: int) -> Polynomial:
-    """A size, by its value at the prime; a program that fixes its batch has numbers there, and means the same."""
+    """Return a size by its value at the probe batch; a program that fixes its batch has a number there."""
     return Polynomial.of_value(_at_hint(size), probe_batch)
 
 

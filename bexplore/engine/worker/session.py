@@ -2,8 +2,8 @@
 
 The program may be compiled ahead of the first probe (`prepare`). Order of a probe: (the pass that compiles) - a step
 of two passes and an update, whose peak memory is read - timed passes that add to existing gradients, as accumulation
-does, of the size alone or in turns with others - timed updates. The optimizer's states appear at the first update, so
-the peak is read after it, and once in a process: a size that is measured again tells the peak it had.
+does, of the size alone or interleaved with others - timed updates. The optimizer's states appear at the first
+update, so the peak is read after it, and once in a process: a size that is measured again keeps its peak.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ import torch
 from torch.utils._pytree import tree_map
 
 from bexplore.engine.protocol.shared_mode import SharedMode
-from bexplore.engine.worker.artifacts import keep_artifacts_in
 from bexplore.engine.worker.compilation import (
-    CompilerAccount,
-    CompilerCounters,
-    around_compilations,
+    Toolchain,
     compile_workload,
     feasible_mode,
+    keep_artifacts_in,
     mark_batch_dimension,
+    repeated_classes,
+    truncate_layers,
 )
-from bexplore.engine.worker.cpu_affinity import Placement
+from bexplore.engine.worker.compiler_account import CompilerAccount, CompilerCounters
 from bexplore.engine.worker.device import bound_memory
 from bexplore.engine.worker.eager_timing import eagerly, time_eager_interleaved
 from bexplore.engine.worker.memory_limit import COMPILER_BYTES, DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
-from bexplore.engine.worker.nested_regions import repeated_classes
 from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
+from bexplore.engine.worker.processors import Placement
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import Steps, len_of, warm_device
 from bexplore.engine.worker.timing import Report, Timed, time_alone, time_interleaved
-from bexplore.engine.worker.toolchain import Toolchain
-from bexplore.engine.worker.truncated_layers import truncate_layers
+from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
 from bexplore.measurement.probe import Compilation, Probe
@@ -107,7 +106,7 @@ class Session:
         self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
         self._is_checked = False  # whether the step was seen to train, or why that cannot be
         self._why_unchecked = ""
-        self._why_alone = ""  # the last probe that should have taken turns
+        self._why_alone = ""  # the last probe that should have been interleaved
         self._placement = Placement()
         self.watch = CompilerCounters()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
@@ -217,8 +216,8 @@ class Session:
             UserInputError: It does not.
         """
         is_concerned = self.is_training and self.workload.make_other_batch is not None
-        is_told = self._is_checked or (has_gradients and probe.micro_batch_size < FEWEST_SAMPLES)
-        if not is_concerned or is_told or probe.purpose.is_verification:
+        is_settled = self._is_checked or (has_gradients and probe.micro_batch_size < FEWEST_SAMPLES)
+        if not is_concerned or is_settled or probe.purpose.is_verification:
             return
         self.report(stage="step check")
         try:
@@ -247,7 +246,7 @@ class Session:
 
     @property
     def has_headroom(self) -> bool:
-        """Whether this process can tell if a size fits that is larger than those that it ran."""
+        """Whether a refusal in this process would show that a larger size does not fit."""
         return self.limit.has_headroom(self.steps.live_bytes())
 
     def _idle_bytes(self) -> int:
@@ -284,17 +283,17 @@ class Session:
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
 
     def compare_eager(self, micro_batch_size: int, *, budget_s: float, tolerance: float, asked: bool) -> dict[str, Any]:
-        """Time compiled and eager passes of a size that has been measured before, in turns, so that drift meets both.
+        """Time compiled and eager passes of a size that was measured before, interleaved, so that drift meets both.
 
         Args:
             micro_batch_size: The size.
             budget_s: Seconds of passes after which it is enough.
             tolerance: A share of speed that counts as none.
-            asked: Read the peak of an eager step too, and run the fewest pairs of turns whatever they take.
+            asked: Read the peak of an eager step too, and run the fewest pairs whatever they take.
 
         Returns:
             `compiled_turns`, `eager_turns`: pairs of a number of passes and their seconds; `eager_peak_memory_bytes`,
-            None unless asked for.
+            None unless requested.
 
         Raises:
             Exception: Whatever the user's step raised.
@@ -380,12 +379,12 @@ class Session:
         return seconds
 
     def _expected_pass_s(self, micro_batch_size: int) -> float:
-        """Seconds of a pass at the best samples/s of this process; 0 while nothing was timed."""
+        """Return the seconds of a pass at the best samples/s of this process; 0 while nothing was timed."""
         per_sample_s = (seconds / size for size, seconds in self._usual_pass_s.items())
         return micro_batch_size * min(per_sample_s, default=0.0)
 
     def _batches_of_others(self, probe: Probe) -> dict[int, Batch]:
-        """By size, batches of those that the probe takes turns with, for which nothing is left to compile.
+        """Return the batches, by size, that the probe is interleaved with; nothing of them is left to compile.
 
         Empty where one of them fails: the probe's own size is what counts.
         """
@@ -408,7 +407,7 @@ class Session:
     def _timed(
         self, batch: Batch, others: dict[int, Batch], memory: StepMemory, probe: Probe, budget_s: float
     ) -> Timed:
-        """Passes of a size, in turns with others; where they fail together, the size alone is timed, or tells why."""
+        """Time a size interleaved with others; where that fails, the size alone, which meets its own failure again."""
         known = memory.passes_that_count
         if others:
             try:
@@ -421,7 +420,7 @@ class Session:
                     known=known,
                     report=self.report,
                 )
-            except Exception as error:  # of any kind: the size alone meets its own again, and that one is told
+            except Exception as error:  # of any kind: the size alone meets its own again, and that one is reported
                 self._why_alone = _headline(error)
         if self._why_alone:
             others.clear()
@@ -459,7 +458,7 @@ def _with_standard_strides(leaf: Any) -> Any:
 def _compile_time_s(
     account: CompilerAccount, late: CompilerAccount, first_pass_s: float, pass_times_s: list[float]
 ) -> float:
-    """Seconds of building: the first pass beyond a warm one, or the compiler's own account where that is longer."""
+    """Return the seconds of building: the first pass beyond a warm one, or the compiler's account where longer."""
     if not account.num_graphs:
         return late.compile_time_s
     return max(first_pass_s - float(np.median(pass_times_s)), account.compile_time_s) + late.compile_time_s

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from bexplore.engine.worker.deterministic import inert, restored
+from bexplore.engine.worker.deterministic import deterministic, restored
 from bexplore.errors import UserInputError
 from bexplore.workloads import Batch, Workload
 from bexplore.workloads.user_batch import tensor_leaves
 
 FEWEST_SAMPLES = 4  # of a size whose half shows more than whether there are gradients
 _MOST_SAMPLES = 4  # of a batch: bounds the time; even, since some models pair their samples
-_OTHER_BATCHES = 16  # before a suspicion is believed: few samples may violate a margin. A judgement, no measurement
+_OTHER_BATCHES = 16  # until the step is refused: few samples may violate a margin. A judgement, no measurement
 
 
 def check_step(workload: Workload, parameters: Sequence[torch.nn.Parameter], micro_batch_size: int) -> bool:
@@ -25,7 +25,7 @@ def check_step(workload: Workload, parameters: Sequence[torch.nn.Parameter], mic
 
     Args:
         workload: A training job with code of the user's own; its parameters may be updated.
-        parameters: All that it has, without gradients; where none is known nothing can be told.
+        parameters: All that it has, without gradients; where none is known nothing is checked.
         micro_batch_size: A size that was run, samples; at most half of it is taken, since without the compiler a pass
             needs more memory.
 
@@ -38,7 +38,7 @@ def check_step(workload: Workload, parameters: Sequence[torch.nn.Parameter], mic
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     num_samples = next((size for size in (_MOST_SAMPLES, 2) if 2 * size <= micro_batch_size), 1)
-    with restored(workload.compiled_modules), inert(workload.compiled_modules):
+    with restored(workload.compiled_modules), deterministic(workload.compiled_modules):
         batch = workload.make_batch(num_samples)
         first = _run(workload, trained, batch)
         if trained and all(norm is None for norm in first.norms):
@@ -99,7 +99,7 @@ def _require_dependence(
 
 
 def _are_equal(batch: Batch, other: Batch) -> bool:
-    """Whether the tensors of two batches are the same: data that is no random number's, of which nothing is learned."""
+    """Return whether the tensors of two batches are the same: data that is not random, from which nothing follows."""
     ours, theirs = tensor_leaves(batch), tensor_leaves(other)
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 

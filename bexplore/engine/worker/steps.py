@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from bexplore.engine.worker import scheduler_wait
 from bexplore.engine.worker.peak_memory import storage_bytes
+from bexplore.engine.worker.processors import longest_wait_s, scheduler_wait_s
+from bexplore.engine.worker.torch_private import zero_in_place
 from bexplore.workloads import Batch, Workload
 
 WARM_DEVICE_S = 0.3
@@ -163,28 +164,28 @@ class Steps:
         return start, end
 
     def _timed(self, run: Callable[[], None]) -> float:
-        """Seconds of one call: device events on CUDA, wall clock elsewhere; notes how long its threads waited."""
+        """Time one call by device events on CUDA, by the wall clock elsewhere; note how long its threads waited."""
         self.scheduler_wait_s = 0.0
         synchronize(self._device)
         if self._device.type == "cuda":
             start, end = self._between_events(run)
             synchronize(self._device)
             return float(start.elapsed_time(end) / 1e3)
-        scheduler_wait_s = scheduler_wait.scheduler_wait_s()
+        waited_before_s = scheduler_wait_s()
         begin = time.perf_counter()
         run()
         synchronize(self._device)
         seconds = time.perf_counter() - begin
-        self.scheduler_wait_s = scheduler_wait.longest_wait_s(scheduler_wait_s, scheduler_wait.scheduler_wait_s())
+        self.scheduler_wait_s = longest_wait_s(waited_before_s, scheduler_wait_s())
         return seconds
 
     def loss(self) -> float:
-        """The loss of the last pass that was timed."""
+        """Return the loss of the last pass that was timed."""
         with torch.no_grad():
             return float(self._last_loss)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """All that the optimizers step and the modules hold."""
+        """Return all parameters that the optimizers step and the modules hold."""
         modules = list(self._workload.compiled_modules)
         if self._workload.loss_module is not None:
             modules.append(self._workload.loss_module)
@@ -193,7 +194,7 @@ class Steps:
         return list({id(p): p for p in stepped + own}.values())
 
     def gradients(self) -> list[Gradient]:
-        """Each parameter with its gradient as it is now."""
+        """Return each parameter with its gradient as it is now."""
         return [(parameter, parameter.grad) for parameter in self.parameters()]
 
     def attach(self, gradients: Sequence[Gradient]) -> None:
@@ -202,17 +203,17 @@ class Steps:
             parameter.grad = gradient
 
     def clear_gradients(self) -> None:
-        """As before the first pass of a step."""
+        """Clear the gradients, as before the first pass of a step."""
         for parameter in self.parameters():
             parameter.grad = None
         self._attach_kept()
 
     def keep_gradients(self) -> None:
-        """From the next update on, keep the gradients that there are now in memory of their own.
+        """Keep the gradients that there are now in memory of their own, from the next update on.
 
         A pass that finds no gradient leaves its own, which lies in the memory of a CUDA graph: the next replay writes
         over it before it adds to it. Source: `format_dealloc_msg` in torch/_inductor/cudagraph_trees.py, whose remedy
-        is "preallocating zeroed .grad tensors". The gradients of a first pass tell which parameters are trained.
+        is "preallocating zeroed .grad tensors". The gradients of a first pass show which parameters are trained.
         """
         self._kept = [
             (parameter, torch.zeros_like(parameter))
@@ -222,23 +223,23 @@ class Steps:
 
     def _attach_kept(self) -> None:
         if self._kept:
-            torch._foreach_zero_([gradient for _, gradient in self._kept])
+            zero_in_place([gradient for _, gradient in self._kept])
             self.attach(self._kept)
 
     def alive(self, batch: Batch = ()) -> list[Any]:
-        """Pytrees of the tensors that live between steps, and a batch."""
+        """Return pytrees of the tensors that live between steps, and a batch."""
         modules = [m for m in [self._workload.loss_module, *self._workload.compiled_modules] if m is not None]
         buffers = [b for module in modules for b in module.buffers()]
         states = [optimizer.state for optimizer in self._workload.optimizers]
         return [self.parameters(), buffers, [list(s.values()) for s in states], batch]
 
     def live_bytes(self, batch: Batch = ()) -> int:
-        """Bytes of their distinct storages."""
+        """Return the bytes of the distinct storages of `alive`."""
         return storage_bytes(self.alive(batch))
 
 
 def with_dense_gradients(gradients: Sequence[Gradient]) -> list[torch.nn.Parameter] | None:
-    """The parameters that have a gradient; None where one is sparse, whose memory no zeros stand for."""
+    """Return the parameters that have a gradient; None where one is sparse, whose memory no zeros stand for."""
     trained = [(parameter, gradient) for parameter, gradient in gradients if gradient is not None]
     if any(gradient.layout is not torch.strided for _, gradient in trained):
         return None
@@ -252,7 +253,7 @@ def attach_zeros(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 
 def len_of(batch: Batch) -> int:
-    """Samples of a batch, by its first tensor."""
+    """Return the samples of a batch, by its first tensor."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
     return int(tensors[0].shape[0]) if tensors else 0
 

@@ -18,10 +18,10 @@ MIN_PASSES_OF_WORSE = ((1.0, 1), (0.0, 2))
 # Short passes are timed at least this long in all, however many that takes: they cost nothing. Seconds, passes.
 MIN_TIMED_S = 0.25
 MAX_PASSES = 200
-# A pass with a thread that waited for a processor longer than this share of it tells of the neighbours: well above the
-# 1.3 to 1.9 % that the explorer's own looks and the kernel cost on a quiet machine with as many threads as processors.
+# A pass with a thread that waited for a processor longer than this share of it was disturbed: well above the 1.3 to
+# 1.9 % that the watchdog and the kernel cost on a quiet machine with as many threads as processors.
 DISTURBED_SHARE = 0.05
-# Passes and seconds that a probe may take in all where neighbours disturb it, as a multiple of what it takes alone.
+# Passes and seconds that a probe may take in all where it is disturbed, as a multiple of what it takes undisturbed.
 DISTURBED_FACTOR = 2.0
 
 
@@ -60,7 +60,7 @@ class Passes:
 
     @property
     def are_enough(self) -> bool:
-        """Whether further passes would tell nothing that the decision needs, or cost more than they may."""
+        """Whether further passes would add nothing that the decision needs, or cost more than they may."""
         se = enough_se(self.tolerance)
         if self._is_clearly_worse or enough(
             self.undisturbed_s, self.max_passes, self.budget_s, se=se, total_s=self._undisturbed_total_s
@@ -93,7 +93,7 @@ class Passes:
 
 
 def enough(times_s: Sequence[float], max_passes: int, budget_s: float, *, se: float, total_s: float) -> bool:
-    """Whether passes suffice: the fewest are there, and the bound, the budget or the standard error is reached.
+    """Return whether passes suffice: the fewest are there, and the bound, the budget or the error is reached.
 
     A mean of several passes counts as one pass, but for `total_s`, the seconds that all of them took.
     """

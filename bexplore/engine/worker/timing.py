@@ -1,4 +1,4 @@
-"""Timing one size: alone, or in turns with sizes that ran before."""
+"""Timing one size: alone, or interleaved with sizes that ran before."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def time_alone(
     Args:
         steps: Runs and times them.
         batch: Of the probe's size.
-        probe: What is asked.
+        probe: What to run.
         budget_s: Seconds of passes after which it is enough.
         known: Passes that ran just before and count too.
         usual_pass_s: About how long a pass takes; 0 for not known.
-        report: Told the seconds of each pass.
+        report: Called with the seconds of each pass.
     """
     worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
     passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, tolerance=probe.tolerance, worse_s=worse_s)
@@ -112,13 +112,13 @@ def time_interleaved(
 
     Args:
         steps: Runs and times them.
-        batches: By size; the probe's own and those that it takes turns with.
-        probe: What is asked.
+        batches: By size; the probe's own and those that it is interleaved with.
+        probe: What to run.
         usual_pass_s: By size, about how long a pass takes; a turn has passes by it.
-        budget_s: Seconds of all turns after which it is enough where a size is only looked at; contenders have
+        budget_s: Seconds of all timings after which it is enough for a screening probe; contenders have
             `BUDGETS_OF_CONTENDERS` times as much.
         known: The probe's own turn of the first round, where it has just run.
-        report: Told the seconds of each pass of the probe's own size, and told of the others' passes.
+        report: Called with the seconds of each pass of the probe's own size, and after the others' passes.
     """
     own = probe.micro_batch_size
     is_screening = probe.purpose is Purpose.SEARCH
@@ -162,11 +162,11 @@ def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
 
 
 def _num_times_of_turn(steps: Steps, pass_s: float) -> int:
-    """How often a size is timed in its turn, each time for one pass or several back to back."""
+    """Return how often a size is timed in a round, each time for one pass or several back to back."""
     return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s)
 
 
 def _back_to_back(ran: Sequence[RanPass]) -> dict[str, list[int]]:
-    """How many passes each recorded time is the mean of; nothing where each is of one."""
+    """Return how many passes each recorded time is the mean of; nothing where each is of one."""
     num_passes = [one.num_passes for one in ran]
     return {"num_back_to_back": num_passes} if max(num_passes) > 1 else {}

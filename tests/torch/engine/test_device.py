@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from bexplore.config.load import load_config
-from bexplore.engine.worker import __main__ as worker
+from bexplore.engine.protocol.messages import Done, Trace
 from bexplore.engine.worker import device as worker_device
 from bexplore.engine.worker import steps
 from bexplore.engine.worker.device import await_memory, bound_memory, device_info, is_nearly_full, resolve_device
+from bexplore.engine.worker.server import Server
 from bexplore.errors import UserInputError
 from bexplore.exploration import exploration, one_shot
 from tests.builders import imported_job
@@ -81,9 +82,8 @@ def test_a_trace_on_a_device_that_is_here_leaves_its_memory_to_others(cuda, monk
     bounds = []
     monkeypatch.setattr(worker_device, "bound_memory", lambda device, limit_bytes: bounds.append((device, limit_bytes)))
     monkeypatch.setattr("bexplore.trace.tracer.trace_job", lambda job, why_cpu: cost_model())
-    request = {"kind": "trace", "job": imported_job(device="cuda:1").as_dict(), "gpu": None, "why_not": "torch 2.11"}
-    server = worker._Server(SimpleNamespace(send_bytes=lambda data: None))
-    assert server.answer(request)["outcome"] == "measured"
+    request = Trace(job=imported_job(device="cuda:1"), why_not="torch 2.11")
+    assert isinstance(Server(lambda **report: None).answer(request), Done)
     assert bounds == [(torch.device("cuda:1"), 256 * 2**20)]
 
 
@@ -110,11 +110,12 @@ def test_facts_hold_what_others_ask_about_the_device(cuda):
 
 def test_a_worker_makes_the_jobs_device_the_current_one_before_anything_else(cuda, monkeypatch):
     seen = []
-    server = worker._Server(None)
-    monkeypatch.setattr(server, "_trace", lambda request: seen.append(cuda.current) or {})
+    monkeypatch.setattr(worker_device, "bound_memory", lambda *arguments: None)
+    monkeypatch.setattr("bexplore.trace.tracer.trace_job", lambda job, why_cpu: seen.append(cuda.current))
+    server = Server(lambda **report: None)
 
-    server.answer({"kind": "trace", "job": imported_job(device="cuda:0").as_dict()})
-    server.answer({"kind": "trace", "job": imported_job(device="cuda:5").as_dict()})  # not here: the CPU stands in
+    server.answer(Trace(job=imported_job(device="cuda:0")))
+    server.answer(Trace(job=imported_job(device="cuda:5")))  # not here: the CPU stands in
     assert seen == [0, 0]
     device_info("cuda:1")
     assert cuda.current == 1

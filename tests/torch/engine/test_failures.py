@@ -7,7 +7,9 @@ import dataclasses
 import torch
 
 from bexplore.engine.protocol.failures import classify_exception
-from bexplore.engine.worker import __main__ as worker
+from bexplore.engine.protocol.messages import CheckEagerly
+from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.server import Server
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Outcome, Probe
 from tests.builders import imported_job
@@ -55,11 +57,9 @@ def test_the_eager_check_waits_for_the_device_whose_errors_come_late(monkeypatch
     def synchronize(device):
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr("bexplore.engine.worker.steps.synchronize", synchronize)
-    server = worker._Server(None)
-    monkeypatch.setattr(server, "_report", lambda **message: None)
-    request = {"kind": "eager_check", "job": imported_job().as_dict(), "probe": {"micro_batch_size": 2}}
+    monkeypatch.setattr("bexplore.engine.worker.probing.synchronize", synchronize)
+    request = CheckEagerly(job=imported_job(), probe=probe(2), shared_mode=SharedMode.UNBACKED)
 
-    answer = server.answer(request)
+    answer = Server(lambda **report: None).answer(request)
 
-    assert answer["outcome"] is Outcome.CRASHED and answer["is_sticky"]
+    assert answer.outcome is Outcome.CRASHED and answer.is_sticky

@@ -6,7 +6,7 @@ import textwrap
 from importlib import metadata
 from pathlib import Path
 
-from bexplore.engine.trace_client import recall_or_trace
+from bexplore.engine.program_client import recall_or_trace
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel, cache
 from bexplore.trace.cache import Sources, recall, remember

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 
-from bexplore.engine import trace_client
-from bexplore.engine.trace_client import recall_or_trace, trace_in_worker
+from bexplore.engine import program_client
+from bexplore.engine.program_client import recall_or_trace, trace_in_worker
 from bexplore.host.accelerators import device_by_name
 from bexplore.trace import CostModel, TraceError
 from bexplore.trace.absent_gpu import process
@@ -153,7 +153,7 @@ def test_the_backward_pass_of_attention_sums_in_float32_on_a_gpu():
 
 def test_without_triton_the_program_of_the_cpu_stands_in_and_says_so(tmp_path, monkeypatch):
     why = "Triton, which writes the kernels of a CUDA device, is not installed: pip install 'bexplore[gpu-trace]'"
-    monkeypatch.setattr(trace_client, "reason_against", lambda: why)
+    monkeypatch.setattr(program_client, "reason_against", lambda: why)
     job = dataclasses.replace(imported_job(backend="inductor"), device="cuda:0")
     model = trace_in_worker(job, tmp_path, lambda message: None, gpu=H100)
     assert isinstance(model, CostModel), model
@@ -162,7 +162,7 @@ def test_without_triton_the_program_of_the_cpu_stands_in_and_says_so(tmp_path, m
 
 
 def test_what_stood_in_for_a_gpu_is_not_remembered_as_its_program(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_client, "reason_against", lambda: "no Triton")
+    monkeypatch.setattr(program_client, "reason_against", lambda: "no Triton")
     job = dataclasses.replace(imported_job(backend="inductor"), device="cuda:0")
     for _ in range(2):
         model = recall_or_trace(job, tmp_path, lambda message: None, gpu=H100, fresh=False)

@@ -13,7 +13,7 @@ MIB = 2**20
 def test_a_worker_that_is_swapped_out_or_a_host_that_is_full_ends_the_probe(monkeypatch):
     watch = MemoryWatchdog(os.getpid(), 2**40)
     assert watch.violation() == ""
-    watch._looked_at_s = 0.0
+    watch._host_read_at_s = 0.0
     monkeypatch.setattr(memory_watchdog, "swapped_bytes", lambda pid: 2**30)
     assert "swap" in watch.violation()
 

@@ -1,0 +1,186 @@
+"""Requests about a job's program, each in a worker of its own: whether it builds, what it costs, its exact facts.
+
+The state that such a request leaves in the compiler does not reach the probes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bexplore.engine.process.worker_process import Progress, WorkerProcess
+from bexplore.engine.protocol.messages import Answer, BuildFake, Done, Failed, Refused, Request, TakeMetrics, Trace
+from bexplore.errors import EngineError, UserProgramError
+from bexplore.job import Job, Precision
+from bexplore.trace import cache
+from bexplore.trace.absent_gpu import reason_against
+from bexplore.trace.cost_model import CostModel
+from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.trace.program_metrics import ProgramMetrics
+
+# A build on fake tensors takes seconds; one that takes longer is left to the probe, which has limits of its own.
+BUILD_LIMIT_S = 60.0
+# A trace takes seconds; one that takes this long is given up, and the exploration goes on without it.
+TRACE_LIMIT_S = 120.0
+# All blocks of a whole model are traced: a deep one takes minutes.
+METRICS_LIMIT_S = 900.0
+RESIDENT_BYTES = 8 * 2**30
+METRICS_RESIDENT_BYTES = 16 * 2**30
+# Sizes and indices are SymPy's expressions, and it keeps 1000 results of each of its functions; the compiler asks for
+# more of them again. Processor time of a ResNet 50 for CUDA: 40.7 s with 1000, 38.4 s with these.
+_FAST_SYMPY = {"SYMPY_CACHE_SIZE": "20000"}
+
+
+def ask_once(
+    request: Request,
+    log_path: Path,
+    *,
+    limit_s: float,
+    resident_limit_bytes: int | None = RESIDENT_BYTES,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Progress = lambda report: None,
+) -> Answer:
+    """Send one request to a worker of its own.
+
+    Args:
+        request: What to do.
+        log_path: Receives what the worker and the user's code print.
+        limit_s: Seconds that each stage may be silent.
+        resident_limit_bytes: Resident memory beyond which the worker is ended; None for no limit.
+        environment: Variables of the worker beside this process's own.
+        on_progress: Called with what the worker reports.
+    """
+    worker = WorkerProcess(log_path, environment=environment)
+    try:
+        return worker.ask(
+            request,
+            on_progress=on_progress,
+            time_limit_s=lambda stage: limit_s,
+            resident_limit_bytes=resident_limit_bytes,
+        )
+    finally:
+        worker.close()
+
+
+def check_build(job: Job, log_path: Path, *, environment: Mapping[str, str] | None = None) -> None:
+    """Build a job on fake tensors of the CPU, in a process that leaves every device alone.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+        UserProgramError: The user's own code fails while it is built, for a job on the CPU; elsewhere it may need the
+            device.
+    """
+    scaled = job.precision is Precision.AUTOCAST_FLOAT16
+    on_cpu = dataclasses.replace(job, device="cpu", precision=Precision.AUTOCAST_BFLOAT16 if scaled else job.precision)
+    environment = {**(environment or {}), "CUDA_VISIBLE_DEVICES": ""}
+    answer = ask_once(BuildFake(job=on_cpu), log_path, limit_s=BUILD_LIMIT_S, environment=environment)
+    if not isinstance(answer, Refused):
+        return  # a failure is left to the probe
+    error = answer.error()
+    if job.device.partition(":")[0] == "cpu" or not isinstance(error, UserProgramError):
+        raise error
+
+
+def recall_or_trace(
+    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None = None, fresh: bool
+) -> CostModel | str:
+    """Return the job's trace of an earlier run if nothing has changed since, else a new one, kept for later runs.
+
+    Args:
+        job: What to trace.
+        run_dir: Receives the worker's log.
+        on_progress: Called with what the worker reports.
+        gpu: The device of a CUDA job, present or absent; None for a job on the CPU.
+        fresh: Trace in any case.
+
+    Returns:
+        The trace; the reason in one line where there can be none.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+        UserProgramError: The user's own code fails while it is built.
+    """
+    known = None if fresh else cache.recall(job, gpu=gpu)
+    return known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True)
+
+
+def trace_in_worker(
+    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None = None
+) -> CostModel | str:
+    """Trace the job whatever earlier runs kept; return the reason in one line where that is not possible."""
+    return _trace(job, run_dir, on_progress, gpu=gpu, keeps=False)
+
+
+def _trace(
+    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None, keeps: bool
+) -> CostModel | str:
+    # The device that is stood in for takes the place of one that is here: tracing takes nothing of its memory.
+    why_not = reason_against() if gpu is not None else ""
+    properties = gpu.as_dict() if gpu is not None and not why_not else None
+    environment = {"CUDA_VISIBLE_DEVICES": ""} if properties else {}
+    environment |= {name: value for name, value in _FAST_SYMPY.items() if name not in os.environ}
+    traced_job = dataclasses.replace(job, device="cuda:0") if properties else job  # the only device that there is then
+    answer = ask_once(
+        Trace(job=traced_job, gpu=properties, why_not=why_not),
+        run_dir / "workers" / "trace.log",
+        limit_s=TRACE_LIMIT_S,
+        environment=environment,
+        on_progress=on_progress,
+    )
+    if isinstance(answer, Failed):
+        return answer.reason
+    if isinstance(answer, Refused):
+        error = answer.error()
+        if isinstance(error, EngineError):
+            return error.message
+        raise error
+    cost_model = CostModel.from_dict(answer.values["cost_model"])
+    sources = answer.values["sources"]
+    is_own_program = cost_model.device == job.device.partition(":")[0]
+    if keeps and is_own_program and sources is not None:
+        cache.remember(job, cost_model, cache.Sources(**sources), gpu=gpu)
+    return cost_model
+
+
+def metrics_in_worker(
+    job: Job,
+    log_path: Path,
+    *,
+    device: str,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Progress = lambda _: None,
+) -> tuple[ProgramMetrics, dict[str, Any]]:
+    """Take the exact facts of a job's program; what the program's own faults hide is among their `problems`.
+
+    Args:
+        job: On the device that its program is to be traced for.
+        log_path: Receives what the worker and the user's code print.
+        device: The device, or `auto`, whose device info is wanted too.
+        environment: Variables of the worker beside this process's own.
+        on_progress: Called with what the worker reports.
+
+    Returns:
+        The facts, and those of `device_info`; the latter empty where the program failed in an unforeseen way.
+
+    Raises:
+        UserInputError: The job itself is wrong.
+        EngineError: The worker could not answer.
+    """
+    answer = ask_once(
+        TakeMetrics(job=job, device=device),
+        log_path,
+        limit_s=METRICS_LIMIT_S,
+        resident_limit_bytes=METRICS_RESIDENT_BYTES,
+        environment=environment,
+        on_progress=on_progress,
+    )
+    if isinstance(answer, Refused):
+        raise answer.error()
+    if isinstance(answer, Done):
+        return ProgramMetrics.from_dict(answer.values["metrics"]), answer.values["device_info"]
+    if answer.has_ended:
+        raise EngineError(f"the program's facts could not be taken: {answer.reason}", hint=f"see {log_path}")
+    return ProgramMetrics(traced_device=job.device.partition(":")[0], problems=(answer.reason,)), {}

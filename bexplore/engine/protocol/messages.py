@@ -1,0 +1,295 @@
+"""Requests to a worker and its answers: one JSON object each, length-framed, over a socket pair.
+
+JSON and not pickle: a worker runs the user's code, and what it sends is read by a process that must not be harmed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError
+from bexplore.job import Job
+from bexplore.measurement.probe import Outcome, Probe
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """Report what torch finds of a device; answered by the values of `engine.worker.device.device_info`."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckCompiler:
+    """Compile one small program for a device and run it; answered by `is_right`."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFake:
+    """Build a job on fake tensors."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Trace a job; answered by `cost_model` and `sources`.
+
+    Attributes:
+        job: What to trace.
+        gpu: Properties of an absent device to stand in for; None for the job's own device.
+        why_not: Why the program of the job's own device cannot be traced; empty where it can.
+    """
+
+    job: Job
+    gpu: dict[str, Any] | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeMetrics:
+    """Take the exact facts of a job's program; answered by `metrics` and, of the device, `device_info`."""
+
+    job: Job
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """A probe, and what its worker must be built from.
+
+    Attributes:
+        job: What to run.
+        probe: Which size, and how.
+        shared_mode: Kind of the shared program to begin with.
+        budget_bytes: Memory budget of the job's tensors; None for no limit.
+        depth: Identical blocks to keep, and how many there are; None for all of them.
+        pass_budget_s: Seconds of timed passes after which the probe stops.
+        free_memory_bytes: Free on the device before any worker; None to wait for no memory.
+        artifacts_dir: Keeps what the compiler makes; None for the compiler's usual cache.
+    """
+
+    job: Job
+    probe: Probe
+    shared_mode: SharedMode
+    budget_bytes: int | None = None
+    depth: tuple[int, int] | None = None
+    pass_budget_s: float = 4.0
+    free_memory_bytes: int | None = None
+    artifacts_dir: str | None = None
+
+
+class Prepare(ProbeRequest):
+    """Compile for a probe, which runs later."""
+
+
+class RunProbe(ProbeRequest):
+    """Run a probe; answered by fields of `Observation`."""
+
+
+class CheckEagerly(ProbeRequest):
+    """Run one step of the probe's size without the compiler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimePasses:
+    """Time passes of a size that was measured before: see `Session.time_passes`."""
+
+    micro_batch_size: int
+    num_passes: int
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareEager:
+    """Time compiled and eager passes of the size that was measured last: see `Session.compare_eager`."""
+
+    micro_batch_size: int
+    budget_s: float
+    tolerance: float
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareGradients:
+    """Compare the gradients of one replica batch at two splits; answered by the fields of `SameTraining`."""
+
+    job: Job
+    base_micro_batch_size: int
+    micro_batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLoader:
+    """Time the user's own data loader; answered by the fields of `LoaderSpeed`."""
+
+    job: Job
+    micro_batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLoaded:
+    """List the files under a folder from which modules were imported; answered by `files`."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a worker reports while it works, such as `stage` or `pass_time_s`."""
+
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A request that succeeded.
+
+    Attributes:
+        values: What was requested.
+        start_time_s: Seconds to build the job; 0 where it was built before.
+        shared_mode: Kind of shared program of the worker; None where it has built none.
+        has_headroom: As of `Worker`; None for as before.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    start_time_s: float = 0.0
+    shared_mode: SharedMode | None = None
+    has_headroom: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A request at which the job failed, or whose worker ended.
+
+    Attributes:
+        outcome: Never `measured`.
+        reason: One line for people.
+        traceback_text: Whole traceback, or the last output of a worker that ended; empty where there is none.
+        details: Extra values of the observation.
+        start_time_s: As of `Done`.
+        shared_mode: As of `Done`.
+        has_headroom: As of `Done`.
+        is_reusable: Whether the worker is as good as before.
+        is_sticky: Whether the device may fail at whatever this worker requests of it next.
+        has_ended: Whether the worker ended, or was given up, without an answer.
+    """
+
+    outcome: Outcome
+    reason: str
+    traceback_text: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    start_time_s: float = 0.0
+    shared_mode: SharedMode | None = None
+    has_headroom: bool | None = None
+    is_reusable: bool = False
+    is_sticky: bool = False
+    has_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A request that is wrong, or an engine that cannot carry it out.
+
+    Attributes:
+        message: What is wrong.
+        hint: What to do about it.
+        exit_code: Of the error.
+        traceback_text: Of the user's own code; empty where the error is not the user's code.
+    """
+
+    message: str
+    hint: str
+    exit_code: int
+    traceback_text: str = ""
+
+    @classmethod
+    def of(cls, error: BexploreError) -> Refused:
+        """Take the fields of an error."""
+        return cls(
+            message=error.message,
+            hint=error.hint,
+            exit_code=int(error.exit_code),
+            traceback_text=getattr(error, "traceback_text", ""),
+        )
+
+    def error(self) -> BexploreError:
+        """Return the error that the worker raised, as one of this process."""
+        if self.traceback_text:
+            return UserProgramError(self.message, hint=self.hint, traceback_text=self.traceback_text)
+        kind = UserInputError if self.exit_code == ExitCode.USER_INPUT else EngineError
+        return kind(self.message, hint=self.hint)
+
+
+Request = (
+    DeviceInfo
+    | CheckCompiler
+    | BuildFake
+    | Trace
+    | TakeMetrics
+    | ProbeRequest
+    | TimePasses
+    | CompareEager
+    | CompareGradients
+    | TimeLoader
+    | ListLoaded
+)
+Answer = Done | Failed | Refused
+_KINDS: Mapping[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(DeviceInfo, CheckCompiler, BuildFake, Trace, TakeMetrics, Prepare, RunProbe, CheckEagerly, TimePasses),
+        *(CompareEager, CompareGradients, TimeLoader, ListLoaded, Progress, Done, Failed, Refused),
+    )
+}
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    "job": Job.from_dict,
+    "probe": Probe.from_dict,
+    "shared_mode": SharedMode,
+    "outcome": Outcome,
+}
+
+
+def send(connection: Connection, message: Request | Answer | Progress) -> None:
+    """Send one message.
+
+    Raises:
+        OSError: The other side is gone.
+    """
+    values = {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}
+    text = json.dumps({"kind": type(message).__name__} | values, default=_plain)
+    connection.send_bytes(text.encode())
+
+
+def receive(connection: Connection) -> Any:
+    """Wait for one message.
+
+    Raises:
+        EOFError, OSError: The other side is gone.
+        ValueError: What came is not a message of ours.
+    """
+    values = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+    try:
+        kind = _KINDS[values.pop("kind")]
+        decoded = {name: _decoded(name, value) for name, value in values.items()}
+        return kind(**decoded)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def _decoded(name: str, value: Any) -> Any:
+    return _DECODERS[name](value) if name in _DECODERS and value is not None else value

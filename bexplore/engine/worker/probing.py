@@ -1,0 +1,205 @@
+"""Handlers of requests that run the job: probes, and what is compared or timed beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from bexplore.engine.protocol.failures import Failure, classify_exception
+from bexplore.engine.protocol.messages import (
+    Answer,
+    BuildFake,
+    CheckCompiler,
+    CheckEagerly,
+    CompareEager,
+    CompareGradients,
+    Done,
+    Failed,
+    ListLoaded,
+    Prepare,
+    ProbeRequest,
+    RunProbe,
+    TimeLoader,
+    TimePasses,
+)
+from bexplore.engine.worker.device import await_memory, take
+from bexplore.engine.worker.gradient_check import compare_gradients
+from bexplore.engine.worker.server import Handlers, Server, failed
+from bexplore.engine.worker.session import NotFiniteError, Session
+from bexplore.engine.worker.steps import CompiledEachPassError, synchronize
+from bexplore.engine.worker.torch_private import make_limits_loud
+from bexplore.measurement.probe import Compilation, Outcome
+from bexplore.trace.fake_build import build_fake
+from bexplore.workloads import build
+from bexplore.workloads.input_pipeline import time_loader
+
+
+def handlers(server: Server) -> Handlers:
+    """Return the handlers, which share one session."""
+    probing = _Probing(server)
+    return {
+        Prepare: probing.prepare,
+        RunProbe: probing.run_probe,
+        CheckEagerly: probing.check_eagerly,
+        TimePasses: probing.time_passes,
+        CompareEager: probing.compare_eager,
+        CompareGradients: probing.compare_gradients,
+        TimeLoader: probing.time_loader,
+        ListLoaded: probing.list_loaded,
+        BuildFake: probing.build_fake,
+        CheckCompiler: probing.check_compiler,
+    }
+
+
+class _Probing:
+    """Answers of one worker; its session is built with the first probe."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._report = server.report
+        self._session: Session | None = None
+
+    def prepare(self, request: Prepare) -> Answer:
+        return self._answer(request, self._prepare)
+
+    def run_probe(self, request: RunProbe) -> Answer:
+        return self._answer(request, self._run)
+
+    def _answer(self, request: ProbeRequest, run: Callable[[ProbeRequest], Answer]) -> Answer:
+        try:
+            return run(request)
+        except Exception as error:  # the border of the user's code
+            failure = self._server.failure_of(error)
+        # Outside the `except`, so that a second failure is not shown as one "during handling of" the first.
+        shared_mode = self._session.shared_mode if self._session is not None else None
+        failure = self._diagnosed(failure, request)
+        is_reusable = failure.is_clean and isinstance(request, RunProbe) and self._try_recover()
+        has_headroom = self._session.has_headroom if is_reusable and self._session is not None else None
+        return failed(failure, shared_mode=shared_mode, is_reusable=is_reusable, has_headroom=has_headroom)
+
+    def _prepare(self, request: ProbeRequest) -> Done:
+        session, start_time_s = self._opened(request)
+        session.prepare(request.probe.micro_batch_size)
+        return Done(shared_mode=session.shared_mode, start_time_s=start_time_s)
+
+    def _run(self, request: ProbeRequest) -> Answer:
+        session, start_time_s = self._opened(request)
+        try:
+            values = session.measure(request.probe, pass_budget_s=request.pass_budget_s)
+        except NotFiniteError as error:
+            return Failed(outcome=Outcome.NOT_FINITE, reason=str(error), start_time_s=start_time_s)
+        except CompiledEachPassError as error:
+            reason = " ".join([str(error), *session.watch.take().recompile_reasons[:1]])
+            details = {"recompiles_each_pass": True}
+            return Failed(outcome=Outcome.COMPILE_FAILED, reason=reason, details=details, start_time_s=start_time_s)
+        return Done(
+            values=values,
+            start_time_s=start_time_s,
+            shared_mode=session.shared_mode,
+            has_headroom=session.has_headroom,
+        )
+
+    def _opened(self, request: ProbeRequest) -> tuple[Session, float]:
+        """Build the job unless it is there already; return it and the seconds that this took."""
+        device = self._server.take_device(request.job.device)
+        if self._session is not None:
+            return self._session, 0.0
+        began = time.perf_counter()
+        free_bytes = await_memory(device, request.free_memory_bytes)
+        if free_bytes is not None:
+            self._report(free_memory_bytes=free_bytes)
+        make_limits_loud()
+        self._session = Session(
+            request.job,
+            compilation=request.probe.compilation,
+            shared_mode=request.shared_mode,
+            budget_bytes=request.budget_bytes,
+            report=self._report,
+            depth=request.depth,
+            artifacts_dir=Path(request.artifacts_dir) if request.artifacts_dir else None,
+        )
+        return self._session, time.perf_counter() - began
+
+    def _try_recover(self) -> bool:
+        """Return whether the session is as good as before a refusal; there is none if the job was being built."""
+        try:
+            return self._session is not None and self._session.try_recover()
+        except Exception:  # of a device in a broken state: the refusal is what is reported
+            return False
+
+    def _diagnosed(self, failure: Failure, request: ProbeRequest) -> Failure:
+        """Tell a bug of the user's from one of the compiler's by running the same size without the compiler.
+
+        Dynamo reports errors of the user's own code (a shape error met with fake tensors, say) under its own types, and
+        compiled code that is wrong fails with the types of the user's code. After a sticky failure any pass would fail
+        here, so that the explorer requests it of a new process.
+        """
+        is_compiled = request.probe.compilation is not Compilation.EAGER
+        if not is_compiled or failure.is_sticky or failure.outcome not in (Outcome.COMPILE_FAILED, Outcome.CRASHED):
+            return failure
+        self._session = None
+        try:
+            self.check_eagerly(request)
+        except Exception as error:  # the user's own code again
+            own = classify_exception(error)
+            return own if own.outcome is Outcome.CRASHED else failure
+        reason = f"{failure.reason} (the same step runs without torch.compile)"
+        return dataclasses.replace(failure, outcome=Outcome.COMPILE_FAILED, reason=reason)
+
+    def check_eagerly(self, request: ProbeRequest) -> Done:
+        """Run a pass and an update without the compiler, and wait for their end: errors of a device come late."""
+        device = self._server.take_device(request.job.device)
+        self._report(stage="eager check")
+        workload = build(request.job)
+        workload.forward_backward(workload.make_batch(request.probe.micro_batch_size))
+        workload.update()
+        synchronize(device)
+        return Done()
+
+    def time_passes(self, request: TimePasses) -> Done:
+        self._report(stage="passes")
+        assert self._session is not None
+        return Done(values=self._session.time_passes(request.micro_batch_size, request.num_passes, turn=request.turn))
+
+    def compare_eager(self, request: CompareEager) -> Done:
+        assert self._session is not None
+        return Done(values=self._session.compare_eager(**dataclasses.asdict(request)))
+
+    def compare_gradients(self, request: CompareGradients) -> Done:
+        self._session = None  # of the probe before, if there was one
+        self._server.take_device(request.job.device)
+        self._report(stage="gradients")
+        comparison = compare_gradients(
+            build(request.job),
+            base_micro_batch_size=request.base_micro_batch_size,
+            micro_batch_size=request.micro_batch_size,
+        )
+        return Done(values=dataclasses.asdict(comparison))
+
+    def time_loader(self, request: TimeLoader) -> Done:
+        self._server.take_device(request.job.device)
+        self._report(stage="loader")
+        return Done(values=dataclasses.asdict(time_loader(request.job, request.micro_batch_size)))
+
+    def list_loaded(self, request: ListLoaded) -> Done:
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        return Done(values={"files": sorted(file for file in files if file and file.startswith(request.folder))})
+
+    def build_fake(self, request: BuildFake) -> Done:
+        self._report(stage="build")
+        build_fake(request.job)
+        return Done()
+
+    def check_compiler(self, request: CheckCompiler) -> Done:
+        """Compile one small program for a device with the default backend, and run it."""
+        self._report(stage="compile")
+        device = take(request.device)
+        numbers = torch.arange(1024.0, device=device)
+        largest = float(torch.compile(lambda x: (x * 2.0 + 1.0).amax())(numbers))
+        synchronize(device)
+        return Done(values={"is_right": largest == 2047.0})

@@ -1,0 +1,174 @@
+"""The worker's loop: receives requests, lets a handler carry each out, and answers. It ends with the explorer."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from bexplore.engine.protocol import messages
+from bexplore.engine.protocol.failures import Failure, classify_exception
+from bexplore.engine.protocol.messages import Answer, Done, Failed, Progress, Refused, Request, receive, send
+from bexplore.engine.worker.memory_limit import kill_own_group
+from bexplore.errors import BexploreError, TraceError, UserProgramError
+from bexplore.measurement.probe import Outcome
+from bexplore.trace.absent_gpu import stand_in
+from bexplore.trace.cache import imported_sources
+from bexplore.trace.gpu_properties import GpuProperties
+
+Handlers = Mapping[type, Callable[[Any], Answer]]
+Report = Callable[..., None]
+
+# What a trace may take of the memory of a device that is here: it computes nothing there. Bytes.
+TRACE_DEVICE_BYTES = 256 * 2**20
+# Requests whose handlers lie apart from those of probes: these import no more than they need.
+_APART = {messages.DeviceInfo: "device", messages.TakeMetrics: "program_metrics"}
+
+
+def serve(connection: Connection, *, preload: Sequence[str] = ()) -> None:
+    """Answer requests until the explorer is gone.
+
+    Args:
+        connection: This end of the socket pair.
+        preload: Modules to import before the first request; a progress message reports that they are.
+    """
+    requests: SimpleQueue[Request] = SimpleQueue()
+    threading.Thread(target=listen, args=(connection, requests), daemon=True).start()
+    for module in preload:
+        importlib.import_module(module)
+    if preload:
+        send(connection, Progress(report={}))
+    server = Server(lambda **report: send(connection, Progress(report=report)))
+    while True:
+        send(connection, server.answer(requests.get()))
+
+
+def listen(connection: Connection, requests: SimpleQueue[Request]) -> None:
+    """Queue what the explorer requests; when it is gone, end this worker and all that it started.
+
+    The user's code may close this end, and its number may then name another file. The explorer is still there then,
+    and learns how the worker ends.
+    """
+    identity = _identity(connection)
+    while True:
+        try:
+            requests.put(receive(connection))
+        except (EOFError, OSError):
+            if _identity(connection) == identity:
+                kill_own_group()
+            return
+
+
+def _identity(connection: Connection) -> tuple[int, int] | None:
+    """Return which file the connection's number names; None for none."""
+    try:
+        found = os.fstat(connection.fileno())
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Server:
+    """Answers requests by the handlers of a few modules, each imported with its first request.
+
+    Torch takes a second of a processor and its compiler two more; a worker that only reports its device needs the one,
+    and a worker that stands in for an absent device must do so before anything imports torch.
+
+    Args:
+        report: Sends progress to the explorer.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self._device_is_full: Callable[[], bool] = lambda: False
+        self._handlers: dict[type, Callable[[Any], Answer]] = {messages.Trace: self._trace}
+
+    def take_device(self, name: str, *, limit_bytes: int | None = None) -> Any:
+        """Make the job's device the current one before anything else asks torch for a device.
+
+        Args:
+            name: The device.
+            limit_bytes: Of its memory, what this process may take; None for no limit.
+
+        Returns:
+            The `torch.device`.
+        """
+        worker_device = _module("device")
+        device = worker_device.take(name, limit_bytes)
+        self._device_is_full = lambda: worker_device.is_nearly_full(device)
+        return device
+
+    def answer(self, request: Request) -> Answer:
+        """Carry out a request; a failure of the job is an answer too."""
+        try:
+            return self._handler(type(request))(request)
+        except Exception as error:  # the border of the user's code: everything it raises becomes the probe's outcome
+            try:
+                failure = self.failure_of(error)
+            except BexploreError as refused:
+                return Refused.of(refused)
+        return failed(failure)
+
+    def failure_of(self, error: Exception) -> Failure:
+        """Classify what the user's code raised.
+
+        Raises:
+            BexploreError: The request itself cannot be carried out.
+        """
+        if not isinstance(error, BexploreError):
+            return classify_exception(error, device_is_full=self._device_is_full)
+        own = classify_exception(error.__cause__ or error) if isinstance(error, UserProgramError) else None
+        if own is None or own.outcome is Outcome.CRASHED:
+            raise error
+        return own  # the user's program lacked memory, say
+
+    def _trace(self, request: messages.Trace) -> Answer:
+        """Trace a job, for an absent device where the request has its properties."""
+        why_not = request.why_not
+        if request.gpu is None:
+            self.take_device(request.job.device, limit_bytes=TRACE_DEVICE_BYTES)
+        self.report(stage="trace")
+        began_s = time.time()
+        if request.gpu is not None:
+            try:
+                stand_in(GpuProperties.from_dict(request.gpu))
+            except TraceError as error:
+                why_not = error.message
+        from bexplore.trace.tracer import trace_job  # imports torch, which must find the absent device in place
+
+        cost_model = trace_job(request.job, why_cpu=why_not)
+        sources = imported_sources(began_s)
+        return Done(
+            values={
+                "cost_model": cost_model.as_dict(),
+                "sources": dataclasses.asdict(sources) if sources else None,
+            }
+        )
+
+    def _handler(self, kind: type) -> Callable[[Any], Answer]:
+        if kind not in self._handlers:
+            self._handlers |= _module(_APART.get(kind, "probing")).handlers(self)
+        return self._handlers[kind]
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"bexplore.engine.worker.{name}")
+
+
+def failed(failure: Failure, **of_the_worker: Any) -> Failed:
+    """Return the answer of a failure; what the worker is good for after it is given by fields of `Failed`."""
+    details: dict[str, Any] = {"exception_type": failure.exception_type}
+    return Failed(
+        outcome=failure.outcome,
+        reason=failure.reason,
+        traceback_text=failure.traceback_text,
+        is_sticky=failure.is_sticky,
+        details=details | ({"is_in_compiler": True} if failure.is_in_compiler else {}),
+        **of_the_worker,
+    )

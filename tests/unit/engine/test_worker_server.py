@@ -1,0 +1,62 @@
+"""The worker's end of the pipe, without torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+import pytest
+
+from bexplore.engine.protocol.messages import DeviceInfo, receive, send
+from bexplore.engine.worker import server
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """The explorer's end, the worker's, and whether the worker has ended itself."""
+    ended = []
+    monkeypatch.setattr(server, "kill_own_group", lambda: ended.append(True))
+    ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+    yield ours, theirs, ended
+    ours.close()
+
+
+def test_a_worker_whose_explorer_is_gone_ends_itself_and_all_that_it_started(pipe):
+    ours, theirs, ended = pipe
+    send(ours, DeviceInfo(device="cpu"))
+    ours.close()
+    requests: SimpleQueue = SimpleQueue()
+
+    server.listen(theirs, requests)
+
+    assert requests.get() == DeviceInfo(device="cpu")
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("becomes", ["closed", "an empty file"])
+def test_a_worker_whose_own_end_was_closed_does_not_take_the_explorer_for_gone(pipe, monkeypatch, becomes):
+    _, theirs, ended = pipe
+
+    def interrupted(connection):  # a read that is begun again finds what the number names now
+        if becomes == "closed":
+            os.close(connection.fileno())
+        else:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), connection.fileno())
+        return receive(connection)
+
+    monkeypatch.setattr(server, "receive", interrupted)
+
+    server.listen(theirs, SimpleQueue())
+    theirs._handle = None  # nothing of it is left to close
+
+    assert ended == []
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{}", b'{"kind": "Unknown"}', b'{"kind": "Done", "surprise": 1}', b"7"])
+def test_what_is_no_message_is_a_value_error(pipe, text):
+    ours, theirs, _ = pipe
+    theirs.send_bytes(text)
+    with pytest.raises(ValueError):
+        receive(ours)
