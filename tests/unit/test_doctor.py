@@ -9,6 +9,8 @@ import pytest
 
 from bexplore import doctor
 from bexplore.doctor import Status
+from bexplore.engine.protocol.messages import Done, Failed
+from bexplore.measurement.probe import Outcome
 
 CPU = {"device": "cpu", "device_name": "x", "capability": "y", "total_memory_bytes": None, "free_memory_bytes": None}
 
