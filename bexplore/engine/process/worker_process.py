@@ -23,7 +23,7 @@ from bexplore.engine.process import reaper
 from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.failures import classify_exit
-from bexplore.engine.protocol.messages import Answer, Failed, Request, receive, send
+from bexplore.engine.protocol.messages import FROM_WORKER, Answer, Failed, Request, receive, send
 from bexplore.errors import EngineError
 from bexplore.host.blas_threads import users_environment
 from bexplore.host.machine import oom_kills
@@ -98,7 +98,7 @@ class WorkerProcess:
         """Return once a worker has imported what it was given to `preload`, has ended, or takes too long."""
         if self._connection.poll(PRELOAD_LIMIT_S):
             try:
-                receive(self._connection)
+                receive(self._connection, FROM_WORKER)
             except (EOFError, OSError, ValueError):
                 self.close()
 
@@ -149,7 +149,7 @@ class WorkerProcess:
         while True:
             try:
                 if self._connection.poll(POLL_S):
-                    message = receive(self._connection)
+                    message = receive(self._connection, FROM_WORKER)
                     if not isinstance(message, messages.Progress):
                         return message
                     patience.heard(message.report)

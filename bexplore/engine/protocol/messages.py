@@ -18,31 +18,47 @@ from bexplore.job import Job
 from bexplore.measurement.probe import Outcome, Probe
 
 MAX_MESSAGE_BYTES = 16 * 2**20
+_KINDS: dict[str, type] = {}
+
+
+class Message:
+    """One message; its fields travel as JSON, and the name of its class as `kind`."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
+
+
+class Request(Message):
+    """What a worker is to do."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceInfo:
+class DeviceInfo(Request):
     """Report what torch finds of a device; answered by the values of `engine.worker.device.device_info`."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckCompiler:
+class CheckCompiler(Request):
     """Compile one small program for a device and run it; answered by `is_right`."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildFake:
+class BuildFake(Request):
     """Build a job on fake tensors."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Request):
     """Trace a job; answered by `cost_model` and `sources`.
 
     Attributes:
@@ -57,7 +73,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeMetrics:
+class TakeMetrics(Request):
     """Take the exact facts of a job's program; answered by `metrics` and, of the device, `device_info`."""
 
     job: Job
@@ -65,7 +81,7 @@ class TakeMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
+class ProbeRequest(Request):
     """A probe, and what its worker must be built from.
 
     Attributes:
@@ -102,7 +118,7 @@ class CheckEagerly(ProbeRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimePasses:
+class TimePasses(Request):
     """Time passes of a size that was measured before: see `Session.time_passes`."""
 
     micro_batch_size: int
@@ -111,7 +127,7 @@ class TimePasses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareEager:
+class CompareEager(Request):
     """Time compiled and eager passes of the size that was measured last: see `Session.compare_eager`."""
 
     micro_batch_size: int
@@ -121,7 +137,7 @@ class CompareEager:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareGradients:
+class CompareGradients(Request):
     """Compare the gradients of one replica batch at two splits; answered by the fields of `SameTraining`."""
 
     job: Job
@@ -130,7 +146,7 @@ class CompareGradients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLoader:
+class TimeLoader(Request):
     """Time the user's own data loader; answered by the fields of `LoaderSpeed`."""
 
     job: Job
@@ -138,21 +154,21 @@ class TimeLoader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListLoaded:
+class ListLoaded(Request):
     """List the files under a folder from which modules were imported; answered by `files`."""
 
     folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Message):
     """What a worker reports while it works, such as `stage` or `pass_time_s`."""
 
     report: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Done(Message):
     """A request that succeeded.
 
     Attributes:
@@ -169,7 +185,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Message):
     """A request at which the job failed, or whose worker ended.
 
     Attributes:
@@ -198,7 +214,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(Message):
     """A request that is wrong, or an engine that cannot carry it out.
 
     Attributes:
@@ -231,48 +247,31 @@ class Refused:
         return kind(self.message, hint=self.hint)
 
 
-Request = (
-    DeviceInfo
-    | CheckCompiler
-    | BuildFake
-    | Trace
-    | TakeMetrics
-    | ProbeRequest
-    | TimePasses
-    | CompareEager
-    | CompareGradients
-    | TimeLoader
-    | ListLoaded
-)
 Answer = Done | Failed | Refused
-_KINDS: Mapping[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(DeviceInfo, CheckCompiler, BuildFake, Trace, TakeMetrics, Prepare, RunProbe, CheckEagerly, TimePasses),
-        *(CompareEager, CompareGradients, TimeLoader, ListLoaded, Progress, Done, Failed, Refused),
-    )
-}
+FROM_WORKER = (Progress, Done, Failed, Refused)
 _DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "job": Job.from_dict,
     "probe": Probe.from_dict,
     "shared_mode": SharedMode,
     "outcome": Outcome,
+    "report": dict,
+    "values": dict,
+    "details": dict,
 }
 
 
-def send(connection: Connection, message: Request | Answer | Progress) -> None:
+def send(connection: Connection, message: Message) -> None:
     """Send one message.
 
     Raises:
         OSError: The other side is gone.
     """
-    values = {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}
-    text = json.dumps({"kind": type(message).__name__} | values, default=_plain)
-    connection.send_bytes(text.encode())
+    values = {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}  # type: ignore[arg-type]
+    connection.send_bytes(json.dumps({"kind": type(message).__name__} | values, default=_plain).encode())
 
 
-def receive(connection: Connection) -> Any:
-    """Wait for one message.
+def receive(connection: Connection, kinds: tuple[type[Message], ...]) -> Any:
+    """Wait for one message of some kinds.
 
     Raises:
         EOFError, OSError: The other side is gone.
@@ -281,6 +280,8 @@ def receive(connection: Connection) -> Any:
     values = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
     try:
         kind = _KINDS[values.pop("kind")]
+        if not issubclass(kind, kinds):
+            raise ValueError(f"unexpected {kind.__name__}")
         decoded = {name: _decoded(name, value) for name, value in values.items()}
         return kind(**decoded)
     except (AttributeError, KeyError, TypeError) as error:

@@ -58,7 +58,7 @@ def listen(connection: Connection, requests: SimpleQueue[Request]) -> None:
     identity = _identity(connection)
     while True:
         try:
-            requests.put(receive(connection))
+            requests.put(receive(connection, (Request,)))
         except (EOFError, OSError):
             if _identity(connection) == identity:
                 kill_own_group()

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from bexplore.engine.protocol.messages import DeviceInfo, receive, send
+from bexplore.engine.protocol.messages import FROM_WORKER, DeviceInfo, receive, send
 from bexplore.engine.worker import server
 
 
@@ -39,12 +39,12 @@ def test_a_worker_whose_explorer_is_gone_ends_itself_and_all_that_it_started(pip
 def test_a_worker_whose_own_end_was_closed_does_not_take_the_explorer_for_gone(pipe, monkeypatch, becomes):
     _, theirs, ended = pipe
 
-    def interrupted(connection):  # a read that is begun again finds what the number names now
+    def interrupted(connection, kinds):  # a read that is begun again finds what the number names now
         if becomes == "closed":
             os.close(connection.fileno())
         else:
             os.dup2(os.open(os.devnull, os.O_RDONLY), connection.fileno())
-        return receive(connection)
+        return receive(connection, kinds)
 
     monkeypatch.setattr(server, "receive", interrupted)
 
@@ -54,9 +54,19 @@ def test_a_worker_whose_own_end_was_closed_does_not_take_the_explorer_for_gone(p
     assert ended == []
 
 
-@pytest.mark.parametrize("text", [b"[]", b"{}", b'{"kind": "Unknown"}', b'{"kind": "Done", "surprise": 1}', b"7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]",
+        b"{}",
+        b'{"kind": "Unknown"}',
+        b'{"kind": "Done", "surprise": 1}',
+        b'{"kind": "DeviceInfo", "device": ""}',
+        b"7",
+    ],
+)
 def test_what_is_no_message_is_a_value_error(pipe, text):
     ours, theirs, _ = pipe
     theirs.send_bytes(text)
     with pytest.raises(ValueError):
-        receive(ours)
+        receive(ours, FROM_WORKER)
