@@ -21,7 +21,7 @@ def test_the_help_of_the_package_shows_the_protocol_without_torch():
         assert member in done.stdout
 
 
-CONFIGS, README = ROOT / "configs", ROOT / "README.md"
+CONFIGS = ROOT / "configs"
 
 
 def test_reading_a_file_does_not_import_torch():

@@ -33,11 +33,11 @@ def test_an_input_pipeline_that_is_the_limit_is_named_first_and_its_figures_are_
     again = subprocess.run(command[:-1], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     record = json.loads(done.stdout.splitlines()[-1])
-    assert 20 < record["loader"]["samples_per_s"] <= 100
+    assert 0 < record["loader"]["samples_per_s"] <= 20  # it sleeps 0.05 s for each sample
     first = record["bottlenecks"][0]
     assert first["kind"] == "input"
     assert first["evidence"]["loader_samples_per_s"] == record["loader"]["samples_per_s"]
-    assert first["evidence"]["step_samples_per_s"] > 100
+    assert first["evidence"]["step_samples_per_s"] > record["loader"]["samples_per_s"]
     assert "input     your data loader gives" in again.stdout
     assert "limits    the input pipeline is the limit" in again.stdout
     page = next(tmp_path.glob("local*/*/run_*/report.html")).read_text()

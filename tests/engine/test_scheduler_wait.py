@@ -9,11 +9,11 @@ import pytest
 
 SHARES_A_PROCESSOR = """
 import os, subprocess, sys, time
-from bexplore.engine.worker.run_queue import longest_wait_s, scheduler_wait_s
+from bexplore.engine.worker.scheduler_wait import longest_wait_s, scheduler_wait_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-before, until = scheduler_wait_s(), time.monotonic() + 0.5
-while time.monotonic() < until:
+before, until = scheduler_wait_s(), time.monotonic() + 30
+while before and longest_wait_s(before, scheduler_wait_s()) < 0.05 and time.monotonic() < until:
     pass
 rival.kill()
 print(longest_wait_s(before, scheduler_wait_s()) if before else "unknown")
@@ -25,4 +25,4 @@ def test_a_thread_that_has_to_share_its_processor_is_seen_to_wait():
     if told.strip() == "unknown":
         pytest.skip("this kernel does not tell")
 
-    assert float(told) > 0.05
+    assert float(told) >= 0.05

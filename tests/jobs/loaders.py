@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-SAMPLE_S = 0.01
+SAMPLE_S = 0.05
 
 
 class Samples(Dataset):
@@ -23,8 +23,12 @@ class Samples(Dataset):
         return torch.randn(32), index % 4
 
 
-def slow(micro_batch_size: int, num_workers: int = 0) -> DataLoader:
-    return DataLoader(Samples(sample_s=SAMPLE_S), batch_size=micro_batch_size, num_workers=num_workers)
+def slow(micro_batch_size: int) -> DataLoader:
+    return DataLoader(Samples(sample_s=SAMPLE_S), batch_size=micro_batch_size)
+
+
+def plain(micro_batch_size: int, num_workers: int = 0) -> DataLoader:
+    return DataLoader(Samples(), batch_size=micro_batch_size, num_workers=num_workers)
 
 
 def quick(micro_batch_size: int) -> Iterator[torch.Tensor]:

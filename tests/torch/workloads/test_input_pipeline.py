@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,31 +20,51 @@ def job(loader: str, **arguments):
 
 
 @pytest.fixture
-def short(monkeypatch):
-    monkeypatch.setattr(input_pipeline, "TIMED_S", 0.2)
+def clock(monkeypatch):
+    """Lets a batch arrive at each of these intervals, s: the first of them first, the last of them for ever."""
+
+    def install(*intervals_s: float) -> None:
+        waits = itertools.chain([0.0], intervals_s, itertools.repeat(intervals_s[-1]))
+        arrivals = itertools.accumulate(waits)
+        monkeypatch.setattr(input_pipeline, "time", SimpleNamespace(perf_counter=lambda: next(arrivals)))
+
+    return install
 
 
-def test_a_loader_gives_what_its_slowest_part_allows(short):
-    speed = time_loader(job("slow"), 2)
+def test_a_loader_gives_what_its_slowest_part_allows(clock):
+    clock(0.02)
+
+    speed = time_loader(job("plain"), 2)
 
     assert speed.num_workers == 0
-    assert 20 < speed.samples_per_s <= 100  # a hundredth of a second a sample at least
-    assert speed.num_batches >= 3
+    assert speed.samples_per_s == pytest.approx(2 / 0.02)
+    assert speed.elapsed_s > input_pipeline.TIMED_S
+    assert speed.num_batches == round(speed.elapsed_s / 0.02)
 
 
-def test_the_loaders_own_workers_work_and_their_start_is_not_counted(short):
-    speed = time_loader(job("slow", num_workers=2), 2)
+def test_the_loaders_own_workers_work_and_their_start_is_not_counted(clock):
+    clock(7.0, 0.0, 0.01)  # a batch of each worker comes with their start
+
+    speed = time_loader(job("plain", num_workers=2), 2)
 
     assert speed.num_workers == 2
-    assert 20 < speed.samples_per_s <= 200
-    assert speed.first_batch_s > 0
+    assert speed.samples_per_s == pytest.approx(2 / 0.01)
+    assert speed.first_batch_s == 7.0
 
 
-def test_any_iterable_of_batches_is_a_loader(short):
+def test_any_iterable_of_batches_is_a_loader(clock):
+    clock(0.5)
+
     speed = time_loader(job("quick"), 2)
 
     assert speed.num_workers is None
-    assert speed.samples_per_s > 1000
+    assert speed.samples_per_s == pytest.approx(2 / 0.5)
+
+
+def test_a_loader_that_is_slower_than_the_limit_is_not_waited_for(clock):
+    clock(input_pipeline.LONGEST_S)
+
+    assert time_loader(job("quick"), 2).num_batches == 1
 
 
 @pytest.mark.parametrize(("loader", "said"), [("too_small", "gave no batch"), ("no_loader", "not an iterable")])

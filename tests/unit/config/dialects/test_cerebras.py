@@ -20,7 +20,7 @@ from bexplore.job import Job, Mode, Precision
 from tests.builders import ROOT
 from tests.config_builders import FLAG, GPT, Folder, sections, trainer
 
-CONFIGS, README = ROOT / "configs", ROOT / "README.md"
+CONFIGS, GUIDE = ROOT / "configs", ROOT / "docs" / "guide.md"
 
 
 @pytest.fixture
@@ -556,9 +556,9 @@ def test_sparsity_that_is_not_built_is_a_warning(folder, values):
     assert warning.endswith("sparsity is not built in: the dense program is measured")
 
 
-def test_every_model_that_the_readme_and_the_refusal_name_is_built(folder):
-    readme = re.search(r"language models: ([^)]*)\)", README.read_text())[1].split(",")
-    named = [name.strip().lower().replace("gpt-2", "gpt2").replace("gpt-3", "gpt3") for name in readme]
+def test_every_model_that_the_guide_and_the_refusal_name_is_built(folder):
+    guide = re.search(r"language models:\s([^.]*)\.", GUIDE.read_text())[1].split(",")
+    named = [name.strip().lower().replace("gpt-2", "gpt2").replace("gpt-3", "gpt3") for name in guide]
     assert [name.replace("-", "") for name in named] == SHOWN_DECODERS.replace("-", "").split(", ")
     values = sections()
     for name in [*named, *SHOWN_DECODERS.split(", ")]:

@@ -128,13 +128,20 @@ def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
 def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
-    with trials.leased(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
-        time.sleep(0.9)
+
+    def lease_until() -> float:
         (running,) = asked.get_trials()
-        assert not trials.is_abandoned(running, time.time())
+        return running.system_attrs[trials.ATTRIBUTE]["lease_until"]
+
+    with trials.leased(asked, trial, Probe(number=0, micro_batch_size=1), seconds=0.4):
+        first, deadline_s = lease_until(), time.monotonic() + 60
+        while lease_until() == first and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert lease_until() > first
 
     (left,) = asked.get_trials()
-    assert trials.is_abandoned(left, time.time() + 0.5)
+    assert not trials.is_abandoned(left, lease_until())
+    assert trials.is_abandoned(left, lease_until() + 0.01)
 
 
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
