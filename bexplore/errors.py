@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
+WITHOUT_TRACE = "An exploration works without a trace; only the memory is not known beforehand."  # a hint
+
 _MOST_LISTED = 30  # names in a hint
 
 
 class ExitCode(IntEnum):
-    """What the process says to the shell; other people's scripts depend on the numbers."""
+    """Exit codes of the process, on which other people's scripts depend."""
 
     DONE = 0
     REGRESSION = 1

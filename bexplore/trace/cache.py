@@ -1,11 +1,10 @@
 """Traces of earlier runs: a job whose program has not changed since is not traced again.
 
-The fingerprint of a program is known only after it was traced, so an entry also lists what the trace was made from, as
-the direct mode of ccache does: the user's own source files with their digests, and the installed packages with their
-versions. An entry counts only while all of them are unchanged. What a program reads besides its modules (a file of
-settings that it opens by itself) is not seen; `--fresh` is for that.
+The fingerprint of a program is known only after its trace. So an entry also lists what the trace was made from, as the
+direct mode of ccache does: digests of the user's own source files, and versions of installed packages. An entry is used
+only while all are unchanged. A file that the program opens by itself is not among them: `--fresh` ignores the cache.
 
-The cache only saves time: whatever goes wrong with it, the job is traced as if there were none.
+Any error of the cache means that the job is traced.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ from bexplore.trace.gpu_properties import GpuProperties
 
 FOLDER_VARIABLE = "BEXPLORE_CACHE_DIR"
 MAX_ENTRIES = 100  # each is some 20 KiB
-_FORMAT = 1  # of an entry; others are not read
+_FORMAT = 1  # of an entry; entries of other formats are ignored
 _INSTALLED = ("site-packages", "dist-packages")
 _COMPILER_VARIABLES = "TORCHINDUCTOR_"  # environment variables that change what the compiler does ...
 _PLACES = ("TORCHINDUCTOR_CACHE_DIR",)  # ... and those that do not
-# What reading an entry that is damaged, or whose sources are gone, may raise.
+# Errors of reading an entry that is damaged, or whose sources are gone.
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, metadata.PackageNotFoundError, BexploreError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What a trace was made from.
+    """Sources of a trace.
 
     Attributes:
-        files: SHA-256 digest of each source file outside of the standard library and of installed packages, by path.
-        packages: Version of each installed package of which a module was imported, by its name.
+        files: SHA-256 digest, by path, of each source file outside of the standard library and installed packages.
+        packages: Version, by name, of each installed package of which a module was imported.
     """
 
     files: Mapping[str, str]
     packages: Mapping[str, str]
 
     def are_unchanged(self) -> bool:
-        """Return whether every file and every package is still what it was.
+        """Return whether every file and every package is unchanged.
 
         Raises:
             OSError: A file is gone.
@@ -84,7 +83,7 @@ def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
     """Return the trace of the same job in an earlier run, if nothing that it was made from has changed.
 
     Args:
-        job: What would be traced.
+        job: The job to trace.
         gpu: The device of a CUDA job; None for a job on the CPU.
     """
     key = _key(job, gpu)
@@ -99,13 +98,13 @@ def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
 
 
 def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuProperties | None) -> None:
-    """Keep a trace for later runs, under the fingerprint of its program; the oldest entries go.
+    """Keep a trace for later runs, under the fingerprint of its program, and remove the oldest entries.
 
     Args:
-        job: What was traced.
-        cost_model: Its trace.
-        sources: What the trace was made from.
-        gpu: As in `recall`.
+        job: The traced job.
+        cost_model: The trace.
+        sources: Sources of the trace.
+        gpu: The device of a CUDA job; None for a job on the CPU.
     """
     entry = {
         "format": _FORMAT,
@@ -143,8 +142,8 @@ def _key(job: Job, gpu: GpuProperties | None) -> str:
         if name.startswith(_COMPILER_VARIABLES) and name not in _PLACES
     }
     device = None if gpu is None else gpu.as_dict()
-    facts = [job.as_dict(), metadata.version("torch"), sys.version_info[:2], device, variables]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    parts = [job.as_dict(), metadata.version("torch"), sys.version_info[:2], device, variables]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _own_files() -> Iterator[Path]:

@@ -1,6 +1,6 @@
 """`CostModel`: memory, operations and traffic of one job as functions of the micro-batch size.
 
-It is made by `trace_job` and evaluated anywhere: nothing here needs torch.
+`trace_job` makes a cost model; evaluating it needs no torch.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ _POLYNOMIALS = ("model_flops", "hardware_flops", "bytes_moved")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """What a training step of one replica costs, for every micro-batch size at once.
+    """Cost of a training step of one replica, for every micro-batch size at once.
 
     Attributes:
         fingerprint: Sixteen hexadecimal digits: the same for the same traced program, on every machine.
         num_parameters: Elements of all parameters, shared ones once.
-        model_flops: Operations of a pass that the model needs, recomputation left out: what the model-flops
-            utilization (MFU) counts. A fused attention backward counts twice its forward.
-        hardware_flops: Operations of a pass as they are run, recomputation of checkpointed blocks and of fused
-            attention included, as far as the compiler keeps it: what the hardware-flops utilization (HFU) counts. A
-            fused attention backward counts 2.5 times its forward.
-            Conventions of both, those of `torch.utils.flop_counter`: matrix products, convolutions and fused attention
-            alone; a multiplication and an addition are two; attention is not halved for a causal mask. For a
-            transformer that is 6 N + 12 L h s a token (Source: PaLM, arXiv 2204.02311, appendix B; recomputation:
-            arXiv 2205.05198).
-        bytes_moved: Bytes that the kernels of a pass read and write at least.
-        resident: What is alive during the whole step: weights, gradients, optimizer states, the batch.
+        model_flops: Operations of a pass without recomputation, as the model-flops utilization (MFU) counts them. A
+            fused attention backward counts twice its forward. Convention of `torch.utils.flop_counter`: matrix
+            products, convolutions and fused attention alone; a multiplication and an addition are two operations; a
+            causal mask does not halve attention. A transformer has 6 N + 12 L h s a token (Source: PaLM, arXiv
+            2204.02311, appendix B).
+        hardware_flops: Operations of a pass with the recomputation that the compiler keeps, as the hardware-flops
+            utilization (HFU) counts them, by the same convention. A fused attention backward counts 2.5 times its
+            forward (Source: arXiv 2205.05198).
+        bytes_moved: Fewest bytes that the kernels of a pass read and write.
+        resident: Buffers alive during the whole step: weights, gradients, optimizer states, the batch.
         peaks: For each phase, the moments that are the highest for some size.
         relative_sd: Standard deviation of the relative error of the memory, from the benchmark of the trace.
         trace_s: Seconds that the trace took.
-        device: Device type of the traced program; where it is not the job's, the numbers are an estimate.
-        device_name: Of the accelerator that the program is for, as its driver gives it; empty for the CPU's program.
-        compiler: The versions that made the program, such as `torch 2.13.0`.
-        notes: What a reader must know before believing the numbers.
-        num_blocks: Identical blocks of each run of them in the model; 0 where there is none, or some of other lengths.
+        device: Device type of the traced program; the numbers are an estimate where the job's is another.
+        device_name: Name of the accelerator by its driver; empty for the CPU's program.
+        compiler: Versions that made the program, such as `torch 2.13.0`.
+        notes: Lines that qualify the numbers.
+        num_blocks: Length of each run of identical blocks in the model; 0 without a run, and if lengths differ.
         block_share: Share of the operations of a pass for one sample, 0 to 1, that lies in these blocks.
-        remembered_from: When it was traced (ISO 8601, UTC), if an earlier run did; None where this run did.
+        remembered_from: Time of the trace (ISO 8601, UTC) if an earlier run made it; else None.
     """
 
     fingerprint: str
@@ -68,19 +67,19 @@ class CostModel:
 
     @property
     def flops_per_sample(self) -> float:
-        """Return the model operations of a pass for one sample; the quantity of the model-flops utilization."""
+        """Model operations of a pass for one sample, as the model-flops utilization counts them."""
         return self.model_flops(1)
 
     @property
     def hardware_flops_per_sample(self) -> float:
-        """Return the operations of a pass for one sample as they are run, recomputation included."""
+        """Operations of a pass for one sample, recomputation included."""
         return self.hardware_flops(1)
 
     def peak_memory_bytes(self, micro_batch_size: int) -> int:
         """Return the bytes that the allocator holds at the highest moment of a step.
 
-        Two accumulation passes are assumed, so that old and new gradients meet, and states of the optimizer that
-        exist already.
+        The step has two accumulation passes, so that old and new gradients meet, and is not the first: the optimizer
+        has its states.
         """
         return max(self.phases(micro_batch_size).values())
 

@@ -1,4 +1,4 @@
-"""Builds a job on fake tensors; from real ones where its program reads values while it is built."""
+"""Build a job on fake tensors; from real ones where its program reads values while it is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bexplore.workloads.torch_private import (
 
 
 class FakeTensors(FakeTensorMode):
-    """Stays one mode where a model copies its modules: a copied tensor takes a copy of its mode along."""
+    """A mode that stays one where a model copies its modules; a copied tensor copies its mode."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensors:
         return self
@@ -32,14 +32,14 @@ class FakeTensors(FakeTensorMode):
 def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
     """Build a job without device memory.
 
-    Code that a fake tensor cannot answer (`tolist` of drop rates, NumPy) runs on the CPU with real tensors instead. In
-    a job of the CPU all are real, and take the memory of the weights until they are replaced; in one of another device
-    those that lie on the CPU, as the weights of a user's own model do until they are moved.
+    Code that needs values (`tolist` of drop rates, NumPy) runs on the CPU with real tensors instead. In a CPU job all
+    tensors are real, and take the memory of the weights until they are replaced. In a job of another device those on
+    the CPU are real, as the weights of a user's own model are until they are moved.
 
     Raises:
         UserInputError: The job is wrong.
         UserProgramError: The user's code fails in both ways.
-        Exception: Whatever it raises on an accelerator, where it is tried with fake tensors alone.
+        Exception: Any error of the user's code on an accelerator, where all attempts use fake tensors.
     """
     fake_mode = FakeTensors()
     try:
@@ -49,7 +49,7 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
         return workload, fake_mode
     except BexploreError:
         raise
-    except Exception:  # what a fake tensor cannot answer fails in the user's code in any way; a real bug fails again
+    except Exception:  # user code fails in any way without values; a real bug fails again
         is_on_host = torch.device(job.device).type == "cpu"  # any other memory is for the probes
     return _from_real(_build_real(job)) if is_on_host else _build_with_real_host(job)
 
@@ -59,7 +59,7 @@ def _build_real(job: Job) -> Workload:
         return build(job)
     except BexploreError:
         raise
-    except Exception as error:  # with real tensors too: it is the user's own code
+    except Exception as error:  # with real tensors too: a bug of the user's own code
         raise UserProgramError(
             f"your program fails while it is built: {type(error).__name__}: {error}",
             traceback_text="".join(traceback.format_exception(error)),
@@ -75,7 +75,7 @@ def _build_with_real_host(job: Job) -> tuple[Workload, FakeTensors]:
 
 
 class _RealOnHost(TorchDispatchMode):
-    """Computes for real, above a mode of fake tensors, what is made on the CPU and what follows from it there."""
+    """A mode, above one of fake tensors, that computes with real values what is made on the CPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

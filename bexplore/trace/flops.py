@@ -19,14 +19,14 @@ _MODEL_SHARE_OF_ATTENTION_BACKWARD = 4 / 5  # of five matrix products, the score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one node of a graph, or one kernel, costs.
+    """Cost of one node of a graph, or of one kernel.
 
     Attributes:
-        name: Of the node; a node of the backward graph with the name of a forward one is its recomputation.
-        module: As in `Place`.
-        hardware_flops: Operations as they are run.
-        model_flops: The same without what fused attention recomputes.
-        bytes_moved: Read and written.
+        name: Name of the node; a node of the backward graph with the name of a forward one is its recomputation.
+        module: Modules, as in `Place`.
+        hardware_flops: Operations, recomputation included.
+        model_flops: Operations without those that fused attention recomputes.
+        bytes_moved: Bytes read and written.
     """
 
     name: str = ""
@@ -37,12 +37,12 @@ class Cost:
 
 
 def count_graph_flops(graph: torch.fx.Graph, probe_batch: int, module_of: Callable[[torch.fx.Node], str]) -> list[Cost]:
-    """Count matrix products, convolutions and fused attention; everything else counts as nothing.
+    """Count matrix products, convolutions and fused attention; other operators count as nothing.
 
     Args:
-        graph: With `val` metadata at the micro-batch size `probe_batch`.
-        probe_batch: That size.
-        module_of: Node -> the modules that it belongs to.
+        graph: Graph with `val` metadata.
+        probe_batch: Micro-batch size of the metadata.
+        module_of: Node -> modules of the node.
     """
     costs = []
     for node in graph.nodes:
@@ -54,7 +54,7 @@ def count_graph_flops(graph: torch.fx.Graph, probe_batch: int, module_of: Callab
         if hardware:
             is_replayed = node.target is torch.ops.higher_order.run_with_rng_state
             model = NOTHING if is_replayed else model_share(operator, hardware)
-            # a wrapper says nothing of where it belongs; what it is given was made there
+            # a wrapper has no modules of its own; its inputs were made in the same ones
             module = module_of(node) or next(filter(None, map(module_of, node.all_input_nodes)), "")
             costs.append(Cost(name=node.name, module=module, hardware_flops=hardware, model_flops=model))
     return costs

@@ -18,13 +18,13 @@ from bexplore.host.accelerators import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProperties:
-    """What a compiler reads of a device.
+    """Properties of a device that a compiler reads.
 
     Attributes:
-        name: As the driver gives it.
+        name: Name by the driver.
         capability: Compute capability, major and minor.
         num_multiprocessors: Streaming multiprocessors.
-        total_memory_bytes: As the driver gives it.
+        total_memory_bytes: Memory by the driver.
     """
 
     name: str
@@ -34,7 +34,7 @@ class GpuProperties:
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> GpuProperties | None:
-        """Return the properties of a device that a worker has looked at; None where it is no known CUDA device."""
+        """Return the properties in a worker's device info; None where it is no known CUDA device."""
         if not str(facts.get("device")).startswith("cuda") or not facts.get("num_multiprocessors"):
             return None
         major, minor = (int(part) for part in str(facts["capability"]).split("."))
@@ -69,7 +69,7 @@ class GpuProperties:
         return cls(**{**record, "capability": tuple(record["capability"])})
 
     def as_torch(self) -> dict[str, Any]:
-        """Return the attributes of torch's own object of properties, those that follow from the capability included."""
+        """Return the attributes of torch's object of properties, with those that follow from the capability."""
         multiprocessor = MULTIPROCESSORS[self.capability]
         return {
             "name": self.name,

@@ -1,7 +1,7 @@
 """Inductor's memory plan of each graph, without building any code.
 
-The compiler runs as in the user's training, up to the text of its kernels and its wrapper; in place of the module
-that would be built from the text, a replay of the wrapper's allocations is handed back.
+The compiler runs as in the user's training, up to the text of its kernels and its wrapper. A replay of the wrapper's
+allocations takes the place of the module that would be built from the text.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class CompiledGraph:
 
     Attributes:
         is_backward: Whether it is the backward half of a pair.
-        plan: Its memory.
-        costs: Its operations, and what its kernels read and write at least.
-        operators: Its operators and output shapes, one line each: what a fingerprint is made of.
+        plan: Memory plan.
+        costs: Operations of its nodes, and the fewest bytes that its kernels read and write.
+        operators: Operators and output shapes, one line each; the fingerprint is made of them.
     """
 
     is_backward: bool
@@ -63,10 +63,10 @@ def planning_only(
     """Make torch.compile plan graphs instead of building them, within this context.
 
     Args:
-        probe_batch: The micro-batch size of the fake step.
-        device_type: Of the device of the program.
+        probe_batch: Micro-batch size of the fake step.
+        device_type: Type of the device of the program.
         run: Called in place of each compiled graph, with its inputs.
-        observe: Called with each planned graph of the compiler's own and `probe_batch`.
+        observe: Called with each planned graph of the compiler and `probe_batch`.
     """
 
     def load(graph: GraphLowering) -> Callable[[list[Any]], tuple[Any, ...]]:
@@ -94,7 +94,7 @@ def _read(graph: GraphLowering, probe_batch: int) -> CompiledGraph:
 
 
 class _Reader:
-    """The lines of a wrapper after planning, with symbolic sizes turned into polynomials."""
+    """Reader of the lines of a planned wrapper, with symbolic sizes as polynomials."""
 
     def __init__(self, graph: GraphLowering, probe_batch: int) -> None:
         self._graph = graph

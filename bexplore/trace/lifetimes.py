@@ -1,8 +1,8 @@
-"""When each piece of memory of a fake training step is allocated and freed.
+"""Times at which each piece of memory of a fake training step is allocated and freed.
 
-Python's own reference counts say when a tensor dies, also under fake tensors: what autograd keeps for the backward
-pass, what an optimizer leaves as a temporary, what a compiled graph gets to own. A compiled graph is one call here;
-it reports its inner life itself.
+Python's reference counts end a tensor, also a fake one: what autograd keeps for the backward pass, what an optimizer
+leaves as a temporary, what a compiled graph gets to own. A compiled graph is one call here; its replay (`plan`) reports
+the memory inside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bexplore.errors import TraceError
+from bexplore.errors import WITHOUT_TRACE, TraceError
 from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
@@ -32,10 +32,10 @@ _SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
 
 
 class LifetimeTracker:
-    """A ledger of storages, and of the events that befall them while it records.
+    """A ledger of storages and, while it records, of their events.
 
     Args:
-        probe_batch: The micro-batch size of the fake step, from which sizes are told apart: `Polynomial.of_value`.
+        probe_batch: Micro-batch size of the fake step, for `Polynomial.of_value`.
     """
 
     def __init__(self, probe_batch: int) -> None:
@@ -52,7 +52,7 @@ class LifetimeTracker:
 
     @contextlib.contextmanager
     def record(self, phase: Phase | None = None) -> Iterator[None]:
-        """Write down events within; `phase` None tells forward from backward by itself."""
+        """Record events within; phase None finds out whether it is the forward or the backward phase."""
         self._recording, self.phase = True, phase
         try:
             yield
@@ -69,12 +69,12 @@ class LifetimeTracker:
             self._silent = False
 
     def append(self, size: Polynomial, place: Place) -> None:
-        """Write down one event, if it is of any size and something is being recorded."""
+        """Record one event, if it has a size and recording is on."""
         if self._recording and size:
             self.events[self.current_phase()].append(Event(size, place))
 
     def take_workspace(self, operator: Any, arguments: Any, result: Any, place: Place) -> None:
-        """Write down what an operator takes for itself while it runs."""
+        """Record what an operator takes for itself while it runs."""
         images = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)), None)
         if images is None:
             return
@@ -92,13 +92,13 @@ class LifetimeTracker:
             self.append(-size, place)
 
     def count(self, operator: Any, arguments: Any, keywords: Any, result: Any) -> None:
-        """Write down what an operator of a recorded pass costs outside of compiled graphs."""
+        """Record the cost of an operator outside of compiled graphs."""
         if not self._recording or self.phase is Phase.UPDATE:
             return
         if operator in _HIDDEN_RESERVES:
             raise TraceError(
                 f"{operator} keeps memory for its backward pass that no fake tensor shows.",
-                hint="An exploration works without a trace; only the memory is not known beforehand.",
+                hint=WITHOUT_TRACE,
             )
         shapes = shapes_of(result)
         self.operators.append(f"{operator} {shapes}")
@@ -140,12 +140,12 @@ class LifetimeTracker:
         return Polynomial.of_value(int(tensor.untyped_storage().nbytes()), self.probe_batch)
 
     def allocate(self, tensor: torch.Tensor, place: Place) -> None:
-        """Write down the allocation of a tensor's storage, unless it is known."""
+        """Record the allocation of a tensor's storage, unless it is watched."""
         if not self._silent and self.adopt(tensor, place):
             self.append(self.size_of(tensor), place)
 
     def release(self, values: list[Any]) -> set[int]:
-        """Empty a list and say which storages die by it, without events: the caller writes them down in its order."""
+        """Empty a list and return the storages that die by it, without events: the caller records them."""
         self._dying = []
         values.clear()
         dead, self._dying = set(self._dying), None
@@ -171,8 +171,8 @@ class LifetimeMode(TorchDispatchMode):
 
     Args:
         tracker: Receives the events.
-        scalar: What reading a value out of a fake tensor gives; None to let it fail unless it is a floating-point
-            number. An optimizer reads its step count so, which changes no size; nor does a loss or a scale.
+        scalar: Value that reading a number out of a fake tensor gives; None lets it fail unless the number is a
+            floating-point one. An optimizer reads its step count, which changes no size; nor does a loss or a scale.
     """
 
     def __init__(self, tracker: LifetimeTracker, *, scalar: int | None = None) -> None:
@@ -192,7 +192,7 @@ class LifetimeMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and write down what is new."""
+        """Run the operator and record new tensors."""
         if func in _SCALAR_READS:
             if self._scalar is not None:
                 return self._scalar
@@ -209,7 +209,7 @@ class LifetimeMode(TorchDispatchMode):
                 self._tracker.allocate(leaf, place)
         if own_table is not None:
             self._tracker.allocate(own_table, place)
-            del own_table  # the operator frees it again: an event of its own
+            del own_table  # the operator frees it: another event
         self._tracker.count(func, args, kwargs or {}, result)
         self._tracker.take_workspace(func, args, result, place)
         return result

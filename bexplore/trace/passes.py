@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bexplore.errors import TraceError, UnusableSizeError
+from bexplore.errors import WITHOUT_TRACE, TraceError, UnusableSizeError
 from bexplore.job import Job
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import CompiledGraph, Observe, planning_only
@@ -33,19 +33,19 @@ from bexplore.workloads.torch_private import tree_leaves
 # no other dimension of the program is a multiple by chance.
 PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
 
-# Backends that plan no memory. The second decides on its own what is kept for the backward pass, the first as autograd.
+# Backends that plan no memory. For the backward pass the first keeps what autograd keeps, the second decides itself.
 _PARTITIONED = "aot_eager"
 _WITHOUT_PLAN = ("eager", _PARTITIONED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPass:
-    """What the second of two accumulation passes did.
+    """The second of two accumulation passes.
 
     Attributes:
-        events: Of the forward and of the backward phase.
-        costs: Of every graph node, kernel or operator.
-        operators: Its operators and their shapes, one line each.
+        events: Memory events of the forward and of the backward phase.
+        costs: Costs of every graph node, kernel or operator.
+        operators: Operators and their shapes, one line each.
         trained: Identities of the parameters that got a gradient.
         batch_size: Bytes of the batch.
         num_graphs: Compiled graphs that ran; a forward and a backward graph unless there are graph breaks.
@@ -68,27 +68,27 @@ def trace_pass(
     kept_blocks: int,
     observe: Observe | None = None,
 ) -> TracedPass:
-    """Run two passes on fake tensors and write the second one down, so that gradients exist already.
+    """Run two passes on fake tensors and record the second, in which gradients exist already.
 
-    Each size has its own static program unless the job compiles with `dynamic=True`, and the compiler decides on
-    recomputation and reuse otherwise where a size is a symbol. So the pass is traced at one size, a prime, and every
-    multiple of the prime is taken for a multiple of the micro-batch size. With `dynamic=True` the size is a symbol,
-    unless the model fixes it.
+    Each size has its own static program unless the job compiles with `dynamic=True`, and for a symbolic size the
+    compiler decides differently on recomputation and reuse. So the pass is traced at one size, a prime, and every
+    multiple of the prime counts as a multiple of the micro-batch size. With `dynamic=True` the size is a symbol, unless
+    the model fixes it.
 
     Args:
-        workload: Built under `fake_mode`.
-        fake_mode: The mode of its tensors.
-        probe_batch: The micro-batch size of the pass.
+        workload: Workload built under `fake_mode`.
+        fake_mode: Mode of its tensors.
+        probe_batch: Micro-batch size of the pass.
         repeats: Runs of identical blocks.
-        kept_blocks: How many of each run are traced.
-        observe: As in `planning_only`.
+        kept_blocks: Blocks of each run that are traced.
+        observe: Called with each planned graph of the compiler and `probe_batch`.
     """
     with truncated(repeats, kept_blocks):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
                 return _trace_pass(workload, fake_mode, probe_batch, observe, is_symbolic=True)
             except SpecializationError:
-                pass  # traced like a static program then, which it is
+                pass  # the program is static: it is traced like one
         return _trace_pass(workload, fake_mode, probe_batch, observe, is_symbolic=False)
 
 
@@ -134,10 +134,10 @@ def trace_update(
     """Run the update twice on fake gradients: the first makes the states, the second is the usual one.
 
     Args:
-        workload: Built under `fake_mode`, at full depth.
+        workload: Workload built under `fake_mode`, at full depth.
         trained: Parameters that get a gradient.
-        fake_mode: The mode of its tensors.
-        probe_batch: As in `LifetimeTracker`.
+        fake_mode: Mode of its tensors.
+        probe_batch: Micro-batch size of the fake step.
 
     Returns:
         Bytes of the optimizer states, and the events of the second update.
@@ -212,7 +212,7 @@ def _make_batch(workload: Workload, micro_batch_size: int) -> Any:
     except UnusableSizeError as error:
         raise TraceError(
             f"The trace needs a batch of {micro_batch_size} samples: {error}.",
-            hint="An exploration works without a trace; only the memory is not known beforehand.",
+            hint=WITHOUT_TRACE,
         ) from error
 
 

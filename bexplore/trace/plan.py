@@ -1,7 +1,7 @@
 """The memory plan of one compiled graph, and its replay on fake tensors.
 
-A plan names buffers as the compiler does. Several names may stand for one piece of memory (a reuse, a view); it is
-free when the last of them is dropped.
+A plan names buffers as the compiler does. Several names may stand for one piece of memory (a reuse, a view), which is
+free when its last name is dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A second name for the memory of `of`; `place` where a new buffer takes it over."""
+    """A second name for the memory of `of`; a place where a new buffer takes the memory over."""
 
     name: str
     of: str
@@ -38,7 +38,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The end of a name; unknown names are names without memory of their own."""
+    """The end of a name; an unknown name has no memory of its own."""
 
     name: str
 
@@ -51,13 +51,13 @@ class Output:
     """One output of a graph: a strided view of the memory of a name.
 
     Attributes:
-        name: Of a buffer of the plan or of an input.
-        shape: Elements.
-        symbolic: Dimensions whose size follows from the number of samples; a graph after a graph break must know.
-        stride: Elements.
-        offset: Elements.
+        name: Name of a buffer of the plan or of an input.
+        shape: Length of each dimension, elements.
+        symbolic: Dimensions whose length follows from the number of samples, for a graph behind a graph break.
+        stride: Stride of each dimension, elements.
+        offset: Offset in the memory, elements.
         dtype: Element type.
-        device: Where it lies.
+        device: Device of the memory.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one compiled graph does to memory.
+    """The memory of one compiled graph.
 
     Attributes:
-        input_names: Names of the inputs, in order; also those that are numbers.
-        steps: In order.
-        outputs: In order; None and numbers as they are returned.
+        input_names: Names of the inputs in order, numbers included.
+        steps: Allocations, aliases and drops in order.
+        outputs: Outputs in order; None and numbers as they are returned.
     """
 
     input_names: tuple[str, ...]
@@ -85,7 +85,7 @@ class Plan:
 
 
 class _Memory:
-    """One piece of memory during a replay: its names, and whether its end is this graph's to report."""
+    """One piece of memory during a replay: its names, and whether this graph reports its end."""
 
     __slots__ = ("names", "owned", "place", "size", "tensor")
 
@@ -101,10 +101,10 @@ def replay(plan: Plan, arguments: list[Any], tracker: LifetimeTracker, fake_mode
     """Run a plan instead of the graph: report its events, return fake outputs.
 
     Args:
-        plan: Of the graph.
-        arguments: Its inputs; emptied, as compiled graphs do, so that what nobody else holds ends within the graph.
+        plan: Plan of the graph.
+        arguments: Inputs; the list is emptied, as compiled graphs do, so that inputs without other owners end here.
         tracker: Receives the events.
-        fake_mode: The mode to which the outputs belong.
+        fake_mode: Mode of the outputs.
     """
     memories = _take_inputs(plan, arguments, tracker)
     for step in plan.steps:

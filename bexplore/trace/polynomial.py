@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Polynomial:
     """`constant + linear b + quadratic b^2`, where b is the micro-batch size.
 
-    Nearly everything in a training step is affine in b; what compares samples with each other (a contrastive loss)
-    is quadratic.
+    Nearly every size in a training step is affine in b; in a contrastive loss, which compares all samples with each
+    other, sizes are quadratic.
     """
 
     constant: float = 0
@@ -77,7 +77,7 @@ class Polynomial:
     def of_function(cls, function: Callable[[int], int], base: int) -> Polynomial:
         """Interpolate a function at `base`, `2 base` and `3 base`; exact up to degree two.
 
-        What is not a polynomial (a size rounded up to a multiple) is met within the rounding.
+        A size that is rounded up to a multiple is met within the rounding.
         """
         first, second, third = (function(multiple * base) for multiple in (1, 2, 3))
         if third - second == second - first:  # the usual case, kept in whole numbers

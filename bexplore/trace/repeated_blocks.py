@@ -1,6 +1,6 @@
 """Identical blocks of a deep model, and how to leave most of them out for a while.
 
-A model of n identical blocks costs what two shallow ones say: the step of each further block is the same.
+Each further block of a run of identical blocks adds the same cost, so a truncated model determines the full one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import nn
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
 
-# Blocks of a run that are traced: as few as possible, more if the middle ones keep different things. The first and
-# the last differ from the others by what stands before and after the run.
+# Traced blocks of a run: as few as possible, more if the middle ones keep different tensors. The first and the last
+# differ from the others by what is before and behind the run.
 KEPT_BLOCKS = (4, 6)
 _MIN_COPIES = KEPT_BLOCKS[0] + 2  # below, the whole model is about as quick to trace
 _POSITION_WORDS = ("idx", "index", "layer_id", "layer_number", "depth")
@@ -71,7 +71,7 @@ def truncated(repeats: list[Repeat], kept_blocks: int) -> Iterator[None]:
 
 
 def keep_blocks(repeat: Repeat, kept_blocks: int) -> list[nn.Module]:
-    """Keep only the first blocks of a run; returns those that were left out."""
+    """Keep only the first blocks of a run, and return the others."""
     blocks = list(repeat.container)
     first, last = repeat.start + kept_blocks, repeat.start + repeat.copies
     kept = blocks[:first] + blocks[last:]
@@ -89,8 +89,8 @@ def is_steady(repeat: Repeat, events: list[Event], kept_blocks: int) -> bool:
 
     Args:
         repeat: The run.
-        events: Of the forward phase, with `kept_blocks` blocks of the run.
-        kept_blocks: How many.
+        events: Events of the forward phase of the truncated model.
+        kept_blocks: Blocks of the run in the truncated model.
     """
     middle = middle_block(kept_blocks)
     first, second = (_kept(repeat, events, block) for block in (middle - 1, middle))
@@ -102,16 +102,15 @@ def lengthen(
 ) -> dict[Phase, list[Event]]:
     """Add to the events of a pass what the blocks of a run that were left out keep.
 
-    While the forward pass walks over identical blocks, each leaves the same activations; while the backward pass
-    walks back, each ends them and leaves its gradients. Within a run, what is alive changes by the same amount from
-    block to block, so the highest moment lies in the first or in the last block: it is enough to move those two
-    apart by what the blocks between them keep.
+    In the forward pass each identical block leaves the same activations; in the backward pass each ends them and leaves
+    its gradients. Within a run the memory alive changes by the same amount from block to block, so its maximum lies in
+    the first or in the last block: it is enough to insert between the two what the missing blocks keep.
 
     Args:
         repeat: The run.
-        events: Of a pass with `kept_blocks` blocks of the run.
-        gradient_bytes: New gradients of one block.
-        kept_blocks: How many.
+        events: Events of a pass of the truncated model.
+        gradient_bytes: Bytes of the new gradients of one block.
+        kept_blocks: Blocks of the run in the truncated model.
     """
     missing = repeat.copies - kept_blocks
     middle = middle_block(kept_blocks)

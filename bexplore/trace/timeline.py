@@ -1,4 +1,4 @@
-"""What a training step allocates and frees, in order; the peak of it as a function of the micro-batch size."""
+"""Allocations and frees of a training step, in order, and their peak as a function of the micro-batch size."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a buffer comes from.
+    """The origin of a buffer.
 
     Attributes:
-        label: For people: the line of the source and the operator, such as `model.py:33 gelu`.
-        module: Qualified names of the modules in whose forward it was made, the innermost last, such as
+        label: Source line and operator for people, such as `model.py:33 gelu`.
+        module: Qualified names of the modules in whose forward the buffer is made, the innermost last, such as
             `decoder > decoder.blocks.1 > decoder.positions`; empty outside of any.
     """
 
@@ -39,7 +39,7 @@ class Event:
 
     Attributes:
         size: Signed bytes.
-        place: Where the buffer was made; the same for an allocation and its end.
+        place: Origin of the buffer, the same for an allocation and its end.
     """
 
     size: Polynomial
@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """What one place of the source holds at a peak.
+    """Memory of one place of the source at a peak.
 
     Attributes:
         label: The place, such as `model.py:33 gelu`, or the kind of state, such as `weights`.
@@ -65,7 +65,7 @@ class Peak:
 
     Attributes:
         size: Bytes alive at that moment.
-        buffers: The largest of what is alive, largest first.
+        buffers: Largest buffers alive, largest first.
     """
 
     size: Polynomial
@@ -78,10 +78,10 @@ def find_peaks(
     """Find the moments that are the highest for some micro-batch size.
 
     Args:
-        resident: What is alive during the whole step.
-        events: Of the phase.
+        resident: Buffers alive during the whole step.
+        events: Events of the phase.
         past: Events of earlier phases.
-        num_buffers: Largest buffers to name at each peak.
+        num_buffers: Most buffers to name at each peak.
 
     Returns:
         At least one peak; the memory needed at b is the maximum of their sizes at b.

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bexplore.errors import BexploreError, TraceError, UserProgramError
+from bexplore.errors import WITHOUT_TRACE, BexploreError, TraceError, UserProgramError
 from bexplore.job import Job, Mode, Precision
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.fake_build import build_fake
@@ -45,7 +45,7 @@ _SD_OF_ANOTHER_BACKEND = 0.10  # not measured: kernels, and so fusion, differ
 # Of the CPU's program for a CUDA device: its slope is 87 % too high for BERT with dropout, 17 % too low for a LLaMA.
 _SD_OF_CPU_PROGRAM = 0.4
 # Of a program for a CUDA device, whose libraries take memory that is in no plan. Not measured on a device yet: growth
-# with the size is 0.79 to 0.98 of what whole processes were said to take. Source: benchmarks/results/trace_cuda.md.
+# with the size is 0.79 to 0.98 of the reported memory of whole processes. Source: benchmarks/results/trace_cuda.md.
 _SD_ON_CUDA = 0.1
 _OBJECTS_BETWEEN_COLLECTIONS = 200_000  # Python has 700
 _OWN_FILES = str(Path(__file__).parents[1] / "trace")
@@ -55,15 +55,14 @@ _LIBRARIES = (str(Path(torch.__file__).parent), _OWN_FILES)
 def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = None, why_cpu: str = "") -> CostModel:
     """Trace a step of a job once, through the compiler's own fusion and memory plan.
 
-    Everything runs on fake tensors, so no device memory is taken and no code is built. The compiler's state is reset
-    before and after: programs that were compiled in this process before are compiled anew at their next call, so a
-    process of its own is the better place.
+    Everything runs on fake tensors: no device memory is taken and no code is built. The compiler's state is reset
+    before and after, so earlier programs of this process are compiled anew at their next call: use a separate process.
 
     Args:
-        job: What to trace.
-        full_depth: Trace every one of many identical blocks, where `observe` must see them all.
-        observe: As in `planning_only`.
-        why_cpu: Why no device is stood in for a CUDA job that has none here; for the note that says so.
+        job: The job to trace.
+        full_depth: Whether to trace every one of many identical blocks, for `observe`.
+        observe: Called with each planned graph of the compiler and the micro-batch size of the trace.
+        why_cpu: Reason why a CUDA job without a device here is traced for the CPU, for a note.
 
     Raises:
         TraceError: The job cannot be traced; the message says why in one line.
@@ -77,10 +76,10 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
     except UserProgramError as error:
         if local_job is job:
             raise
-        raise _explain(error.__cause__ or error) from error  # on another device than its own it may fail to be built
+        raise _explain(error.__cause__ or error) from error  # it may fail only because of the other device
     except BexploreError:
         raise
-    except Exception as error:  # a user's model may fail under fake tensors in any way; an exploration goes on then
+    except Exception as error:  # a user's model may fail under fake tensors in any way
         raise _explain(error) from error
     return dataclasses.replace(
         model,
@@ -120,7 +119,7 @@ def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
 def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
     workload, fake_mode = build_fake(job)
     probe_batch = choose_probe_batch(workload, fake_mode)
-    # without compilation nobody says which block a tensor belongs to, and the whole model is quick
+    # without compilation a tensor has no block, and the whole model is quick to trace
     truncates = is_compiled(job) and not full_depth
     repeats = [repeat for module in modules_of(workload) if truncates for repeat in find_repeats(module)]
     traced, kept_blocks = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
@@ -283,7 +282,7 @@ def _held(label: str, tensors: Iterable[torch.Tensor]) -> Buffer:
 def _fingerprint(
     job: Job, compiler: str, operators: tuple[str, ...], parameters: list[Any], repeats: list[Repeat]
 ) -> str:
-    facts = {
+    parts = {
         "compiler": compiler,
         "device": torch.device(job.device).type,
         "mode": job.mode,
@@ -294,7 +293,7 @@ def _fingerprint(
         "parameters": [[str(parameter.dtype), *parameter.shape] for parameter in parameters],
         "depths": [repeat.copies for repeat in repeats],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _explain(error: BaseException) -> TraceError:
@@ -307,7 +306,7 @@ def _explain(error: BaseException) -> TraceError:
         reason = f"a size or a branch depends on the values of the data ({reason})"
     return TraceError(
         f"The model cannot be traced{where}: {name}: {reason}",
-        hint="An exploration works without a trace; only the memory is not known beforehand.",
+        hint=WITHOUT_TRACE,
     )
 
 

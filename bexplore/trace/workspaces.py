@@ -33,8 +33,8 @@ _AMD_BYTES, _AMD_INSTINCT_BYTES = 32 * _MIB, 128 * _MIB  # the latter of gfx94x 
 _CUDA_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG",)
 _HIP_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG")
 # Major capabilities with the large workspace, by the first torch that has it so. Source: pytorch#91564 for Hopper,
-# pytorch#175344 for Blackwell, of which 2.11 has nothing yet. What 2.13 made of it (pytorch#183923) was not read; the
-# two workspaces of 24 MiB more or less are what is at stake.
+# pytorch#175344 for Blackwell, which 2.11 lacks. The change in 2.13 (pytorch#183923) was not read; it could move two
+# workspaces by 24 MiB each.
 _LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
 
 
@@ -45,11 +45,11 @@ def workspace_sizes(
 
     Args:
         operator: Overload of an operator.
-        shapes: Its arguments, tensors given as their shapes, at the micro-batch size `probe_batch`.
-        result: Its result, in the same form.
-        probe_batch: As in `Polynomial.of_value`.
+        shapes: Arguments, with tensors as shapes, at the micro-batch size `probe_batch`.
+        result: Result, with tensors as shapes.
+        probe_batch: Micro-batch size, a prime.
         itemsize: Bytes of an element.
-        is_channels_last: Memory format of the images.
+        is_channels_last: Whether the channels of images are last in memory.
         device: Type of the device.
     """
     if device == "cpu" and operator in (_FORWARD, _BACKWARD):
@@ -151,10 +151,10 @@ def blas_workspace_bytes(
     Source: `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp. cuBLASLt shares the workspace.
 
     Args:
-        capability: Of the device, such as (9, 0).
-        environment: Of the process; `CUBLAS_WORKSPACE_CONFIG` overrides the default.
+        capability: Compute capability of the device, such as (9, 0).
+        environment: Environment of the process; `CUBLAS_WORKSPACE_CONFIG` overrides the default.
         torch_version: Major and minor version of torch.
-        gcn_architecture: Of an AMD device, such as `gfx942`; None for NVIDIA.
+        gcn_architecture: Architecture of an AMD device, such as `gfx942`; None for NVIDIA.
     """
     variables = _CUDA_VARIABLES if gcn_architecture is None else _HIP_VARIABLES
     configured = next((environment[name] for name in variables if name in environment), "")

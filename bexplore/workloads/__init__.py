@@ -1,4 +1,4 @@
-"""What can be trained: `build` turns a `Job` into a `Workload` of live torch modules."""
+"""Programs to train: `build` turns a `Job` into a `Workload` of live torch modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door through which a job is built."""
+"""Build a job: the only entry to the builders of each kind of workload."""
 
 from __future__ import annotations
 
@@ -24,15 +24,12 @@ _BUILDERS: dict[str, Callable[[Job], Workload]] = {
 def build(job: Job) -> Workload:
     """Build the job on its device; the same job gives the same weights and the same samples.
 
-    The job's settings of torch are made for the whole process, before code of the user's own is imported, as at the top
-    of a training script: every pass of a built job runs with them.
-
-    It may be called under `FakeTensorMode` and with the device `meta`: then nothing is allocated. The global random
-    state is left as it was.
+    The job's settings of torch apply to the whole process, from before the user's own code is imported, as at the top
+    of a training script. The global random state is left as it was. Under `FakeTensorMode`, and with the device `meta`,
+    nothing is allocated.
 
     Raises:
-        UserInputError: The job asks for something that does not exist; whatever the user's own code raises is not
-            caught.
+        UserInputError: The job names something that does not exist; errors of the user's own code are not caught.
     """
     if job.workload not in _BUILDERS:
         raise UserInputError(f"There is no workload named {job.workload!r}.", hint=suggestion(job.workload, _BUILDERS))
@@ -44,7 +41,7 @@ def build(job: Job) -> Workload:
 
 
 def set_torch(settings: TorchSettings) -> None:
-    """Make the settings that the job names; what it leaves open stays as it is."""
+    """Apply the job's settings of torch; None leaves a setting as it is."""
     if settings.float32_matmul_precision is not None:
         torch.set_float32_matmul_precision(settings.float32_matmul_precision)
     if settings.cudnn_benchmark is not None:

@@ -37,7 +37,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def build_decoder(job: Job) -> Workload:
     """Build the decoder of `job.model` on the job's device, with uniform random tokens.
 
-    The sequence length is the job's; where it has none, the longest that the model takes.
+    The sequence length is the job's; without one, the longest that the model takes.
 
     Raises:
         UserInputError: The model's settings are wrong, or the sequence is too long for them.
@@ -74,7 +74,7 @@ class DecoderLoss(nn.Module):
         self.decoder = Decoder(config)
 
     def forward(self, input_ids: torch.Tensor, target_ids: torch.Tensor) -> torch.Tensor:
-        """Mean loss over all tokens.
+        """Return the mean loss over all tokens.
 
         Args:
             input_ids: (samples, tokens) int64.
@@ -114,7 +114,7 @@ class Decoder(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.output_bias else None
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """(samples, tokens) int64 -> (samples, tokens, vocab_size) logits."""
+        """Map (samples, tokens) int64 to (samples, tokens, vocab_size) logits."""
         hidden = self.token_embedding(input_ids)
         if self.position_embedding is not None:
             hidden = hidden + self.position_embedding(input_ids.size(1))
@@ -233,7 +233,7 @@ class _Rotary(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, heads: torch.Tensor) -> torch.Tensor:
-        """(samples, heads, tokens, head width) -> the same shape and dtype."""
+        """Rotate (samples, heads, tokens, head width); shape and dtype stay."""
         length = heads.size(-2)
         cos, sin = self.cos[:length].to(heads.dtype), self.sin[:length].to(heads.dtype)
         first, second = heads[..., : self.rotated].chunk(2, dim=-1)
@@ -255,7 +255,7 @@ class _Alibi(nn.Module):
         self.register_buffer("bias", bias, persistent=False)
 
     def forward(self, length: int) -> torch.Tensor:
-        """(heads, length, length)."""
+        """Return the (heads, length, length) bias."""
         return self.bias[:, :length, :length]
 
 
@@ -266,7 +266,7 @@ class _Linear(nn.Linear):
 
 class _Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """As in `_Linear`."""
+        """Leave the weights to `DecoderLoss.init_weights`."""
 
 
 def _norm(config: DecoderConfig) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The settings of the built-in decoder, and which of them go together."""
+"""Settings of the built-in decoder, with the checks of their values."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class DecoderConfig:
         norm: `layernorm` or `rmsnorm`, before each part and at the end.
         norm_eps: Added to the variance.
         activation: A key of `GATED_ACTIVATIONS` or one of `ACTIVATIONS`.
-        use_bias: Biases in the linear layers of the blocks, where none of the next three says otherwise.
+        use_bias: Default of `attention_bias`, `attention_output_bias` and `feed_forward_bias`.
         attention_bias: Biases of the query, key and value projections; None for `use_bias`.
         attention_output_bias: Bias of the attention's output projection; None for `use_bias`.
         feed_forward_bias: Biases of the feed-forward network; None for `use_bias`.
         output_bias: Bias of the projection to the vocabulary.
         tie_embeddings: The projection to the vocabulary uses the weights of the token embedding.
         dropout: Dropout probability of the residual branches.
-        embedding_dropout: The same for the embeddings; None for `dropout`.
-        attention_dropout: The same for the attention probabilities.
+        embedding_dropout: Dropout probability of the embeddings; None for `dropout`.
+        attention_dropout: Dropout probability of the attention probabilities.
         activation_checkpointing: Recompute each block in the backward pass instead of keeping its activations.
         initializer_range: Standard deviation of the initial weights.
     """
@@ -121,22 +121,22 @@ class DecoderConfig:
 
     @property
     def key_value_heads(self) -> int:
-        """Return key and value heads."""
+        """Key and value heads."""
         return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
     @property
     def head_width(self) -> int:
-        """Return channels of one head."""
+        """Channels of one head."""
         return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
 
     @property
     def rotated(self) -> int:
-        """Return channels of one head that rotary positions turn."""
+        """Channels of one head that rotary positions rotate."""
         return self.head_width if self.rotary_dim is None else self.rotary_dim
 
     @property
     def feed_forward_width(self) -> int:
-        """Return channels between the two matrices of the feed-forward network."""
+        """Channels between the two matrices of the feed-forward network."""
         return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
 
 

@@ -1,6 +1,6 @@
 """Models of the `transformers` library by configuration: random weights, nothing downloaded.
 
-`transformers` is an optional extra; this file is its only door and imports it when a job asks for it.
+`transformers` is an optional extra, which is imported for a job that needs it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bexplore.workloads.torch_private import tree_leaves
 from bexplore.workloads.workload import Workload, assemble
 
 _MASKED_SHARE = 0.15  # of the tokens of a sample; source: BERT (arXiv 1810.04805)
-_IGNORED_LABEL = -100  # what torch's cross entropy leaves out by default
-_DEFAULT_IMAGE_SIZE = 224  # pixels; for models whose configuration does not say, such as ResNet
+_IGNORED_LABEL = -100  # torch's cross entropy leaves it out by default
+_DEFAULT_IMAGE_SIZE = 224  # pixels; for models whose configuration has none, such as ResNet
 _DEFAULT_LOSS = "ForCausalLM"
 
 HostBatch = dict[str, torch.Tensor]
@@ -33,7 +33,7 @@ HostBatch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What the library calls a task's models, and what its samples look like."""
+    """Class of a task's models in the library, and the samples of the task."""
 
     auto_class: str
     make_samples: Callable[[Job, Any, int], HostBatch]
@@ -66,8 +66,8 @@ def build_transformers(job: Job) -> Workload:
         if job.data.get("attention_mask"):
             samples["attention_mask"] = torch.ones_like(samples["input_ids"])
         if takes_positions:
-            # The values that the model would make itself, after asking whether there is one sample: a question that
-            # breaks a graph in which their number is symbolic.
+            # the values that the model makes itself behind a check for a single sample, which breaks the graph where
+            # the number of samples is symbolic
             samples["position_ids"] = torch.arange(samples["input_ids"].size(1)).repeat(micro_batch_size, 1)
         dtype = next(model.parameters()).dtype
         return ({key: _on_device(value, device, dtype) for key, value in samples.items()},)
@@ -77,7 +77,7 @@ def build_transformers(job: Job) -> Workload:
 
 
 class _OwnLoss(nn.Module):
-    """The loss that a `transformers` model computes by itself when it is given labels."""
+    """The loss that a `transformers` model computes when it gets labels."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -125,16 +125,16 @@ def _build_model(library: ModuleType, job: Job, task: _Task) -> nn.Module:
             hint="Correct explore.workload.transformers.config; its keys are those of the model's config.json.",
         ) from error
     if is_fake():
-        model.tie_weights()  # left out together with the weights
+        model.tie_weights()  # from_config skips it where it skips the weights
     if getattr(model, "loss_type", None) is None:
-        model.loss_type = _DEFAULT_LOSS  # what the library would fall back to, with a warning that breaks the graph
+        model.loss_type = _DEFAULT_LOSS  # the library's own default, without its warning, which breaks the graph
     if job.model.get("activation_checkpointing"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
 def _check_config_keys(settings: Mapping[str, Any], config: Any) -> None:
-    """Refuse near misses only: the library takes any key, and real config.json files hold some that it ignores."""
+    """Refuse misspelt keys only: the library takes any key, and real config.json files hold unused ones."""
     known = {*dir(type(config)), *config.attribute_map, *inspect.signature(type(config)).parameters}
     for key in settings:
         near = None if key in known else _nearest(key, known)
@@ -147,7 +147,7 @@ def _nearest(value: str, known: Any) -> str | None:
 
 
 def _complete(config: Any) -> None:
-    """Set what training needs and the library leaves open."""
+    """Set values that training needs and the library leaves open."""
     config.use_cache = False
     if getattr(config, "problem_type", None) is None:
         config.problem_type = "single_label_classification"  # else the first forward pass sets it, and recompiles
@@ -156,7 +156,7 @@ def _complete(config: Any) -> None:
 
 
 def _cheap_under_fake_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Leave the weights out where they are fake: truncated normal draws look at values, and there are none."""
+    """Skip fake weights: truncated normal draws read values, and fake tensors have none."""
     if not is_fake():
         return contextlib.nullcontext()
     return importlib.import_module("transformers.initialization").no_init_weights()

@@ -1,4 +1,4 @@
-"""Import paths of the user's own code, `package.module:name`: what is wrong with the path is said, the code is not."""
+"""Import paths of the user's own code, `package.module:name`; errors of the code itself are not caught."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from bexplore.errors import UserInputError, require, suggestion
 
-_SECTION = "explore.workload"  # of the configuration, where the paths stand
+_SECTION = "explore.workload"  # section of the configuration with the paths
 
 
 def load_callable(path: Any, *, setting: str, import_root: str | None = None) -> Callable[..., Any]:
-    """Import what a path names.
+    """Import the callable that a path names.
 
     Args:
         path: `package.module:name`, where the name may have dots of its own.
-        setting: Where the path stands in the configuration, for messages.
-        import_root: Folder put first on the import path, and left there for imports that come later.
+        setting: Name of the setting in the configuration, for messages.
+        import_root: Folder put first on the import path, where it stays for later imports.
 
     Raises:
-        UserInputError: The path itself is wrong. Whatever the imported module raises is not caught.
+        UserInputError: The path is wrong; errors of the imported module are not caught.
     """
     module_name, colon, attribute = path.partition(":") if isinstance(path, str) else ("", "", "")
     require(
@@ -47,8 +47,8 @@ class UserCallable:
     """A callable of the user's own with the arguments that it takes.
 
     Attributes:
-        path: What was imported.
-        function: What it gave.
+        path: Import path.
+        function: The imported callable.
         arguments: Keyword arguments of every call.
     """
 
@@ -57,7 +57,7 @@ class UserCallable:
     arguments: Mapping[str, Any]
 
     def __call__(self, *positional: Any) -> Any:
-        """Call it; whatever it raises is not caught."""
+        """Call the function; its errors are not caught."""
         return self.function(*positional, **self.arguments)
 
 
@@ -68,8 +68,8 @@ def load_callables(
 
     Args:
         paths: Import path of each, by the name of its setting.
-        arguments: Keyword arguments of all of them together.
-        import_root: As in `load_callable`.
+        arguments: Keyword arguments of all callables together.
+        import_root: Folder put first on the import path.
 
     Raises:
         UserInputError: A path is wrong, or no callable takes an argument.
@@ -94,8 +94,8 @@ def check_call(user_callable: UserCallable, *positional: str, setting: str) -> N
     """Raise UserInputError where a call with these positional arguments lacks some, or has too many.
 
     Args:
-        user_callable: What will be called.
-        positional: Names of what it will be given, for the message.
+        user_callable: The callable.
+        positional: Names of the positional arguments, for the message.
         setting: Name of its path in the workload section.
     """
     try:
@@ -114,7 +114,7 @@ def check_call(user_callable: UserCallable, *positional: str, setting: str) -> N
 
 
 def check_calls(callables: Mapping[str, UserCallable]) -> None:
-    """Check, as `check_call`, those that have to do with batches."""
+    """Check the calls of the callables that make or read batches."""
     for name, argument in (("batch", "micro_batch_size"), ("loader", "micro_batch_size"), ("samples_of", "batch")):
         if name in callables:
             check_call(callables[name], argument, setting=name)
@@ -133,13 +133,13 @@ def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[s
 
 
 def _import_module(name: str, path: str, setting: str, import_root: str | None) -> Any:
-    importlib.invalidate_caches()  # the file may be younger than the interpreter's view of its folder
+    importlib.invalidate_caches()  # the file may be younger than the interpreter's listing of its folder
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing != name and not name.startswith(f"{missing}."):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists; one of its own imports does not
         where = import_root or "the import path"
         raise UserInputError(
             f"{setting} is {path!r}: there is no module {missing!r} in {where}.",

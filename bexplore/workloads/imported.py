@@ -1,6 +1,6 @@
-"""Models, batches and losses of the user's own, by import path; `imported_step` holds whole steps.
+"""Models, batches and losses of the user's own, by import path; `imported_step` has whole steps.
 
-Exceptions of the user's code are not caught here: they are the user's own tracebacks.
+Exceptions of the user's code are not caught, so their tracebacks are the user's own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATHS = ("model", "batch", "loss", "loader", "samples_of")
 
 
 def build_imported(job: Job) -> Workload:
-    """Build what the import paths of `job.model` name.
+    """Build the model, batches and loss that the import paths of `job.model` name.
 
     Either a whole step (see `imported_step`), or these keys:
 
@@ -45,7 +45,7 @@ def build_imported(job: Job) -> Workload:
     Random numbers of torch are seeded before the model is made and before each batch.
 
     Raises:
-        UserInputError: A path, or what it gave, cannot be used.
+        UserInputError: A path, or the object that it names, cannot be used.
     """
     if "step" in job.model:
         return build_step(job)
@@ -119,7 +119,7 @@ def _make_loss(loss: UserCallable | None) -> Callable[..., Any] | None:
         made: Callable[..., Any] = loss()
         return made
     check_call(loss, "output", "targets", setting="loss")
-    return functools.partial(loss.function, **loss.arguments)  # a partial, which the compiler sees through
+    return functools.partial(loss.function, **loss.arguments)  # the compiler traces through a partial
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:

@@ -24,15 +24,14 @@ def build_step(job: Job) -> Workload:
     """Build `{"step", "batch", "loader", "samples_of", "arguments"}` of `job.model`.
 
     `step` is a path that returns a `TrainingStep`. `batch`, optional, is a path that makes the batches instead of the
-    step's own `make_batch`; `loader` and `samples_of` are as in `build_imported`. Each gets
-    those of the keyword arguments `arguments` that its signature names. Precision, optimizers and clipping are the
-    step's own.
+    step's own `make_batch`; `loader` and `samples_of` are as in `build_imported`. Each callable gets those of
+    `arguments` that its signature names. The step itself has precision, optimizers and clipping.
 
     Raises:
-        UserInputError: The path, or what it gave, cannot be used; or the job sets what is the step's own business.
+        UserInputError: The path, or its object, cannot be used; or the job sets precision or clipping.
     """
     check_keys(job.model, ("step", *_PATHS, "arguments"), "An imported step")
-    _check_own_business(job)
+    _check_step_settings(job)
     paths = {name: job.model[name] for name in ("step", *_PATHS) if job.model.get(name) is not None}
     callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
     check_call(callables["step"], setting="step")
@@ -61,7 +60,7 @@ def build_step(job: Job) -> Workload:
     )
 
 
-def _check_own_business(job: Job) -> None:
+def _check_step_settings(job: Job) -> None:
     require(
         job.precision is Precision.FLOAT32,
         f"precision is {job.precision.value}, but the step of your own decides its precision.",

@@ -1,4 +1,4 @@
-"""The user's own data loader, timed apart from the step: can it keep up with what the device takes?"""
+"""Time the user's own data loader apart from the step, to compare its samples/s with the device's."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from bexplore.workloads.import_path import check_call, load_callables
 from bexplore.workloads.samples import seeded
 from bexplore.workloads.user_batch import tensor_leaves
 
-TIMED_S = 3.0  # seconds of steady delivery; shorter where the batches of the first wave take longest
+TIMED_S = 3.0  # seconds of steady delivery; shorter only where LONGEST_S ends it
 MIN_TIMED_BATCHES = 3
 LONGEST_S = 20.0  # seconds in all, the start of the loader's own workers included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSpeed:
-    """How fast a loader gives batches while nothing else asks for the processors.
+    """Speed of a loader on otherwise idle processors.
 
     Attributes:
-        micro_batch_size: What it was asked for, samples.
-        samples_per_s: Of steady delivery, what its workers prepared while they started not counted.
-        num_batches: Batches in that time.
-        elapsed_s: That time, seconds.
+        micro_batch_size: Samples of a batch.
+        samples_per_s: Speed of steady delivery, without batches that workers prepared while they started.
+        num_batches: Batches of steady delivery.
+        elapsed_s: Seconds of steady delivery.
         first_batch_s: Seconds to the first batch, start of the loader's workers included.
-        num_workers: Of the loader itself; None where it does not say (anything but a DataLoader).
+        num_workers: Worker processes of the loader; None for anything but a DataLoader.
     """
 
     micro_batch_size: int
@@ -44,12 +44,12 @@ class LoaderSpeed:
 def time_loader(job: Job, micro_batch_size: int) -> LoaderSpeed:
     """Time the loader of `job.model["loader"]`, a path: micro_batch_size -> an iterable of batches.
 
-    A loader with worker processes fills its queue in waves of one batch a worker; the first wave pays for their start
-    and is left out. A loader that ends is started again, as the next epoch does.
+    A loader with worker processes fills its queue in waves of one batch a worker; the first wave includes their start
+    and is left out. A loader that ends is started again, as in the next epoch.
 
     Raises:
-        UserInputError: The path, or what it gave, cannot be used.
-        Exception: Whatever the user's loader raised.
+        UserInputError: The path, or its object, cannot be used.
+        Exception: Any error of the user's loader.
     """
     paths = {name: path for name, path in job.model.items() if name != "arguments"}
     make_loader = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)["loader"]

@@ -1,4 +1,4 @@
-"""Any `torch.optim` class by its name, its arguments checked before a worker is started for it."""
+"""Make any `torch.optim` class by its name, with its arguments checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where modules are made and moved, with real tensors and with the fake ones of a trace."""
+"""Make and move modules, with real tensors and with the fake ones of a trace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def is_fake() -> bool:
 def creation_device(device: torch.device) -> Iterator[None]:
     """Make the user's modules where their code says, or, with fake tensors, on the device at once.
 
-    Real modules are moved afterwards, as their own training script would do: code written for the CPU (NumPy, `item`)
-    may run while they are made. So are those of a fake mode that takes real tensors of the CPU for such code.
+    Real modules are moved afterwards, as in a training script: code written for the CPU (NumPy, `item`) may run while
+    they are made. So are those of a fake mode that takes real tensors of the CPU for such code.
     """
     fake_mode = current_fake_mode()
     if fake_mode is None:
@@ -45,7 +45,7 @@ def _converting_in_place() -> Iterator[None]:
             same = (result.dtype, result.device, result.stride()) == (tensor.dtype, tensor.device, tensor.stride())
             if not same and isinstance(tensor, nn.Parameter):
                 result = nn.Parameter(result, tensor.requires_grad)
-            converted[key] = (tensor if same else result, tensor, function)  # kept, so that no identity comes again
+            converted[key] = (tensor if same else result, tensor, function)  # kept, so that no identity is reused
         return converted[key][0]
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
@@ -64,7 +64,7 @@ def _converting_in_place() -> Iterator[None]:
 
 
 def place(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
-    """Do what `module.to` does, in place, also with fake tensors, which `module.to` cannot swap."""
+    """Move a module in place, also with fake tensors, which `module.to` cannot swap."""
     if not is_fake():
         return module.to(device=device, dtype=dtype)
     placed: dict[int, torch.Tensor] = {}  # by identity, so that tied weights stay tied

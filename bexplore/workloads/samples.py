@@ -1,4 +1,4 @@
-"""Synthetic samples: sample i depends on the seed and on i, never on how many samples are asked for.
+"""Synthetic samples: sample i depends on the seed and on i, never on the number of samples.
 
 Each sample has its own generator on the CPU, so that the same job sees the same samples on every device, and so that
 making a batch leaves no temporary in the device's allocator before its peak is read.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-_SEED_STRIDE = 1_000_003  # a prime: the streams of neighbouring seeds do not meet within a million samples
+_SEED_STRIDE = 1_000_003  # a prime: the streams of adjacent seeds do not meet within a million samples
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The protocol of a whole training step of the user's own, which `explore.workload.step` names."""
+"""The protocol of the user's own training step, which `explore.workload.step` names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class TrainingStep(Protocol):
     `explore.workload.arguments` that its signature names. It is called under `torch.device` of the job, after torch was
     seeded. A class need not inherit from this one. `configs/own_step.py` is an example that runs.
 
-    A step calls `forward_backward` once for each accumulation step, each with a batch of `micro_batch_size` samples,
-    and then `update` once. Precision, clipping and the weights of the losses are its own business.
+    An optimizer step calls `forward_backward` once for each accumulation step, each with a batch of `micro_batch_size`
+    samples, and then `update` once. The step itself has precision, clipping and the weights of the losses.
 
     Two more members are optional:
 
     * `optimizers`: a `torch.optim.Optimizer`, or an iterable or mapping of those that `update` steps. With them the
-      memory of their states is reported, and they are named.
+      names of their classes and the memory of their states are reported.
     * `evaluate(self, batch) -> torch.Tensor`: the loss without gradients, scalar. An evaluation job runs it, and needs
       neither `forward_backward` nor `update`.
 
@@ -37,14 +37,14 @@ class TrainingStep(Protocol):
     modules: torch.nn.Module | Iterable[torch.nn.Module] | Mapping[str, torch.nn.Module]
 
     def make_batch(self, micro_batch_size: int) -> Any:
-        """Make a batch of so many samples.
+        """Make a batch of a number of samples.
 
         Args:
             micro_batch_size: Samples of one replica in one pass.
 
         Returns:
             A pytree of tensors (a tensor, or mappings, tuples and lists of them), which are moved to the device. Each
-            has a dimension of `micro_batch_size`; where none has, `explore.workload.samples_of` tells their number.
+            has a dimension of `micro_batch_size`; where none has, `explore.workload.samples_of` counts the samples.
         """
 
     def forward_backward(self, batch: Any) -> torch.Tensor:
@@ -65,12 +65,12 @@ class TrainingStep(Protocol):
 
 
 class EvaluationStep(Protocol):
-    """What an evaluation job needs of a step; see `TrainingStep`."""
+    """The members of a `TrainingStep` that an evaluation job needs."""
 
     modules: torch.nn.Module | Iterable[torch.nn.Module] | Mapping[str, torch.nn.Module]
 
     def make_batch(self, micro_batch_size: int) -> Any:
-        """As in `TrainingStep`."""
+        """Make a batch, as in `TrainingStep`."""
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """Run a forward pass, for which gradients are switched off, and return the loss, scalar."""

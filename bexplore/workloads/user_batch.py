@@ -26,13 +26,13 @@ _PLAIN = (int, float, complex, str, bytes, type(None))  # leaves that hold no sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Where the samples of a user's batches are, as two batches of different sizes show.
+    """Place of the samples in a user's batches, as two batches of different sizes show it.
 
     Attributes:
-        dimensions: Per tensor leaf the dimension of the sample, None for a tensor that is the same at both sizes; None
+        dimensions: Dimension of the sample for each tensor leaf, None for a tensor that is the same at both sizes; None
             in all if the number of leaves depends on the size (a list of samples).
-        rows: Per tensor leaf the length of that dimension per sample; None where it does not grow as the size does.
-        tensors: Tensor leaves per sample, of a list of samples; None of any other structure.
+        rows: Length of that dimension per sample for each tensor leaf; None where it does not grow as the size does.
+        tensors: Tensor leaves per sample in a list of samples; None for any other structure.
         samples_of: The user's own count of the samples of a batch; None for none.
     """
 
@@ -47,7 +47,7 @@ class BatchLayout:
         return self.samples_of is not None or self.tensors is not None or any(self.rows)
 
     def check(self, batch: Batch, micro_batch_size: int) -> None:
-        """Raise UnusableSizeError where a batch has, so far as can be seen, another number of samples."""
+        """Raise UnusableSizeError where a batch visibly has another number of samples."""
         if self.samples_of is not None and not is_fake():
             counted = self.samples_of(batch)
             _same_size(counted == micro_batch_size, micro_batch_size, f"samples_of counts {counted!r} in it")
@@ -101,7 +101,9 @@ def _compared_again(
     """Compare sizes at which a batch that is filled up to a multiple of 8 or 16 grows, too."""
     try:
         return _compared(make_batch, _LARGER_SIZES, samples_of)
-    except Exception:  # of the user's, at a size that nobody may ever ask for: that the small ones are alike is told
+    except (
+        Exception
+    ):  # of user code, at a size that may never be tried; the caller reports the small sizes
         return None
 
 
@@ -157,10 +159,10 @@ def _per_sample(small: int, large: int, sizes: tuple[int, int]) -> Fraction | No
 def _refuse_other_number(
     make_batch: Callable[[int], Batch], small: Sequence[torch.Tensor], large: Sequence[torch.Tensor]
 ) -> None:
-    """Raise where each tensor that grows has as many rows as there are samples and some more, or less.
+    """Raise where the rows of each tensor that grows differ from the samples by a constant, also at a third size.
 
-    A third size shows that it is no accident. Where another tensor grows otherwise, as packed tokens do, such rows may
-    be the offsets at which samples begin, which are one more than these.
+    Where another tensor grows in another way, as packed tokens do, such rows may be the offsets of samples, which are
+    one more than the samples.
     """
     if all(a.shape == b.shape for a, b in zip(small, large, strict=True)):
         return
@@ -208,10 +210,10 @@ class UserBatches:
 
     Attributes:
         function: micro_batch_size -> batch, a pytree.
-        seed: Of torch's random numbers during each call; the caller's random state is left as it was.
-        device: Where every tensor goes, and every other leaf that has a method `to`.
-        dtype: Of floating-point tensors; None leaves them as they are.
-        layout: Where the samples are.
+        seed: Seed of torch's random numbers in each call; the caller's random state is left as it was.
+        device: Device of every tensor, and of every other leaf that has a method `to`.
+        dtype: Type of floating-point tensors; None leaves it.
+        layout: Place of the samples.
     """
 
     function: Callable[[int], Batch]
@@ -227,9 +229,9 @@ class UserBatches:
         """Find the layout of a user's batches.
 
         Args:
-            function: As above.
+            function: micro_batch_size -> batch, a pytree.
             samples_of: The user's own count of the samples of a batch; None for none.
-            fields: As above.
+            fields: Other attributes.
 
         Raises:
             UserInputError: The batches do not grow as their size does.
@@ -238,21 +240,21 @@ class UserBatches:
         return dataclasses.replace(batches, layout=batch_layout(batches.make_unchecked, samples_of=samples_of))
 
     def make(self, micro_batch_size: int) -> Batch:
-        """Make a batch of so many samples, the same at each call.
+        """Make a batch of a number of samples, the same at each call.
 
         Raises:
-            UnusableSizeError: It has another number of samples.
+            UnusableSizeError: The batch has another number of samples.
         """
         batch = self.make_unchecked(micro_batch_size)
         self.layout.check(batch, micro_batch_size)
         return batch
 
     def make_other(self, micro_batch_size: int, number: int) -> Batch:
-        """Make a batch with other random numbers, of which there are as many as numbers from 1 on."""
+        """Make another batch, with the random numbers of a number from 1 on."""
         return self.make_unchecked(micro_batch_size, seed=self.seed + number)
 
     def make_unchecked(self, micro_batch_size: int, *, seed: int | None = None) -> Batch:
-        """Make a batch, whatever its size."""
+        """Make a batch without checking its number of samples."""
         with seeded(self.seed if seed is None else seed, self.device):
             batch = self.function(micro_batch_size)
         require(

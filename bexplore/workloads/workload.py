@@ -17,8 +17,8 @@ from bexplore.workloads.placement import place
 
 Batch = Any  # a pytree of tensors whose dimension 0 is the sample, unless the workload says otherwise
 
-# A fresh scaler starts at 2^16, overflows, and skips updates until it has come down; none of that costs anything but
-# the first updates, which are those that are measured. It grows after 2000 updates, which no probe takes.
+# A new scaler starts at 2^16, overflows, and skips updates until it has come down. That would cost only the first
+# updates, but those are measured. It grows after 2000 updates, which no probe takes.
 _INITIAL_SCALE = 2.0**8
 
 _AUTOCAST_DTYPES = {
@@ -32,19 +32,19 @@ class Workload:
     """Live modules, a maker of batches, and the two halves of a training step.
 
     Attributes:
-        job: What it was built from.
+        job: The built job.
         loss_module: `loss_module(*batch)` gives the scalar loss, model and loss in one module, so that one compilation
-            covers both; None where the user brings a whole step of their own.
-        compiled_modules: What is compiled in place (`nn.Module.compile`) before the first pass.
+            covers both; None for a step of the user's own.
+        compiled_modules: Modules to compile in place (`nn.Module.compile`) before the first pass.
         make_batch: micro_batch_size -> batch on the job's device; deterministic, sample i does not depend on the size.
         forward_backward: (batch, loss_scale) -> detached loss; adds to `.grad` in training, forward only in evaluation.
         update: Clips, steps the optimizers and clears the gradients; does nothing in evaluation.
-        optimizers: What `update` steps; empty in evaluation.
-        batch_dimensions: For each tensor leaf of a batch, the dimension of the sample; None for a tensor without one.
-            None in all where the structure of a batch depends on its size (a list of samples).
-        samples_are_seen: Whether `make_batch` checks that a batch has as many samples as it was asked for.
-        make_other_batch: (micro_batch_size, number) -> a batch with other random numbers, of the user's own code, by a
-            number from 1 on. None for none.
+        optimizers: Optimizers that `update` steps; empty in evaluation.
+        batch_dimensions: Dimension of the sample for each tensor leaf of a batch; None for a tensor without. It is None
+            where the structure of a batch depends on its size (a list of samples).
+        samples_are_seen: Whether `make_batch` checks the number of samples of a batch.
+        make_other_batch: (micro_batch_size, number) -> a batch of the user's own code with the random numbers of a
+            number from 1 on; None for synthetic samples.
     """
 
     job: Job
@@ -60,10 +60,10 @@ class Workload:
 
 
 def check_precision(job: Job) -> None:
-    """Refuse what the device cannot do, before anything is built.
+    """Refuse a precision that the device lacks.
 
     Raises:
-        UserInputError: float16 was asked for on a device without it.
+        UserInputError: The precision is float16 on a device without it.
     """
     require(
         job.precision is not Precision.AUTOCAST_FLOAT16 or torch.device(job.device).type == "cuda",
@@ -79,13 +79,13 @@ def assemble(
     *,
     batch_dimensions: list[int | None] | None = None,
 ) -> Workload:
-    """Put a loss module, whose parameters are on the job's device, into a workload.
+    """Make the workload of a loss module, whose parameters are on the job's device.
 
     Args:
-        job: Says the mode, the precision, the optimizer and the clipping.
+        job: Mode, precision, optimizer and clipping.
         loss_module: `loss_module(*batch)` gives the scalar loss.
         make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
-        batch_dimensions: As in `Workload`.
+        batch_dimensions: Dimension of the sample for each tensor leaf of a batch, as in `Workload`.
 
     Raises:
         UserInputError: The optimizer or its arguments are wrong.
@@ -112,7 +112,7 @@ def assemble(
 
 
 class _Halves:
-    """Forward and backward, and the update; the gradient scaler is the state that they share."""
+    """Forward and backward, and the update, with a gradient scaler that both use."""
 
     def __init__(self, job: Job, loss_module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._loss_module = loss_module
@@ -124,7 +124,7 @@ class _Halves:
         self._scaler = torch.amp.GradScaler(self._device_type, init_scale=_INITIAL_SCALE) if scales else None
 
     def forward_backward(self, batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
-        """Add `loss_scale` times the gradients to `.grad`; forward only in evaluation. Returns the detached loss."""
+        """Add `loss_scale` times the gradients to `.grad` (not in evaluation), and return the detached loss."""
         # no_grad rather than inference_mode: both compile to the same program, and the batch stays an ordinary tensor
         with torch.set_grad_enabled(self._optimizer is not None), self._autocast():
             loss = self._loss_module(*batch)
