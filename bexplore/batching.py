@@ -118,7 +118,7 @@ def replica_batch_size_of(global_batch_size: int, num_replicas: int, rule: Divis
 def split(
     global_batch_size: int, num_replicas: int, micro_batch_size: int, rule: Divisibility = Divisibility.STRICT
 ) -> Split:
-    """Cut a global batch into micro-batches, or say why that is impossible.
+    """Cut a global batch into micro-batches, or raise an error with the nearest numbers that fit.
 
     With the even rule a size that is not allowed moves to the nearest one that is: 168 of 337 becomes 169 in 2 parts.
 
@@ -193,7 +193,7 @@ def valid_global_batch_sizes(
 def is_valid_global_batch_size(
     global_batch_size: int, micro_batch_size: int, num_replicas: int, rule: Divisibility | str = Divisibility.STRICT
 ) -> bool:
-    """Return whether a global batch is cut by the micro-batch size and the replicas as the rule wants it."""
+    """Return whether a global batch is cut by the micro-batch size and the replicas under the rule."""
     if min(global_batch_size, micro_batch_size, num_replicas) < 1 or global_batch_size < num_replicas:
         return False
     if _divisibility(rule) is Divisibility.STRICT:
@@ -201,18 +201,18 @@ def is_valid_global_batch_size(
     return is_even_split(-(-global_batch_size // num_replicas), micro_batch_size)
 
 
-def nearest(sizes: Sequence[int], wish: int) -> tuple[int | None, int | None]:
-    """Return the largest of `sizes` at or below a wish and the smallest at or above it; None for none."""
+def nearest(sizes: Sequence[int], target: int) -> tuple[int | None, int | None]:
+    """Return the largest of `sizes` at or below a target and the smallest at or above it; None for none."""
     return (
-        max((size for size in sizes if size <= wish), default=None),
-        min((size for size in sizes if size >= wish), default=None),
+        max((size for size in sizes if size <= target), default=None),
+        min((size for size in sizes if size >= target), default=None),
     )
 
 
 def near_value_message(
     global_batch_size: int, micro_batch_size: int, num_replicas: int, rule: Divisibility | str = Divisibility.STRICT
 ) -> str:
-    """Say whether the user's global batch size is valid with a micro-batch size, and if not, what is."""
+    """Write whether a global batch size is valid with a micro-batch size, and if not, the nearest that are."""
     with_what = f"micro_batch_size {micro_batch_size} on {counted(num_replicas, 'replica')}"
     if is_valid_global_batch_size(global_batch_size, micro_batch_size, num_replicas, rule):
         steps = -(-global_batch_size // (micro_batch_size * num_replicas))
@@ -223,14 +223,14 @@ def near_value_message(
 
 
 def sizes_that_keep(replica_batch_size: int, rule: Divisibility | str) -> tuple[int, ...]:
-    """Return all micro-batch sizes that cut a replica batch as the rule wants it, ascending."""
+    """Return all micro-batch sizes that cut a replica batch under the rule, ascending."""
     if _divisibility(rule) is Divisibility.STRICT:
         return divisors(replica_batch_size)
     return tuple(reversed(even_candidates(replica_batch_size)))
 
 
 def _nearest_even_split(replica_batch_size: int, micro_batch_size: int) -> int:
-    """Return the allowed size nearest to a wish, the larger of two that are equally near."""
+    """Return the allowed size nearest to a target, the larger of two that are equally near."""
     accumulation_steps = -(-replica_batch_size // micro_batch_size)
     below = -(-replica_batch_size // accumulation_steps)
     if below == micro_batch_size or accumulation_steps == 1:
@@ -251,7 +251,7 @@ def _even_around(center: int, micro_batch_size: int, num_replicas: int, count: i
 
     For k accumulation steps the replica batches are (m - 1) k + 1 ... m k, so the valid global sizes are the interval
     R ((m - 1) k) + 1 ... R m k. The nearest of them are those of the steps around center / (R m); each interval is
-    thinned to its end (all micro-batches whole) unless the wish itself lies in it.
+    thinned to its end (all micro-batches whole) unless the target itself lies in it.
     """
     whole = micro_batch_size * num_replicas
     around = max(1, -(-center // whole))

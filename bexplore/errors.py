@@ -1,7 +1,7 @@
 """Every error that bexplore raises on purpose, and checks of what the user wrote.
 
 An error has a message (what is wrong, with the value and where), a hint (what to type next) and an exit code.
-Whatever is not a `BexploreError` is a bug, of bexplore or of the user's own code, and keeps its traceback.
+Any other exception is a bug, of bexplore or of the user's own code, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def require(condition: bool, message: str, hint: str) -> None:
 
 
 def close_match(word: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:
-    """Return the known word that a slip of the keyboard meant; None where none is near.
+    """Return the known word nearest to a misspelt one; None where none is near.
 
     Args:
         word: As written.

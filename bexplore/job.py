@@ -28,7 +28,7 @@ class Precision(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"  # weights, gradients and arithmetic
-    AUTOCAST_BFLOAT16 = "autocast_bfloat16"  # float32 weights, bfloat16 arithmetic where torch.autocast says so
+    AUTOCAST_BFLOAT16 = "autocast_bfloat16"  # float32 weights, bfloat16 arithmetic in the operators of torch.autocast
     AUTOCAST_FLOAT16 = "autocast_float16"  # with gradient scaling; CUDA only
 
 

@@ -105,7 +105,7 @@ class Config:
 
     @property
     def candidates(self) -> str | tuple[int, ...]:
-        """The rule or list of sizes to try: `auto` is limited to divisors whatever `explore.candidates` says."""
+        """The rule or list of sizes to try: `auto` takes divisors, and ignores `explore.candidates`."""
         return "divisors" if self.request.kind is RequestKind.AUTO else self.explore.candidates
 
     @property

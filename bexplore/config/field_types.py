@@ -74,7 +74,7 @@ def _duration(value: Any) -> Any:
             if _is_number(value)
             else 'ms are milliseconds; type "10min"'
         )
-        raise SettingError(f"{seconds:g} s is too short for anything to end within it", meant)
+        raise SettingError(f"{seconds:g} s is too short for any stage", meant)
     return seconds
 
 

@@ -28,7 +28,7 @@ def load_config(
         overrides: `a.b=c` texts, applied in order before anything is checked. `micro_batch_size=...` sets that of the
             side that is explored, wherever the layout keeps it.
         allow_code: False refuses import paths.
-        mode: The side to explore; None takes the one that asks for it.
+        mode: The side to explore; None takes the side with `explore`, else with `auto`.
 
     Raises:
         UserInputError: The file is wrong; one error lists each mistake with line, rule, value and what to type.
@@ -44,7 +44,7 @@ def load_config(
     layout = cerebras.find_layout(problems)
     if layout is None:
         raise UserInputError(
-            f"{path}: nothing says what to explore: no train_input, eval_input or trainer among {_names(read.values)}",
+            f"{path}: there is nothing to explore: no train_input, eval_input or trainer among {_names(read.values)}",
             hint=guess or "write train_input: {batch_size: 64, micro_batch_size: explore}; configs/ has whole examples",
         )
     side = mode if mode in layout.micro else next(iter(layout.micro), None)

@@ -231,7 +231,7 @@ class _Exploration:
         with ThreadPoolExecutor(max_workers=1) as pool:
             early = pool.submit(self._trace, run, None) if self.config.job.device == "cpu" else None
             facts = self._on_device(workers)
-            tracing = early or pool.submit(self._trace, run, GpuProperties.of_facts(facts))
+            tracing = early or pool.submit(self._trace, run, GpuProperties.of_device_info(facts))
             self._begin(workers, run, facts)
             traced = tracing.result()
         cost_model = traced if isinstance(traced, CostModel) else None
@@ -433,7 +433,7 @@ class _Exploration:
         with tempfile.TemporaryDirectory() as folder:
             if self.config.job.device != "cpu":
                 with Workers(Path(folder)) as workers:
-                    gpu = GpuProperties.of_facts(self._on_device(workers))
+                    gpu = GpuProperties.of_device_info(self._on_device(workers))
             traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, gpu=gpu, fresh=self.out.fresh)
         cost_model = traced if isinstance(traced, CostModel) else None
         plan, settings = self._plan(None, changes), search_settings(self.config)

@@ -95,7 +95,7 @@ def trace_once(
     log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     facts = _facts_here(config, log_dir) if device is None else _facts_of(device)
     job = config.on_device(str(facts["device"])).job
-    gpu = GpuProperties.of_facts(facts) if device is None else GpuProperties.of_device(device)
+    gpu = GpuProperties.of_device_info(facts) if device is None else GpuProperties.of_device(device)
     traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
     if isinstance(traced, str):
         raise _untraceable(config, traced, is_here=device is None, model_dir=model_dir, on_progress=on_progress)

@@ -33,18 +33,18 @@ class GpuProperties:
     total_memory_bytes: int
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any]) -> GpuProperties | None:
+    def of_device_info(cls, info: Mapping[str, Any]) -> GpuProperties | None:
         """Return the properties in a worker's device info; None where it is no known CUDA device."""
-        if not str(facts.get("device")).startswith("cuda") or not facts.get("num_multiprocessors"):
+        if not str(info.get("device")).startswith("cuda") or not info.get("num_multiprocessors"):
             return None
-        major, minor = (int(part) for part in str(facts["capability"]).split("."))
+        major, minor = (int(part) for part in str(info["capability"]).split("."))
         if (major, minor) not in MULTIPROCESSORS:
             return None
         return cls(
-            name=facts["device_name"],
+            name=info["device_name"],
             capability=(major, minor),
-            num_multiprocessors=facts["num_multiprocessors"],
-            total_memory_bytes=facts["total_memory_bytes"],
+            num_multiprocessors=info["num_multiprocessors"],
+            total_memory_bytes=info["total_memory_bytes"],
         )
 
     @classmethod

@@ -104,7 +104,7 @@ class LifetimeTracker:
         self.operators.append(f"{operator} {shapes}")
         flops = operator_flops(operator, shapes_of(arguments), shapes_of(keywords), shapes)
         hardware = Polynomial.of_value(flops, self.probe_batch)
-        # autograd's own formulas run without gradients; only a recomputed forward pass asks for them
+        # autograd's own formulas run without gradients; a recomputed forward pass runs with them
         is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
         model = NOTHING if is_recomputed else model_share(operator, hardware)
         tensors = [leaf for leaf in tree_leaves((arguments, keywords, result)) if isinstance(leaf, torch.Tensor)]

@@ -188,7 +188,7 @@ def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
     for probe_batch in PRIMES:
         if all(size % probe_batch for size in sizes):
             return probe_batch
-    raise TraceError("No micro-batch size can be told apart from the dimensions of the model.")
+    raise TraceError("No micro-batch size can be distinguished from the dimensions of the model.")
 
 
 def modules_of(workload: Workload) -> list[nn.Module]:

@@ -15,7 +15,7 @@ Coefficients = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One kind of thing that a program has: an operator, a kernel, a break.
+    """One kind of operator, kernel, graph break, ... of a program.
 
     Attributes:
         label: The kind, without what changes by itself (line numbers, addresses); the guard compares labels.

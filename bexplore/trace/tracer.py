@@ -65,7 +65,7 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
         why_cpu: Reason why a CUDA job without a device here is traced for the CPU, for a note.
 
     Raises:
-        TraceError: The job cannot be traced; the message says why in one line.
+        TraceError: The job cannot be traced; the message has the reason in one line.
         UserInputError: The job itself is wrong.
     """
     started = time.perf_counter()

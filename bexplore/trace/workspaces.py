@@ -123,7 +123,7 @@ def ctc_outputs(operator: Any, arguments: Any) -> tuple[Any, Any]:
     sizes in `native/cuda/LossCTC.cu`.
 
     Raises:
-        TraceError: The targets stand one behind the other, so that only their values tell the longest.
+        TraceError: The targets are concatenated, so that the length of the longest depends on values.
     """
     if operator == _CTC_LOSS_BACKWARD:
         log_probs, log_alpha = arguments[1], arguments[6]
@@ -131,7 +131,7 @@ def ctc_outputs(operator: Any, arguments: Any) -> tuple[Any, Any]:
     log_probs, targets = arguments[:2]
     if targets.dim() != 2:
         raise TraceError(
-            "The CTC loss of targets one behind the other takes as much memory as the longest of them asks for.",
+            "The memory of the CTC loss of concatenated targets depends on the length of the longest.",
             hint="Pad the targets to (batch, longest).",
         )
     longest = targets.size(1)

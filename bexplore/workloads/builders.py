@@ -52,11 +52,11 @@ def check_device(name: str) -> torch.device:
     """Read the name of a torch device.
 
     Raises:
-        UserInputError: torch knows no such device.
+        UserInputError: torch has no such device type.
     """
     try:
         return torch.device(name)
     except RuntimeError as error:
         raise UserInputError(
-            f"torch knows no device named {name!r}.", hint="Use cpu, cuda, cuda:1, or another that torch names."
+            f"torch has no device named {name!r}.", hint="Use cpu, cuda, cuda:1, or another device of torch."
         ) from error

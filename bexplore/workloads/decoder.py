@@ -237,8 +237,8 @@ class _Rotary(nn.Module):
         length = heads.size(-2)
         cos, sin = self.cos[:length].to(heads.dtype), self.sin[:length].to(heads.dtype)
         first, second = heads[..., : self.rotated].chunk(2, dim=-1)
-        turned = [first * cos - second * sin, second * cos + first * sin]
-        return torch.cat([*turned, heads[..., self.rotated :]], dim=-1)
+        rotated_pair = [first * cos - second * sin, second * cos + first * sin]
+        return torch.cat([*rotated_pair, heads[..., self.rotated :]], dim=-1)
 
 
 class _Alibi(nn.Module):

@@ -48,7 +48,7 @@ def build_transformers(job: Job) -> Workload:
     (true: give the model a mask of ones, as a padding collator would). The loss is the model's own.
 
     Raises:
-        UserInputError: The library is missing, or it knows no such model, or the settings are wrong.
+        UserInputError: The library is missing, or has no such model, or the settings are wrong.
     """
     check_keys(job.model, ("task", "model_type", "config", "activation_checkpointing"), "A transformers model")
     task_name = job.model.get("task", "causal_lm")
@@ -108,7 +108,7 @@ def _build_model(library: ModuleType, job: Job, task: _Task) -> nn.Module:
     known_types = library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     require(
         model_type in known_types,
-        f"transformers {library.__version__} knows no model_type {model_type!r}.",
+        f"transformers {library.__version__} has no model_type {model_type!r}.",
         _nearest(str(model_type), known_types) or "Use the model_type of a config.json, such as gpt2.",
     )
     settings = dict(job.model.get("config") or {})

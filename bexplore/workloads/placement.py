@@ -19,7 +19,7 @@ def is_fake() -> bool:
 
 @contextlib.contextmanager
 def creation_device(device: torch.device) -> Iterator[None]:
-    """Make the user's modules where their code says, or, with fake tensors, on the device at once.
+    """Make the user's modules on the devices in their code, or, with fake tensors, on the job's device at once.
 
     Real modules are moved afterwards, as in a training script: code written for the CPU (NumPy, `item`) may run while
     they are made. So are those of a fake mode that takes real tensors of the CPU for such code.

@@ -36,7 +36,7 @@ def random_tokens(num_samples: int, length: int, vocab_size: int, *, seed: int) 
 
 
 def random_values(num_samples: int, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
-    """Draw values of mean 0 and variance 1, uniform in [-sqrt(3), sqrt(3)): what a normalized image looks like.
+    """Draw values of mean 0 and variance 1, uniform in [-sqrt(3), sqrt(3)), as in a normalized image.
 
     Returns:
         (num_samples, *shape) float32, on the CPU.

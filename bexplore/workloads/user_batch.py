@@ -68,7 +68,7 @@ UNKNOWN = BatchLayout(dimensions=None)
 
 def _same_size(is_right: bool, micro_batch_size: int, found: str) -> None:
     if not is_right:
-        raise UnusableSizeError(f"a batch of {micro_batch_size} samples was asked for, and {found}")
+        raise UnusableSizeError(f"a batch of {micro_batch_size} samples is needed, and {found}")
 
 
 def batch_layout(
@@ -90,7 +90,7 @@ def batch_layout(
     raise UserInputError(
         f"Batches of {small} and of {large} samples are alike: {_shapes(make_batch(small))}. None of their dimensions "
         "grows with the micro-batch size.",
-        hint="Give as many samples as micro_batch_size asks for. Where they cannot be seen in the shapes, name a "
+        hint="Return micro_batch_size samples. Where they cannot be seen in the shapes, name a "
         "function (batch) -> number of samples in explore.workload.samples_of.",
     )
 
@@ -101,9 +101,7 @@ def _compared_again(
     """Compare sizes at which a batch that is filled up to a multiple of 8 or 16 grows, too."""
     try:
         return _compared(make_batch, _LARGER_SIZES, samples_of)
-    except (
-        Exception
-    ):  # of user code, at a size that may never be tried; the caller reports the small sizes
+    except Exception:  # of user code, at a size that may never be tried; the caller reports the small sizes
         return None
 
 
@@ -134,7 +132,7 @@ def _check_count(samples_of: Callable[[Batch], int], batches: Sequence[Batch], s
     require(
         counted == list(sizes),
         f"samples_of counts {counted[0]!r} and {counted[1]!r} samples in batches of {sizes[0]} and {sizes[1]}.",
-        "Give as many samples as micro_batch_size asks for, and correct samples_of: (batch) -> number of samples.",
+        "Return micro_batch_size samples, and correct samples_of: (batch) -> number of samples.",
     )
 
 
@@ -177,7 +175,7 @@ def _refuse_other_number(
         None in excess,
         f"A batch of {sizes[0]} samples has a tensor of shape {tuple(growing[0][0].shape)}, one of {sizes[1]} samples "
         f"{tuple(growing[0][1].shape)}: {abs(excess[0] or 0)} too {'many' if (excess[0] or 0) > 0 else 'few'}.",
-        "Give as many samples as micro_batch_size asks for.",
+        "Return micro_batch_size samples.",
     )
 
 

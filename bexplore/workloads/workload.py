@@ -15,7 +15,7 @@ from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.optimizers import build_optimizer
 from bexplore.workloads.placement import place
 
-Batch = Any  # a pytree of tensors whose dimension 0 is the sample, unless the workload says otherwise
+Batch = Any  # a pytree of tensors whose dimension 0 is the sample, but for `batch_dimensions` of the workload
 
 # A new scaler starts at 2^16, overflows, and skips updates until it has come down. That would cost only the first
 # updates, but those are measured. It grows after 2000 updates, which no probe takes.

@@ -43,7 +43,7 @@ def test_a_size_whose_batch_has_another_number_of_samples_is_a_failure_of_that_s
     refused = runner(Probe(number=1, micro_batch_size=64))
 
     assert refused.outcome is Outcome.CRASHED
-    assert refused.reason == "a batch of 64 samples was asked for, and it has a tensor of shape (50, 32)"
+    assert refused.reason == "a batch of 64 samples is needed, and it has a tensor of shape (50, 32)"
     assert refused.traceback_text == ""
 
 

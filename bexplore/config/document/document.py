@@ -51,7 +51,7 @@ class Document:
         return [dotted_path(path) for path in self.positions if not isinstance(self.get(path), dict | list)]
 
     def position(self, path: Sequence[str | int]) -> Position:
-        """Return where a path stands, or the nearest thing around it; without a line where nothing does."""
+        """Return where a path stands, or its nearest parent that does; without a line where none does."""
         for length in range(len(path), 0, -1):
             position = self.positions.get(tuple(path[:length]))
             if position is not None:

@@ -115,7 +115,7 @@ class _Composer(Composer):
         self.warn_double_anchors = False
         self._error = error
         self._num_documents = self._num_events = self._open = 0
-        self._end: Any = None  # mark behind the last thing that was composed
+        self._end: Any = None  # mark behind the last visible character of a node
 
     def compose_document(self) -> Any:
         """Compose the only document."""
@@ -179,7 +179,7 @@ class YamlReader:
         except YAMLError as error:
             raise self._syntax_error(error) from None
         except (ValueError, RecursionError, AttributeError, AssertionError, IndexError) as error:
-            # The parser's own slips on malformed input; the file is at fault, whatever the parser stumbled on.
+            # Bugs of the parser on malformed input: the file is at fault all the same.
             raise UserInputError(f"{self.source} is not YAML: {shown(str(error))}") from None
 
     def _check_brackets(self, text: str) -> None:
@@ -220,7 +220,7 @@ class YamlReader:
             if not isinstance(key_node, ScalarNode):
                 raise self._error(key_node, "a key must be a plain word, not a list, a mapping or an alias")
             self._count(key_node)
-            key = key_node.value  # the text of the key, whatever type it looks like
+            key = key_node.value  # the text of the key, also of one that looks like a number
             if key == "<<" and key_node.style is None:
                 merged.append(value_node)
                 continue

@@ -98,7 +98,7 @@ def _grown(
 
 def _appended(text: str, last: Position, rest: KeyPath, number: int, *, flow: bool) -> str:
     """Return the text with an element behind the last one of a list."""
-    assert last.span is not None  # the caller has looked
+    assert last.span is not None  # the caller has checked
     start, end = last.span
     if flow:
         return f"{text[:end]}, {_flow(text, rest[1:], number)}{text[end:]}"
@@ -143,7 +143,7 @@ def _start_of_line(text: str, index: int) -> int:
 
 def _replaced(text: str, place: Position, number: int) -> str:
     """Replace a value on its key's own line alone, and a block below its key with its lines."""
-    assert place.span is not None  # the caller has looked
+    assert place.span is not None  # the caller has checked
     start, end = place.span
     anchor = _ANCHOR.match(text, start, end)
     start = anchor.end() if anchor else start
@@ -185,7 +185,7 @@ def _with(value: Any, path: KeyPath, number: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with mappings as sets of pairs, whatever their order, and NaN equal to itself."""
+    """Return the value with mappings as sets of pairs, in any order, and NaN equal to itself."""
     if isinstance(value, dict):
         return frozenset((key, _plain(inner)) for key, inner in value.items())
     return tuple(_plain(inner) for inner in value) if isinstance(value, list) else repr(value)

@@ -1,4 +1,4 @@
-"""The absent device as PyTorch and Triton see it: answers to what a compiler asks while it plans."""
+"""The absent device in PyTorch and Triton: the properties that a compiler reads while it plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _registrations: list[object] = []  # end with the process
 
 
 class AbsentDriver:
-    """Tell Triton the target of its kernels, and refuse whatever would need the device itself."""
+    """A driver of Triton with the target of its kernels; what needs the device itself is missing."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         """Set the target of a device of a compute capability, major and minor."""
@@ -48,7 +48,7 @@ def install(properties: GpuProperties) -> None:
 def _replace_torch_cuda(properties: GpuProperties) -> None:
     """Replace the functions of `torch.cuda` that look for a device."""
     known = types.SimpleNamespace(**properties.as_torch())
-    answers: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
@@ -66,6 +66,6 @@ def _replace_torch_cuda(properties: GpuProperties) -> None:
         "_exchange_device": lambda index: 0,
         "_maybe_exchange_device": lambda index: 0,
     }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
+    for name, function in replacements.items():
+        setattr(torch.cuda, name, function)
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False

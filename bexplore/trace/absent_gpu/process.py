@@ -57,7 +57,7 @@ def stand_in(properties: GpuProperties) -> None:
 
 
 def load_hooks() -> ctypes.CDLL:
-    """Load the hooks that say that there is a CUDA device; PyTorch reads them while it is imported.
+    """Load the hooks that report a CUDA device; PyTorch reads them while it is imported.
 
     Returns:
         The library, whose `register_absent_device_guard` is to be called once PyTorch is imported.
@@ -95,10 +95,10 @@ def _built(torch_folder: Path) -> Path:
 
 
 def _build(torch_folder: Path, library: Path) -> None:
-    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else _COMPILERS
-    compiler = next((path for path in map(shutil.which, wanted) if path), None)
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else _COMPILERS
+    compiler = next((path for path in map(shutil.which, names) if path), None)
     if compiler is None:
-        raise TraceError(f"None of {', '.join(wanted)} is on PATH to build the guard of an absent device.")
+        raise TraceError(f"None of {', '.join(names)} is on PATH to build the guard of an absent device.")
     flags = ["-shared", "-fPIC", "-std=c++20", "-O0", "-w", f"-I{torch_folder / 'include'}"]
     links = [f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
     command = [compiler, *flags, str(_SOURCE), "-o", str(library), *links]

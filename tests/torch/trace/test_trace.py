@@ -205,7 +205,7 @@ def test_samples_that_are_compared_with_each_other_cost_a_square():
         (own_job("Recurrent"), "keeps memory for its backward pass"),
         (
             own_job("Breaking", batch="capped_samples"),
-            r"samples: a batch of \d+ samples was asked for, and it has .* \(8, ",
+            r"samples: a batch of \d+ samples is needed, and it has .* \(8, ",
         ),
         (own_job("Breaking", batch="named_samples"), "No tensor of a batch"),
     ],

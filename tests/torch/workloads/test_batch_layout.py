@@ -91,7 +91,7 @@ def test_a_batch_of_another_size_than_it_was_asked_for_is_found(make_batch, size
     layout = batch_layout(make_batch)
     layout.check(make_batch(16), 16)
 
-    with pytest.raises(UnusableSizeError, match=f"a batch of {size} samples was asked for, and it "):
+    with pytest.raises(UnusableSizeError, match=f"a batch of {size} samples is needed, and it "):
         layout.check(make_batch(size), size)
 
 

@@ -163,7 +163,7 @@ def test_compile_is_a_truth_value_for_short():
         ("  memory_budget: 4096", '4096 is 4096 bytes, which hold nothing | did you mean "4096MiB"?'),
         ("  replica_reserve: 2", '2 is 2 bytes, which hold nothing | did you mean "2GiB"?'),
         ("  replica_reserve: 0.1", "a reserve is a size, such as 2GiB, not a fraction"),
-        ("  time_budget: 0.5", 'too short for anything to end within it | did you mean "0.5h" or "0.5min"?'),
+        ("  time_budget: 0.5", 'too short for any stage | did you mean "0.5h" or "0.5min"?'),
         ("  probe_time_limit: 10ms", "ms are milliseconds"),
         ("  stage_time_floor: 0.1", "explore.stage_time_floor: 0.1 s is too short"),
         ("  candidates: power_of_two", "did you mean powers_of_two?"),

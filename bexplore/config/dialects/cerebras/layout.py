@@ -36,7 +36,7 @@ class Layout:
         model_dir: Path of the folder of results.
         loop: Path of the section with the number of training steps.
         unbuilt: Paths of sections that change the program and are not built in.
-        near_misses: Paths of sections, each with the keys whose misspellings are looked for there.
+        near_misses: Paths of sections, each with the keys whose misspellings are reported.
     """
 
     name: str
@@ -164,13 +164,13 @@ def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath
 
 
 def _callback_near_misses(listed: Any, callbacks: KeyPath) -> dict[KeyPath, tuple[str, ...]]:
-    """Return the keys of which a slip is looked for in the callbacks and their flags."""
+    """Return the keys whose misspellings are reported, for the callbacks and their flags."""
     scopes = tuple(dict.fromkeys(scope for names in _SCOPES.values() for scope in names))
-    wanted: dict[KeyPath, tuple[str, ...]] = {}
+    checked: dict[KeyPath, tuple[str, ...]] = {}
     for index, callback in enumerate(listed if isinstance(listed, list) else []):
         if not isinstance(callback, dict):
             continue
         if len(callback) == 1 and not set(callback).intersection(scopes):
-            wanted[(*callbacks, index)] = scopes
-        wanted |= {(*callbacks, index, name): (FLAG,) for name in callback if name in scopes}
-    return wanted
+            checked[(*callbacks, index)] = scopes
+        checked |= {(*callbacks, index, name): (FLAG,) for name in callback if name in scopes}
+    return checked

@@ -1,4 +1,4 @@
-"""The two layouts of the Cerebras ModelZoo: `train_input` and its neighbours (2.0 to 2.3), and `trainer` (from 2.3).
+"""The two layouts of the Cerebras ModelZoo: `train_input` and other sections (2.0 to 2.3), and `trainer` (from 2.3).
 
 Source: the parameter files and the configuration classes of the public ModelZoo, releases 2.0 to 2.10.
 """
@@ -103,7 +103,7 @@ def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettin
     if not isinstance(document.get(layout.model), dict):
         if document.get(layout.model) is None:
             hint = "write a model section, or explore.workload; configs/ has examples of both"
-            problems.error((), "no model section says what is trained", hint)
+            problems.error((), "no model section describes what is trained", hint)
         return Job(workload="decoder")
     return decoder_job(settings, common, read_decoder(problems, layout.model, layout.data.get(side, ())))
 
@@ -155,7 +155,7 @@ def _read_count(problems: Problems, path: KeyPath) -> int | None:
         return int(value)
     problems.warn(
         path,
-        f"{path[-1]} must be a whole number from 1 to {_MOST_STEPS}, not {quoted(written)}; it is left out, and "
-        "explore.training_time: 10h, say, tells how long the training takes",
+        f"{path[-1]} must be a whole number from 1 to {_MOST_STEPS}, not {quoted(written)}; it is ignored; "
+        "set the length of the training by explore.training_time, such as 10h",
     )
     return None

@@ -167,7 +167,7 @@ def _sequence_length(problems: Problems, path: KeyPath, data_path: KeyPath) -> i
     for place in places:
         if problems.document.get(place) is not None:
             return read_positive(problems, place, largest=_LONGEST_SEQUENCE)
-    problems.error(path, "nothing gives the sequence length", "type max_position_embeddings: 1024, say")
+    problems.error(path, "nothing gives the sequence length", "type max_position_embeddings: 1024, for example")
     return None
 
 

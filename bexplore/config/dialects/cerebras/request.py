@@ -42,7 +42,7 @@ def read_request(problems: Problems, path: KeyPath) -> Request:
 
 
 def _form_hint(value: Any) -> str:
-    """Guess what was meant by a micro_batch_size that has none of the forms."""
+    """Return what to type instead of a micro_batch_size that has none of the forms."""
     if isinstance(value, str):
         bare = value.strip()
         if bare.isdecimal() and len(bare) < 10 and int(bare) > 0:
@@ -79,7 +79,7 @@ def _read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | N
 
 
 def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode | None) -> Mode:
-    """Choose the side to explore: the one asked for by name, else the one whose request is the strongest."""
+    """Choose the side to explore: the named one, else the one whose request is the strongest."""
     if mode is not None:
         if mode not in requests:
             other = f"leave the mode out to use {next(iter(requests))}" if requests else ""
@@ -87,7 +87,9 @@ def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode
         return mode
     explored = [side for side, request in requests.items() if request.kind is RequestKind.EXPLORE]
     if len(explored) > 1:
-        problems.warn(requests[Mode.EVAL].path, "training and evaluation both ask for explore; training is explored")
+        problems.warn(
+            requests[Mode.EVAL].path, "micro_batch_size is explore for training and evaluation; training is explored"
+        )
     automatic = [side for side, request in requests.items() if request.kind is RequestKind.AUTO and request.position]
     return next(iter([*explored, *automatic, *requests]), Mode.TRAIN)
 
@@ -105,7 +107,7 @@ def check_accumulation_flag(
         problems.error(path, f"use_cs_grad_accum must be true or false, not {quoted(written)}")
     elif flag and request.kind is RequestKind.NONE:
         problems.error(
-            path, "use_cs_grad_accum is true, but micro_batch_size asks for no accumulation", "remove one of the two"
+            path, "use_cs_grad_accum is true, but micro_batch_size means no accumulation", "remove one of the two"
         )
     elif not flag and request.kind is RequestKind.AUTO:
         problems.error(
@@ -161,17 +163,21 @@ def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, se
     if request.kind is RequestKind.AUTO:
         what = "auto needs" if request.position is not None else "an absent micro_batch_size means auto, which needs"
         problems.error(
-            path, f"micro_batch_size: {what} batch_size, whose divisors it tries", "type batch_size: 64, say"
+            path,
+            f"micro_batch_size: {what} batch_size, whose divisors it tries",
+            "type batch_size: 64, for example",
         )
     elif request.kind is RequestKind.EXPLORE and settings.keep_batch_size:
         problems.error(
-            path, "explore.keep_batch_size needs batch_size, which is to be kept", "type batch_size: 64, say"
+            path,
+            "explore.keep_batch_size needs batch_size, which is to be kept",
+            "type batch_size: 64, for example",
         )
     elif request.kind is RequestKind.EXPLORE and settings.candidates in ("divisors", "even"):
         problems.error(
             path,
             f"explore.candidates: {settings.candidates} needs batch_size, which is cut",
-            "type batch_size: 64, say",
+            "type batch_size: 64, for example",
         )
 
 

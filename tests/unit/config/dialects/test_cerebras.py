@@ -159,7 +159,7 @@ def test_the_accumulation_flag_is_accepted_where_it_agrees(folder, micro):
 @pytest.mark.parametrize(
     ("micro", "flag", "expected"),
     [
-        (None, True, "use_cs_grad_accum is true, but micro_batch_size asks for no accumulation"),
+        (None, True, "use_cs_grad_accum is true, but micro_batch_size means no accumulation"),
         ("auto", False, "use_cs_grad_accum is false, but micro_batch_size: auto splits the batch"),
         (8, False, "makes batch_size 240 only with accumulation"),
         ("explore", "maybe", 'use_cs_grad_accum must be true or false, not "maybe"'),
@@ -210,7 +210,7 @@ def test_the_side_that_asks_for_it_is_explored(folder, train, evaluate, mode):
 
 def test_when_both_ask_the_other_side_is_mentioned_and_can_be_had(folder):
     values = both_sides("explore", "explore")
-    assert "both ask for explore; training is explored" in folder.load(values).warnings[0]
+    assert "both training and evaluation have explore; training is explored" in folder.load(values).warnings[0]
     evaluation = folder.load(values, mode=Mode.EVAL)
     assert (evaluation.mode, evaluation.job.mode, evaluation.batch_size) == (Mode.EVAL, Mode.EVAL, 60)
 
@@ -406,7 +406,7 @@ def test_learned_positions_cannot_grow_but_rotary_ones_can(folder):
 def test_a_file_without_a_model_is_refused(folder):
     values = sections()
     del values["model"]
-    assert "no model section says what is trained" in folder.refusal(values)
+    assert "no model section describes what is trained" in folder.refusal(values)
 
 
 # The workload section
@@ -580,7 +580,7 @@ def test_a_model_of_another_kind_is_not_taken_for_a_slip(folder, name, hint):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"setup": {}, "dataset": {}}, "nothing says what to explore"),
+        ({"setup": {}, "dataset": {}}, "there is nothing to explore"),
         ({"train_inputs": {}}, 'did you mean "train_input" by "train_inputs"?'),
         ({"train_input": None}, "train_input and eval_input are both empty"),
         ({"train_input": 5}, "train_input must be a mapping, not a number"),
