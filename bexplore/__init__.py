@@ -30,7 +30,7 @@ _PUBLIC = {
     "AlreadyFinished": "bexplore.exploration.events",
     "ExploreOptions": "bexplore.exploration.exploration",
     "Traced": "bexplore.exploration.events",
-    "TrainingStep": "bexplore.workloads.training_step",
+    "TrainingStep": "bexplore.config.training_step",
     "explore": "bexplore.exploration.exploration",
     "load_config": "bexplore.config.load",
 }

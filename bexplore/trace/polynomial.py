@@ -23,15 +23,12 @@ class Polynomial:
         return self.constant + micro_batch_size * (self.linear + micro_batch_size * self.quadratic)
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        """Return the sum."""
         return Polynomial(self.constant + other.constant, self.linear + other.linear, self.quadratic + other.quadratic)
 
     def __neg__(self) -> Polynomial:
-        """Return the polynomial with the opposite sign."""
         return self.times(-1)
 
     def __sub__(self, other: Polynomial) -> Polynomial:
-        """Return the difference."""
         return self + -other
 
     def __mul__(self, other: Polynomial) -> Polynomial:
@@ -43,7 +40,6 @@ class Polynomial:
         )
 
     def __bool__(self) -> bool:
-        """Return whether any coefficient differs from 0."""
         return bool(self.constant or self.linear or self.quadratic)
 
     def times(self, factor: float) -> Polynomial:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from bexplore.config.training_step import MODULES, methods
 from bexplore.errors import UserInputError, check_keys, require
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads.import_path import UserCallable, check_call, check_calls, load_callables
 from bexplore.workloads.placement import creation_device, place
-from bexplore.workloads.training_step import MODULES, methods
 from bexplore.workloads.user_batch import UserBatches
 from bexplore.workloads.workload import Batch, Workload
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from bexplore.config.load import load_config
+from bexplore.config.training_step import methods
 from bexplore.workloads import build
 from bexplore.workloads.optimizers import could_be_fused, names_of
-from bexplore.workloads.training_step import methods
 from tests.builders import ROOT
 
 CONFIGS = ROOT / "configs"

@@ -87,9 +87,7 @@ def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode
         return mode
     explored = [side for side, request in requests.items() if request.kind is RequestKind.EXPLORE]
     if len(explored) > 1:
-        problems.warn(
-            requests[Mode.EVAL].path, "micro_batch_size is explore for training and evaluation; training is explored"
-        )
+        problems.warn(requests[Mode.EVAL].path, "both training and evaluation have explore; training is explored")
     automatic = [side for side, request in requests.items() if request.kind is RequestKind.AUTO and request.position]
     return next(iter([*explored, *automatic, *requests]), Mode.TRAIN)
 
