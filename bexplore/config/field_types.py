@@ -1,4 +1,4 @@
-"""Types of the `explore:` section whose values can be written in several ways, with their JSON Schema."""
+"""Types of the `explore:` section whose values can be written in several ways, and pydantic's errors in our words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bexplore.batching import MAX_SAMPLES
-from bexplore.config.document.reader import quoted
+from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.errors import BexploreError, close_match
 from bexplore.units import parse_device_memory, parse_seconds
 
@@ -22,6 +23,25 @@ _PRECISIONS = {  # names in other tools
 }
 _SHORTEST_S = 1.0  # of a limit; starting, compiling and timing a step takes longer
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# What pydantic requires, by the type of its error.
+_NUMBER_RULES = {
+    "greater_than": "above",
+    "greater_than_equal": "at least",
+    "less_than": "below",
+    "less_than_equal": "at most",
+}
+_KIND_RULES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
 
 
 class SettingError(ValueError):
@@ -42,10 +62,9 @@ def _memory(value: Any) -> Any:
         return value
     if isinstance(value, float | int) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
-        share = float(value.rstrip("% ")) / 100
-        if 0 < share <= 1:
-            return share
+    percent = _in_percent(value)
+    if percent is not None and 0 < percent <= 100:
+        return percent / 100
     if isinstance(value, str) and re.fullmatch(r"(0?\.\d+|1(\.0*)?)", value):
         raise SettingError(f"{quoted(value)} is a text", f"type {value} without quotes for that fraction of the device")
     if _is_number(value) and 1 < value <= 100:
@@ -80,7 +99,7 @@ def _duration(value: Any) -> Any:
 
 def _percent(value: Any) -> Any:
     """Refuse a score below 1: it was meant as a fraction of 1."""
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
+    if _in_percent(value) is not None:
         raise SettingError(f"must be a number, not {quoted(value)}", f"type {value.rstrip('% ')}")
     if _is_number(value) and 0 < value < 1:
         raise SettingError(f"must be out of 100, not {value:g} out of 1", f"did you mean {100 * value:g}?")
@@ -89,9 +108,9 @@ def _percent(value: Any) -> Any:
 
 def _fraction(value: Any) -> Any:
     """Refuse a fraction from 1 to below 100: it was meant in percent."""
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value):
-        number = float(value.rstrip("% "))
-        raise SettingError(f"must be a number, not {quoted(value)}", f"did you mean {number / 100:g}?")
+    percent = _in_percent(value)
+    if percent is not None:
+        raise SettingError(f"must be a number, not {quoted(value)}", f"did you mean {percent / 100:g}?")
     if _is_number(value) and 1 <= value < 100:
         raise SettingError(f"must be below 1, not {value:g}", f"did you mean {value / 100:g}, {value:g} %?")
     return value
@@ -138,6 +157,12 @@ def _as_setting_error(parse: Callable[[Any], Any], value: Any) -> Any:
         raise SettingError(error.message, error.hint) from None
 
 
+def _in_percent(value: Any) -> float | None:
+    """Return the number of a text such as `80 %`; None for anything else."""
+    is_percent = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s*%", value)
+    return float(value.rstrip("% ")) if is_percent else None
+
+
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -171,3 +196,38 @@ Enabled = Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABL
 ImportPath = Annotated[str, BeforeValidator(_import_path), WithJsonSchema(_IMPORT_SCHEMA)]
 Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 Tokens = Annotated[int, Field(ge=1, le=10**8)]
+
+
+def translate(detail: Any, problems: Problems, known_keys: Callable[[KeyPath], Sequence[str]]) -> None:
+    """Add one error of pydantic to the problems.
+
+    Args:
+        detail: One of `ValidationError.errors()`.
+        problems: Receives the error.
+        known_keys: The keys of the section at a path below `explore`.
+    """
+    path = ("explore", *(part for part in detail["loc"]))
+    name, value, context = dotted_path(path), detail["input"], detail.get("ctx", {})
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        known = known_keys(path[1:-1])
+        near = close_match(str(path[-1]), known)
+        hint = f'did you mean "{near}"?' if near else f"known here: {', '.join(known)}"
+        problems.error(path, f'unknown key "{path[-1]}" in {dotted_path(path[:-1])}', hint)
+    elif kind == "missing":
+        problems.error(path, f"{name} is missing")
+    elif kind == "literal_error":
+        near = close_match(str(value), [word.strip("' ") for word in re.split(", | or ", context["expected"])])
+        hint = f"did you mean {near}?" if near else ""
+        problems.error(path, f"{name} must be {context['expected'].replace(chr(39), '')}, not {quoted(value)}", hint)
+    elif kind in _NUMBER_RULES:
+        bound = next(context[key] for key in ("gt", "ge", "lt", "le") if key in context)
+        problems.error(path, f"{name} must be {_NUMBER_RULES[kind]} {bound:g}, not {quoted(value)}")
+    elif kind in _KIND_RULES:
+        problems.error(path, f"{name} must be {_KIND_RULES[kind]}, not {quoted(value)}")
+    elif kind == "value_error":
+        text = str(context["error"])
+        joined = f"{name} {text}" if text.startswith("must ") else f"{name}: {text}"
+        problems.error(path, joined, getattr(context["error"], "hint", ""))
+    else:
+        problems.error(path, f"{name}: {detail['msg']}, not {quoted(value)}")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.document.document import Problems, dotted_path
-from bexplore.config.document.reader import quoted
+from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.field_types import (
     Candidates,
     Duration,
@@ -25,8 +25,8 @@ from bexplore.config.field_types import (
     Seconds,
     Size,
     Tokens,
+    translate,
 )
-from bexplore.config.validation_errors import Path, translate
 
 # Settings of `explore.workload` that name the user's own code.
 CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
@@ -354,12 +354,12 @@ def dotted_keys() -> list[str]:
     ]
 
 
-def _known_keys(path: Path) -> Sequence[str]:
+def _known_keys(path: KeyPath) -> Sequence[str]:
     """Return the keys of the section at a path below `explore`."""
     return list(_SECTIONS[path].model_fields)
 
 
-_SECTIONS: Mapping[Path, type[BaseModel]] = {
+_SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
     (): ExploreSettings,
     ("compile",): CompileOptions,
     ("torch",): TorchOptions,

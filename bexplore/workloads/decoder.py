@@ -104,10 +104,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.token_embedding = _Embedding(config.vocab_size, config.hidden_size)
-        self.position_embedding = _position_embedding(config)
+        self.position_embedding = _positions(config, {"learned": _LearnedPositions, "fixed": _FixedPositions})
         dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.embedding_dropout = nn.Dropout(dropout)
-        self.positions = _attention_positions(config)
+        self.positions = _positions(config, {"rotary": _Rotary, "alibi": _Alibi})
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.num_layers))
         self.norm = _norm(config)
         self.output = None if config.tie_embeddings else _Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -275,14 +275,9 @@ def _norm(config: DecoderConfig) -> nn.Module:
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
 
-def _position_embedding(config: DecoderConfig) -> nn.Module | None:
-    kinds = {"learned": _LearnedPositions, "fixed": _FixedPositions}
-    return kinds[config.position_embedding](config) if config.position_embedding in kinds else None
-
-
-def _attention_positions(config: DecoderConfig) -> nn.Module | None:
-    kinds = {"rotary": _Rotary, "alibi": _Alibi}
-    return kinds[config.position_embedding](config) if config.position_embedding in kinds else None
+def _positions(config: DecoderConfig, kinds: dict[str, Callable[[DecoderConfig], nn.Module]]) -> nn.Module | None:
+    make = kinds.get(config.position_embedding)
+    return None if make is None else make(config)
 
 
 def _angles(length: int, channels: int, base: float) -> torch.Tensor:

@@ -17,7 +17,7 @@ ORDER = {
     "": "errors units logs host job batching config workloads trace measurement search engine replay testing "
     "exploration guard doctor output cli pytest_plugin __main__",
     "host": "blas_threads locks json_files accelerators machine contention",
-    "config": "training_step document validation_errors field_types schema config dialects load",
+    "config": "training_step document field_types schema config dialects load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "space settings evidence calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
@@ -32,7 +32,7 @@ ORDER = {
 DOORS = {
     "torch": {"workloads", "trace", "engine.worker", "config.training_step"},  # the last for the types of a protocol
     "optuna": {"search.study", "search.loop"},
-    "pydantic": {"config.schema", "config.field_types", "config.validation_errors", "exploration.result"},
+    "pydantic": {"config.schema", "config.field_types", "exploration.result"},
     "ruamel": {"config.document"},
     "click": {"cli"},
     "jinja2": {"output.report"},
