@@ -27,7 +27,7 @@ def test_a_check_that_fails_by_itself_leaves_what_was_measured(run_on):
     observation = run_on(imported_job(batch="filled_up_to_eight"))(Probe(number=0, micro_batch_size=8))
 
     assert observation.outcome is Outcome.MEASURED, observation.reason
-    assert "a batch of 4 samples was asked for" in observation.details["why_unchecked"]
+    assert "a batch of 4 samples is needed" in observation.details["why_unchecked"]
 
 
 def test_an_evaluation_has_nothing_to_train(run_on):

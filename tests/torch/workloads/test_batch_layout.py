@@ -124,7 +124,7 @@ def test_a_built_job_checks_each_batch_that_it_makes():
     workload = build(imported_job(batch="at_most_fifty"))
 
     assert workload.make_batch(50)[0][0].shape[0] == 50
-    with pytest.raises(UnusableSizeError, match=r"a batch of 51 samples was asked for"):
+    with pytest.raises(UnusableSizeError, match=r"a batch of 51 samples is needed"):
         workload.make_batch(51)
 
 
