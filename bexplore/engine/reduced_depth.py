@@ -76,7 +76,6 @@ class ReducedDepthRunner:
             probe,
             compilation=Compilation.SHARED,
             predicted_peak_memory_bytes=None,
-            worse_pass_s=None,
             interleaved_with=(),
         )
         found: list[Observation] = []

@@ -72,8 +72,6 @@ class Probe:
         max_passes: Upper bound on timed passes; a runner stops earlier when the noise allows it.
         predicted_peak_memory_bytes: Expected by the trace; None where unknown.
         time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
-        worse_pass_s: A size whose passes take longer is clearly worse than one that ran, and needs no more passes; None
-            for no such bound.
         tolerance: The indifference zone, which bounds the precision of the timing.
         interleaved_with: Sizes that ran before, to be timed interleaved with this one, so that common-mode drift
             cancels; a runner without interleaved timing leaves them out.
@@ -87,7 +85,6 @@ class Probe:
     max_passes: int = 10
     predicted_peak_memory_bytes: int | None = None
     time_limit_s: float | None = None
-    worse_pass_s: float | None = None
     tolerance: float = INDIFFERENCE_ZONE
     interleaved_with: tuple[int, ...] = ()
 

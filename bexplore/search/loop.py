@@ -15,8 +15,7 @@ from optuna.storages import BaseStorage
 
 from bexplore.errors import NothingFitsError
 from bexplore.host.locks import locked, present
-from bexplore.measurement.interleaving import clearly_worse
-from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose, Runner
+from bexplore.measurement.probe import Observation, Probe, Purpose, Runner
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.economics import NextProbe
@@ -296,20 +295,9 @@ def _probe(number: int, decision: Decision, settings: SearchSettings, memory: Me
         max_passes=decision.max_passes,
         predicted_peak_memory_bytes=None if predicted is None else round(predicted),
         time_limit_s=None if limit is None else max(limit, TIME_LIMIT_SLACK * decision.expected_s),
-        worse_pass_s=_worse_pass_s(decision, settings.tolerance),
         tolerance=settings.tolerance,
         interleaved_with=decision.interleaved_with,
     )
-
-
-def _worse_pass_s(decision: Decision, tolerance: float) -> float | None:
-    """Return the pass time from which on a screened size is clearly worse; None for a probe of another purpose."""
-    if decision.recommendation is None or decision.purpose is not Purpose.SEARCH:
-        return None
-    if decision.compilation is Compilation.REDUCED:  # its passes are shorter, and cheap
-        return None
-    slowest_samples_per_s = decision.recommendation.samples_per_s * (1.0 - clearly_worse(tolerance))
-    return decision.micro_batch_size / slowest_samples_per_s
 
 
 @contextmanager

@@ -9,6 +9,7 @@ update, so the peak is read after it, and once in a process: a size that is meas
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import math
 import time
@@ -40,7 +41,7 @@ from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, re
 from bexplore.engine.worker.processors import Placement
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import Steps, len_of, warm_device
-from bexplore.engine.worker.timing import Report, Timed, time_alone, time_interleaved
+from bexplore.engine.worker.timing import Report, Timed, time_size
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
@@ -407,36 +408,28 @@ class Session:
     def _timed(
         self, batch: Batch, others: dict[int, Batch], memory: StepMemory, probe: Probe, budget_s: float
     ) -> Timed:
-        """Time a size interleaved with others; where that fails, the size alone, which meets its own failure again."""
-        known = memory.passes_that_count
-        if others:
-            try:
-                return time_interleaved(
-                    self.steps,
-                    {probe.micro_batch_size: batch} | others,
-                    probe,
-                    usual_pass_s=self._usual_pass_s | {probe.micro_batch_size: memory.passes[-1].seconds},
-                    budget_s=budget_s,
-                    known=known,
-                    report=self.report,
-                )
-            except Exception as error:  # of any kind: the size alone meets its own again, and that one is reported
-                self._why_alone = _headline(error)
-        if self._why_alone:
-            others.clear()
-            self.steps.clear_gradients()
-            release_cached_memory(self.device)
-        timed = time_alone(
+        """Time a size, interleaved with others; alone where they fail together."""
+        own = probe.micro_batch_size
+        time_with = functools.partial(
+            time_size,
             self.steps,
-            batch,
-            probe,
+            probe=probe,
+            usual_pass_s=self._usual_pass_s | {own: memory.passes[-1].seconds},
             budget_s=budget_s,
-            known=known,
-            usual_pass_s=memory.passes[-1].seconds,
+            known=memory.passes_that_count,
             report=self.report,
         )
+        if others:
+            try:
+                return time_with({own: batch} | others)
+            except Exception as error:  # of any kind: the size alone meets its own error again, which is reported
+                self._why_alone = _headline(error)
         if not self._why_alone:
-            return timed
+            return time_with({own: batch})
+        others.clear()
+        self.steps.clear_gradients()
+        release_cached_memory(self.device)
+        timed = time_with({own: batch})
         return dataclasses.replace(timed, details={**timed.details, "not_interleaved": self._why_alone})
 
     def _warnings_of_cuda_graphs(self, probe: Probe) -> list[str]:

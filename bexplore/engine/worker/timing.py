@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bexplore.engine.worker.steps import Steps
-from bexplore.engine.worker.stopping_rule import Passes
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, passes_per_timing
 from bexplore.measurement.probe import Probe, Purpose
 from bexplore.workloads import Batch
@@ -53,52 +51,7 @@ class Timed:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-def time_alone(
-    steps: Steps,
-    batch: Batch,
-    probe: Probe,
-    *,
-    budget_s: float,
-    known: Sequence[RanPass] = (),
-    usual_pass_s: float = 0.0,
-    report: Report,
-) -> Timed:
-    """Time passes of one size until they suffice.
-
-    Args:
-        steps: Runs and times them.
-        batch: Of the probe's size.
-        probe: What to run.
-        budget_s: Seconds of passes after which it is enough.
-        known: Passes that ran just before and count too.
-        usual_pass_s: About how long a pass takes; 0 for not known.
-        report: Called with the seconds of each pass.
-    """
-    worse_s = math.inf if probe.worse_pass_s is None else probe.worse_pass_s
-    passes = Passes(max_passes=probe.max_passes, budget_s=budget_s, tolerance=probe.tolerance, worse_s=worse_s)
-    ran = list(known)
-    for one in known:
-        passes.add(one.seconds, scheduler_wait_s=one.scheduler_wait_s)
-    last_s = usual_pass_s
-    while not passes.are_enough:
-        ran.append(run_pass(steps, batch, last_s))
-        last_s = ran[-1].seconds
-        passes.add(last_s, scheduler_wait_s=ran[-1].scheduler_wait_s, num_passes=ran[-1].num_passes)
-        report(pass_time_s=last_s)
-    counted_s = passes.counted_s
-    return Timed(
-        pass_times_s=counted_s,
-        scheduler_wait_fraction=passes.scheduler_wait_fraction,
-        loss=ran[-1].loss,
-        details={
-            "num_disturbed_passes": len(passes.all_s) - len(passes.undisturbed_s),
-            "all_pass_times_s": passes.all_s if len(passes.all_s) > len(counted_s) else [],
-            **_back_to_back(ran),
-        },
-    )
-
-
-def time_interleaved(
+def time_size(
     steps: Steps,
     batches: Mapping[int, Batch],
     probe: Probe,
@@ -108,33 +61,34 @@ def time_interleaved(
     known: Sequence[RanPass] = (),
     report: Report,
 ) -> Timed:
-    """Time passes of several sizes in rounds, a short turn of each, until they suffice.
+    """Time rounds of passes, a short visit to each size in turn, until the rounds suffice.
 
     Args:
-        steps: Runs and times them.
-        batches: By size; the probe's own and those that it is interleaved with.
-        probe: What to run.
-        usual_pass_s: By size, about how long a pass takes; a turn has passes by it.
-        budget_s: Seconds of all timings after which it is enough for a screening probe; contenders have
+        steps: Runs and times the passes.
+        batches: By size; the probe's own, alone or with those of the sizes that it is interleaved with.
+        probe: The size, and how precisely to time it.
+        usual_pass_s: By size, about how long a pass takes; a visit has as many passes as that asks for.
+        budget_s: Seconds of passes after which the rounds suffice; contenders that are interleaved have
             `BUDGETS_OF_CONTENDERS` times as much.
-        known: The probe's own turn of the first round, where it has just run.
-        report: Called with the seconds of each pass of the probe's own size, and after the others' passes.
+        known: Passes of the probe's own size that have just run and count: the first visit, or a round each if the size
+            is alone.
+        report: Called with the seconds of each pass of the probe's own size, and without them for other sizes.
     """
-    own = probe.micro_batch_size
-    is_screening = probe.purpose is Purpose.SEARCH
-    num_times = {size: _num_times_of_turn(steps, usual_pass_s[size]) for size in batches}
+    own, is_alone = probe.micro_batch_size, len(batches) == 1
+    is_screening = probe.purpose is Purpose.SEARCH and not is_alone
+    num_times = {size: _num_times_of_visit(steps, usual_pass_s[size]) for size in batches}
     last_s = {size: usual_pass_s[size] for size in batches}
     rounds = InterleavedTiming(
         size=own,
         max_rounds=probe.max_passes,
-        budget_s=budget_s * (1 if is_screening else BUDGETS_OF_CONTENDERS),
+        budget_s=budget_s * (1 if is_screening or is_alone else BUDGETS_OF_CONTENDERS),
         is_screening=is_screening,
         tolerance=probe.tolerance,
         num_passes={size: num_times[size] * steps.num_back_to_back(usual_pass_s[size]) for size in batches},
     )
     ran: list[RanPass] = []
 
-    def turn(size: int) -> float:
+    def visit(size: int) -> float:
         is_own = size == own
         passes = list(known) if is_own and not ran else []
         passes = passes or [run_pass(steps, batches[size], last_s[size]) for _ in range(num_times[size])]
@@ -144,10 +98,14 @@ def time_interleaved(
         report(**{"pass_time_s": passes[-1].seconds} if is_own else {})
         return float(np.median([one.seconds for one in passes]))
 
-    rounds.take([own, *(size for size in batches if size != own)], turn)
+    if is_alone:
+        ran.extend(known)
+        for one in known:
+            rounds.add({own: one.seconds})
+    rounds.take([own, *(size for size in batches if size != own)], visit)
     return Timed(
         pass_times_s=[one.seconds for one in ran],
-        interleaved_times_s=rounds.interleaved_times_s,
+        interleaved_times_s={} if is_alone else rounds.interleaved_times_s,
         scheduler_wait_fraction=float(np.median([one.scheduler_wait_s / one.seconds for one in ran])),
         loss=ran[-1].loss,
         details=_back_to_back(ran),
@@ -161,8 +119,8 @@ def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
     return RanPass(seconds, steps.scheduler_wait_s, steps.loss(), num_passes)
 
 
-def _num_times_of_turn(steps: Steps, pass_s: float) -> int:
-    """Return how often a size is timed in a round, each time for one pass or several back to back."""
+def _num_times_of_visit(steps: Steps, pass_s: float) -> int:
+    """How often a size is timed in its turn, each time for one pass or several back to back."""
     return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s)
 
 

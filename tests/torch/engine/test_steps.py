@@ -12,7 +12,7 @@ from torch import nn
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps, with_dense_gradients
-from bexplore.engine.worker.timing import Timed, run_pass, time_alone, time_interleaved
+from bexplore.engine.worker.timing import Timed, run_pass, time_size
 from bexplore.job import CompileSettings, Job, TorchSettings
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Workload, build
@@ -154,12 +154,12 @@ def test_short_passes_run_back_to_back_so_that_the_host_is_ahead_of_the_device(c
     steps = steps_on(cuda, "cuda", host_s=0.004, device_s=0.005)
 
     alone = run_pass(steps, 4)
-    timed = time_alone(
+    timed = time_size(
         steps,
-        4,
+        {4: 4},
         Probe(number=0, micro_batch_size=4, max_passes=10),
         budget_s=4.0,
-        usual_pass_s=alone.seconds,
+        usual_pass_s={4: alone.seconds},
         report=lambda **_: None,
     )
 
@@ -173,7 +173,7 @@ def test_short_passes_run_back_to_back_so_that_the_host_is_ahead_of_the_device(c
 def test_turns_have_passes_back_to_back_too(cuda):
     steps = steps_on(cuda, "cuda", host_s=0.004, device_s=0.005)
 
-    timed: Timed = time_interleaved(
+    timed: Timed = time_size(
         steps,
         {8: 8, 4: 4},
         Probe(number=1, micro_batch_size=8, interleaved_with=(4,)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bexplore.engine.worker.timing import RanPass, Timed, time_interleaved
+from bexplore.engine.worker.timing import RanPass, Timed, time_size
 from bexplore.measurement.probe import Probe
 
 
@@ -27,7 +27,7 @@ class ScriptedSteps:
 
 def in_turns_after(known: RanPass, steps: ScriptedSteps) -> Timed:
     """Size 8 in turns with size 4, just after a pass of its own."""
-    return time_interleaved(
+    return time_size(
         steps,
         {8: 8, 4: 4},
         Probe(number=1, micro_batch_size=8, interleaved_with=(4,)),
@@ -56,3 +56,18 @@ def test_a_loss_is_that_of_the_probes_own_size():
 
     assert steps.ran == [4, 4, 8]  # two rounds, however long they are: one would not show a turn that was disturbed
     assert timed.loss == 8.0
+
+
+def test_long_passes_of_a_size_alone_that_have_just_run_are_rounds_of_it_and_suffice_where_they_agree():
+    steps = ScriptedSteps({8: 2.0})
+    known = [RanPass(2.0, 0.0, 7.0), RanPass(2.0, 0.0, 7.0)]
+
+    probe = Probe(number=1, micro_batch_size=8)
+    timed = time_size(
+        steps, {8: 8}, probe, usual_pass_s=steps.seconds, budget_s=4.0, known=known, report=lambda **_: None
+    )
+
+    assert steps.ran == []
+    assert timed.pass_times_s == [2.0, 2.0]
+    assert timed.interleaved_times_s == {}
+    assert timed.loss == 7.0

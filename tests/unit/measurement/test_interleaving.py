@@ -169,6 +169,33 @@ def test_rounds_end_where_one_after_the_other_is_disturbed():
     assert num_rounds(rounds_of(*disturbed, is_screening=False, max_rounds=6)) == 12
 
 
+def alone(*times_s: float, **changes: Any) -> int:
+    """How many rounds of size 8 alone, of such seconds, are asked for."""
+    limits = {"max_rounds": 10, "budget_s": 100.0, "tolerance": 0.02} | changes
+    rounds = InterleavedTiming(size=8, is_screening=False, num_passes={8: 1}, **limits)
+    for seconds in times_s:
+        if rounds.are_enough:
+            break
+        rounds.add({8: seconds})
+    return num_rounds(rounds)
+
+
+def test_rounds_of_a_size_alone_that_agree_end_after_the_fewest():
+    assert alone(*[0.2] * 50) == 4
+    assert alone(*[1.0] * 50) == 2
+    assert alone(*[5.0] * 50, budget_s=4.0) == 2
+
+
+def test_a_disturbed_round_of_a_size_alone_is_repeated():
+    assert alone(1.0, 2.5, *[1.0] * 50) == 3
+
+
+def test_whoever_takes_more_for_a_tie_has_fewer_rounds_of_a_size_alone():
+    noisy = [1.0, 1.02, 0.98, 1.01] * 50
+
+    assert alone(*noisy, max_rounds=100, tolerance=0.02) > 20 > 10 > alone(*noisy, max_rounds=100, tolerance=0.1)
+
+
 def test_one_disturbed_turn_does_not_make_a_size_clearly_worse():
     assert num_rounds(rounds_of((0.2, 0.1), (20.0, 0.1), *[(0.2, 0.1)] * 50, is_screening=True)) == 5
 
