@@ -229,8 +229,15 @@ class InterleavedTiming:
             return False
         if count >= self.max_rounds or float(seconds[counts].sum()) >= self.budget_s:
             return True
-        error = max(estimate.log_se for estimate in interleaved_estimates(self.interleaved_times_s).values())
+        error = max(estimate.log_se for estimate in self._estimates)
         return error < (ENOUGH_SHARE_OF_SCREENING * self.tolerance if self.is_screening else enough_se(self.tolerance))
+
+    @property
+    def _estimates(self) -> list[Estimate]:
+        """The estimate of each size; a size alone has no other that separates its noise from the machine's."""
+        if len(self.interleaved_times_s) == 1:
+            return [estimate_alone(times_s) for times_s in self.interleaved_times_s.values()]
+        return list(interleaved_estimates(self.interleaved_times_s).values())
 
     @property
     def _seconds(self) -> Array:
