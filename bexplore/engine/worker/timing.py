@@ -91,8 +91,9 @@ def time_size(
     def visit(size: int) -> float:
         is_own = size == own
         passes = list(known) if is_own and not ran else []
-        passes = passes or [run_pass(steps, batches[size], last_s[size]) for _ in range(num_times[size])]
-        last_s[size] = passes[-1].seconds
+        for _ in range(0 if passes else num_times[size]):
+            passes.append(run_pass(steps, batches[size], last_s[size]))
+            last_s[size] = passes[-1].seconds
         if is_own:
             ran.extend(passes)
         report(**{"pass_time_s": passes[-1].seconds} if is_own else {})

@@ -166,7 +166,7 @@ def test_short_passes_run_back_to_back_so_that_the_host_is_ahead_of_the_device(c
     assert alone.seconds == pytest.approx(0.009)
     assert timed.details["num_back_to_back"][:2] == [6, 9]
     assert timed.pass_times_s[1] == pytest.approx(0.005 + 0.004 / 9)
-    assert len(timed.pass_times_s) <= 7  # a quarter of a second in all, not so much of each mean
+    assert len(timed.pass_times_s) <= 8  # four rounds of a tenth of a second, not so much of each mean
     assert sum(timed.details["num_back_to_back"]) * 0.005 >= 0.25
 
 
