@@ -121,7 +121,7 @@ def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
 
 
 def _num_times_of_visit(steps: Steps, pass_s: float) -> int:
-    """How often a size is timed in its turn, each time for one pass or several back to back."""
+    """Return how often a size is timed in a round, each time for one pass or several back to back."""
     return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s)
 
 
