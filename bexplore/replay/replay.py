@@ -1,4 +1,4 @@
-"""The same engine over a recorded table: a `Runner` whose hardware is a CSV file."""
+"""Exploration of recorded sweeps: a `Runner` whose hardware is a CSV file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,23 @@ from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
 
 START_TIME_S = 5.0  # charged for each worker process
+CLOSE_NAMES = 5  # curves that an error names
+RECOMMENDATION_FIELDS = [
+    "micro_batch_size",
+    "relative_performance",
+    "confidence",
+    "samples_per_s",
+    "regret_bound_90",
+    "left_to_gain",
+    "num_probes",
+    "elapsed_s",
+]
+MIN_PARALLEL = 4  # curves from which on a pool of processes pays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What a replay pretends, and how long it searches.
+    """The charges and the noise of a replay, and how long it searches.
 
     Attributes:
         seed: Of the noise and of the search.
@@ -38,8 +50,8 @@ class ReplayOptions:
         steps: Upper bound on timed passes of a probe.
         max_probes: Stop after this many probes.
         target_confidence: Stop at this score.
-        tolerance: Two sizes within this share of each other are as good as each other.
-        memory_hint_gib: The memory budget, which the table does not say; None for unknown.
+        tolerance: The indifference zone.
+        memory_hint_gib: The memory budget, which is not in the table; None for unknown.
     """
 
     seed: int = 0
@@ -55,12 +67,12 @@ class ReplayOptions:
 
     @property
     def compilation(self) -> Compilation:
-        """The program of every probe; a table knows only one, so there is nothing to verify."""
+        """The program of every probe; a table has only one, so there is nothing to verify."""
         return Compilation.SHARED if self.shared_compile else Compilation.EXACT
 
     @property
     def settings(self) -> SearchSettings:
-        """What the search is told."""
+        """The settings of the search."""
         return SearchSettings(
             tolerance=self.tolerance,
             target_confidence=self.target_confidence,
@@ -76,10 +88,10 @@ class ReplayOptions:
 
 
 class TableRunner:
-    """Answers probes from a recorded curve, and keeps account of what they would have cost."""
+    """Runs probes on a recorded curve, and adds up what they would have cost."""
 
     def __init__(self, curve: Curve, options: ReplayOptions) -> None:
-        """Begin with no worker alive."""
+        """Begin without a worker."""
         self.curve = curve
         self.options = options
         self.cost_s = 0.0
@@ -90,17 +102,15 @@ class TableRunner:
 
     def __call__(self, probe: Probe) -> Observation:
         """Run one probe."""
-        options = self.options
-        point = self.curve.points[probe.micro_batch_size]
+        options, size = self.options, probe.micro_batch_size
+        point = self.curve.points[size]
         starts = not options.shared_compile or probe.fresh_worker or probe.program != self._program
         self._worker += starts
         self._program = probe.program if point.fits else None
         start_s = options.start_time_s if starts else 0.0
         compile_s = options.compile_time_s if starts else 0.0
         factor = np.exp(options.noise * self._rng.standard_normal(probe.max_passes))
-        times = (
-            probe.micro_batch_size / self._throughput(probe.micro_batch_size) * factor if point.fits else np.zeros(0)
-        )
+        times = size / self._throughput(size) * factor if point.fits else np.zeros(0)
         elapsed = start_s + compile_s + len(times) * point.pass_time_s
         self.cost_s += elapsed
         hint = options.memory_hint_gib
@@ -118,7 +128,7 @@ class TableRunner:
         )
 
     def _throughput(self, size: int) -> float:
-        """A repeat not drawn yet where the table has repeats; else the recorded value with noise."""
+        """Return a repeat that was not drawn yet; the recorded value with noise where the table has no repeats."""
         repeats = self.curve.points[size].throughputs
         if len(repeats) == 1:
             return repeats[0] * math.exp(self.options.noise * self._rng.standard_normal())
@@ -129,7 +139,7 @@ class TableRunner:
 
 
 def exhaustive_cost_s(curve: Curve, options: ReplayOptions) -> float:
-    """Seconds of one probe of every size, under the same charges."""
+    """Return the seconds of one probe of every size, under the same charges."""
     runner = TableRunner(curve, options)
     for number, size in enumerate(curve.points):
         runner(Probe(number=number, micro_batch_size=size, compilation=options.compilation, max_passes=options.steps))
@@ -171,7 +181,7 @@ def replay_table(
 
     Args:
         table: CSV file; see `load_table`.
-        options: What the replay pretends.
+        options: Charges and noise.
         curve_id: Only this curve; None for all.
         num_processes: Curves explored at the same time.
 
@@ -186,7 +196,7 @@ def replay_table(
     if curve_id is not None:
         curves = tuple(curve for curve in curves if curve.curve_id == curve_id) or _unknown_curve(curves, curve_id)
     jobs = [(curve, options) for curve in curves]
-    if num_processes <= 1 or len(jobs) < 4:
+    if num_processes <= 1 or len(jobs) < MIN_PARALLEL:
         for job in jobs:
             yield from _events(job)
         return
@@ -231,16 +241,7 @@ def _probe_fields(observation: Observation) -> dict[str, Any]:
 
 
 def _recommendation_fields(best: Recommendation) -> dict[str, Any]:
-    return {
-        "micro_batch_size": best.micro_batch_size,
-        "relative_performance": best.relative_performance,
-        "confidence": best.confidence,
-        "samples_per_s": best.samples_per_s,
-        "regret_bound_90": best.regret_bound_90,
-        "left_to_gain": best.left_to_gain,
-        "num_probes": best.num_probes,
-        "elapsed_s": best.elapsed_s,
-    }
+    return {name: getattr(best, name) for name in RECOMMENDATION_FIELDS}
 
 
 def _result_fields(result: Result) -> dict[str, Any]:
@@ -258,5 +259,7 @@ def _result_fields(result: Result) -> dict[str, Any]:
 
 def _unknown_curve(curves: Sequence[Curve], curve_id: str) -> tuple[Curve, ...]:
     names = [curve.curve_id for curve in curves]
-    close = [name for name in names if curve_id.lower() in name.lower()][:5] or names[:5]
-    raise UserInputError(f"the table has no curve {curve_id!r}", hint=f"use one of: {', '.join(close)} ...")
+    close = ([name for name in names if curve_id.lower() in name.lower()] or names)[:CLOSE_NAMES]
+    raise UserInputError(
+        f"the table has no curve {curve_id!r}", hint=f"use one of: {', '.join(close)} ..."
+    )

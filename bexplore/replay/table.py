@@ -1,4 +1,4 @@
-"""Recorded sweeps: a CSV file of throughput by micro-batch size, read with every doubt said at once."""
+"""Recorded sweeps: a CSV file of throughput by micro-batch size; all of its problems are reported at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Point:
 
     Attributes:
         throughputs: Samples/s of each repeat; empty where it ran out of memory.
-        pass_time_s: Seconds of a pass, for what a probe costs; 0 where unknown.
+        pass_time_s: Seconds of a pass, for the cost of a probe; 0 where unknown.
         peak_memory_bytes: Peak; None where the table has none.
     """
 
@@ -50,7 +50,7 @@ class Curve:
 
     Attributes:
         curve_id: Its name in the table.
-        points: What was recorded, by micro-batch size, ascending.
+        points: By micro-batch size, ascending.
     """
 
     curve_id: str
@@ -62,7 +62,7 @@ class Curve:
         return max((point.throughput for point in self.points.values() if point.fits), default=0.0)
 
     def regret(self, size: int) -> float:
-        """Share of the best throughput that is lost at a size."""
+        """Return the share of the best throughput that is lost at a size."""
         return 1.0 - self.points[size].throughput / self.best_throughput
 
 
@@ -74,7 +74,7 @@ def load_table(path: str | Path) -> tuple[Curve, ...]:
     true or yes) does not fit, whatever its other rows say.
 
     Raises:
-        UserInputError: The file cannot be read, or a cell cannot be believed; all of its problems at once.
+        UserInputError: The file cannot be read, or cells are invalid; all of its problems at once.
     """
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
@@ -152,7 +152,7 @@ def _parse(cells: Mapping[str, str | None], where: str, problems: list[str]) -> 
 
 
 def _number(cells: Mapping[str, str | None], key: str, where: str, problems: list[str]) -> float | None:
-    """The finite number in a cell; None where it is blank."""
+    """Return the finite number in a cell; None for a blank one."""
     text = (cells.get(key) or "").strip()
     if not text:
         return None

@@ -1,8 +1,7 @@
-"""A `Runner` with a known answer: synthetic jobs on synthetic machines.
+"""A `Runner` with a known answer: simulated jobs on simulated machines.
 
 The curves come from a small model of a device (layers that are bound by arithmetic or by memory traffic, waves of
-tiles, launches, a cache, a memory limit), not from the shapes that the search assumes: what the search says of them is
-a test of it.
+tiles, launches, a cache, a memory limit), not from the search's prior, and so test the search.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_can
 Array = NDArray[np.float64]
 
 BUDGET_BYTES = 64 * 2**30
+PEAK_SD = 0.003  # of a measured peak, as a fraction
 SEGMENT_BYTES = 20 * 2**20  # of the simulated caching allocator
 COMMON_MODE_TIMES_S = (1.0, 10.0, 100.0)  # over which a shared machine changes its speed, each as much as the others
 PASS_BUDGET_S = 4.0  # of a probe's own size, as the engine has it
@@ -34,7 +34,7 @@ QUIET_RUN_SD, QUIET_PASS_SDS = 0.003, (0.003, 0.01)  # of a machine of one's own
 
 
 class Family(StrEnum):
-    """What a world is like."""
+    """The kind of a world."""
 
     SMOOTH = "smooth"
     ROUGH = "rough"
@@ -61,21 +61,21 @@ class World:
     """A job on a machine, both known.
 
     Attributes:
-        family: What it is like.
+        family: Its kind.
         space: The candidates.
         log_throughput: ln(samples/s) at each candidate, without noise.
         peak_bytes: True peak of the tensors at each candidate.
-        budget_bytes: What the device has.
-        memory: What a trace would say, with its error; None where nothing is limited.
-        reserved_bytes: What a caching allocator reserves at each candidate where nothing limits it; None for no such
-            allocator, so that the tensors alone must fit.
-        lowest_limit_bytes: The same where it must release its cache again and again; None as above.
+        budget_bytes: Memory of the device.
+        memory: The prior of a trace, with its error; None where nothing is limited.
+        reserved_bytes: Reserved by a caching allocator at each candidate without a limit; None without an allocator, so
+            that the tensors alone must fit.
+        lowest_limit_bytes: Reserved where the allocator must release its cache again and again; None without one.
         run_sd: Noise between two runs of one size, ln.
         pass_sd: Noise between two passes of a run, ln.
         drift_per_probe: Change of ln(samples/s) from probe to probe.
-        outlier_share: Share of the probes that another tenant slows down.
-        common_mode_sd: Change of ln(samples/s) of a machine that others use too, over seconds and minutes.
-        burst_share: Share of the turns that somebody else's burst of work slows down, by up to `MOST_BURST` times.
+        outlier_share: Share of the probes that another process slows down.
+        common_mode_sd: Drift of ln(samples/s) over seconds and minutes.
+        burst_share: Share of the timings that another process slows down, by up to `MOST_BURST` times.
         start_s: Seconds to start a worker.
         compile_s: Seconds to compile.
     """
@@ -99,7 +99,7 @@ class World:
 
     @property
     def fits(self) -> NDArray[np.bool_]:
-        """(num candidates,): which run."""
+        """(num candidates,), which run."""
         needed = self.peak_bytes if self.lowest_limit_bytes is None else self.lowest_limit_bytes
         return needed <= self.budget_bytes
 
@@ -110,22 +110,22 @@ class World:
         return {size: float(value) for size, value, fits in pairs if fits}
 
     def regret(self, size: int) -> float:
-        """Share of the best feasible throughput that is lost at a size; 1 where it does not fit."""
+        """Return the share of the best feasible throughput that is lost at a size; 1 where it does not fit."""
         throughputs = self.throughputs
         return 1.0 - throughputs.get(size, 0.0) / max(throughputs.values())
 
 
 class SimulatedRunner:
-    """Answers probes from a world, and keeps account of what they would have cost."""
+    """Runs probes in a world, and adds up what they would have cost."""
 
     def __init__(self, world: World, *, seed: int, shared_compile: bool = False) -> None:
-        """Begin with no worker alive.
+        """Begin without a worker.
 
         Args:
-            world: What is true.
+            world: The truth.
             seed: Of the noise.
-            shared_compile: A worker serves every size with the program that it has compiled, for as long as that
-                program is the one asked for; otherwise each probe starts a worker and compiles.
+            shared_compile: A worker serves every size of the program that it has compiled; otherwise each probe starts
+                a worker and compiles.
         """
         self.world = world
         self.cost_s = 0.0
@@ -145,11 +145,10 @@ class SimulatedRunner:
         self._largest = max(self._largest, probe.micro_batch_size if fits else 0)
         self._program = probe.program if fits or probe.micro_batch_size > self._largest > 0 else None
         start_s, compile_s = (world.start_s, world.compile_s) if starts else (0.0, 0.0)
-        times, turns = np.zeros(0), dict[int, tuple[float, ...]]()
-        timed_s = 0.0
+        times, rounds, timed_s = np.zeros(0), dict[int, tuple[float, ...]](), 0.0
         if fits and world.common_mode_sd:
             self._common_mode.wait(start_s + compile_s)
-            times, turns, timed_s = self._interleaved(probe)
+            times, rounds, timed_s = self._interleaved(probe)
         elif fits:
             times = self._times(index, probe)
             timed_s = float(times.sum())
@@ -162,20 +161,21 @@ class SimulatedRunner:
             outcome=Outcome.MEASURED if fits else Outcome.OUT_OF_MEMORY,
             reason="" if fits else "peak above the budget",
             pass_times_s=tuple(map(float, times)),
-            interleaved_times_s=turns,
+            interleaved_times_s=rounds,
             start_time_s=start_s,
             compile_time_s=compile_s,
             elapsed_s=elapsed,
-            peak_memory_bytes=round(world.peak_bytes[index] * (1 + 0.003 * self._rng.standard_normal()))
-            if fits
-            else None,
+            peak_memory_bytes=self._peak(index) if fits else None,
             resident_memory_bytes=held,
             num_alloc_retries=num_retries,
             memory_budget_bytes=round(world.budget_bytes) if world.memory is not None else None,
         )
 
+    def _peak(self, index: int) -> int:
+        return round(self.world.peak_bytes[index] * (1 + PEAK_SD * self._rng.standard_normal()))
+
     def _reserved(self, index: int) -> tuple[int | None, int]:
-        """What the allocator reserved, and how often it was at the limit."""
+        """Return reserved memory, and how often the allocator was at the limit."""
         world = self.world
         if world.reserved_bytes is None:
             return None, 0
@@ -192,7 +192,7 @@ class SimulatedRunner:
         return probe.micro_batch_size * np.exp(noise - value)
 
     def _interleaved(self, probe: Probe) -> tuple[Array, dict[int, tuple[float, ...]], float]:
-        """Passes of the probe's size, the rounds that it took with others, and the seconds of all."""
+        """Return the passes of the probe's size, its interleaved rounds, and the seconds of all."""
         world, own = self.world, probe.micro_batch_size
         order = [own, *probe.interleaved_with]
         usual_s = {size: size / math.exp(world.log_throughput[world.space.sizes.index(size)]) for size in order}
@@ -208,7 +208,7 @@ class SimulatedRunner:
         process_effect = {size: world.run_sd * self._rng.standard_normal() for size in order}
         own_s, spent_s = list[float](), 0.0
 
-        def turn(size: int) -> float:
+        def time_size(size: int) -> float:
             nonlocal spent_s
             count = rounds.num_passes[size]
             noise = world.pass_sd * self._rng.standard_normal(count) - process_effect[size]
@@ -219,9 +219,9 @@ class SimulatedRunner:
             own_s.extend(times_s.tolist() if size == own else [])
             return float(np.median(times_s))
 
-        rounds.take(order, turn)
-        told = {size: tuple(times_s) for size, times_s in rounds.interleaved_times_s.items()}
-        return np.array(own_s), told if probe.interleaved_with else {}, spent_s
+        rounds.take(order, time_size)
+        found = {size: tuple(times_s) for size, times_s in rounds.interleaved_times_s.items()}
+        return np.array(own_s), found if probe.interleaved_with else {}, spent_s
 
 
 class _CommonModeDrift:
@@ -233,7 +233,7 @@ class _CommonModeDrift:
         self._state = self._sd * rng.standard_normal(len(COMMON_MODE_TIMES_S))
 
     def wait(self, seconds: float) -> float:
-        """Let time pass; returns ln(speed) after it."""
+        """Let time pass; return ln(speed) after it."""
         kept = np.exp(-seconds / np.array(COMMON_MODE_TIMES_S))
         new = self._sd * np.sqrt(1.0 - kept**2) * self._rng.standard_normal(len(COMMON_MODE_TIMES_S))
         self._state = kept * self._state + new
@@ -241,7 +241,7 @@ class _CommonModeDrift:
 
 
 def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
-    """Draw one world, of these sizes or of some; the same arguments give the same world on every machine."""
+    """Draw one world, of these sizes or of drawn ones; equal arguments give equal worlds on every machine."""
     rng = np.random.default_rng([seed, *family.value.encode()])
     space = space or _SPACES.get(family, _draw_space)(rng)
     if family in _DEVICES:
@@ -284,7 +284,7 @@ def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
 
 
 def _draw_quiet_world(family: Family, space: Space, rng: np.random.Generator) -> World:
-    """A job on a machine of one's own, of whose kind the curve, the seconds of a pass and the noise are."""
+    """Draw a job on a quiet machine of a kind, with that kind's curves, seconds of a pass and noise."""
     sizes = np.array(space.sizes, dtype=float)
     peak, memory = _draw_memory(sizes, rng)
     curve_of, passes_s = _DEVICES[family]
@@ -302,10 +302,10 @@ def _draw_quiet_world(family: Family, space: Space, rng: np.random.Generator) ->
 
 
 def with_caching_allocator(world: World, seed: int) -> World:
-    """The same world, on a device whose allocator reserves whole segments and keeps what was freed.
+    """Return the same world, on a device whose allocator reserves whole segments and keeps freed ones.
 
-    A share of its own for the job, another for each size, and segments that are not full; releasing its cache gives
-    some of it back. Their ranges: benchmarks/results/allocator_ratio.md.
+    A share of the job, another of each size, and segments that are not full; releasing the cache gives some of it back.
+    Source: the ranges are those of benchmarks/results/allocator_ratio.md.
     """
     rng = np.random.default_rng([seed, 79])
     count = len(world.space.sizes)
@@ -321,7 +321,7 @@ def with_caching_allocator(world: World, seed: int) -> World:
 
 
 def _draw_space(rng: np.random.Generator, powers: tuple[float, float] = (4, 12)) -> Space:
-    """Fine or coarse: all integers, powers of two, multiples of 8, or somebody's own list; up to a power of two."""
+    """Draw a fine or a coarse space: all integers, powers of two, multiples of 8, or a list of a user's own."""
     largest = int(2 ** rng.uniform(*powers))
     kind = rng.choice(["all", "powers", "multiples", "list"], p=[0.5, 0.2, 0.15, 0.15])
     if kind == "all":
@@ -336,7 +336,7 @@ def _draw_space(rng: np.random.Generator, powers: tuple[float, float] = (4, 12))
 
 
 def _draw_short_space(rng: np.random.Generator) -> Space:
-    """What people try by hand: powers of two, now and then with a size between them, up to a dozen."""
+    """Draw a hand-made list: powers of two, sometimes with a size between them, up to a dozen."""
     first, count = int(rng.integers(0, 5)), int(rng.integers(4, 10))
     powers = [2**power for power in range(first, first + count)]
     between = [3 * size // 2 for size in powers[1:] if rng.random() < 0.25]
@@ -344,12 +344,12 @@ def _draw_short_space(rng: np.random.Generator) -> Space:
 
 
 def _draw_fine_or_short_space(rng: np.random.Generator) -> Space:
-    """As anybody has it, or what people try by hand."""
+    """Draw a fine or a coarse space, or a hand-made list."""
     return _draw_space(rng) if rng.random() < 0.5 else _draw_short_space(rng)
 
 
 def _draw_few(rng: np.random.Generator) -> Space:
-    """Three to eight candidates: powers of two, or somebody's own list."""
+    """Draw three to eight candidates: powers of two, or a list of a user's own."""
     count = int(rng.integers(3, 9))
     if rng.random() < 0.5:
         first = int(rng.integers(0, 7))
@@ -362,7 +362,7 @@ def _draw_few(rng: np.random.Generator) -> Space:
 
 
 def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat: bool) -> Array:
-    """Samples/s of a few layers on one device, ln.
+    """Return ln(samples/s) of a few layers on one device.
 
     Time = launches + sum over layers of a soft maximum of arithmetic and traffic; each layer has its own size at which
     arithmetic takes over, and its own wave quantisation.
@@ -387,14 +387,14 @@ def _device_curve(sizes: Array, rng: np.random.Generator, *, peaked: bool, flat:
 
 
 def _waves(sizes: Array, rng: np.random.Generator) -> Array:
-    """Padding to whole waves of tiles: (work done) / (work wanted), fading as waves become many."""
+    """Return (work done) / (work wanted) of padding to whole waves of tiles."""
     per_wave = 2.0 ** rng.uniform(1, 6)
     waves = sizes / per_wave
     return 1.0 + rng.uniform(0.1, 0.6) * (np.ceil(waves) / waves - 1.0).clip(0.0, 1.0)
 
 
 def _roughness(sizes: Array, rng: np.random.Generator) -> Array:
-    """Kernel selection: a random level for each stretch of sizes, an own level for each size, and misalignment."""
+    """Return kernel selection: a level for each stretch of sizes, a level for each size, and misalignment."""
     logs = np.log(sizes)
     edges = np.sort(rng.uniform(logs[0], logs[-1] + 1e-9, int(rng.integers(2, 12))))
     levels = rng.normal(0.0, rng.uniform(0.003, 0.02), len(edges) + 1)
@@ -405,7 +405,7 @@ def _roughness(sizes: Array, rng: np.random.Generator) -> Array:
 
 
 def _cliff(sizes: Array, rng: np.random.Generator) -> Array:
-    """One fall for good, one hole, or one narrow peak."""
+    """Return one lasting fall, one hole, or one narrow peak."""
     logs = np.log(sizes)
     at = rng.uniform(logs[0], logs[-1])
     kind = rng.choice(["fall", "hole", "peak"], p=[0.5, 0.25, 0.25])
@@ -416,15 +416,15 @@ def _cliff(sizes: Array, rng: np.random.Generator) -> Array:
 
 
 def _spill(peak: Array, rng: np.random.Generator) -> Array:
-    """Where memory is nearly full it goes out to the host, and throughput falls to a fraction."""
+    """Return the fall of throughput to a fraction where nearly full memory spills to the host."""
     fall: float = math.log(rng.uniform(0.1, 0.6))
     return np.where(peak > rng.uniform(0.75, 0.99) * BUDGET_BYTES, fall, 0.0)
 
 
 def _lone_peak(sizes: Array, curve: Array, peak: Array, rng: np.random.Generator) -> Array:
-    """One size, or a narrow stretch of them, that is faster than its neighbours, which tell nothing of it.
+    """Return a peak of one size, or of a narrow stretch, that no adjacent size predicts.
 
-    Half of them are among the sizes that fit and are nearly the fastest anyway, where they decide what is best.
+    Half of the peaks are among the fastest feasible sizes, where they decide which size is the best.
     """
     fits = peak <= BUDGET_BYTES
     wanted = (
@@ -440,9 +440,9 @@ def _lone_peak(sizes: Array, curve: Array, peak: Array, rng: np.random.Generator
 
 
 def _shelf(sizes: Array, curve: Array, peak: Array, rng: np.random.Generator) -> Array:
-    """A fall well before the memory limit, beyond which throughput stays where it is or creeps up again.
+    """Return a curve with a fall well before the memory limit, beyond which throughput stays or creeps up again.
 
-    What is gained before the fall and on the shelf decides on which side of it the best is.
+    The gains before the fall and on the shelf decide on which side of the fall the best size is.
     """
     largest = max(sizes[peak <= BUDGET_BYTES].max(initial=0.0), sizes[0])
     at = sizes[0] * math.exp(rng.uniform(0.1, 0.8) * math.log(max(largest / sizes[0], 2.0)))
@@ -455,9 +455,9 @@ def _shelf(sizes: Array, curve: Array, peak: Array, rng: np.random.Generator) ->
 
 
 def _cpu_curve(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
-    """ln of samples/s of a CPU: soon flat, and slowly falling once activations no longer fit the cache.
+    """Return ln(samples/s) of a CPU: soon flat, and slowly falling once activations exceed the cache.
 
-    Knee and fall are those of the jobs of benchmarks/results/engine.md.
+    Source: knee and fall of the jobs of benchmarks/results/engine.md.
     """
     knee = math.exp(rng.uniform(math.log(0.05), math.log(1.5)))
     start, slope, width = math.exp(rng.uniform(0.0, math.log(16.0))), rng.uniform(0.03, 0.15), 0.5
@@ -467,7 +467,7 @@ def _cpu_curve(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
 
 
 def _gpu_curve(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
-    """ln of samples/s of a GPU: late to saturate, in steps of waves and of alignment, now and then with a fall."""
+    """Return ln(samples/s) of a GPU: late to saturate, in steps of waves and of alignment, sometimes with a fall."""
     largest = max(sizes[peak <= BUDGET_BYTES].max(initial=0.0), sizes[0])
     knee = largest * math.exp(rng.uniform(math.log(0.02), math.log(0.5)))
     work = sizes * _waves(sizes, rng) if rng.random() < 0.5 else sizes
@@ -483,14 +483,14 @@ def _gpu_curve(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
 def _in_seconds(
     sizes: Array, curve: Array, fits: NDArray[np.bool_], passes_s: tuple[float, float], rng: np.random.Generator
 ) -> Array:
-    """A curve at the speed at which passes of the sizes that fit take so long; around its middle if they span more."""
+    """Return the curve scaled to passes within these seconds at the sizes that fit; centred if they span more."""
     logs = (np.log(sizes) - curve)[fits if fits.any() else np.full(len(sizes), True)]
     least, most = math.log(passes_s[0]) - logs.min(), math.log(passes_s[1]) - logs.max()
     return curve - (rng.uniform(least, most) if least < most else (least + most) / 2.0)
 
 
 def _draw_memory(sizes: Array, rng: np.random.Generator) -> tuple[Array, MemoryPrior | None]:
-    """A fixed part and a part per sample; two worlds in three run out of memory somewhere among the candidates."""
+    """Return a fixed part and a part per sample; two worlds in three run out of memory among the candidates."""
     fixed = rng.uniform(0.02, 0.7) * BUDGET_BYTES
     inside = math.exp(rng.uniform(0.3, 1.0) * math.log(sizes[-1] / sizes[0])) * sizes[0]
     limit = max(inside, 2.0 * sizes[0]) if rng.random() < 0.66 else sizes[-1] * rng.uniform(1.05, 4.0)
@@ -502,7 +502,7 @@ def _draw_memory(sizes: Array, rng: np.random.Generator) -> tuple[Array, MemoryP
 
 
 def _pressure(sizes: Array, peak: Array, rng: np.random.Generator) -> Array:
-    """An allocator that retries near the limit, in one world of five."""
+    """Return the slowdown of an allocator that retries near the limit, in one world of five."""
     if rng.random() >= 0.2:
         return np.zeros_like(sizes)
     start = rng.uniform(0.8, 0.97)

@@ -72,11 +72,11 @@ SMOOTH = (  # (index into LENGTHS, sd in ln(samples/s), weight): gentle trends m
 ROUGH_SDS = ((0.002, 0.60), (0.006, 0.25), (0.02, 0.15))
 ROUGH_LENGTH = 0.25  # e-folds
 ROUGH_OWN_SHARE = 0.3  # of the rough variance, which a size does not share with its neighbours
-# Noise between two probes of one size over that between two passes, and weight; ln(pass time) at the least and the
-# most.
+# Source: the same fit; sensitivity.md. Noise between two probes of one size over that between two passes, and weight;
+# bounds of the latter, ln(pass time).
 PROBE_NOISE_RATIOS = ((0.3, 0.20), (1.0, 0.65), (3.0, 0.15))
 LEAST_PASS_SD, MOST_PASS_SD = 0.005, 0.1
-CLIFF_SMOOTH, CLIFF_ROUGH = (2, 5), 1  # indices of the points that a cliff is combined with, which stand for all
+CLIFF_SMOOTH, CLIFF_ROUGH = (2, 5), 1  # indices of points that a cliff is combined with. Source: the middle ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

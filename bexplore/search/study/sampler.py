@@ -1,4 +1,4 @@
-"""Optuna's sampler interface over the belief: ask, and the study's finished and running trials decide."""
+"""Optuna's sampler interface over the posterior: the study's finished and running trials decide."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from bexplore.search.study.trials import (
 class BexploreSampler(BaseSampler):
     """Chooses the probe that is worth most per second; a pure function of the study's trials.
 
-    A fresh process on the same storage asks for exactly the same size. Parallel askers see each other's trials in
-    flight and look elsewhere. A trial that is `COMPLETE` has samples per second as its value, a `PRUNED` one ran out of
+    A fresh process on the same storage chooses exactly the same size. Parallel explorers see each other's trials in
+    flight and choose other sizes. The value of a `COMPLETE` trial is samples per second, a `PRUNED` one ran out of
     memory, and a `FAIL`ed one failed for a reason of its own.
 
     Example:
@@ -63,11 +63,11 @@ class BexploreSampler(BaseSampler):
 
     @property
     def distribution(self) -> IntDistribution:
-        """Of the one parameter; the sampler returns only candidates."""
+        """The distribution of the one parameter; the sampler returns only candidates."""
         return IntDistribution(self.space.base, self.space.sizes[-1])
 
     def ask(self, study: optuna.Study, size: int | None = None) -> optuna.Trial:
-        """Begin a trial of a size; None leaves it to the sampler."""
+        """Begin a trial of a size; None for the sampler's choice."""
         self._given = size
         try:
             return study.ask({PARAMETER: self.distribution})
@@ -75,13 +75,13 @@ class BexploreSampler(BaseSampler):
             self._given = None
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The micro-batch size and nothing else."""
+        """Return the distribution of the micro-batch size, the only parameter."""
         return {PARAMETER: self.distribution}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The size to probe next; where nothing is worth a probe any more, the recommended one again."""
+        """Return the size to probe next; where no probe is worth its cost, the recommended one."""
         if self._given is not None:
             return {PARAMETER: self._given}
         decision = self.decide(study, asking=trial.number)
@@ -94,7 +94,7 @@ class BexploreSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Refuse: only the micro-batch size within the candidates is searched.
+        """Refuse any other parameter than the micro-batch size.
 
         Raises:
             UserInputError: Always.
@@ -105,11 +105,11 @@ class BexploreSampler(BaseSampler):
         )
 
     def decide(self, study: optuna.Study, *, asking: int | None = None) -> Decision:
-        """What the sampler would do now.
+        """Decide on the next probe.
 
         Args:
             study: Its finished and running trials are the evidence.
-            asking: Number of the trial that asks, which is no evidence; None where none does.
+            asking: Number of the trial that is being created, which is no evidence; None for none.
         """
         evidence, num_unassigned = self._evidence(study, asking)
         key = (tuple(evidence), num_unassigned)
@@ -119,7 +119,7 @@ class BexploreSampler(BaseSampler):
         return self._last[1]
 
     def decision_of(self, study: optuna.Study, number: int) -> Decision:
-        """The decision behind a trial; Optuna does not ask the sampler where there is only one candidate."""
+        """Return the decision behind a trial; with one candidate, Optuna does not call the sampler."""
         return self._decisions.pop(number, None) or self.decide(study, asking=number)
 
     def _evidence(self, study: optuna.Study, asking: int | None) -> tuple[list[Evidence], int]:
@@ -137,31 +137,30 @@ class BexploreSampler(BaseSampler):
 def open_study(
     sampler: BexploreSampler, *, storage: str | Path | BaseStorage | None = None, name: str = "bexplore"
 ) -> optuna.Study:
-    """Create the study, or go on with the stored one.
+    """Create the study, or open the stored one.
 
     Raises:
-        UserInputError: The stored study asks another question (other candidates, tolerance, seed or engine version).
+        UserInputError: The stored study has another search specification (candidates, tolerance, seed, engine version).
     """
     study = optuna.create_study(
         storage=open_storage(storage), study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
     )
-    search_specification = _search_specification(sampler)
-    stored = search_specification_of(study)
+    specification, stored = _search_specification(sampler), search_specification_of(study)
     if not stored:
-        set_search_specification(study, search_specification)
+        set_search_specification(study, specification)
         _name_the_value(study)
-    elif stored != search_specification:
-        changed = sorted(key for key in search_specification if stored.get(key) != search_specification[key])
-        told = ", ".join(f"{key} {stored.get(key)} there, {search_specification[key]} here" for key in changed)
+    elif stored != specification:
+        changed = sorted(key for key in specification if stored.get(key) != specification[key])
+        differences = ", ".join(f"{key} {stored.get(key)} there, {specification[key]} here" for key in changed)
         hint = "explore with --fresh, or use another storage"
         if "largest" in changed:
             hint += "; explorers that share a study need the same candidates: set max, and the same memory_budget"
-        raise UserInputError(f"the stored study {name!r} asks another question: {told}", hint=hint)
+        raise UserInputError(f"the stored study {name!r} has another search specification: {differences}", hint=hint)
     return study
 
 
 def _name_the_value(study: optuna.Study) -> None:
-    """Dashboards write it at their axis instead of `Objective 0`."""
+    """Name the value, which dashboards show at their axis instead of `Objective 0`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)  # stable in what it does since Optuna 3.4
         study.set_metric_names(["samples/s"])

@@ -1,4 +1,4 @@
-"""Where Optuna keeps the study: opened, mended where that is safe, and its troubles told as errors of ours."""
+"""Optuna's storage of the study: opened, repaired where that is safe, its failures raised as `EngineError`."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turn what a storage raises meanwhile (a full disk, a locked file, a server that is gone) into one clear error.
+    """Turn exceptions of a storage (a full disk, a locked file, a server that is gone) into one clear error.
 
     Raises:
         EngineError: The storage could not be read or written.
     """
     try:
         yield
-    except StorageInternalError as error:  # Optuna's wrapping of what a database said
+    except StorageInternalError as error:  # Optuna's wrapper of a database's exception
         cause = error.__cause__ or error
         raise EngineError(f"the study's storage failed: {_first_line(cause)}", hint=_SAFE) from error
     except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -65,15 +65,15 @@ def storage_errors() -> Iterator[None]:
 
 
 class _KernelLock(JournalFileOpenLock):
-    """Optuna's file lock, held by the kernel: a process that was killed inside it does not leave it behind."""
+    """Optuna's file lock, held by the kernel, which releases it when a process is killed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._turn = threading.Lock()  # of this process's threads
+        self._mutex = threading.Lock()  # of this process's threads
         self._handle: IO[str] | None = None
 
     def acquire(self) -> bool:
-        self._turn.acquire()
+        self._mutex.acquire()
         try:
             self._handle = self._path.open("a")
             lock_handle(self._handle, self._path)
@@ -86,18 +86,18 @@ class _KernelLock(JournalFileOpenLock):
         if self._handle is not None:
             self._handle.close()
             self._handle = None
-        self._turn.release()
+        self._mutex.release()
 
 
 class _Journal(JournalStorage):
-    """Optuna's journal; where a record is spoilt while explorers are at work, the reader says so and stops."""
+    """Optuna's journal; a record that is damaged while explorers run raises an `EngineError`."""
 
     def _sync_with_backend(self) -> None:
         try:
             super()._sync_with_backend()
         except (OSError, OptunaError):
             raise
-        except Exception as error:  # whatever Optuna's replay of its own log stumbles over
+        except Exception as error:  # any exception of Optuna's replay of its own log
             raise EngineError(
                 f"the study's storage failed: it is damaged ({_first_line(error)})", hint=_SAFE
             ) from error
@@ -113,7 +113,7 @@ def _open_file(path: Path) -> JournalStorage:
                 return _load(path, lock_path)
             except OSError:
                 raise
-            except Exception:  # whatever damage makes Optuna's replay of its own log stumble over
+            except Exception:  # any exception of Optuna's replay of a damaged log
                 _move_aside(path)
                 return _load(path, lock_path)
     except OSError as error:
@@ -130,7 +130,7 @@ def _load(path: Path, lock_path: Path) -> JournalStorage:
 
 
 def _end_last_line(path: Path) -> None:
-    """Cut off what a killed writer left of a line: Optuna would write the next record behind it, and spoil both."""
+    """Cut off the partial line of a killed writer, to which Optuna would append the next record."""
     if not path.exists():
         return
     with path.open("rb+") as handle:
@@ -141,7 +141,7 @@ def _end_last_line(path: Path) -> None:
 
 
 def _move_aside(path: Path) -> None:
-    """Keep a damaged study under another name; the study is then told anew what the run's journal holds."""
+    """Rename a damaged study; a new one is then rebuilt from the run's journal."""
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged_{number}")).exists():
         number += 1

@@ -1,7 +1,7 @@
-"""What a study remembers of each probe: its evidence, who works on it, and what the run's journal tells of it.
+"""Trials of a study: the evidence of each probe, its lease, and their agreement with the run's journal.
 
-The sampler's own record is the system attribute `bexplore`, which dashboards leave out. The user attributes are flat,
-with units in their names, for people who look at the study in a dashboard or as a data frame; nothing reads them back.
+The sampler's record is the system attribute `bexplore`, which dashboards leave out. The user attributes are flat, with
+units in their names, for dashboards and data frames; nothing reads them back.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from bexplore.search.recommendation import Recommendation
 
 PARAMETER = "micro_batch_size"
 ATTRIBUTE = "bexplore"
-LEASE_S = 120.0  # a probe in flight whose explorer says nothing for this long is given up
-ASKING_S = 60.0  # an asker that has not chosen after this long is dead
+LEASE_S = 120.0  # a probe in flight without a renewed lease is abandoned. Source: a judgement, four missed renewals
+ASKING_S = 60.0  # an explorer that has not chosen a size by then is dead. Source: a decision takes below 1 s
+RENEWALS = 4  # of a lease in its time. Source: a judgement: three may fail
+SHOWN_DIGITS = 5  # of a figure in a dashboard. Source: a judgement
 STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
 
 
 def search_specification_of(study: optuna.Study) -> dict[str, Any]:
-    """What the study asks; empty where it has just been created."""
+    """Return the study's search specification; empty for a new study."""
     return study._storage.get_study_system_attrs(study._study_id).get(ATTRIBUTE, {})
 
 
 def set_search_specification(study: optuna.Study, search_specification: Mapping[str, Any]) -> None:
-    """Say what the study asks."""
+    """Store the study's search specification."""
     study._storage.set_study_system_attr(study._study_id, ATTRIBUTE, dict(search_specification))
 
 
 def evidence_of(trial: FrozenTrial) -> Evidence:
-    """The evidence in a trial that has a size, written by bexplore or by anybody else."""
+    """Return the evidence in a trial that has a size, written by bexplore or by another program."""
     record = trial.system_attrs.get(ATTRIBUTE, {}).get("evidence")
     if record is not None and trial.state.is_finished():
         return Evidence.from_dict(record)
@@ -60,7 +62,7 @@ def evidence_of(trial: FrozenTrial) -> Evidence:
 
 
 def is_abandoned(trial: FrozenTrial, now: float) -> bool:
-    """Whether nobody works on the trial any more: it is no evidence."""
+    """Return whether no explorer works on the trial any more: it is no evidence."""
     record = trial.system_attrs.get(ATTRIBUTE, {})
     if record.get("abandoned"):
         return True
@@ -72,20 +74,20 @@ def is_abandoned(trial: FrozenTrial, now: float) -> bool:
 
 
 def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, is_alone: bool = False) -> None:
-    """Make the study tell what the journal tells: finish, add, and give up trials where they differ.
+    """Bring the study up to the journal: finish, add, and abandon trials where they differ.
 
     Args:
-        study: Trials in flight of dead processes are given up, those of other hosts when their lease ends.
+        study: Trials in flight of dead processes are abandoned, those of other hosts when their lease ends.
         history: Every finished observation of the journal, in order.
         now: Unix time.
-        is_alone: Whether no other explorer of this host is at work on the study: what is in flight here is left over.
+        is_alone: Whether no other explorer of this host works on the study: its trials in flight are left over.
     """
     trials = study.get_trials(deepcopy=False)
-    told = {trial.system_attrs.get(ATTRIBUTE, {}).get("number") for trial in trials if trial.state.is_finished()}
+    known = {trial.system_attrs.get(ATTRIBUTE, {}).get("number") for trial in trials if trial.state.is_finished()}
     num_trials = len(trials)
     for observation in sorted(history, key=lambda observation: observation.probe.number):
         number = observation.probe.number
-        if number in told:
+        if number in known:
             continue
         if number < num_trials and not trials[number].state.is_finished():
             tell(study, trials[number], observation)
@@ -99,22 +101,24 @@ def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, 
             abandon(study, trial)
 
 
+def _owner(trial: FrozenTrial) -> tuple[str, str]:
+    """Return host and process of a trial's explorer; empty where it was killed while it chose the size."""
+    host, _, process = trial.system_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    return host, process
+
+
 def _is_of_another_host(trial: FrozenTrial) -> bool:
-    """A trial without an owner is one whose explorer was killed while it chose the size."""
-    host, _, _ = trial.system_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
-    return host not in ("", socket.gethostname())
+    return _owner(trial)[0] not in ("", socket.gethostname())
 
 
 def _owner_is_dead(trial: FrozenTrial) -> bool:
-    host, _, process = trial.system_attrs.get(ATTRIBUTE, {}).get("owner", "").rpartition(":")
+    host, process = _owner(trial)
     if host != socket.gethostname() or not process.isdigit():
         return False
     try:
         os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -127,13 +131,13 @@ def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
         value=observation.samples_per_s if observation.is_measured else None,
         params={PARAMETER: size},
         distributions={PARAMETER: IntDistribution(min(size, sizes["smallest"]), max(size, sizes["largest"]))},
-        user_attrs=_told(observation),
+        user_attrs=_user_attributes(observation),
         system_attrs={ATTRIBUTE: _record(observation)},
     )
 
 
 def lease(trial: optuna.Trial, probe: Probe, *, now: float, seconds: float = LEASE_S) -> None:
-    """Say that somebody works on the trial; others leave it alone until the lease ends."""
+    """Claim the trial for this process; other explorers leave it alone until the lease ends."""
     owner = f"{socket.gethostname()}:{os.getpid()}"
     record: dict[str, Any] = {"lease_until": now + seconds, "owner": owner, "purpose": probe.purpose.value}
     trial.study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, record)
@@ -141,10 +145,10 @@ def lease(trial: optuna.Trial, probe: Probe, *, now: float, seconds: float = LEA
 
 @contextmanager
 def leased(study: optuna.Study, trial: optuna.Trial, probe: Probe, *, seconds: float = LEASE_S) -> Iterator[None]:
-    """Work on the trial: its lease is renewed as long as the block, and with it this process, goes on."""
+    """Renew the trial's lease until the block, or this process, ends."""
     lease(trial, probe, now=time.time(), seconds=seconds)
     if isinstance(study._storage, InMemoryStorage):
-        yield  # nobody else sees it
+        yield  # no other process sees it
         return
     ended = threading.Event()
     renewal = threading.Thread(target=_renew, args=(trial, probe, seconds, ended), daemon=True)
@@ -157,20 +161,20 @@ def leased(study: optuna.Study, trial: optuna.Trial, probe: Probe, *, seconds: f
 
 
 def _renew(trial: optuna.Trial, probe: Probe, seconds: float, ended: threading.Event) -> None:
-    while not ended.wait(seconds / 4):
+    while not ended.wait(seconds / RENEWALS):
         try:
             lease(trial, probe, now=time.time(), seconds=seconds)
-        except Exception:  # a storage that is gone: what is told after the probe says so, with its reason
+        except Exception:  # a storage that is gone: `tell` after the probe raises, with its reason
             return
 
 
 def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, observation: Observation) -> None:
-    """Tell the study how a probe ended. Out of memory is `PRUNED`: a finished, informative outcome.
+    """Finish a trial. Out of memory is `PRUNED`: a finished, informative outcome.
 
-    A trial that another explorer has given up meanwhile, or finished from the journal, is not told twice.
+    A trial that another explorer has abandoned, or finished from the journal, is not finished twice.
     """
     try:
-        for name, value in _told(observation).items():
+        for name, value in _user_attributes(observation).items():
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
         study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, _record(observation))
         if observation.is_measured:
@@ -186,7 +190,7 @@ def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, observation: Ob
 
 
 def abandon(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
-    """Give up a trial that nobody will finish; it is no evidence."""
+    """Abandon a trial; it is no evidence."""
     try:
         study._storage.set_trial_system_attr(trial._trial_id, ATTRIBUTE, {"abandoned": True})
         study.tell(trial.number, state=TrialState.FAIL)
@@ -196,7 +200,7 @@ def abandon(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
 
 
 def publish(study: optuna.Study, best: Recommendation) -> None:
-    """Say at the study what is recommended: its best trial is the luckiest single probe, which is something else."""
+    """Store the recommendation with the study, whose best trial is merely the fastest single probe."""
     text = (
         f"micro_batch_size {best.micro_batch_size}: {best.relative_performance:.2f}x the speed of size "
         f"{best.base_micro_batch_size}, {best.samples_per_s:.4g} samples/s; confidence {best.confidence} out of 100"
@@ -205,25 +209,30 @@ def publish(study: optuna.Study, best: Recommendation) -> None:
         study.set_user_attr("recommendation", text)
 
 
-def _told(observation: Observation) -> dict[str, Any]:
-    """What people want to see of a probe; unknown is left out."""
-    peak, is_measured = observation.peak_memory_bytes, observation.is_measured
-    facts = {
+def _user_attributes(observation: Observation) -> dict[str, Any]:
+    """Return the figures of a probe that a dashboard shows; unknown ones are left out."""
+    is_measured = observation.is_measured
+    shown = {
         "outcome": observation.outcome.value,
         "reason": observation.reason or None,
         "purpose": observation.probe.purpose.value,
         "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
         "pass_s": observation.pass_time_s if is_measured else None,
         "update_s": observation.update_time_s if observation.update_times_s else None,
-        "peak_memory_mib": None if peak is None else peak / 2**20,
-        "resident_memory_mib": None
-        if observation.resident_memory_bytes is None
-        else observation.resident_memory_bytes / 2**20,
+        "peak_memory_mib": _mib(observation.peak_memory_bytes),
+        "resident_memory_mib": _mib(observation.resident_memory_bytes),
         "compile_s": observation.compile_time_s or None,
         "took_s": observation.elapsed_s,
     }
-    shown = {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in facts.items()}
-    return {name: value for name, value in shown.items() if value is not None}
+    return {
+        name: float(f"{value:.{SHOWN_DIGITS}g}") if isinstance(value, float) else value
+        for name, value in shown.items()
+        if value is not None
+    }
+
+
+def _mib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / 2**20
 
 
 def _record(observation: Observation) -> dict[str, Any]:
