@@ -260,6 +260,4 @@ def _result_fields(result: Result) -> dict[str, Any]:
 def _unknown_curve(curves: Sequence[Curve], curve_id: str) -> tuple[Curve, ...]:
     names = [curve.curve_id for curve in curves]
     close = ([name for name in names if curve_id.lower() in name.lower()] or names)[:CLOSE_NAMES]
-    raise UserInputError(
-        f"the table has no curve {curve_id!r}", hint=f"use one of: {', '.join(close)} ..."
-    )
+    raise UserInputError(f"the table has no curve {curve_id!r}", hint=f"use one of: {', '.join(close)} ...")

@@ -51,7 +51,6 @@ class Evidence:
         num_passes: Timed passes that count; of interleaved sizes, undisturbed rounds.
         purpose: Why it was made.
         compilation: Program that ran.
-        worker: Ordinal of the worker process; None where unknown.
         peak_memory_bytes: Peak of the live tensors; None where unknown.
         resident_memory_bytes: As in `Observation`.
         num_alloc_retries: As in `Observation`.
@@ -73,7 +72,6 @@ class Evidence:
     num_passes: int = 0
     purpose: Purpose = Purpose.SEARCH
     compilation: Compilation = Compilation.SHARED
-    worker: int | None = None
     peak_memory_bytes: int | None = None
     resident_memory_bytes: int | None = None
     num_alloc_retries: int = 0
@@ -132,7 +130,6 @@ class Evidence:
             num_passes=max(math.floor(num_timings + ROUNDING), 1) if num_timings else 0,
             purpose=observation.probe.purpose,
             compilation=observation.probe.compilation,
-            worker=observation.worker,
             peak_memory_bytes=observation.peak_memory_bytes,
             resident_memory_bytes=observation.resident_memory_bytes,
             num_alloc_retries=observation.num_alloc_retries,

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from bexplore.batching import divisors, even_candidates
 from bexplore.errors import UserInputError
-from bexplore.measurement.probe import Outcome, Purpose
+from bexplore.measurement.probe import Outcome
+from bexplore.search.evidence import Evidence
 
 # Up to here every integer is a candidate; beyond, steps of at most 0.2 %. Source: a tenth of the indifference zone.
 DENSE_LIMIT = 4096
@@ -55,22 +55,6 @@ class MemoryPrior:
     relative_sd: float = TRACE_SD
     budget_bytes: float | None = None
     judged_by: MemoryAccount = MemoryAccount.TENSORS
-
-
-class SizedOutcome(Protocol):
-    """A probe, as far as the space is concerned."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Samples of one pass."""
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How it ended; None while it is in flight."""
-
-    @property
-    def purpose(self) -> Purpose:
-        """Why it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +115,8 @@ class Space:
         """The smallest candidate, to which every relative performance refers."""
         return self.sizes[0]
 
-    def after(self, outcomes: Iterable[SizedOutcome]) -> Remaining:
+    def after(self, seen: Sequence[Evidence]) -> Remaining:
         """Return what these outcomes leave of the space."""
-        seen = list(outcomes)
         ran = {item.micro_batch_size for item in seen if item.outcome is Outcome.MEASURED}
         largest_ok = max(ran, default=0)
         refused = (item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY)
@@ -151,7 +134,7 @@ class Space:
         )
 
 
-def _dropped(seen: Iterable[SizedOutcome], ran: set[int]) -> frozenset[int]:
+def _dropped(seen: Sequence[Evidence], ran: set[int]) -> frozenset[int]:
     failures: Counter[int] = Counter()
     for item in seen:
         if item.outcome in OWN_REASONS:

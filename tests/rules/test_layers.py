@@ -19,7 +19,7 @@ ORDER = {
     "host": "blas_threads locks json_files accelerators machine contention",
     "config": "training_step document field_types schema config dialects load",
     "measurement": "statistics depth_extrapolation interleaving probe",
-    "search": "space settings evidence calibration posterior recommendation warnings policy result study loop",
+    "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
     "exploration": "bottlenecks result journal run_directory memory_budget fingerprint events event_records estimate "
     "apply finish one_shot exploration",

@@ -16,7 +16,7 @@ from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.memory import MemoryObservations, Peak, ReservedPeak, draw_boundaries, draw_ends
 from bexplore.search.posterior.prior import ShapePrior
-from bexplore.search.posterior.throughput import NUM_DRAWS, Draws, draw_curves
+from bexplore.search.posterior.throughput import NUM_DRAWS, CurveDraws, Draws, draw_curves
 from bexplore.search.space import MemoryAccount, MemoryPrior, Remaining, Space
 
 Array = NDArray[np.float64]
@@ -37,33 +37,21 @@ BOUNDARY_STREAM, ENDS_STREAM = 1, 2  # of random numbers; others are those of `t
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Posterior:
-    """Joint draws of the throughput curve and of the memory boundary.
+class Posterior(CurveDraws):
+    """Joint draws of the throughput curve of the user's exact compilation, and of the memory boundary.
 
     Attributes:
         sizes: (D,), the domain: every candidate, or those that can matter.
-        log_throughput: (S, D), ln(samples/s), of the user's exact compilation.
         feasible: (S, D), whether the size fits and runs, and was not dropped for its own reasons.
-        probe_sd: (S,), ln(samples/s), noise between two probes of one size.
-        own_sd: (S,), ln(samples/s), of the part that a size does not share with its neighbours.
         represented: (D,), candidates that each size of the domain stands for.
-        surprise: (D,), leave-one-out z-score of the last probe of a size, positive where it was faster; 0 if none.
-        own_level: (D,), ln(samples/s), estimate from the measurements of a size alone; NaN where there are none.
-        own_level_covariance: (D, D), of its errors: interleaved sizes share common-mode drift.
         measured: (D,), number of measured probes.
         measured_exactly: (D,), number of measured probes of the user's own compilation.
         open: (D,), whether the size may be probed.
     """
 
     sizes: NDArray[np.int64]
-    log_throughput: Draws
     feasible: NDArray[np.bool_]
-    probe_sd: Array
-    own_sd: Array
     represented: NDArray[np.int64]
-    surprise: Array
-    own_level: Array
-    own_level_covariance: Array
     measured: NDArray[np.int64]
     measured_exactly: NDArray[np.int64]
     open: NDArray[np.bool_]
@@ -161,15 +149,10 @@ def fit_posterior(
     curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
     alive = ~np.isin(sizes, list(remaining.dropped))
     return Posterior(
+        **{item.name: getattr(curves, item.name) for item in dataclasses.fields(curves)},
         sizes=sizes,
-        log_throughput=curves.log_throughput,
         feasible=(sizes[None, :] <= boundaries[:, None]) & alive[None, :],
-        probe_sd=curves.probe_sd,
-        own_sd=curves.own_sd,
         represented=_represented(space, sizes),
-        surprise=curves.surprise,
-        own_level=curves.own_level,
-        own_level_covariance=curves.own_level_covariance,
         measured=_count(sizes, measured),
         measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
         open=alive & (sizes < remaining.smallest_out_of_memory),

@@ -69,7 +69,7 @@ class _Weighed:
     gap: Index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CurveDraws:
     """Posterior draws of the curve.
 
