@@ -27,6 +27,31 @@ def run_on(tmp_path: Path) -> Iterator[Callable[..., EngineRunner]]:
         runner.close()
 
 
+@pytest.fixture(scope="module")
+def warm_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., EngineRunner]]:
+    """Makes engine runners that live as long as the module: equal jobs and settings share one, and its workers.
+
+    For tests of what a probe measures, not of what is started or compiled for it. Only the latest one is kept.
+    """
+    latest: list[tuple[tuple[Job, dict], EngineRunner]] = []
+
+    def close() -> None:
+        for _, runner in latest:
+            runner.close()
+        latest.clear()
+
+    def make(job: Job, **fields) -> EngineRunner:
+        if not latest or latest[0][0] != (job, fields):
+            close()
+            run_dir = tmp_path_factory.mktemp("warm")
+            settings = RunnerSettings(job=job, **{"run_dir": run_dir, "budget_bytes": 4 * 2**30} | fields)
+            latest.append(((job, fields), EngineRunner(settings)))
+        return latest[0][1]
+
+    yield make
+    close()
+
+
 @pytest.fixture(autouse=True)
 def own_device_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that run side by side do not wait for each other's device, and remember nothing of each other."""

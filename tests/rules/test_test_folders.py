@@ -13,8 +13,8 @@ from tests.builders import ROOT
 TESTS = ROOT / "tests"
 UNIT = sorted((TESTS / "unit").rglob("*.py"))
 FOLDERS = {"cli", "engine", "gpu_trace", "jobs", "recorded", "rules", "torch", "unit"}
-# Starting a process, or a runner that does. `run_on` is the fixture that makes engine runners.
-NEVER_IN_UNIT = frozenset({"torch", "transformers", "subprocess", "EngineRunner", "WorkerProcess", "run_on"})
+# Starting a process, or a runner that does. `run_on` and `warm_on` make engine runners.
+NEVER_IN_UNIT = frozenset({"torch", "transformers", "subprocess", "EngineRunner", "WorkerProcess", "run_on", "warm_on"})
 
 
 def names(path: Path) -> Iterator[str]:
