@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bexplore.measurement.probe import Compilation
 from tests.builders import imported_job
 from tests.runner_contract import RunnerContract, Subject
 
@@ -18,12 +17,3 @@ class TestEngineRunner(RunnerContract):
     def subject(self, warm_on):
         runner = warm_on(imported_job("greedy"), budget_bytes=512 * MIB)
         return Subject(runner=runner, fitting=(1, 2, 4), too_large=100)
-
-
-class TestEagerEngineRunner(RunnerContract):
-    """Real workers that compile nothing."""
-
-    @pytest.fixture
-    def subject(self, warm_on):
-        runner = warm_on(imported_job("greedy"), budget_bytes=512 * MIB)
-        return Subject(runner=runner, fitting=(1, 2, 4), too_large=100, compilation=Compilation.EAGER)
