@@ -15,7 +15,12 @@ from bexplore.exploration import one_shot
 from bexplore.exploration.event_records import probe_record, trace_record
 from bexplore.exploration.exploration import ExploreOptions, _Exploration
 from bexplore.exploration.memory_budget import (
+    COLLECTIVES_BYTES,
     CUDA_CONTEXT_BYTES,
+    DEVICE_MARGIN_BYTES,
+    DEVICE_MARGIN_SHARE,
+    HOST_OVERHEAD_BYTES,
+    HOST_SHARE,
     gradient_bytes_of,
     judged_by,
     memory_of_absent_device,
@@ -179,3 +184,62 @@ def test_a_device_without_an_account_of_its_memory_never_gets_the_hosts(budget):
     assert "explore.memory_budget" in error.value.hint
     given = resolve_budget(ExploreSettings(memory_budget="8GiB"), facts, num_replicas=1, gradient_bytes=None)
     assert (given.budget_bytes, given.warnings) == (8 * GIB, ())
+
+
+HOST = {"device": "cpu", "free_memory_bytes": None, "total_memory_bytes": 64 * GIB}
+GPU = {"device": "cuda:0", "free_memory_bytes": 79 * GIB, "total_memory_bytes": 80 * GIB}
+
+
+def budget(facts=GPU, *, replicas: int = 1, gradients: int | None = None, host: int | None = None, **settings):
+    return resolve_budget(
+        ExploreSettings(**settings), facts, num_replicas=replicas, gradient_bytes=gradients, host_available_bytes=host
+    )
+
+
+def test_a_job_on_the_host_gets_a_share_of_what_is_available_less_the_overhead_of_torch():
+    found = budget(HOST, host=10 * GIB)
+
+    assert found.budget_bytes == int(HOST_SHARE * 10 * GIB) - HOST_OVERHEAD_BYTES
+    assert found.why == "80% of 10.0 GiB available, less 1.50 GiB for torch"
+    assert budget(HOST, host=GIB).budget_bytes == 0
+
+
+def test_a_device_keeps_a_margin_free_and_its_other_users_are_a_warning():
+    assert (budget().budget_bytes, budget().warnings) == (79 * GIB - int(DEVICE_MARGIN_SHARE * 80 * GIB), ())
+    shared = budget(GPU | {"free_memory_bytes": 60 * GIB})
+    assert shared.warnings == ("20.0 GiB of the device's memory are used by others already",)
+    small = budget({"device": "cuda:0", "free_memory_bytes": 8 * GIB, "total_memory_bytes": 8 * GIB})
+    assert small.budget_bytes == 8 * GIB - DEVICE_MARGIN_BYTES
+
+
+def test_a_given_budget_is_taken_as_it_is_and_one_beyond_what_is_free_is_a_warning():
+    given = budget(memory_budget="40GiB")
+    assert (given.budget_bytes, given.why, given.warnings) == (40 * GIB, "as the configuration says", ())
+    assert budget(memory_budget=0.5).budget_bytes == 40 * GIB
+    beyond = budget(memory_budget="79.5GiB")
+    assert beyond.budget_bytes == int(79.5 * GIB)
+    assert beyond.warnings == ("the memory budget of 79.5 GiB is more than the 79.0 GiB that are free",)
+    assert budget(HOST, host=GIB, memory_budget="2GiB").warnings[0].endswith("1.00 GiB that are free")
+
+
+@pytest.mark.parametrize(
+    ("facts", "replicas", "gradients", "reserve"),
+    [
+        (GPU, 1, GIB, 0),
+        (GPU, 2, GIB, GIB + COLLECTIVES_BYTES),
+        (GPU, 2, None, COLLECTIVES_BYTES),
+        (HOST, 8, GIB, GIB),
+    ],
+)
+def test_several_replicas_keep_a_copy_of_the_gradients_and_collectives_free(facts, replicas, gradients, reserve):
+    alone, found = budget(facts, host=50 * GIB), budget(facts, replicas=replicas, gradients=gradients, host=50 * GIB)
+
+    assert found.reserve_bytes == reserve
+    assert found.budget_bytes == alone.budget_bytes - reserve
+    assert ("replicas" in found.why) is (reserve > 0)
+
+
+def test_the_reserve_of_replicas_is_the_users_to_set_and_never_takes_more_than_there_is():
+    assert budget(replicas=4, gradients=GIB, replica_reserve="3GiB").reserve_bytes == 3 * GIB
+    assert budget(replicas=1, replica_reserve="3GiB").reserve_bytes == 3 * GIB
+    assert budget(replicas=4, replica_reserve="99GiB").budget_bytes == 0

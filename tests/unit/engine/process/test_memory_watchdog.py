@@ -2,21 +2,128 @@
 
 from __future__ import annotations
 
-import os
+import itertools
+from types import SimpleNamespace
+
+import pytest
 
 from bexplore.engine.process import memory_watchdog
-from bexplore.engine.process.memory_watchdog import MemoryWatchdog
+from bexplore.engine.process.memory_watchdog import CHILDREN_S, HOST_FLOOR_BYTES, SLACK_BYTES, SLOWLY_S, MemoryWatchdog
 
 MIB = 2**20
+LIMIT = 1000 * MIB
 
 
-def test_a_worker_that_is_swapped_out_or_a_host_that_is_full_ends_the_probe(monkeypatch):
-    watch = MemoryWatchdog(os.getpid(), 2**40)
+class Host:
+    """A host with one worker, whose memory is set by hand, and a clock that goes on by a second each time."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.anonymous, self.shared, self.swapped = 100 * MIB, 0, 0
+        self.children: dict[int, int] = {}
+        self.available = 8 * 2**30
+        monkeypatch.setattr(memory_watchdog, "_status", self.status)
+        monkeypatch.setattr(memory_watchdog, "_proportional_bytes", self.proportional)
+        monkeypatch.setattr(memory_watchdog, "available_memory_bytes", lambda: self.available)
+        monkeypatch.setattr(memory_watchdog.psutil, "Process", lambda pid: SimpleNamespace(children=self.children_of))
+        seconds = itertools.count(1000)
+        monkeypatch.setattr(memory_watchdog.time, "monotonic", lambda: float(next(seconds)))
+
+    def status(self, pid: int) -> dict[str, int]:
+        return {"RssAnon": self.anonymous, "RssShmem": self.shared, "VmSwap": self.swapped}
+
+    def proportional(self, pid: int) -> int:
+        return self.children.get(pid, self.anonymous + self.shared)
+
+    def children_of(self, recursive: bool) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid) for pid in self.children]
+
+    def watched(self, limit: int | None = LIMIT, *, headroom: int | None = None) -> MemoryWatchdog:
+        watch = MemoryWatchdog(1, limit)
+        if headroom is not None:
+            watch.allow(headroom)
+        return watch
+
+
+@pytest.fixture
+def host(monkeypatch):
+    return Host(monkeypatch)
+
+
+def test_a_worker_within_its_limit_goes_on_and_one_beyond_it_ends(host):
+    watch = host.watched()
+    host.anonymous = LIMIT
     assert watch.violation() == ""
-    watch._host_read_at_s = 0.0
-    monkeypatch.setattr(memory_watchdog, "swapped_bytes", lambda pid: 2**30)
+    host.anonymous = LIMIT + 1
+    assert watch.violation() == "the worker's resident memory passed 1000 MiB"
+
+
+def test_without_a_limit_there_is_no_violation(host):
+    watch = host.watched(None, headroom=0)
+    host.anonymous, host.available = 2**50, 0
+    assert watch.violation() == ""
+
+
+def test_steps_may_grow_by_their_headroom_and_a_slack_that_the_worker_refuses_itself(host):
+    watch = host.watched(headroom=50 * MIB)
+    host.anonymous = 150 * MIB + SLACK_BYTES
+    assert watch.violation() == ""
+    host.anonymous += 1
+    assert "passed 150 MiB" in watch.violation()
+
+
+def test_the_headroom_of_steps_ends_at_the_limit_that_was_given(host):
+    host.anonymous = 900 * MIB
+    watch = host.watched(headroom=500 * MIB)
+    host.anonymous = LIMIT + SLACK_BYTES + 1
+    assert "passed 1000 MiB" in watch.violation()
+
+
+def test_shared_memory_which_the_worker_cannot_refuse_has_no_slack(host):
+    watch = host.watched(headroom=50 * MIB)
+    host.shared = 50 * MIB + 1
+    assert "passed 150 MiB" in watch.violation()
+
+
+def test_a_child_counts_with_its_worker_and_is_ended_before_the_limit(host):
+    watch = host.watched(headroom=100 * MIB)
+    host.children = {2: 60 * MIB}
+    assert watch.violation() == ""
+    host.children = {2: 100 * MIB - SLACK_BYTES + 1}
+    assert "passed 200 MiB" in watch.violation()
+
+
+def test_swap_ends_a_worker_that_was_not_swapped_before(host):
+    host.swapped = 500 * MIB
+    watch = host.watched()
+    assert watch.violation() == ""
+    host.swapped += memory_watchdog.SWAP_BYTES + 1
     assert "swap" in watch.violation()
 
-    full = MemoryWatchdog(os.getpid(), 2**40)
-    monkeypatch.setattr(memory_watchdog, "available_memory_bytes", lambda: MIB)
-    assert "memory left" in full.violation()
+
+def test_a_host_that_is_full_ends_the_probe(host):
+    watch = host.watched()
+    host.available = HOST_FLOOR_BYTES
+    assert watch.violation() == ""
+    host.available -= 1
+    assert "192 MiB of memory left" in watch.violation()
+
+
+def test_children_and_the_host_are_read_less_often_than_the_worker(host, monkeypatch):
+    now = [2000.0]
+    monkeypatch.setattr(memory_watchdog.time, "monotonic", lambda: now[0])
+    watch = host.watched()
+    assert watch.violation() == ""
+    host.children, host.available = {2: LIMIT}, 0
+
+    now[0] += CHILDREN_S
+    assert watch.violation() == ""
+    now[0] += 0.01
+    assert "passed" in watch.violation()
+    host.children = {}
+    now[0] += CHILDREN_S + 0.01
+    assert now[0] > 2000.0 + SLOWLY_S
+    assert "memory left" in watch.violation()
+
+
+def test_a_worker_that_is_gone_has_no_memory(tmp_path):
+    assert memory_watchdog.resident_bytes(2**30) == memory_watchdog.swapped_bytes(2**30) == 0

@@ -39,3 +39,29 @@ def test_the_floor_of_the_stages_is_the_users_to_set(tmp_path):
     limits.learn(observed(4, pass_times_s=(0.001,), compile_time_s=1.0))
 
     assert {limits.limit_s(stage, 4) for stage in ("start", "import", "build", "compile", "passes")} == {7200.0}
+
+
+def test_a_compilation_may_take_what_the_longest_one_took_and_the_pass_at_its_end():
+    limits = StageLimits()
+    limits.learn(observed(4, pass_times_s=(4.0,), compile_time_s=100.0))
+    limits.learn(observed(2, pass_times_s=(1.0,), compile_time_s=60.0))
+
+    assert limits.limit_s("compile", 4) == PATIENCE * 104.0
+    assert limits.limit_s("compile", 8) == PATIENCE * 108.0
+
+
+def test_stages_before_the_program_have_the_same_limit_whatever_was_learned():
+    limits = StageLimits()
+    limits.learn(observed(4, pass_times_s=(100.0,), compile_time_s=1000.0))
+
+    for stage in ("start", "import", "build"):
+        assert limits.limit_s(stage, 64) == FIRST_LIMITS_S[stage]
+
+
+def test_another_program_has_the_settings_and_none_of_what_was_learned():
+    limits = StageLimits(step_limit_s=7.0, floor_s=1.0)
+    limits.learn(observed(4, pass_times_s=(100.0,), compile_time_s=1000.0))
+
+    assert limits.limit_s("passes", 4) == PATIENCE * 100.0
+    assert limits.unlearned().limit_s("passes", 4) == 7.0
+    assert limits.unlearned().limit_s("compile", 4) == FIRST_LIMITS_S["compile"]
