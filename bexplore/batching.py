@@ -267,7 +267,6 @@ def _even_around(center: int, micro_batch_size: int, num_replicas: int, count: i
 
 
 def _divisibility(rule: Divisibility | str) -> Divisibility:
-    """Return the rule by name."""
     try:
         return Divisibility(rule)
     except ValueError:
@@ -275,7 +274,6 @@ def _divisibility(rule: Divisibility | str) -> Divisibility:
 
 
 def _require_positive(number: int, name: str) -> None:
-    """Refuse anything but a positive integer."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise UserInputError(f"{name} must be a positive integer, not {number!r}", hint=f"type {name}: 1 or more")
 

@@ -355,7 +355,6 @@ def dotted_keys() -> list[str]:
 
 
 def _known_keys(path: KeyPath) -> Sequence[str]:
-    """Return the keys of the section at a path below `explore`."""
     return list(_SECTIONS[path].model_fields)
 
 

@@ -39,7 +39,6 @@ class LifetimeTracker:
     """
 
     def __init__(self, probe_batch: int) -> None:
-        """Start with nothing watched."""
         self.probe_batch = probe_batch
         self.events: dict[Phase, list[Event]] = {phase: [] for phase in Phase}
         self.costs: list[Cost] = []
@@ -176,7 +175,6 @@ class LifetimeMode(TorchDispatchMode):
     """
 
     def __init__(self, tracker: LifetimeTracker, *, scalar: int | None = None) -> None:
-        """Report to `tracker`."""
         super().__init__()
         self._tracker = tracker
         self._scalar = scalar

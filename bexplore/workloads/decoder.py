@@ -100,7 +100,6 @@ class Decoder(nn.Module):
     """Token ids to logits."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        """Make the layers, their weights not yet filled."""
         super().__init__()
         self.config = config
         self.token_embedding = _Embedding(config.vocab_size, config.hidden_size)

@@ -172,7 +172,7 @@ def _causal_samples(job: Job, config: Any, count: int) -> HostBatch:
 
 
 def _masked_samples(job: Job, config: Any, count: int) -> HostBatch:
-    """Return mask the same number of tokens in every sample, so that a mean over them weighs all samples alike."""
+    """Mask the same number of tokens in every sample, so that a mean over them weighs all samples alike."""
     tokens = _tokens(job, config, count)
     length = tokens.size(1)
     stride = max(1, round(1 / _MASKED_SHARE))

@@ -121,7 +121,7 @@ def check_calls(callables: Mapping[str, UserCallable]) -> None:
 
 
 def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
-    """Return names of the arguments that a callable takes by keyword."""
+    """Return the names of the arguments that a callable takes by keyword."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # some functions written in C have none

@@ -154,7 +154,7 @@ def _own_loss(output: Any) -> torch.Tensor | None:
 
 
 def _cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return cross entropy over the last dimension, in float32; targets are class indices of any leading shape."""
+    """Return the cross entropy over the last dimension, in float32; targets are class indices of any leading shape."""
     if targets.is_floating_point() or output.shape[:-1] != targets.shape:
         raise _no_loss(output)
     return F.cross_entropy(output.flatten(0, -2).float(), targets.flatten())

@@ -19,7 +19,6 @@ class AbsentDriver:
     """A driver of Triton with the target of its kernels; what needs the device itself is missing."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
-        """Set the target of a device of a compute capability, major and minor."""
         self._target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
 
     def get_current_target(self) -> GPUTarget:

@@ -32,6 +32,7 @@ from bexplore.errors import close_match
 
 _LONGEST_SEQUENCE = 10**8  # tokens
 _NEAR_KEY = 0.88  # similarity from which an unknown key is taken for a misspelt one; real ones resemble each other
+_NEAR_NAME = 0.75  # similarity from which an unknown name is taken for a misspelt one; "lama" has 0.89
 _DESCRIBE_IT = "describe it under explore.workload (transformers, or model and batch by import path); see configs/"
 
 
@@ -75,7 +76,7 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
         problems.error((*path, "moe"), f"a mixture of {num_experts} experts is not built in", _DESCRIBE_IT)
     elif name is not None and lowered not in DECODERS | PARALLEL_DECODERS:
         known = () if lowered in OTHER_MODELS else sorted(DECODERS | PARALLEL_DECODERS)
-        near = close_match(lowered, known, cutoff=0.75)
+        near = close_match(lowered, known, cutoff=_NEAR_NAME)
         hint = f"did you mean {near}? If not, {_DESCRIBE_IT}" if near else _DESCRIBE_IT
         rule = f"the model {quoted(name)} is not built in; decoders are: {SHOWN_DECODERS}"
         problems.error((*path, "name"), rule, hint)
@@ -91,7 +92,6 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
 
 
 def _sizes(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[str, Any]:
-    """Read vocabulary, width, depth, heads and feed-forward width."""
     document = problems.document
     found: dict[str, Any] = {}
     for key, name in SIZES.items():
@@ -111,7 +111,6 @@ def _sizes(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[str, A
 
 
 def _heads(problems: Problems, path: KeyPath, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the width of a head, and the groups of keys and values."""
     num_heads, inner = model["num_heads"], read_positive(problems, (*path, "attention_inner_dim"))
     key, width = ("attention_inner_dim", inner) if inner is not None else ("hidden_size", model["hidden_size"])
     if width is not None and num_heads is not None and width % num_heads:

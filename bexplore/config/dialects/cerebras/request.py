@@ -17,6 +17,7 @@ from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
 _NO_MICRO_BATCHING = ("none", "None", "disable")  # the documentation writes the first two, which are texts in YAML
+_NEAR_BOUND = 0.4  # similarity from which a key is taken for min or max; "minimum" has 0.6, "lower" none
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"
 
 
@@ -68,7 +69,7 @@ def _read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | N
         return None, None
     for key in bounds:
         if key not in ("min", "max"):
-            near = close_match(key, ["min", "max"], cutoff=0.4)
+            near = close_match(key, ["min", "max"], cutoff=_NEAR_BOUND)
             hint = f'did you mean "{near}"?' if near else "known here: min, max"
             problems.error((*path, key), f"unknown key {quoted(key)} under explore", hint)
     minimum, maximum = read_positive(problems, (*path, "min")), read_positive(problems, (*path, "max"))
