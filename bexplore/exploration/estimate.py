@@ -1,4 +1,4 @@
-"""How long an exploration may take, by what earlier ones have taken on the same machine."""
+"""The expected duration of an exploration, by earlier ones on the same machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bexplore.exploration import run_directory
 from bexplore.host import json_files
 from bexplore.trace.cost_model import CostModel
 
-# Beyond this ratio of operations a sample, an earlier run is of another kind: compilation no longer outweighs passes.
+# Beyond this ratio of operations per sample an earlier run is too different: compilation no longer outweighs passes.
 FARTHEST_RATIO = 10.0
 _OF_THE_MACHINE = ("torch", "processor", "accelerator", "threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The expected length of an exploration.
+    """The expected duration of an exploration.
 
     Attributes:
-        seconds: None where nothing is known.
-        why: By which earlier run, or why nothing is known.
+        seconds: The duration; None if unknown.
+        why: The earlier run, or why it is unknown.
     """
 
     seconds: float | None
@@ -33,7 +33,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Earlier:
-    """What a finished run took, in seconds: timed passes, the rest of its probes, and all else."""
+    """The duration of a finished run: timed passes, the rest of its probes, and all else."""
 
     run: run_directory.Run
     flops_per_sample: float
@@ -46,13 +46,13 @@ class _Earlier:
 def expected_duration(
     folder: Path, environment: Mapping[str, Any], cost_model: CostModel | None, *, max_probes: int
 ) -> Estimate:
-    """Scale the nearest earlier run of this machine: its passes by the operations of a sample, all else as it was.
+    """Scale the passes of the nearest earlier run of this machine by the operations of a sample; keep the rest.
 
     Args:
-        folder: The job's model directory; runs of other jobs are looked for beside it.
-        environment: Of `Fingerprint.environment`.
-        cost_model: The job's trace; None where there is none.
-        max_probes: Probes at most.
+        folder: The job's model directory; runs of other jobs are beside it.
+        environment: `Fingerprint.environment()`.
+        cost_model: The job's trace; None for none.
+        max_probes: Upper bound on probes.
     """
     if cost_model is None or not cost_model.hardware_flops_per_sample:
         return Estimate(seconds=None, why="the job has no trace")
@@ -62,12 +62,12 @@ def expected_duration(
         return Estimate(seconds=None, why=f"no finished run of this machine under {folder.parent}")
     nearest = min(earlier, key=lambda run: abs(math.log(own / run.flops_per_sample)))
     ratio = own / nearest.flops_per_sample
-    told = f"{nearest.run.directory}, whose samples take {1 / ratio:.2g}x as many operations"
+    described = f"{nearest.run.directory}, whose samples take {1 / ratio:.2g}x as many operations"
     if not 1 / FARTHEST_RATIO <= ratio <= FARTHEST_RATIO:
-        return Estimate(seconds=None, why=f"the nearest run of this machine is {told}")
+        return Estimate(seconds=None, why=f"the nearest run of this machine is {described}")
     share = min(1.0, max_probes / nearest.num_probes)
     seconds = nearest.rest_s + share * (nearest.preparation_s + ratio * nearest.passes_s)
-    return Estimate(seconds=seconds, why=f"by {told}")
+    return Estimate(seconds=seconds, why=f"by {described}")
 
 
 def _earlier_runs(parent: Path, environment: Mapping[str, Any]) -> Iterator[_Earlier]:

@@ -1,4 +1,4 @@
-"""A whole exploration, from a checked configuration to the last words; the command line and Python share it."""
+"""A whole exploration, from a checked configuration to its result; the command line and Python share it."""
 
 from __future__ import annotations
 
@@ -41,30 +41,33 @@ from bexplore.search.space import TRACE_SD, MemoryPrior, Space, candidate_sizes,
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
 
-# Largest size that is a candidate where nothing bounds it: no `max`, no trace, no batch to divide.
+# Largest candidate without any bound: no `max`, no trace, no batch to divide.
 DEFAULT_MAXIMUM = 4096
-# Rules that name no end; other candidates were written down by the user, or are cut from the user's own batch.
+# Rules without an end; other candidates are listed by the user, or divide the user's own batch.
 OPEN_RULES = ("all", "powers_of_two")
-# Sizes up to this factor beyond what the trace says fits stay candidates: the trace may be wrong, the probes decide.
+# Sizes up to this factor beyond the largest that fits by the trace stay candidates: probes decide.
 BEYOND_TRACE = 1.25
-# A size surely fits where the trace's peak, raised by so many standard deviations of its error, is within the budget.
+# A size surely fits where its predicted peak plus so many standard deviations of the error is within the budget.
 SURE_SDS = 3.0
+# The smallest size is refused unrun where its predicted peak exceeds the budget by this factor: far beyond the trace's
+# error.
+HOPELESS_FACTOR = 2.0
 
 Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExploreOptions:
-    """What comes from outside: places, time, and who listens.
+    """Options of an exploration that are not part of the job.
 
     Attributes:
-        model_dir: Folder of the results; None for what the configuration says.
-        fresh: Start over even if an earlier run could go on, and trace anew.
+        model_dir: Folder of the results; None for the configuration's own.
+        fresh: Start over and trace again, even if an earlier run could be resumed.
         dry_run: End after the plan.
-        on_progress: Called with what a worker reports while it works.
-        should_stop: Asked before each probe; its words, if any, end the exploration.
-        clock: Seconds; only differences count.
-        now: The present.
+        on_progress: Called with workers' progress messages.
+        should_stop: Called before each probe; a returned text ends the exploration and is its stop reason.
+        clock: Returns seconds, of which only differences count.
+        now: Returns the present time.
     """
 
     model_dir: str | None = None
@@ -77,10 +80,10 @@ class ExploreOptions:
 
 
 def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepBatchSize | None:
-    """The sizes that keep the user's global batch size; None where the file gives none, or it has no whole share.
+    """Return the sizes that keep the user's global batch size; None without one, or where it has no whole share.
 
-    Where every size is a candidate, it is any between the smallest and the largest: far up, neighbouring candidates are
-    8 and more apart, and the size that cuts a batch need not be one of them.
+    With the rule `all` these are any sizes between the smallest and the largest candidate: large candidates are 8 and
+    more apart, and a size that divides the batch need not be one of them.
     """
     if config.replica_batch_size is None:
         return None
@@ -92,18 +95,18 @@ def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepBatchSi
 
 
 def explore(config: Config | str | Path, options: ExploreOptions | None = None) -> Iterator[JobEvent]:
-    """Find the micro-batch size of a training job; yields what happens as it happens.
+    """Find the micro-batch size of a training job; yield events as they happen.
 
     Args:
         config: The job's YAML file, or the file already loaded.
-        options: Places, time and listeners; None for the defaults.
+        options: Options outside of the job; None for the defaults.
 
     Yields:
         `Planned`; `Traced`; for each probe `ProbeStarted`, `ProbeFinished` and, once something was measured,
-        `Recommended`; `Finished`. Or `AlreadyFinished` alone where a finished run of the same job is on disk.
+        `Recommended`; `Finished`. Or only `AlreadyFinished`, where a finished run of the same job is on disk.
 
     Raises:
-        UserInputError: The configuration is wrong, or asks for nothing that could be explored.
+        UserInputError: The configuration is wrong, or has nothing to explore.
         NothingFitsError: Not even the smallest candidate fits the memory budget.
         UserProgramError: The user's own program fails at every size.
         EngineError: The device, the disk or the storage cannot be used.
@@ -122,13 +125,13 @@ def explore(config: Config | str | Path, options: ExploreOptions | None = None) 
 
 
 class _Exploration:
-    """The state of one exploration while it goes on."""
+    """The state of one exploration."""
 
     def __init__(self, config: Config, options: ExploreOptions) -> None:
         self.config = config
-        self.out = options
+        self.options = options
         self.folder = run_directory.model_directory(config.mode, options.model_dir or config.model_dir)
-        self.identity = Fingerprint(config=config, folder_name=self.folder.name)
+        self.fingerprint = Fingerprint(config=config, folder_name=self.folder.name)
         self.began_s = options.clock()
         self.on_progress = _logged(options.on_progress)
         self.known: list[Observation] = []
@@ -136,18 +139,18 @@ class _Exploration:
         self.is_interrupted = False
 
     def events(self) -> Iterator[JobEvent]:
-        """Plan, trace, explore, check, conclude."""
+        """Plan, trace, search, measure the rest, finish."""
         run, changes = self._earlier_run()
         stored = run.result() if run else None
         if run is not None and stored is not None and self._answers(stored):
             yield AlreadyFinished(result=stored, run=run)
             return
-        if self.out.dry_run:
+        if self.options.dry_run:
             yield self._planned_only(changes)
             return
         if run is None:
             with run_directory.exclusively(self.folder):
-                run, changes = self._earlier_run()  # again: another explorer may have made it meanwhile
+                run, changes = self._earlier_run()  # again: another process may have created it meanwhile
                 run = run or self._new_run()
         self.known = run.journal.read()
         logs.attach_file(run.directory / "log.jsonl")
@@ -155,7 +158,7 @@ class _Exploration:
             yield self._plan(run, changes)
             yield from self._run(run)
         except (NothingFitsError, UserProgramError) as error:
-            # What the user mends now must not meet the old failures again: such a run is over.
+            # A corrected program must not meet the old failures again: such a run is not resumed.
             run.write_error(error.message)
             raise
         finally:
@@ -169,10 +172,10 @@ class _Exploration:
         return all(getattr(stored, name) == value for name, value in batch_size_request(self.config).items())
 
     def _new_run(self, *, apart: bool = False) -> run_directory.Run:
-        """A run of its own; one that stands apart shares its study with no earlier run."""
-        now = self.out.now()
-        meta = self.identity.meta(now)
-        if apart or self.out.fresh or self._has_failed_before(meta):
+        """Create a run; `apart` gives it a study of its own."""
+        now = self.options.now()
+        meta = self.fingerprint.meta(now)
+        if apart or self.options.fresh or self._has_failed_before(meta):
             meta["study"] += f"-{now:%Y%m%d%H%M%S}-{os.getpid()}"
         return run_directory.create_run(self.folder, meta=meta, now=now)
 
@@ -183,7 +186,7 @@ class _Exploration:
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
         with Workers(started_in) as workers:
-            cost_model, reason, facts = self._look(workers, run)
+            cost_model, reason, facts = self._traced_device(workers, run)
             if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
                 self.known = []
                 run = self._new_run(apart=True)
@@ -206,7 +209,7 @@ class _Exploration:
                 run=run,
                 cost_model=cost_model,
                 device_info=facts,
-                elapsed_s=lambda: self.out.clock() - self.began_s,
+                elapsed_s=lambda: self.options.clock() - self.began_s,
             )
             result = None
             for event in self._search(runner, run, cost_model, budget):
@@ -222,11 +225,11 @@ class _Exploration:
             assert result is not None  # the loop ends with a result or an error
             yield Finished(result=end.result(result), run=run)
 
-    def _look(self, workers: Workers, run: run_directory.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
-        """Fix the device, for which the worker imports torch, and let it begin to compile; a second process traces.
+    def _traced_device(self, workers: Workers, run: run_directory.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
+        """Find the device and begin to compile in a worker, while a second process traces.
 
-        The trace begins at once only on the CPU: elsewhere it is told which device it is for, and where it needs that
-        device itself, its context would be missing from what is free.
+        The trace begins at once only on the CPU. Elsewhere it depends on the device, and where it uses the device
+        itself, its context would reduce the free memory that is read.
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
             early = pool.submit(self._trace, run, None) if self.config.job.device == "cpu" else None
@@ -238,10 +241,10 @@ class _Exploration:
         return cost_model, "" if cost_model else str(traced), facts
 
     def _trace(self, run: run_directory.Run, gpu: GpuProperties | None) -> CostModel | str:
-        return recall_or_trace(self.config.job, run.directory, self.on_progress, gpu=gpu, fresh=self.out.fresh)
+        return recall_or_trace(self.config.job, run.directory, self.on_progress, gpu=gpu, fresh=self.options.fresh)
 
     def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
-        """Begin to compile while the trace goes on, where a processor is free and the trace decides nothing of it."""
+        """Begin to compile during the trace, where a processor is free and the probe does not depend on the trace."""
         needs_gradients = self.config.num_replicas > 1 and self.config.explore.replica_reserve_bytes is None
         trace_decides = needs_gradients or self._is_tuned_at_first_launch
         if self.known or trace_decides or num_usable_processors() < 2 or not self._compiles_ahead:
@@ -262,12 +265,12 @@ class _Exploration:
         )
 
     def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:
-        """Compile what the first probe will run, while the process of the final answer starts: nothing is timed yet."""
+        """Compile the first probe's program, while nothing is timed and the final answer's process starts."""
         if not self._compiles_ahead:
             return
         try:
             runner.prepare(self._probe_to_prepare(cost_model, budget))
-        except KeyboardInterrupt:  # as in a probe: the exploration ends with what is known
+        except KeyboardInterrupt:  # as in a probe: the exploration ends with the known observations
             self.is_interrupted = True
 
     @property
@@ -279,7 +282,7 @@ class _Exploration:
         return Probe(number=0, micro_batch_size=smallest, time_limit_s=search_settings(self.config).probe_time_limit_s)
 
     def _probe_to_prepare(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
-        """The first probe; or one of a middle size, where the kernels of all sizes are tuned at their first launch."""
+        """Return the first probe, or one of a middle size where kernels are tuned at their first launch."""
         first = self._first_probe(cost_model, budget)
         if cost_model is None or not self._is_tuned_at_first_launch:
             return first
@@ -290,16 +293,16 @@ class _Exploration:
 
     @property
     def _is_tuned_at_first_launch(self) -> bool:
-        """Whether the shared program keeps the kernel configurations that are the fastest at the size it ran first.
+        """Whether the shared program keeps the kernel configurations that are fastest at the first size that it runs.
 
-        Source: `CachingAutotuner.run` in torch/_inductor/runtime/triton_heuristics.py. Not where each size has a worker
-        of its own.
+        Source: `CachingAutotuner.run` in torch/_inductor/runtime/triton_heuristics.py. Not with CUDA graphs, where each
+        size has its own worker.
         """
         job = self.config.job
         return job.device.partition(":")[0] not in ("auto", "cpu") and not job.compile.uses_cuda_graphs(job.device)
 
     def _should_stop(self) -> str | None:
-        return "interrupted" if self.is_interrupted else self.out.should_stop()
+        return "interrupted" if self.is_interrupted else self.options.should_stop()
 
     def _on_device(self, workers: Workers) -> dict[str, Any]:
         facts = workers.device_info(self.config.job.device, on_progress=self.on_progress)
@@ -364,12 +367,12 @@ class _Exploration:
                 ),
                 run=loop.RunRecord(
                     storage=self.config.explore.storage or run.directory / "study.log",
-                    study_name=run.meta().get("study", self.identity.study_name()),
+                    study_name=run.meta().get("study", self.fingerprint.study_name()),
                     lock_path=run.lock_path,
                     record=run.journal.append,
                     history=self.known,
-                    clock=self.out.clock,
-                    spent_s=self.out.clock() - self.began_s,
+                    clock=self.options.clock,
+                    spent_s=self.options.clock() - self.began_s,
                 ),
                 should_stop=self._should_stop,
             )
@@ -380,12 +383,12 @@ class _Exploration:
         return search_settings(self.config, num_blocks=cost_model.num_blocks, block_share=cost_model.block_share)
 
     def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:
-        """End before the first compilation where the trace says that even the smallest size is far too big."""
+        """Raise before the first compilation where even the smallest size is far too big by the trace."""
         if cost_model is None:
             return
         smallest = self.config.minimum
         peak = cost_model.peak_memory_bytes(smallest)
-        if peak > 2.0 * budget.budget_bytes:
+        if peak > HOPELESS_FACTOR * budget.budget_bytes:
             raise NothingFitsError(
                 f"micro-batch size {smallest}, the smallest, needs {peak / 2**30:.2f} GiB by the trace; the budget is "
                 f"{budget.budget_bytes / 2**30:.2f} GiB ({cost_model.num_parameters:,} parameters)",
@@ -428,16 +431,16 @@ class _Exploration:
         )
 
     def _planned_only(self, changes: Sequence[str]) -> Planned:
-        """The plan of a dry run: the job is built and traced, so that its mistakes are told, and nothing is kept."""
+        """Return the plan of a dry run, which builds and traces the job, so that its errors show, and keeps nothing."""
         gpu = None
         with tempfile.TemporaryDirectory() as folder:
             if self.config.job.device != "cpu":
                 with Workers(Path(folder)) as workers:
                     gpu = GpuProperties.of_device_info(self._on_device(workers))
-            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, gpu=gpu, fresh=self.out.fresh)
+            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, gpu=gpu, fresh=self.options.fresh)
         cost_model = traced if isinstance(traced, CostModel) else None
         plan, settings = self._plan(None, changes), search_settings(self.config)
-        environment = self.identity.environment()
+        environment = self.fingerprint.environment()
         expected = expected_duration(self.folder, environment, cost_model, max_probes=settings.max_probes)
         limits_s = [one for one in (expected.seconds, settings.time_budget_s) if one is not None]
         return dataclasses.replace(
@@ -449,11 +452,11 @@ class _Exploration:
         )
 
     def _earlier_run(self) -> tuple[run_directory.Run | None, tuple[str, ...]]:
-        """The newest run that this one can go on from, and else what changed since the newest."""
-        if self.out.fresh:
+        """Return the newest run that can be resumed; else None and the changes since the newest run."""
+        if self.options.fresh:
             return None, ()
         runs = run_directory.find_runs(self.folder)
-        wanted = self.identity.meta(self.out.now())
+        wanted = self.fingerprint.meta(self.options.now())
         for run in runs:
             if not run.has_failed and not run_directory.differences(run.meta(), wanted):
                 return run, ()
@@ -461,7 +464,7 @@ class _Exploration:
 
 
 def _logged(listener: Progress) -> Progress:
-    """A listener that also keeps in the log which stage a worker entered."""
+    """Return a listener that also logs the stages of workers."""
 
     def listen(message: dict[str, Any]) -> None:
         if message.get("stage"):

@@ -1,6 +1,6 @@
-"""What decides whether two runs may stand for each other: the job, the machine, and the question that was asked.
+"""The fingerprint of a run: job, machine and search specification decide whether one run may replace another.
 
-All of it is read without importing torch, so that a finished run is found in a moment.
+All of it is read without importing torch, so that a finished run is found quickly.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from bexplore.search.settings import SearchSettings
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """The identity of a run.
+    """The fingerprint of a run.
 
     Attributes:
-        config: As the user gave it: its device may still be `auto`, so that the next call finds the same run.
-        folder_name: Name of the model directory; a study is named after it.
+        config: The user's configuration; its device may still be `auto`, so that the next call finds the same run.
+        folder_name: Name of the model directory, which is part of the study's name.
     """
 
     config: Config
     folder_name: str
 
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits of the job and of everything that decides its speed."""
+        """Return sixteen hexadecimal digits of the job and of everything that decides its speed."""
         return self.config.job.fingerprint(**self.environment())
 
     def environment(self) -> dict[str, Any]:
-        """Facts beside the job that decide whether two measurements may be compared."""
+        """Return what decides, beside the job, whether two measurements may be compared."""
         return {
             "torch": package_version("torch"),
             "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
@@ -51,10 +51,10 @@ class Fingerprint:
         }
 
     def search_specification(self) -> dict[str, Any]:
-        """What decides the search beside the job: another question is another run.
+        """Return what decides the search beside the job; a change of it starts another run.
 
-        So is another `training_time`, as every setting that says when a search stops. The samples that the file's own
-        steps make are not: they change with its batch size, with which a search is gone on from.
+        `training_time` is part of it, as every setting that ends a search. The number of samples of the file's own
+        steps is not: it changes with the batch size, with which a search is resumed.
         """
         settings = dataclasses.asdict(search_settings(self.config))
         del settings["training_samples"]
@@ -72,14 +72,12 @@ class Fingerprint:
         }
 
     def study_name(self) -> str:
-        """Explorers of one job and one question share a study, on whatever host of the same kind they run."""
-        search_specification = json.dumps(self.search_specification(), sort_keys=True, default=str)
-        return (
-            f"{self.folder_name}-{self.fingerprint()}-{hashlib.sha256(search_specification.encode()).hexdigest()[:8]}"
-        )
+        """Return the name of the study, which explorations of one job and specification share across equal hosts."""
+        specification = json.dumps(self.search_specification(), sort_keys=True, default=str)
+        return f"{self.folder_name}-{self.fingerprint()}-{hashlib.sha256(specification.encode()).hexdigest()[:8]}"
 
     def meta(self, created_at: datetime) -> dict[str, Any]:
-        """What `meta.json` of a run holds."""
+        """Return the content of `meta.json`."""
         return {
             "fingerprint": self.fingerprint(),
             "study": self.study_name(),
@@ -95,12 +93,12 @@ class Fingerprint:
 
 
 def search_settings(config: Config, *, num_blocks: int = 0, block_share: float = 0.0) -> SearchSettings:
-    """What a configuration says of the search.
+    """Return the search settings of a configuration.
 
     Args:
         config: The job's file.
-        num_blocks: Identical blocks of the model, as the trace found them; 0 for none.
-        block_share: Share of a pass's operations that lies in them.
+        num_blocks: Number of identical blocks of the model, by the trace; 0 for none.
+        block_share: Share of a pass's operations in these blocks.
     """
     explore, compiled = config.explore, config.job.compile.enabled
     return SearchSettings(
@@ -122,7 +120,7 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
 
 
 def describe(config: Config) -> str:
-    """A job in a few words."""
+    """Return a job in a few words."""
     job = config.job
     names = (job.model.get(key) for key in ("model_type", "model", "step"))  # of transformers, or an import path
     words = [job.workload if job.workload == "decoder" else next((str(name) for name in names if name), job.workload)]

@@ -12,25 +12,25 @@ from bexplore.measurement.probe import Observation
 
 
 class Journal:
-    """Observations, one JSON object a line, in the order in which they were made.
+    """Observations in order, one JSON object a line.
 
-    A last line that is cut short, as power loss or a kill leaves it, is not an observation: it is skipped when reading
-    and replaced by the next append. Any other damage is an error, and nothing is written to a damaged journal. Several
-    explorers may append to one journal: the file itself is their lock.
+    A last line that power loss or a kill cut short is skipped by reads and replaced by the next append. Any other
+    damage is an error, and nothing is written to a damaged journal. Several processes may append to one journal: the
+    file itself is their lock.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[Observation]:
-        """All whole observations; empty where there is no journal yet.
+        """Return all whole observations; empty where there is no journal yet.
 
         Raises:
             UserInputError: A line that is not the last one cannot be read.
         """
         observations = []
-        lines = self._whole_lines()
-        for number, line in enumerate(lines, start=1):
+        data = self._data()
+        for number, line in enumerate(data[: _end_of_whole_lines(data)].splitlines(), start=1):
             try:
                 observations.append(Observation.from_dict(json.loads(line)))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -41,7 +41,7 @@ class Journal:
         return observations
 
     def append(self, observation: Observation) -> None:
-        """Write one observation through to the disk; when this returns, it is not lost.
+        """Append one observation and flush it to the disk.
 
         Raises:
             EngineError: The disk is full, read-only or gone.
@@ -50,23 +50,15 @@ class Journal:
         try:
             with self.path.open("ab") as handle:
                 lock_handle(handle, self.path)
-                handle.truncate(self._whole_bytes())
+                handle.truncate(_end_of_whole_lines(self._data()))
                 handle.write(record.encode())
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:
             raise EngineError(
                 f"cannot append to {self.path}: {error.strerror}",
-                hint="make room or make the folder writable, then run the same command again: it goes on from here",
+                hint="free disk space or make the folder writable, then run the same command again: it resumes here",
             ) from error
-
-    def _whole_bytes(self) -> int:
-        """Bytes up to the end of the last line that is whole."""
-        return _end_of_whole_lines(self._data())
-
-    def _whole_lines(self) -> list[bytes]:
-        data = self._data()
-        return data[: _end_of_whole_lines(data)].splitlines()
 
     def _data(self) -> bytes:
         try:
@@ -78,7 +70,7 @@ class Journal:
 
 
 def _end_of_whole_lines(data: bytes) -> int:
-    """A line that power loss left as zeros ends in none, or in what belongs to no line: neither was ever believed."""
+    """Return the number of bytes of whole lines; a last line with zeros of a power loss was never used."""
     end = data.rfind(b"\n") + 1
     start_of_last = data.rfind(b"\n", 0, max(0, end - 1)) + 1
     return start_of_last if b"\0" in data[start_of_last:end] else end

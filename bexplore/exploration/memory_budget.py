@@ -1,4 +1,4 @@
-"""How much memory one replica may use, and why."""
+"""The memory budget of one replica."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HOST_OVERHEAD_BYTES = int(1.5 * 2**30)
 # Kept free on an accelerator: fragmentation, and libraries that load late.
 DEVICE_MARGIN_SHARE = 0.03
 DEVICE_MARGIN_BYTES = 512 * 2**20
-# What collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
+# Memory that collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
 COLLECTIVES_BYTES = 2**30
-# What a process of CUDA takes of the device before its first tensor: context, kernels of the libraries. Source: reports
+# Device memory of a CUDA process before its first tensor: context, kernels of the libraries. Source: reports
 # of 0.4 to 0.6 GiB; to be measured.
 CUDA_CONTEXT_BYTES = int(0.6 * 2**30)
 
@@ -46,19 +46,19 @@ def gradient_bytes_of(job: Job, num_parameters: int | None) -> int | None:
 
 
 def memory_of_absent_device(memory_bytes: int) -> dict[str, int]:
-    """Return what torch would say of the memory of an idle device that is known by name alone."""
+    """Return the memory that torch would report of an idle device that is known by name alone."""
     return {"total_memory_bytes": memory_bytes, "free_memory_bytes": memory_bytes - CUDA_CONTEXT_BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """The bytes that one replica's tensors may take at their peak.
+    """The memory budget for the peak of one replica's tensors.
 
     Attributes:
         budget_bytes: The limit in force.
-        reserve_bytes: Of the whole, kept free for what several replicas add.
-        why: One line for people.
-        warnings: What a reader must know: other tenants, a budget beyond the device.
+        reserve_bytes: Memory that is kept free for several replicas.
+        why: Its source, in one line for people.
+        warnings: Memory that other processes use, or a budget beyond the device.
     """
 
     budget_bytes: int
@@ -75,15 +75,14 @@ def resolve_budget(
     gradient_bytes: int | None,
     host_available_bytes: int | None = None,
 ) -> MemoryBudget:
-    """The budget that the user gave, or a safe one.
+    """Return the user's budget, or a safe one.
 
     Args:
         settings: The `explore:` section.
-        facts: What the worker's torch says of the device.
+        facts: torch's description of the device.
         num_replicas: Data-parallel replicas; a reserve is kept from two on.
-        gradient_bytes: One copy of the gradients; None if unknown.
-        host_available_bytes: What the host had to give before the job's own worker took of it; None for what it has
-            now.
+        gradient_bytes: Size of one copy of the gradients; None if unknown.
+        host_available_bytes: Available memory of the host before the job's own worker started; None for the present.
 
     Raises:
         UserInputError: torch keeps no account of the device's memory, and the configuration gives no budget in bytes.
@@ -115,7 +114,7 @@ def resolve_budget(
         whole = max(0, free - margin)
         why = f"{format_bytes(free)} free on the device, less a margin of {format_bytes(margin)}"
         if total - free > 2 * margin:
-            warnings = (f"{format_bytes(total - free)} of the device's memory are used by others already",)
+            warnings = (f"{format_bytes(total - free)} of the device's memory are used by other processes",)
     reserve = _reserve(settings, num_replicas=num_replicas, gradient_bytes=gradient_bytes, on_host=on_host)
     if reserve:
         why += f"; {format_bytes(reserve)} kept free for gradient buckets and collectives of {num_replicas} replicas"
@@ -123,7 +122,7 @@ def resolve_budget(
 
 
 def _reserve(settings: ExploreSettings, *, num_replicas: int, gradient_bytes: int | None, on_host: bool) -> int:
-    """Gradient buckets take up to one more copy of the gradients. Source: DistributedDataParallel's bucket views."""
+    """Return the reserve: gradient buckets take up to one more copy. Source: DistributedDataParallel's bucket views."""
     given = settings.replica_reserve_bytes
     if given is not None:
         return given

@@ -1,4 +1,4 @@
-"""One probe, or one trace, of a configuration; for people who want to see a single size."""
+"""One probe, or one trace, of a configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def probe_once(
         micro_batch_size: The size.
         compilation: `exact`, `shared` or `eager`.
         model_dir: Folder of the worker's log; None for the configuration's own.
-        on_progress: Called with what the worker reports.
+        on_progress: Called with the worker's progress messages.
 
     Raises:
         UserInputError: The job itself is wrong.
@@ -45,14 +45,14 @@ def probe_once(
     folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
     run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     with Workers(run_dir) as workers:
-        facts = workers.device_info(config.job.device, on_progress=on_progress)
-        budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=None)
+        device_info = workers.device_info(config.job.device, on_progress=on_progress)
+        budget = resolve_budget(config.explore, device_info, num_replicas=config.num_replicas, gradient_bytes=None)
         settings = RunnerSettings(
-            job=config.on_device(facts["device"]).job,
+            job=config.on_device(device_info["device"]).job,
             run_dir=run_dir,
             budget_bytes=budget.budget_bytes,
-            device_info=facts,
-            free_memory_bytes=facts["free_memory_bytes"],
+            device_info=device_info,
+            free_memory_bytes=device_info["free_memory_bytes"],
         )
         return EngineRunner(settings, workers=workers, on_progress=on_progress)(
             Probe(
@@ -75,32 +75,34 @@ def trace_once(
     fresh: bool = False,
     on_progress: Progress = lambda message: None,
 ) -> dict[str, Any]:
-    """Trace the step; the `trace` event.
+    """Trace the step; return the `trace` event.
 
     Args:
         config: The job.
-        micro_batch_sizes: Sizes to tell of; None for powers of two.
-        device_name: A device, here or not, whose program and memory it is about; None for this machine's.
+        micro_batch_sizes: Sizes whose peak is listed; None for powers of two.
+        device_name: A device, present or not, whose program and memory are traced; None for this machine's.
         model_dir: Folder of the worker's log; None for the configuration's own.
-        fresh: Trace even if an earlier run did and nothing has changed since.
-        on_progress: Called with what a worker reports.
+        fresh: Trace again, even if an unchanged job was traced before.
+        on_progress: Called with the workers' progress messages.
 
     Raises:
         EngineError: The program cannot be traced.
-        UserProgramError: It fails without being traced, too.
-        UserInputError: The job itself is wrong, or nothing tells the memory of its device.
+        UserProgramError: The program also fails without the trace.
+        UserInputError: The job itself is wrong, or its device's memory is unknown.
     """
     folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "traces"
     device = device_by_name(device_name) if device_name else None
     log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
-    facts = _facts_here(config, log_dir) if device is None else _facts_of(device)
-    job = config.on_device(str(facts["device"])).job
-    gpu = GpuProperties.of_device_info(facts) if device is None else GpuProperties.of_device(device)
+    device_info = _device_info_here(config, log_dir) if device is None else _device_info_of(device)
+    job = config.on_device(str(device_info["device"])).job
+    gpu = GpuProperties.of_device_info(device_info) if device is None else GpuProperties.of_device(device)
     traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
     if isinstance(traced, str):
         raise _untraceable(config, traced, is_here=device is None, model_dir=model_dir, on_progress=on_progress)
     gradient_bytes = gradient_bytes_of(job, traced.num_parameters)
-    budget = resolve_budget(config.explore, facts, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes)
+    budget = resolve_budget(
+        config.explore, device_info, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes
+    )
     record = trace_record(
         traced,
         budget_bytes=budget.budget_bytes,
@@ -115,7 +117,7 @@ def trace_once(
 def _untraceable(
     config: Config, reason: str, *, is_here: bool, model_dir: str | None, on_progress: Progress
 ) -> BexploreError:
-    """Whose fault it is that a job cannot be traced: one pass without the compiler tells, where its device is here."""
+    """Return the error of a job that cannot be traced; one eager pass shows whether the program itself fails."""
     message = f"this job cannot be traced: {reason}"
     if not is_here:
         return EngineError(message)
@@ -126,13 +128,13 @@ def _untraceable(
             message, hint=f"it runs at size {size}: bexplore explore {config.typed} works without a trace"
         )
     if run.outcome is Outcome.CRASHED:
-        told = f"your program fails at micro_batch_size {size}: {run.reason}"
-        return UserProgramError(told, traceback_text=run.traceback_text)
+        failure = f"your program fails at micro_batch_size {size}: {run.reason}"
+        return UserProgramError(failure, traceback_text=run.traceback_text)
     return EngineError(f"{message}; at size {size} it ends as {run.outcome.value}: {run.reason}")
 
 
-def _facts_here(config: Config, log_dir: Path) -> dict[str, Any]:
-    """What a worker's torch says of the job's device; its name alone where torch does not see it."""
+def _device_info_here(config: Config, log_dir: Path) -> dict[str, Any]:
+    """Return torch's description of the job's device; its name alone where torch does not see it."""
     device = config.job.device
     if device == "cpu" or (device == "auto" and torch_is_for_cpu()):
         return {"device": "cpu"}
@@ -143,6 +145,6 @@ def _facts_here(config: Config, log_dir: Path) -> dict[str, Any]:
             return {"device": device}
 
 
-def _facts_of(device: Device) -> dict[str, Any]:
-    """What torch would say of an empty device of the table."""
+def _device_info_of(device: Device) -> dict[str, Any]:
+    """Return torch's description of an idle device of the table."""
     return {"device": "cuda:0"} | memory_of_absent_device(device.total_memory_bytes)

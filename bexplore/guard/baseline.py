@@ -1,4 +1,4 @@
-"""`Baseline`: one readable JSON file in the user's repository, with everything that a later run is compared with."""
+"""`Baseline`: one readable JSON file in the user's repository, which later runs are compared with."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class SizeTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What was found when the baseline was written.
+    """The facts of a program, its machine and its times.
 
     Attributes:
         config: Name of the configuration's file.
-        job: The job, as `Job.as_dict`; says which setting changed.
+        job: The job, as `Job.as_dict`.
         job_fingerprint: Sixteen hexadecimal digits of the job.
-        toolchain: Versions by package; `torch` among them.
-        machine: Facts that decide where planned memory, kernels and times may be compared.
+        toolchain: Versions by package, with `torch`.
+        machine: Properties that decide where planned memory, kernels and times may be compared.
         any_device: Facts of the program traced for the CPU, which every machine can do.
         device: Facts of the program traced for the job's own device; None where that is the CPU.
-        recommended_micro_batch_size: The size that is guarded; None where none is known.
-        base_micro_batch_size: What its speed is relative to; None where none is known.
-        memory_budget_bytes: The budget that the configuration declares; None where it declares none.
-        times: Passes by worker: each element of the outer tuple is one worker process.
-        created_at: When it was written, ISO 8601.
+        recommended_micro_batch_size: The guarded size; None if unknown.
+        base_micro_batch_size: The size that its speed is relative to; None if unknown.
+        memory_budget_bytes: The budget that the configuration declares; None for none.
+        times: Passes by worker process.
+        created_at: Time of writing, ISO 8601.
     """
 
     config: str
@@ -65,7 +65,7 @@ class Baseline:
     created_at: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary that `from_dict` turns back into an equal baseline."""
+        """Return a JSON-ready dictionary that `from_dict` turns back into an equal baseline."""
         return {
             "format_version": FORMAT_VERSION,
             "config": self.config,
@@ -87,7 +87,7 @@ class Baseline:
         """Rebuild a baseline from `as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: The record is not one of ours.
+            KeyError, TypeError, ValueError: The record is no baseline.
         """
         values = {name: value for name, value in record.items() if name != "format_version"}
         values["any_device"] = ProgramMetrics.from_dict(values["any_device"])
@@ -128,7 +128,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Write a baseline file, numbers of a list on one line, so that a change of it can be reviewed.
+    """Write a baseline file, with the numbers of a list on one line, so that its changes can be reviewed.
 
     Raises:
         EngineError: The file cannot be written.

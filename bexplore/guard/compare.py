@@ -1,4 +1,4 @@
-"""Compares exact facts, each only where it is exact."""
+"""The comparison of exact facts, each only where it is exact."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polyno
 from bexplore.units import format_bytes
 
 BYTES_AND_FLOPS_TOLERANCE = 0.01  # relative; counts have none
-# Sizes at which polynomials are compared, samples: one where constants rule and one where slopes do.
+# Sizes at which polynomials are compared, samples: one where the constant dominates and one where the slope does.
 COMPARED_SIZES = (1, 64)
 MAX_DETAILS = 8
 
 
 class Unit(StrEnum):
-    """What a fact counts."""
+    """The unit of a fact."""
 
     COUNT = "count"
     BYTES = "bytes"
@@ -27,18 +27,18 @@ class Unit(StrEnum):
     SAMPLES = "samples"  # follows from bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """How one fact is compared.
+    """The comparison of one fact.
 
     Attributes:
         name: The field of `ProgramMetrics`.
-        title: For people.
+        title: Its name for people.
         tier: Where it is exact.
-        unit: What it counts.
-        items: The field whose items say what changed; empty where none does.
-        more_is_worse: Whether growth is the bad direction.
-        is_of_graphs: Whether the graphs alone tell it, so that what runs outside of them is not in it.
+        unit: The unit of its numbers.
+        items: The field whose items show what changed; empty for none.
+        more_is_worse: Whether growth is a regression.
+        is_of_graphs: Whether it covers the graphs only, and not what runs outside of them.
     """
 
     name: str
@@ -51,80 +51,39 @@ class Rule:
 
     @property
     def tolerance(self) -> float:
-        """Relative difference that counts as none: 0 for counts."""
-        return BYTES_AND_FLOPS_TOLERANCE if self.unit in (Unit.BYTES, Unit.FLOPS, Unit.SAMPLES) else 0.0
+        """Return the relative difference that counts as none: 0 for counts."""
+        return 0.0 if self.unit is Unit.COUNT else BYTES_AND_FLOPS_TOLERANCE
 
 
+_ANY, _SAME = Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN
 RULES = (
-    Rule(name="num_parameters", title="parameters", tier=Tier.ANY_MACHINE),
-    Rule(name="flops", title="flops of a pass", tier=Tier.ANY_MACHINE, unit=Unit.FLOPS, items="operators"),
-    Rule(name="num_graph_breaks", title="graph breaks", tier=Tier.ANY_MACHINE, items="graph_breaks"),
+    Rule("num_parameters", "parameters", _ANY),
+    Rule("flops", "flops of a pass", _ANY, Unit.FLOPS, "operators"),
+    Rule("num_graph_breaks", "graph breaks", _ANY, items="graph_breaks"),
+    Rule("num_eager_operators", "operators outside of graphs", _ANY, items="eager_operators"),
+    Rule("num_graphs", "graphs", _ANY, items="graph_breaks", is_of_graphs=True),
+    Rule("num_fixed_sizes", "fixed batch sizes", _ANY, items="fixed_sizes", is_of_graphs=True),
+    Rule("num_saved_activations", "saved activations", _ANY, items="saved_activations", is_of_graphs=True),
     Rule(
-        name="num_eager_operators",
-        title="operators outside of graphs",
-        tier=Tier.ANY_MACHINE,
-        items="eager_operators",
-    ),
-    Rule(name="num_graphs", title="graphs", tier=Tier.ANY_MACHINE, items="graph_breaks", is_of_graphs=True),
-    Rule(
-        name="num_fixed_sizes",
-        title="fixed batch sizes",
-        tier=Tier.ANY_MACHINE,
-        items="fixed_sizes",
-        is_of_graphs=True,
-    ),
-    Rule(
-        name="num_saved_activations",
-        title="saved activations",
-        tier=Tier.ANY_MACHINE,
+        "saved_activation_bytes",
+        "bytes of saved activations",
+        _ANY,
+        Unit.BYTES,
         items="saved_activations",
         is_of_graphs=True,
     ),
-    Rule(
-        name="saved_activation_bytes",
-        title="bytes of saved activations",
-        tier=Tier.ANY_MACHINE,
-        unit=Unit.BYTES,
-        items="saved_activations",
-        is_of_graphs=True,
-    ),
-    Rule(
-        name="largest_buffer_bytes",
-        title="largest buffer",
-        tier=Tier.ANY_MACHINE,
-        unit=Unit.BYTES,
-        items="largest_buffers",
-        is_of_graphs=True,
-    ),
-    Rule(
-        name="num_kernels",
-        title="kernels after fusion",
-        tier=Tier.SAME_TOOLCHAIN,
-        items="kernels",
-        is_of_graphs=True,
-    ),
-    Rule(
-        name="num_recompiles",
-        title="recompilations across sizes",
-        tier=Tier.SAME_TOOLCHAIN,
-        items="recompiles",
-        is_of_graphs=True,
-    ),
+    Rule("largest_buffer_bytes", "largest buffer", _ANY, Unit.BYTES, "largest_buffers", is_of_graphs=True),
+    Rule("num_kernels", "kernels after fusion", _SAME, items="kernels", is_of_graphs=True),
+    Rule("num_recompiles", "recompilations across sizes", _SAME, items="recompiles", is_of_graphs=True),
 )
-# Lists that may change while every number of theirs stays: another program, which the baseline does not describe.
+# Lists that may change while all their numbers stay: another program, which the baseline does not describe.
 INVENTORIES = (
-    Rule(name="operators", title="operators", tier=Tier.ANY_MACHINE, is_of_graphs=True),
-    Rule(name="kernels", title="fusions", tier=Tier.SAME_TOOLCHAIN, is_of_graphs=True),
+    Rule("operators", "operators", _ANY, is_of_graphs=True),
+    Rule("kernels", "fusions", _SAME, is_of_graphs=True),
 )
-PEAK = Rule(
-    name="phases", title="planned peak memory", tier=Tier.SAME_TOOLCHAIN, unit=Unit.BYTES, items="largest_buffers"
-)
+PEAK = Rule("phases", "planned peak memory", _SAME, Unit.BYTES, "largest_buffers")
 LARGEST_SIZE = Rule(
-    name="max_micro_batch_size",
-    title="largest size that fits the budget",
-    tier=Tier.SAME_TOOLCHAIN,
-    unit=Unit.SAMPLES,
-    more_is_worse=False,
+    "max_micro_batch_size", "largest size that fits the budget", _SAME, Unit.SAMPLES, more_is_worse=False
 )
 
 
@@ -147,11 +106,11 @@ def compare_metrics(
     """Compare the facts of two programs.
 
     Args:
-        before: Of the baseline.
-        after: Of now.
-        tiers: The tiers to look at, each with the reason why it cannot be compared; empty text where it can.
+        before: Facts of the baseline.
+        after: Present facts.
+        tiers: The tiers to compare, each with the reason why it cannot be compared, or an empty text.
         micro_batch_size: A further size at which memory is compared.
-        memory_budget_bytes: The declared budget; None where there is none, and no largest size.
+        memory_budget_bytes: The declared budget; None for none, and no largest size.
     """
     findings: list[Finding] = []
     missing: list[NotCompared] = []
@@ -183,7 +142,7 @@ def compare_metrics(
 
 
 def _why_another_part(before: ProgramMetrics, after: ProgramMetrics) -> str:
-    """Why facts of the graphs cannot be compared: they are of another part of the program; empty where of the same."""
+    """Return why facts of the graphs cannot be compared: they cover another part of the program; empty for the same."""
     old, new = before.num_eager_operators, after.num_eager_operators
     if old == new:
         return ""
@@ -193,7 +152,7 @@ def _why_another_part(before: ProgramMetrics, after: ProgramMetrics) -> str:
 
 
 def _facts(before: ProgramMetrics, after: ProgramMetrics, sizes: Sequence[int], budget_bytes: int | None) -> Any:
-    """Each rule with the two values, how to show one, and how to turn one into numbers."""
+    """Yield each rule with its two values, a function to show a value, and one to turn a value into numbers."""
 
     def show(rule: Rule) -> Callable[[Any], str]:
         if rule.unit is Unit.COUNT:
@@ -248,7 +207,7 @@ def _compared(
 
 
 def _status(rule: Rule, old: Sequence[float], new: Sequence[float]) -> Status:
-    """Worse if any number is worse; what is not a number now is worse than anything."""
+    """Return worse if any number is worse; NaN is worse than any number."""
     if not all(math.isfinite(value) for value in new):
         return Status.WORSE
     if not all(math.isfinite(value) for value in old):
@@ -272,7 +231,7 @@ def _change(old: Sequence[float], new: Sequence[float]) -> str:
 
 
 def _vanished(tier: Tier, after: ProgramMetrics) -> Finding:
-    """Facts that were known and cannot be found any more: the program no longer compiles, or not for every size."""
+    """Return the finding for facts that cannot be found any more: the program no longer compiles at every size."""
     return Finding(
         name="program",
         title="the program can be traced",
@@ -314,7 +273,7 @@ def _inventory(rule: Rule, before: ProgramMetrics, after: ProgramMetrics) -> lis
 
 
 def _item_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple[tuple[str, ...], str]:
-    """What is new and what is gone, in lines; and the place of the first new thing."""
+    """Return the gained and lost items in lines, and the place of the first gained item."""
     before, after = _counts(old), _counts(new)
     places = _places(old, new)
     gained = [label for label in after if after[label] > before.get(label, 0)]
@@ -337,7 +296,7 @@ def _item_changes(old: Sequence[Item], new: Sequence[Item], rule: Rule) -> tuple
 
 
 def _places(old: Sequence[Item], new: Sequence[Item]) -> dict[str, str]:
-    """By label, where it is; of something that is in several places those that are new, as far as lines tell."""
+    """Return the places of each label; of an item in several places, the new ones."""
     places = {item.label: item.where for item in old}
     for item in new:
         known = places.get(item.label, "").split(", ")
@@ -357,7 +316,6 @@ def _counts(items: Sequence[Item]) -> dict[str, int]:
 
 
 def _without_echoes(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """A list that changed along with its number needs no finding of its own, unless nothing else shows it."""
+    """Drop the finding of a list whose number has a finding already."""
     changed = {one.name for one in findings if one.status in (Status.WORSE, Status.BETTER)}
-    echoed = {"kernels": {"num_kernels"}}
-    return tuple(one for one in findings if not (one.name in echoed and echoed[one.name] & changed))
+    return tuple(one for one in findings if not (one.name == "kernels" and "num_kernels" in changed))

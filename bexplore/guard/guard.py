@@ -1,4 +1,4 @@
-"""One run of the guard: look at the program as it is, compare, and say what was found."""
+"""One run of the guard: find the facts of the present program, compare, report."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from bexplore.guard.report import Finding, NotCompared, Report, Status, Tier, me
 from bexplore.guard.snapshot import (
     DEVICE_KEYS,
     HOST_KEYS,
-    Looking,
     Observed,
     RecommendedSizeFailedError,
+    Setup,
     guarded_sizes,
     observe,
     time_sizes,
@@ -40,18 +40,18 @@ TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardOptions:
-    """What a user asks of the guard.
+    """The options of the guard.
 
     Attributes:
         baseline_path: The baseline file; None for none.
-        against: A revision, a second configuration or a folder to compare with in this job; None for none.
-        tiers: What is compared.
+        against: A revision, second configuration or folder to compare with in this job; None for none.
+        tiers: The facts to compare.
         time_tolerance: Relative difference of times that counts as none.
-        time_limit_s: Seconds that the pairs of workers of `against` may take in all.
+        time_limit_s: Upper bound on the seconds of all pairs of workers of `against`.
         micro_batch_size: The size to guard; None for the baseline's, the configuration's or the newest result's.
         model_dir: Folder of the results; None for the configuration's own.
-        load: Reads a second configuration as the first was read.
-        say: Told what is going on, a line at a time.
+        load: Loads a second configuration with the options of the first.
+        say: Called with progress lines.
     """
 
     baseline_path: Path | None = None
@@ -66,59 +66,59 @@ class GuardOptions:
 
 
 def update_baseline(config: Config, options: GuardOptions) -> Baseline:
-    """Write the baseline file anew, from the program as it is.
+    """Write the baseline file of the present program.
 
     Raises:
-        UserInputError: No file is named, or the program has nothing that could be guarded.
+        UserInputError: No file is named, or the program has no facts to guard.
         EngineError: A worker or the disk failed.
     """
     if options.baseline_path is None:
         raise UserInputError("there is no baseline to write", hint="name its file: --baseline FILE --update")
-    looking, folder = _looking(config, options)
+    setup, folder = _setup(config, options)
     recommended, base = guarded_sizes(config, options.micro_batch_size, folder)
-    observed = observe(config, looking, recommended=recommended, base=base)
+    observed = observe(config, setup, recommended=recommended, base=base)
     facts = observed.snapshot.any_device
     if facts.num_parameters is None and facts.num_graphs is None:
         raise UserInputError(
-            f"nothing could be found out of this program: {'; '.join(facts.problems)}",
-            hint="correct it first; a baseline of nothing would let everything pass",
+            f"this program has no facts that could be guarded: {'; '.join(facts.problems)}",
+            hint="correct it first; an empty baseline would let everything pass",
         )
     times: neighbour_sizes.Times = ()
-    if recommended is not None and looking.tiers & TIMES:
-        times = time_sizes(observed, looking, _sizes(observed, recommended, base), recommended)
+    if recommended is not None and setup.tiers & TIMES:
+        times = time_sizes(observed, setup, _sizes(observed, recommended, base), recommended)
     baseline = dataclasses.replace(observed.snapshot, times=tuple(map(tuple, times)))
     write_baseline(options.baseline_path, baseline)
     return baseline
 
 
 def guard(config: Config, options: GuardOptions) -> Report:
-    """Compare the program as it is with a baseline file, with a reference in this job, or with both.
+    """Compare the present program with a baseline file, with a reference in this job, or with both.
 
     Raises:
-        UserInputError: There is nothing to compare with, or what was named is wrong.
-        EngineError: A worker failed in a way that says nothing about the program.
+        UserInputError: There is nothing to compare with, or an option is wrong.
+        EngineError: A worker failed for a reason outside of the program.
     """
     began_s = time.monotonic()
     if options.baseline_path is None and options.against is None:
         raise UserInputError(
             "there is nothing to compare with", hint="name a baseline: --baseline FILE, or a revision: --against main"
         )
-    looking, folder = _looking(config, options)
+    setup, folder = _setup(config, options)
     before = read_baseline(options.baseline_path) if options.baseline_path is not None else None
     recommended, base = _guarded(config, options, before, folder)
-    now = observe(config, looking, recommended=recommended, base=base)
+    now = observe(config, setup, recommended=recommended, base=base)
     reports = []
     if before is not None:
-        reports.append(_against_baseline(before, now, looking, options))
+        reports.append(_against_baseline(before, now, setup, options))
     if options.against is not None:
-        reports.append(_against_reference(options.against, now, looking, options))
+        reports.append(_against_reference(options.against, now, setup, options))
     return merged(reports, elapsed_s=time.monotonic() - began_s)
 
 
-def _looking(config: Config, options: GuardOptions) -> tuple[Looking, Path]:
+def _setup(config: Config, options: GuardOptions) -> tuple[Setup, Path]:
     folder = run_directory.model_directory(config.mode, options.model_dir or config.model_dir)
     run_dir = folder / "guard" / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
-    return Looking(run_dir=run_dir, tiers=options.tiers, say=options.say), folder
+    return Setup(run_dir=run_dir, tiers=options.tiers, say=options.say), folder
 
 
 def _guarded(
@@ -129,15 +129,15 @@ def _guarded(
     return guarded_sizes(config, options.micro_batch_size, folder)
 
 
-def _against_baseline(before: Baseline, now: Observed, looking: Looking, options: GuardOptions) -> Report:
+def _against_baseline(before: Baseline, now: Observed, setup: Setup, options: GuardOptions) -> Report:
     changes = _differences(
         before.toolchain, now.snapshot.toolchain, sorted({*before.toolchain, *now.snapshot.toolchain})
     )
     exact = _exact(before, now.snapshot, options.tiers, _why_not(before, now.snapshot, changes))
-    times = _baseline_times(before, now, looking, options, changes)
+    times = _baseline_times(before, now, setup, options, changes)
     advice = []
     if changes:
-        advice.append("look at what moved with the toolchain, then write a new baseline with --update")
+        advice.append("check what changed with the toolchain, then write a new baseline with --update")
     report = Report(
         config=str(now.config.path),
         reference=str(options.baseline_path),
@@ -147,12 +147,12 @@ def _against_baseline(before: Baseline, now: Observed, looking: Looking, options
         job_changes=tuple(_job_changes(before.job, now.snapshot.job)),
     )
     if not changes and report.those(Status.BETTER, Status.CHANGED) and not report.those(Status.WORSE):
-        advice.append("if the change is meant, write a new baseline with --update, in the same commit")
+        advice.append("if the change is intended, write a new baseline with --update, in the same commit")
     return dataclasses.replace(report, advice=(*advice, *times.advice))
 
 
 def _why_not(before: Baseline, after: Baseline, toolchain_changes: Sequence[str]) -> dict[Tier, str]:
-    """For each exact tier, why it cannot be compared; empty where it can."""
+    """Return why each exact tier cannot be compared; an empty text where it can."""
     device = _differences(before.machine, after.machine, DEVICE_KEYS)
     return {
         Tier.ANY_MACHINE: "",
@@ -175,7 +175,7 @@ def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: M
             micro_batch_size=after.recommended_micro_batch_size,
             memory_budget_bytes=after.memory_budget_bytes,
         )
-        # one program that cannot be traced is told once, though facts of both tiers are missing
+        # a program that cannot be traced is reported once, though facts of both tiers are missing
         findings += [
             one for one in comparison.findings if (one.name, one.details) not in {(f.name, f.details) for f in findings}
         ]
@@ -184,9 +184,9 @@ def _exact(before: Baseline, after: Baseline, tiers: frozenset[Tier], why_not: M
 
 
 def _baseline_times(
-    before: Baseline, now: Observed, looking: Looking, options: GuardOptions, toolchain_changes: Sequence[str]
+    before: Baseline, now: Observed, setup: Setup, options: GuardOptions, toolchain_changes: Sequence[str]
 ) -> Part:
-    """The recommended size against its neighbours now, and against the baseline where that is fair."""
+    """Compare the recommended size with its neighbours, and with the baseline where that is fair."""
     recommended, base = now.snapshot.recommended_micro_batch_size, now.snapshot.base_micro_batch_size
     if not options.tiers & TIMES:
         return Part()
@@ -211,14 +211,14 @@ def _baseline_times(
 
     sizes = _sizes(now, recommended, base)
     try:
-        times = time_sizes(now, looking, sizes, recommended)
+        times = time_sizes(now, setup, sizes, recommended)
         findings = judged(times)
         if any(one.status in (Status.WORSE, Status.CHANGED) for one in findings):
-            looking.say("measuring again before it is reported")
-            again = time_sizes(now, looking, sizes, recommended)
+            setup.say("measuring again to confirm it")
+            again = time_sizes(now, setup, sizes, recommended)
             findings = _confirmed(judged((*times, *again)), judged(again))
     except RecommendedSizeFailedError as error:
-        return Part(findings=(broken(recommended, error.told),))
+        return Part(findings=(broken(recommended, error.outcome),))
     advice: tuple[str, ...] = ()
     if any(one.status is Status.UNSURE for one in findings):
         share = contention.background_cpu_share()
@@ -229,7 +229,7 @@ def _baseline_times(
 
 
 def _confirmed(together: Sequence[Finding], again: Sequence[Finding]) -> list[Finding]:
-    """What both measurements show, and the second alone does not contradict."""
+    """Return the findings of both measurements; one that the second contradicts is unsure."""
     second = {one.name: one.status for one in again}
     contradicted = (Status.SAME, Status.BETTER)
     return [
@@ -240,14 +240,12 @@ def _confirmed(together: Sequence[Finding], again: Sequence[Finding]) -> list[Fi
     ]
 
 
-def _against_reference(against: str, now: Observed, looking: Looking, options: GuardOptions) -> Report:
+def _against_reference(against: str, now: Observed, setup: Setup, options: GuardOptions) -> Report:
     with open_reference(against, now.config.path) as reference:
         if options.load is None:
             raise UserInputError("a second configuration cannot be read here", hint="give GuardOptions.load")
         config = options.load(reference.config_path)
-        own = dataclasses.replace(
-            looking, run_dir=looking.run_dir / "reference", environment=dict(reference.environment)
-        )
+        own = dataclasses.replace(setup, run_dir=setup.run_dir / "reference", environment=dict(reference.environment))
         snapshot = now.snapshot
         before = observe(
             config, own, recommended=snapshot.recommended_micro_batch_size, base=snapshot.base_micro_batch_size
@@ -257,7 +255,7 @@ def _against_reference(against: str, now: Observed, looking: Looking, options: G
             before,
             now,
             reference,
-            (own, looking),
+            (own, setup),
             tiers=options.tiers,
             tolerance=options.time_tolerance,
             time_limit_s=options.time_limit_s,
@@ -289,7 +287,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Sequ
 
 
 def _job_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """A line for each setting of the job that differs."""
+    """List the settings of the job that differ, a line each."""
     old, new = _flat(before), _flat(after)
     return _differences(old, new, sorted(old.keys() | new.keys()))
 

@@ -1,4 +1,4 @@
-"""Does the recommended size still win? A few sizes around it in live workers, and what the baseline says of them."""
+"""Whether the recommended size still wins: a few sizes around it in live workers, compared with the baseline."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from bexplore.guard.report import Finding, NotCompared, Status, Tier
 from bexplore.guard.statistics import Judgement, Ratio, judge, ratio_of, unpaired_ratio
 
 NUM_WORKERS = 3
-NUM_TURNS = 4
-TURN_S = 0.15  # seconds of passes of one size in its turn: a change of size costs some passes of its own
+NUM_ROUNDS = 4
+BLOCK_S = 0.15  # seconds of passes of one size in a block: a change of size slows the next passes
 Times = Sequence[Sequence[SizeTimes]]
 
 
 def sizes_around(recommended: int, base: int | None, *, maximum: int | None, fits: int | None) -> tuple[int, ...]:
-    """The recommended size, half and twice of it where they may be run, and the base.
+    """Return the recommended size, half and twice of it where they may run, and the base.
 
     Args:
-        recommended: The size that is guarded.
-        base: What its speed is relative to; None where none is known.
-        maximum: Largest size that the configuration allows; None for no bound.
-        fits: Largest size that the trace says fits the budget; None where unknown.
+        recommended: The guarded size.
+        base: The size that its speed is relative to; None if unknown.
+        maximum: The configuration's largest size; None for no bound.
+        fits: The largest size that fits the budget by the trace; None if unknown.
     """
     limit = min((bound for bound in (maximum, fits) if bound is not None), default=2 * recommended)
     near = {recommended, max(1, recommended // 2), *([base] if base else [])}
     return tuple(sorted(near | ({2 * recommended} if 2 * recommended <= limit else set())))
 
 
-def run_turns(
+def run_interleaved(
     run: Callable[[int, int], Block], sizes: Sequence[int], pass_times_s: dict[int, float]
 ) -> list[SizeTimes]:
-    """Let the sizes take turns in one worker, there and back, so that a drift falls on all of them.
+    """Time sizes interleaved in one worker, forwards and backwards, so that drift affects all of them alike.
 
     Args:
         run: (micro_batch_size, passes) -> block.
-        sizes: Sizes that the worker has measured before.
+        sizes: Sizes that the worker has run before.
         pass_times_s: Rough seconds of a pass of each.
     """
     blocks: dict[int, list[Block]] = {size: [] for size in sizes}
-    for _ in range(NUM_TURNS):
+    for _ in range(NUM_ROUNDS):
         for size in (*sizes, *reversed(sizes)):
-            blocks[size].append(run(size, block_length(pass_times_s[size], TURN_S)))
+            blocks[size].append(run(size, block_length(pass_times_s[size], BLOCK_S)))
     return [
         SizeTimes(
             micro_batch_size=size,
@@ -64,9 +64,9 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
 
     Args:
         times: Passes by worker.
-        recommended: The size that is guarded.
+        recommended: The guarded size.
         tolerance: Relative difference that counts as none.
-        is_busy: Whether other processes ran: a scheduler then favours short passes, and wall time alone is no proof.
+        is_busy: Whether other processes ran: the scheduler then favours short passes, and wall time proves nothing.
     """
     own = {one.micro_batch_size for worker in times for one in worker}
     rivals = [(size, _speedup(times, size, recommended, _log_wall)) for size in sorted(own - {recommended})]
@@ -76,7 +76,7 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
     broken = any(math.isnan(ratio.value) for _, ratio in rivals)
     winner = max(better, key=lambda one: one[1].value, default=None)
     status = Status.WORSE if broken else Status.UNSURE if doubtful else Status.CHANGED if winner else Status.SAME
-    told = [f"size {size} has {ratio} the throughput of size {recommended}" for size, ratio in rivals]
+    details = [f"size {size} has {ratio} the throughput of size {recommended}" for size, ratio in rivals]
     return [
         Finding(
             name="recommended_micro_batch_size",
@@ -85,7 +85,7 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
             status=status,
             before=str(recommended),
             after="a time is not a number" if broken else str(winner[0] if winner else recommended),
-            details=tuple(told) if status is not Status.SAME else (),
+            details=tuple(details) if status is not Status.SAME else (),
         )
     ]
 
@@ -93,7 +93,7 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
 def relative_performance(
     before: Baseline, times: Times, recommended: int, base: int, tolerance: float
 ) -> list[Finding]:
-    """Compare the speed of the recommended size relative to the base, a ratio that carries over between machines."""
+    """Compare the speed of the recommended size relative to the base, a ratio that machines share."""
     old = _relative(before.times, recommended, base, _log_wall)
     new = _relative(times, recommended, base, _log_wall)
     if not old or not new:
@@ -112,7 +112,7 @@ def relative_performance(
 
 
 def times_of_another_day(before: Baseline, times: Times, recommended: int, tolerance: float) -> list[Finding]:
-    """Compare times with those of the baseline; only for the same machine."""
+    """Compare times with those of the baseline, of the same machine."""
     findings = []
     for name, title, read in (("pass_time_s", "wall time", _log_wall), ("cpu_time_s", "processor time", _log_cpu)):
         old, new = _values(before.times, recommended, read), _values(times, recommended, read)
@@ -124,18 +124,20 @@ def times_of_another_day(before: Baseline, times: Times, recommended: int, toler
     return findings
 
 
+STATUSES = {
+    Judgement.SLOWER: Status.WORSE,
+    Judgement.FASTER: Status.BETTER,
+    Judgement.SAME: Status.SAME,
+    Judgement.UNSURE: Status.UNSURE,
+}
+
+
 def _finding(name: str, title: str, tier: Tier, ratio: Ratio, tolerance: float, *, before: str, after: str) -> Finding:
-    statuses = {
-        Judgement.SLOWER: Status.WORSE,
-        Judgement.FASTER: Status.BETTER,
-        Judgement.SAME: Status.SAME,
-        Judgement.UNSURE: Status.UNSURE,
-    }
     return Finding(
         name=name,
         title=title,
         tier=tier,
-        status=statuses[judge(ratio, tolerance)],
+        status=STATUSES[judge(ratio, tolerance)],
         before=before,
         after=after,
         details=(f"ratio of times {ratio}",),
@@ -143,18 +145,18 @@ def _finding(name: str, title: str, tier: Tier, ratio: Ratio, tolerance: float, 
 
 
 def why_no_times(reason: str, recommended: int | None) -> NotCompared:
-    """Times that were not compared, and why."""
+    """Return the entry for times that were not compared."""
     size = f" of size {recommended}" if recommended else ""
     return NotCompared(title=f"times{size}", reason=reason)
 
 
 def _speedup(times: Times, size: int, recommended: int, read: Callable[[SizeTimes], float]) -> Ratio:
-    """Throughput of a size over that of the recommended one, one value a worker."""
+    """Return the throughput of a size over that of the recommended one, with one value per worker."""
     return ratio_of([[value] for value in _relative(times, size, recommended, read)])
 
 
 def _relative(times: Times, size: int, base: int, read: Callable[[SizeTimes], float]) -> list[float]:
-    """ln(throughput of size / throughput of base) of each worker that ran both."""
+    """Return ln(throughput of size / throughput of base) of each worker that ran both."""
     values = []
     for worker in times:
         by_size = {one.micro_batch_size: one for one in worker}

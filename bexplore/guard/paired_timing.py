@@ -1,9 +1,9 @@
-"""Times of two programs within one job: alternating live workers, and what their samples say.
+"""Interleaved timing of two programs within one job, in pairs of live workers.
 
-A pair is one worker process of each side. They take turns, A B B A and then B A A B, so that a drift of the machine and
-the cost of a change fall on both; the next pair is two new processes, so that the luck of a process is seen. It is what
-limits the answer: two processes of one program differ by 1 to 2 % for as long as they live. So more pairs follow while
-they may tell more.
+A pair is one worker process of each side. Their blocks are interleaved, A B B A and then B A A B, so that drift of the
+machine and the cost of a change affect both. The next pair is two new processes, which shows the process effect. That
+effect limits the precision: two processes of one program differ by 1 to 2 % for as long as they live. So more pairs
+follow while they may add precision.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ import numpy as np
 
 from bexplore.guard.statistics import TIME_TOLERANCE, Judgement, Ratio, judge, ratio_of, workers_needed
 
-# Pairs of a first look, and as many again where it leaves a doubt or a suspicion; while a doubt is left and time too,
-# one by one.
+# Pairs of the first stage, and of a second one unless the first is wholly within the tolerance; then one by one while
+# the answer is unsure and time is left.
 PAIRS_PER_STAGE = 3
 MAX_PAIRS = 24
-TIME_LIMIT_S = 120.0  # of all pairs, their starts included; two stages are run whatever they take
-# Seconds of passes that one worker runs in its turn. Short: what disturbs a machine for a tenth of a second falls on
-# both sides then (autocorrelation of passes on one shared host: 0.75 after 10 ms, 0.5 after 40 ms, 0.2 after 200 ms).
+TIME_LIMIT_S = 120.0  # of all pairs with their starts; two stages run regardless
+# Seconds of passes of one block. Short, so that a disturbance of a tenth of a second affects both sides
+# (autocorrelation of passes on one shared host: 0.75 after 10 ms, 0.5 after 40 ms, 0.2 after 200 ms).
 BLOCK_S = 0.04
-# Seconds of passes that one pair may run. Its start costs 4 s of a small program, the luck of its processes is 1.1 %
-# and the noise of 2 s of passes 1.9 %: sqrt(4 x 2 x 1.9**2 / 1.1**2) = 5 pays best, 3 nearly as well and gives more
-# pairs, which a few need most.
+# Seconds of passes of one pair. Its start costs 4 s of a small program, the process effect is 1.1 % and the noise of
+# 2 s of passes 1.9 %: sqrt(4 x 2 x 1.9**2 / 1.1**2) = 5 pays best; 3 is nearly as good and gives more pairs.
 STAGE_PAIR_S = 3.0
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 MAX_PASSES_PER_BLOCK = 200
-# Share of the processors that other processes may use before wall time alone is no proof.
+# Share of the processors used by other processes from which wall time alone proves nothing.
 BUSY_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Passes that one worker ran in its turn.
+    """Consecutive passes of one worker.
 
     Attributes:
-        pass_times_s: Wall seconds of each.
-        cpu_time_s: Processor seconds of the worker for all of them.
-        loss: Of the last pass.
+        pass_times_s: Wall seconds of each pass.
+        cpu_time_s: Processor seconds of the worker for all passes.
+        loss: Loss of the last pass.
     """
 
     pass_times_s: tuple[float, ...]
@@ -50,31 +49,31 @@ class Block:
 
     @property
     def log_wall_s(self) -> float:
-        """ln of the median pass; NaN if the loss is not a number."""
+        """Return ln of the median pass; NaN if the loss is not a number."""
         return math.log(float(np.median(self.pass_times_s))) if math.isfinite(self.loss) else math.nan
 
     @property
     def log_cpu_s(self) -> float:
-        """ln of the mean processor seconds of a pass; NaN if the loss is not a number."""
+        """Return ln of the mean processor seconds of a pass; NaN if the loss is not a number."""
         mean_s = self.cpu_time_s / len(self.pass_times_s)
         return math.log(max(mean_s, 1e-9)) if math.isfinite(self.loss) else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One turn of a pair: two blocks of each side, one side's between the other's."""
+    """One interleaved round of a pair: two blocks of each side, one side's between the other's."""
 
     reference: tuple[Block, Block]
     candidate: tuple[Block, Block]
 
     @property
     def log_wall_ratio(self) -> float:
-        """ln(candidate's wall time / reference's)."""
+        """Return ln(candidate's wall time / reference's)."""
         return (sum(b.log_wall_s for b in self.candidate) - sum(b.log_wall_s for b in self.reference)) / 2
 
     @property
     def log_cpu_ratio(self) -> float:
-        """ln(candidate's processor time / reference's)."""
+        """Return ln(candidate's processor time / reference's)."""
         return (sum(b.log_cpu_s for b in self.candidate) - sum(b.log_cpu_s for b in self.reference)) / 2
 
 
@@ -83,16 +82,16 @@ Pair = Sequence[Round]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeDecision:
-    """What the times of two programs say.
+    """The judgement of the times of two programs.
 
     Attributes:
-        judgement: Of the candidate against the reference.
+        judgement: The candidate compared with the reference.
         wall: Ratio of wall times, candidate over reference.
         cpu: Ratio of processor times.
-        stages: Ratio of wall times of the first stage, and of all that was measured after it.
-        background_cpu_share: Share of the processors, 0 to 1, that other processes used meanwhile; None if unknown.
-        reason: Why it is unsure, or what must be known of it; empty where nothing.
-        advice: What would make it sure; empty where it is.
+        stages: Ratio of wall times of the first stage, and of all later pairs.
+        background_cpu_share: Share of the processors, 0 to 1, that other processes used; None if unknown.
+        reason: Why it is unsure, or a remark; empty for none.
+        advice: How to make it sure; empty where it is.
     """
 
     judgement: Judgement
@@ -111,31 +110,31 @@ def decide(
     background_cpu_share: Callable[[], float | None] = lambda: None,
     may_go_on: Callable[[], bool] = lambda: False,
 ) -> TimeDecision:
-    """Say whether a candidate is slower than a reference, and measure again before saying so.
+    """Decide whether a candidate is slower than a reference, with a second measurement as confirmation.
 
-    A first stage that is wholly within the tolerance ends it. Otherwise a second stage of new processes follows, and
-    more pairs while the answer is unsure. Slower (or faster) is said only if the interval of all pairs is wholly beyond
-    the tolerance, and the first stage and all that was measured after it both point there.
+    The interval of the first stage within the tolerance ends it. Otherwise a second stage of new processes follows, and
+    more pairs while the answer is unsure. The judgement is slower (or faster) only if the interval of all pairs is
+    beyond the tolerance, and the first stage and the later pairs both confirm it.
 
     Args:
-        measure: Number of pairs -> samples of so many new pairs.
+        measure: Number of pairs -> samples of as many new pairs.
         tolerance: Relative difference of times that counts as none.
-        background_cpu_share: Share of the processors that others used so far.
-        may_go_on: Whether there is time for one more pair beyond the second stage.
+        background_cpu_share: Returns the share of the processors that other processes used so far.
+        may_go_on: Returns whether there is time for a pair beyond the second stage.
     """
     pairs = list(measure(PAIRS_PER_STAGE))
     decision = _decided(pairs, tolerance, background_cpu_share())
     while wanted := _num_wanted(decision, may_go_on):
         again = list(measure(wanted))
         if not again:
-            break  # a worker could not run: the caller knows why
+            break  # a worker could not run: the caller has the reason
         pairs += again
         decision = _decided(pairs, tolerance, background_cpu_share())
     return decision
 
 
 def _num_wanted(decision: TimeDecision, may_go_on: Callable[[], bool]) -> int:
-    """How many pairs more would do; 0 where the answer is there, or no time."""
+    """Return the number of further pairs; 0 where the answer is sure, or time is up."""
     if not math.isfinite(decision.wall.value):
         return 0
     if len(decision.stages) == 1:
@@ -192,14 +191,14 @@ def _advice(wall: Ratio, tolerance: float, background_cpu_share: float | None) -
 
 
 def block_length(pass_time_s: float, block_s: float = BLOCK_S) -> int:
-    """Passes of one turn."""
+    """Return the number of passes of one block."""
     return max(1, min(MAX_PASSES_PER_BLOCK, round(block_s / max(pass_time_s, 1e-6))))
 
 
 def num_rounds(pass_time_s: float) -> int:
-    """Turns of one pair."""
-    turn_s = 4 * block_length(pass_time_s) * max(pass_time_s, 1e-6)
-    return max(MIN_ROUNDS, min(MAX_ROUNDS, round(STAGE_PAIR_S / turn_s)))
+    """Return the number of interleaved rounds of one pair."""
+    round_s = 4 * block_length(pass_time_s) * max(pass_time_s, 1e-6)
+    return max(MIN_ROUNDS, min(MAX_ROUNDS, round(STAGE_PAIR_S / round_s)))
 
 
 def run_pair(
@@ -208,12 +207,12 @@ def run_pair(
     *,
     pass_time_s: float,
 ) -> tuple[Round, ...]:
-    """Let one pair of live workers take turns, A B B A, B A A B, and so on.
+    """Time one pair of live workers interleaved: A B B A, B A A B, and so on.
 
     Args:
-        reference: Number of passes, number of the turn -> the reference's block.
-        candidate: The same of the candidate.
-        pass_time_s: Rough seconds of a pass, from which the length of a turn follows.
+        reference: (number of passes, number of the round) -> the reference's block.
+        candidate: The same for the candidate.
+        pass_time_s: Rough seconds of a pass, which decide the length of a block.
     """
     length = block_length(pass_time_s)
     rounds = []

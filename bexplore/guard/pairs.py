@@ -1,4 +1,4 @@
-"""Times of the present program and of a reference: pairs of live workers, their failures, and the finding."""
+"""Times of the present program and a reference: pairs of live workers, their failures, the finding."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bexplore.errors import EngineError
-from bexplore.guard.neighbour_sizes import why_no_times
+from bexplore.guard.neighbour_sizes import STATUSES, why_no_times
 from bexplore.guard.paired_timing import TIME_LIMIT_S, Pair, TimeDecision, decide, run_pair
 from bexplore.guard.reference import Reference, foreign_files
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
-from bexplore.guard.snapshot import Looking, Observed, block_of, first_probe, live_runner
-from bexplore.guard.statistics import Judgement
+from bexplore.guard.snapshot import Observed, Setup, block_of, first_probe, live_runner
 from bexplore.host.contention import CpuContention
 from bexplore.measurement.probe import Compilation
 
@@ -32,7 +31,7 @@ def paired_times(
     before: Observed,
     now: Observed,
     reference: Reference,
-    lookings: tuple[Looking, Looking],
+    setups: tuple[Setup, Setup],
     *,
     tiers: frozenset[Tier],
     tolerance: float,
@@ -42,12 +41,12 @@ def paired_times(
 
     Args:
         before: The reference.
-        now: The program as it is.
-        reference: Where the reference came from.
-        lookings: How each is looked at, the reference first.
-        tiers: What is compared.
+        now: The present program.
+        reference: The source of the reference.
+        setups: The setup of each, the reference first.
+        tiers: The facts to compare.
         tolerance: Relative difference of times that counts as none.
-        time_limit_s: No further pair begins that would pass it; the first six are run whatever they take.
+        time_limit_s: No pair begins that would exceed it, except for the first six.
 
     Raises:
         EngineError: The reference's workers run the present code.
@@ -70,8 +69,8 @@ def paired_times(
         pairs: list[Pair] = []
         for _ in range(num_pairs):
             pair_began_s = time.monotonic()
-            lookings[1].say(f"timing size {size} against {reference.title}: pair {num_measured + 1} of workers")
-            pair = _pair(before, now, reference, lookings, size)
+            setups[1].say(f"timing size {size} against {reference.title}: pair {num_measured + 1} of workers")
+            pair = _pair(before, now, reference, setups, size)
             if isinstance(pair, Part):
                 failures.append(pair)
                 break
@@ -92,17 +91,15 @@ def paired_times(
     return Part(findings=(_time_finding(decision, size),), advice=advice)
 
 
-def _pair(
-    before: Observed, now: Observed, reference: Reference, lookings: tuple[Looking, Looking], size: int
-) -> Pair | Part:
-    """One pair of new workers; a part of a report where one of them cannot run."""
+def _pair(before: Observed, now: Observed, reference: Reference, setups: tuple[Setup, Setup], size: int) -> Pair | Part:
+    """Time one pair of new workers; return a part of a report where one of them cannot run."""
     title = f"times of size {size}"
     with ExitStack() as stack:
         runners = [
-            stack.enter_context(live_runner(observed, looking))
-            for observed, looking in zip((before, now), lookings, strict=True)
+            stack.enter_context(live_runner(observed, setup))
+            for observed, setup in zip((before, now), setups, strict=True)
         ]
-        for runner in runners:  # both at once: what they import takes longer than all else
+        for runner in runners:  # both at once: their imports take longest
             runner.start()
         for runner in runners:
             runner.await_started()
@@ -113,10 +110,11 @@ def _pair(
             if observation.is_measured:
                 pass_times_s.append(observation.pass_time_s)
             else:
-                told = f"{observation.outcome}: {observation.reason}"
+                outcome = f"{observation.outcome}: {observation.reason}"
                 if observed is before:
-                    return Part(not_compared=(NotCompared(title=title, reason=f"the reference does not run: {told}"),))
-                return Part(findings=(broken(size, told),))
+                    reason = f"the reference does not run: {outcome}"
+                    return Part(not_compared=(NotCompared(title=title, reason=reason),))
+                return Part(findings=(broken(size, outcome),))
         if reference.foreign_root is not None:
             refuse_foreign(foreign_files(runners[0].loaded_from(reference.foreign_root)), reference)
         old, new = runners
@@ -128,7 +126,7 @@ def _pair(
 
 
 def refuse_foreign(files: Sequence[str], reference: Reference) -> None:
-    """A reference that runs the present code would always be equal: nothing would have been measured."""
+    """Refuse a reference whose workers run the present code, which would always be equal."""
     if files:
         raise EngineError(
             f"the workers of {reference.title} imported {files[0]} of the present checkout"
@@ -137,32 +135,26 @@ def refuse_foreign(files: Sequence[str], reference: Reference) -> None:
         )
 
 
-def broken(size: int, told: str) -> Finding:
-    """A size that ran before and does not run now."""
+def broken(size: int, outcome: str) -> Finding:
+    """Return the finding for a size that ran before and does not run now."""
     return Finding(
         name="times",
         title=f"a pass of size {size}",
         tier=Tier.SAME_JOB,
         status=Status.WORSE,
         before="runs",
-        after=told,
+        after=outcome,
     )
 
 
 def _time_finding(decision: TimeDecision, size: int) -> Finding:
-    statuses = {
-        Judgement.SLOWER: Status.WORSE,
-        Judgement.FASTER: Status.BETTER,
-        Judgement.SAME: Status.SAME,
-        Judgement.UNSURE: Status.UNSURE,
-    }
     stages = ", then ".join(str(stage) for stage in decision.stages)
     details = [f"wall time {decision.wall}, processor time {decision.cpu}", f"measured: {stages}"]
     return Finding(
         name="times",
         title=f"wall time of a pass of size {size}",
         tier=Tier.SAME_JOB,
-        status=statuses[decision.judgement],
+        status=STATUSES[decision.judgement],
         before="1x",
         after=str(decision.wall),
         details=tuple([*details, *filter(None, [decision.reason])]),

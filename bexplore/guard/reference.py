@@ -1,4 +1,4 @@
-"""What `--against` names: another configuration, another folder, or a git revision in a worktree of its own."""
+"""The reference of `--against`: another configuration, another folder, or a git revision in its own worktree."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Reference:
     """The program that the present one is compared with.
 
     Attributes:
-        title: For people.
+        title: Its name for people.
         config_path: Its configuration.
-        environment: Variables of its workers, so that they import its code and not the present one.
-        foreign_root: Folder from which its workers must import nothing; None where that is allowed.
+        environment: Environment variables with which its workers import its code and not the present one.
+        foreign_root: Folder from which its workers must import nothing; None for no such folder.
     """
 
     title: str
@@ -34,14 +34,14 @@ class Reference:
 
 @contextmanager
 def open_reference(against: str, config_path: Path) -> Iterator[Reference]:
-    """Find what the user named; a path that exists comes before a revision of the same name.
+    """Open the reference that the user named; an existing path wins over a revision of the same name.
 
     Args:
         against: A configuration file, a folder that holds one at the same relative path, or a git revision.
         config_path: The present configuration.
 
     Raises:
-        UserInputError: It is neither, or has no such configuration.
+        UserInputError: There is no such path or revision, or it has no such configuration.
     """
     path = Path(against)
     if path.is_file():
@@ -54,7 +54,7 @@ def open_reference(against: str, config_path: Path) -> Iterator[Reference]:
 
 
 def foreign_files(files: list[str]) -> list[str]:
-    """Of the files that a worker imported from the present checkout, those that are the user's own code."""
+    """Return those of the imported files that are the user's own code."""
     own = str(Path(bexplore.__file__).parent)
     return [file for file in files if "site-packages" not in file and not file.startswith((own, sys.prefix))]
 
@@ -96,14 +96,14 @@ def _worktree(revision: str, config_path: Path) -> Iterator[Reference]:
 
 
 def _python_path(root: Path, tree: Path) -> str:
-    """Entries of the import path that lie in the checkout, moved to the worktree; bexplore itself stays the present."""
+    """Return the import path entries in the checkout, moved to the worktree, without bexplore's own."""
     own = Path(bexplore.__file__).parents[1].resolve()
     paths = [Path(entry).resolve() for entry in sys.path if entry]
     inside = [path for path in dict.fromkeys(paths) if path.is_relative_to(root) and "site-packages" not in path.parts]
     moved = [
         str(tree / path.relative_to(root)) for path in inside if path != own and not path.is_relative_to(sys.prefix)
     ]
-    # An editable install maps its package by a finder and not by an entry; the usual layouts are added for it.
+    # An editable install maps its package by a finder, not by an entry; the usual layouts are added for it.
     usual = [] if own == root else [str(tree / name) for name in ("", "src") if (tree / name).is_dir()]
     return os.pathsep.join([*dict.fromkeys([*moved, *usual]), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
@@ -116,9 +116,9 @@ def _git(folder: Path, *arguments: str, revision: str) -> str:
             f"--against {revision}: this is no path, and git is not installed", hint="name a second configuration"
         ) from error
     except subprocess.CalledProcessError as error:
-        told = error.stderr.strip().splitlines()
+        reasons = error.stderr.strip().splitlines()
         raise UserInputError(
-            f"--against {revision}: neither a path nor a git revision here{': ' + told[-1] if told else ''}",
+            f"--against {revision}: neither a path nor a git revision here{': ' + reasons[-1] if reasons else ''}",
             hint="name a revision such as main or HEAD~1 (fetched: actions/checkout needs fetch-depth: 0), or a path",
         ) from error
     return done.stdout.strip()

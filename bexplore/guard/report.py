@@ -1,4 +1,4 @@
-"""What the guard found: `Finding`, `Verdict`, `Report`."""
+"""The findings of the guard: `Finding`, `Verdict`, `Report`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from bexplore.errors import ExitCode
 
 
 class Tier(StrEnum):
-    """Where a fact is exact, and so may be compared."""
+    """Where a fact is exact and may be compared."""
 
     ANY_MACHINE = "any machine"
     SAME_TOOLCHAIN = "same torch, device kind and instruction set"
     SAME_JOB = "within one job"  # times, interleaved
-    SAME_MACHINE = "same machine"  # times of another day
+    SAME_MACHINE = "same machine"  # times of separate jobs
 
 
 class Status(StrEnum):
-    """How one fact compares with the baseline."""
+    """The comparison of one fact with the baseline."""
 
     SAME = "same"
     WORSE = "worse"
     BETTER = "better"
-    CHANGED = "changed"  # other than before, and neither better nor worse by itself
+    CHANGED = "changed"  # different, and neither better nor worse by itself
     UNSURE = "unsure"
 
 
 class Verdict(StrEnum):
-    """The guard's one word."""
+    """The guard's overall judgement."""
 
     UNCHANGED = "unchanged"
     REGRESSION = "regression"
@@ -41,8 +41,7 @@ class Verdict(StrEnum):
     NOTHING_MEASURED = "nothing measured"
 
 
-# A gate may neither pass nor blame where the baseline does not speak of this program: that is 5, as where noise hides
-# the answer.
+# A gate may neither pass nor fail where the baseline describes another program: code 5, as for noise.
 EXIT_CODES = {
     Verdict.UNCHANGED: ExitCode.DONE,
     Verdict.REGRESSION: ExitCode.REGRESSION,
@@ -55,17 +54,17 @@ EXIT_CODES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fact, before and now.
+    """One compared fact.
 
     Attributes:
-        name: Of the fact, as in the baseline file.
-        title: The same for people.
+        name: The fact, as in the baseline file.
+        title: Its name for people.
         tier: Where it may be compared.
-        status: How it compares.
-        before: Of the baseline, for people.
-        after: Of now, for people.
-        details: What changed, a line each: new operators, lost fusions, breaks with file and line.
-        where: `file.py:12` of the first thing that is new; empty where there is none.
+        status: The result of the comparison.
+        before: The baseline's value, for people.
+        after: The present value, for people.
+        details: Changes, a line each: new operators, lost fusions, breaks with file and line.
+        where: `file.py:12` of the first new item; empty for none.
     """
 
     name: str
@@ -80,7 +79,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCompared:
-    """A fact that could not be compared, and why."""
+    """A fact that could not be compared, and the reason."""
 
     title: str
     reason: str
@@ -88,17 +87,17 @@ class NotCompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything that one run of the guard found.
+    """The findings of one run of the guard.
 
     Attributes:
         config: The configuration, as it was named.
-        reference: What it was compared with: the baseline file, a revision, a second configuration.
-        findings: One for each fact that was compared.
-        not_compared: What could not be compared.
-        toolchain_changes: Differences of the toolchain, a line each; empty where it is the same.
-        job_changes: Settings of the job that differ, a line each.
-        advice: What to do next, a line each.
-        elapsed_s: Seconds that the run took.
+        reference: The baseline file, revision or second configuration.
+        findings: One for each compared fact.
+        not_compared: Facts that could not be compared.
+        toolchain_changes: Differences of the toolchain, a line each.
+        job_changes: Differences of the job's settings, a line each.
+        advice: Next steps, a line each.
+        elapsed_s: Duration of the run, seconds.
     """
 
     config: str
@@ -112,7 +111,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """The most serious thing that is true; another toolchain excuses its own exact facts, and never a time."""
+        """Return the most serious judgement; another toolchain excuses exact facts, never times of the same job."""
         if not self.findings:
             return Verdict.NOTHING_MEASURED
         if any(self.is_regression(one) for one in self.findings):
@@ -127,29 +126,29 @@ class Report:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the process says to the shell."""
+        """Return the exit code of the process."""
         return EXIT_CODES[self.verdict]
 
     def is_regression(self, one: Finding) -> bool:
-        """Whether a finding is the program's own fault: worse, and not by another toolchain."""
+        """Return whether a finding is worse, and not because of another toolchain."""
         return one.status is Status.WORSE and (one.tier is Tier.SAME_JOB or not self.toolchain_changes)
 
     def those(self, *statuses: Status) -> list[Finding]:
-        """The findings of some statuses, in order."""
+        """Return the findings of these statuses, in order."""
         return [one for one in self.findings if one.status in statuses]
 
     def as_dict(self) -> dict[str, Any]:
-        """The `guard` event."""
+        """Return the `guard` event."""
         return {
             "event": "guard",
             "verdict": self.verdict.value,
             "exit_code": int(self.exit_code),
-            **{name: value for name, value in dataclasses.asdict(self).items()},
+            **dataclasses.asdict(self),
         }
 
 
 def merged(reports: Sequence[Report], **changes: Any) -> Report:
-    """One report with the findings of several."""
+    """Merge reports into one."""
     first = reports[0]
     return dataclasses.replace(
         first,

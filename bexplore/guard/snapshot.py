@@ -1,4 +1,4 @@
-"""Takes everything that a baseline holds of the program as it is now: facts, machine, times."""
+"""The present program as a baseline holds it: facts, machine, times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bexplore.guard.report import Tier
 from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 
-# Changes whenever the same program gives other facts than before.
+# Changes whenever the same program gives other facts.
 FACTS_VERSION = "2"
 DEVICE_KEYS = ("device", "device_name", "capability")  # decide planned memory, kernels and fusions
 HOST_KEYS = ("processor", "num_processors", "num_threads", "host")  # decide times, along with the device
@@ -33,14 +33,14 @@ PASSES_OF_A_PROBE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
-    """How one side is looked at.
+class Setup:
+    """How one side is measured.
 
     Attributes:
-        run_dir: Workers' logs go here.
-        tiers: What is taken.
-        environment: Variables of the workers.
-        say: Told what is going on, a line at a time.
+        run_dir: Folder of the workers' logs.
+        tiers: The facts to find.
+        environment: Environment variables of the workers.
+        say: Called with progress lines.
     """
 
     run_dir: Path
@@ -51,12 +51,12 @@ class Looking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One side, looked at.
+    """One side of a comparison.
 
     Attributes:
         config: Its configuration, on its device.
-        snapshot: What a baseline would hold; without times.
-        device_info: What its worker's torch says of the device.
+        snapshot: Its baseline, without times.
+        device_info: torch's description of the device.
     """
 
     config: Config
@@ -64,28 +64,28 @@ class Observed:
     device_info: Mapping[str, Any]
 
 
-def observe(config: Config, looking: Looking, *, recommended: int | None, base: int | None) -> Observed:
-    """Take the exact facts of a configuration's program, and those of the machine.
+def observe(config: Config, setup: Setup, *, recommended: int | None, base: int | None) -> Observed:
+    """Find the exact facts of a configuration's program and the properties of the machine.
 
-    The program is traced for the CPU, which every machine can do; where the job's device is another and facts of the
-    same toolchain are wanted, for that device too.
+    The program is traced for the CPU, which every machine can do, and also for another device of the job where facts of
+    the same toolchain are compared.
 
     Raises:
         UserInputError: The job itself is wrong.
         EngineError: A worker could not answer, or the device cannot be used.
     """
-    looking.say(f"tracing {config.path.name}")
-    needs_device = Tier.SAME_TOOLCHAIN in looking.tiers
+    setup.say(f"tracing {config.path.name}")
+    needs_device = Tier.SAME_TOOLCHAIN in setup.tiers
     wanted = config.job.device if needs_device else "cpu"
     on_cpu = config.on_device("cpu")
-    log_path = looking.run_dir / "workers" / "facts.log"
-    any_device, facts = metrics_in_worker(on_cpu.job, log_path, device=wanted, environment=looking.environment)
+    log_path = setup.run_dir / "workers" / "facts.log"
+    any_device, facts = metrics_in_worker(on_cpu.job, log_path, device=wanted, environment=setup.environment)
     device = None
     name = str(facts.get("device", "cpu"))
     placed = config.on_device(name)
     if needs_device and name.partition(":")[0] != "cpu":
-        looking.say(f"tracing it for {name}")
-        device, _ = metrics_in_worker(placed.job, log_path, device=name, environment=looking.environment)
+        setup.say(f"tracing it for {name}")
+        device, _ = metrics_in_worker(placed.job, log_path, device=name, environment=setup.environment)
     return Observed(
         config=placed,
         device_info=facts,
@@ -106,7 +106,7 @@ def observe(config: Config, looking: Looking, *, recommended: int | None, base: 
 
 
 def guarded_sizes(config: Config, wanted: int | None, folder: Path) -> tuple[int | None, int | None]:
-    """The recommended size and the base: what the user says, the configuration's own number, or the newest result."""
+    """Return the recommended size and the base: by the user, the configuration's number, or the newest result."""
     base = config.minimum
     if wanted is not None:
         return wanted, base
@@ -120,42 +120,42 @@ def guarded_sizes(config: Config, wanted: int | None, folder: Path) -> tuple[int
 
 
 class RecommendedSizeFailedError(EngineError):
-    """The recommended size does not run any more.
+    """The recommended size no longer runs.
 
     Attributes:
-        told: How its probe ended.
+        outcome: Outcome and reason of its probe.
     """
 
-    def __init__(self, micro_batch_size: int, told: str) -> None:
+    def __init__(self, micro_batch_size: int, outcome: str) -> None:
         super().__init__(
-            f"micro-batch size {micro_batch_size} could not be timed: {told}",
+            f"micro-batch size {micro_batch_size} could not be timed: {outcome}",
             hint=f"bexplore probe CONFIG --micro-batch-size {micro_batch_size} shows what happens",
         )
-        self.told = told
+        self.outcome = outcome
 
 
 def time_sizes(
-    observed: Observed, looking: Looking, sizes: tuple[int, ...], recommended: int
+    observed: Observed, setup: Setup, sizes: tuple[int, ...], recommended: int
 ) -> tuple[tuple[SizeTimes, ...], ...]:
-    """Passes of several sizes in `NUM_WORKERS` live workers, one after the other.
+    """Time several sizes in `NUM_WORKERS` live workers, one worker after the other.
 
-    A neighbour of the recommended size that does not run is left out: it cannot win.
+    A neighbour of the recommended size that does not run is dropped: it cannot win.
 
     Raises:
         RecommendedSizeFailedError: The recommended size does not run.
     """
     workers = []
     for number in range(neighbour_sizes.NUM_WORKERS):
-        looking.say(f"timing sizes {', '.join(map(str, sizes))}: worker {number + 1} of {neighbour_sizes.NUM_WORKERS}")
-        with live_runner(observed, looking) as runner:
+        setup.say(f"timing sizes {', '.join(map(str, sizes))}: worker {number + 1} of {neighbour_sizes.NUM_WORKERS}")
+        with live_runner(observed, setup) as runner:
             pass_times_s = _started(runner, sizes, recommended)
             sizes = tuple(pass_times_s)
-            workers.append(tuple(neighbour_sizes.run_turns(_turn_of(runner), sizes, pass_times_s)))
+            workers.append(tuple(neighbour_sizes.run_interleaved(_block_runner(runner), sizes, pass_times_s)))
     return tuple(workers)
 
 
 def _started(runner: EngineRunner, sizes: tuple[int, ...], recommended: int) -> dict[int, float]:
-    """Run each size once in one live worker; size -> rough seconds of a pass."""
+    """Run each size once in one live worker; return rough seconds of a pass by size."""
     compilation = Compilation.SHARED if runner.job.compile.enabled else Compilation.EAGER
     pass_times_s: dict[int, float] = {}
     for size in sizes:
@@ -169,8 +169,8 @@ def _started(runner: EngineRunner, sizes: tuple[int, ...], recommended: int) -> 
     return pass_times_s
 
 
-def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
-    """A runner whose worker stays for the guard's turns."""
+def live_runner(observed: Observed, setup: Setup) -> EngineRunner:
+    """Return a runner whose worker stays alive between timings."""
     budget = resolve_budget(
         observed.config.explore,
         observed.device_info,
@@ -180,18 +180,18 @@ def live_runner(observed: Observed, looking: Looking) -> EngineRunner:
     return EngineRunner(
         RunnerSettings(
             job=observed.config.job,
-            run_dir=looking.run_dir,
+            run_dir=setup.run_dir,
             budget_bytes=budget.budget_bytes,
-            environment=looking.environment,
+            environment=setup.environment,
             device_info=observed.device_info,
         ),
-        on_progress=lambda message: _tell_wait(message, looking),
+        on_progress=lambda message: _report_wait(message, setup),
     )
 
 
-def _tell_wait(message: Mapping[str, Any], looking: Looking) -> None:
+def _report_wait(message: Mapping[str, Any], setup: Setup) -> None:
     if message.get("stage") == "lock":
-        looking.say(f"waiting for the device, which {message['holder']} uses")
+        setup.say(f"waiting for the device, which {message['holder']} uses")
 
 
 def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compilation) -> Observation:
@@ -208,19 +208,19 @@ def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compil
 
 
 def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int, turn: int | None = None) -> Block:
-    """Let a live worker run its turn; those who run the same turn do so on the same processors."""
+    """Time passes in a live worker; workers with the same turn run on the same processors."""
     answer = runner.time_passes(micro_batch_size=micro_batch_size, num_passes=num_passes, turn=turn)
     return Block(
         pass_times_s=tuple(answer["pass_times_s"]), cpu_time_s=answer["cpu_time_s"], loss=float(answer["loss"])
     )
 
 
-def _turn_of(runner: EngineRunner) -> Callable[[int, int], Block]:
+def _block_runner(runner: EngineRunner) -> Callable[[int, int], Block]:
     return lambda size, num_passes: block_of(runner, size, num_passes)
 
 
 def toolchain(config: Config) -> dict[str, str]:
-    """Versions that decide exact facts; a local build of torch (`+cpu`) is the same version."""
+    """Return the versions that decide exact facts; a local build of torch (`+cpu`) is the same version."""
     versions = {"torch": package_version("torch").partition("+")[0], "bexplore facts": FACTS_VERSION}
     if config.job.workload == "transformers":
         versions["transformers"] = package_version("transformers")
@@ -228,7 +228,7 @@ def toolchain(config: Config) -> dict[str, str]:
 
 
 def machine(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts that decide where numbers may be compared; the host's own name does not leave it."""
+    """Return the properties that decide where numbers may be compared; the host's name is hashed."""
     host = hashlib.sha256(f"{platform.node()} {_machine_id()}".encode()).hexdigest()[:12]
     return {
         **{key: facts.get(key) for key in DEVICE_KEYS},
@@ -240,7 +240,7 @@ def machine(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def declared_budget_bytes(config: Config) -> int | None:
-    """The memory budget that the configuration declares in bytes; None for a fraction of a device, and for `auto`."""
+    """Return the memory budget that the configuration declares in bytes; None for a fraction, and for `auto`."""
     budget = config.explore.memory_budget
     return budget if isinstance(budget, int) else None
 
@@ -249,4 +249,4 @@ def _machine_id() -> str:
     try:
         return Path("/etc/machine-id").read_text().strip()
     except OSError:
-        return ""  # the name of the host has to do
+        return ""  # the host's name alone identifies it

@@ -1,13 +1,13 @@
-"""Ratios of times, their intervals, and the one rule that judges them (numpy only).
+"""Ratios of times, their intervals, and the rule that judges them (numpy only).
 
-A ratio above 1 is slower. Values of one worker process share its luck (memory layout, thread placement), so that the
-worker, and not the pass, is what is resampled.
+A ratio above 1 is slower. Values of one worker process share its process effect (memory layout, thread placement), so
+that workers, and not passes, are resampled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,7 +20,7 @@ NUM_RESAMPLES = 2000
 
 
 class Judgement(StrEnum):
-    """What an interval says about a tolerance."""
+    """The position of an interval relative to a tolerance."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -36,8 +36,8 @@ class Ratio:
         value: The ratio; NaN where something was not a number or nothing was measured.
         low: Lower end of the interval.
         high: Upper end.
-        num_workers: Workers, or pairs of workers, that it comes from.
-        num_rounds: Values of all of them.
+        num_workers: Number of workers, or of pairs of workers.
+        num_rounds: Number of values of all workers.
     """
 
     value: float
@@ -47,7 +47,7 @@ class Ratio:
     num_rounds: int
 
     def __str__(self) -> str:
-        """For people: the ratio and its interval."""
+        """Return the ratio and its interval, for people."""
         return f"{self.value:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
 
@@ -56,37 +56,69 @@ def ratio_of(log_ratios: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
 
     The interval is that of a bootstrap over workers and, within each, over its values; about the estimate it is
     widened by Student's quantile over the normal one and by sqrt(n / (n - 1)), without which a bootstrap of few
-    workers is too sure. Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, sections 12.5 and 14.
+    workers is too narrow. Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, sections 12.5 and 14.
 
     Args:
         log_ratios: For each worker, or pair of workers, the logarithms of its ratios.
-        seed: Of the resampling: the same values give the same interval.
+        seed: Seed of the resampling.
     """
     groups = [np.asarray(group, dtype=float) for group in log_ratios if len(group)]
     count = sum(len(group) for group in groups)
     if not groups or not all(np.isfinite(group).all() for group in groups):
-        return Ratio(value=math.nan, low=math.nan, high=math.nan, num_workers=len(groups), num_rounds=count)
+        return _unknown(len(groups), count)
     center = float(np.mean([np.median(group) for group in groups]))
-    if len(groups) == 1:
-        return Ratio(value=math.exp(center), low=0.0, high=math.inf, num_workers=1, num_rounds=count)
-    rng = np.random.default_rng(seed)
-    medians = np.array([_resampled_medians(group, rng) for group in groups])  # (num_workers, NUM_RESAMPLES)
-    chosen = rng.integers(len(groups), size=(len(groups), NUM_RESAMPLES))
-    means = np.take_along_axis(medians, chosen, axis=0).mean(axis=0)
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    widening = _widening(len(groups))
-    return Ratio(
-        value=math.exp(center),
-        low=math.exp(center - widening * max(0.0, center - float(low))),
-        high=math.exp(center + widening * max(0.0, float(high) - center)),
-        num_workers=len(groups),
-        num_rounds=count,
-    )
+
+    def means() -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        medians = np.array([_resampled_medians(group, rng) for group in groups])  # (num_workers, NUM_RESAMPLES)
+        chosen = rng.integers(len(groups), size=(len(groups), NUM_RESAMPLES))
+        return np.asarray(np.take_along_axis(medians, chosen, axis=0).mean(axis=0))
+
+    return _estimate(center, means, num_workers=len(groups), num_rounds=count)
+
+
+def unpaired_ratio(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Ratio:
+    """Estimate the ratio after / before of workers that did not run side by side.
+
+    The interval is a bootstrap over the workers of both sides, widened as in `ratio_of` by the smaller side.
+
+    Args:
+        before: The logarithm of each worker's time.
+        after: The present ones.
+        seed: Seed of the resampling.
+    """
+    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    smaller, count = min(len(old), len(new)), len(old) + len(new)
+    if not smaller or not np.isfinite(old).all() or not np.isfinite(new).all():
+        return _unknown(smaller, count)
+
+    def differences() -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        means = [side[rng.integers(len(side), size=(NUM_RESAMPLES, len(side)))].mean(axis=1) for side in (old, new)]
+        return np.asarray(means[1] - means[0])
+
+    return _estimate(float(new.mean() - old.mean()), differences, num_workers=smaller, num_rounds=count)
+
+
+def _unknown(num_workers: int, num_rounds: int) -> Ratio:
+    return Ratio(value=math.nan, low=math.nan, high=math.nan, num_workers=num_workers, num_rounds=num_rounds)
+
+
+def _estimate(center: float, resampled: Callable[[], np.ndarray], *, num_workers: int, num_rounds: int) -> Ratio:
+    """Return the ratio about a centre, with the widened interval of resampled centres; unbounded for one worker."""
+    value, low, high = math.exp(center), 0.0, math.inf
+    if num_workers > 1:
+        tail = (1 - LEVEL) / 2
+        lower, upper = np.quantile(resampled(), [tail, 1 - tail])
+        degrees = num_workers - 1
+        widening = student_quantile(degrees) / NORMAL * math.sqrt(num_workers / degrees)
+        low = math.exp(center - widening * max(0.0, center - float(lower)))
+        high = math.exp(center + widening * max(0.0, float(upper) - center))
+    return Ratio(value=value, low=low, high=high, num_workers=num_workers, num_rounds=num_rounds)
 
 
 def judge(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> Judgement:
-    """Slower or faster only if the whole interval is beyond the tolerance; what is not a number is slower."""
+    """Return slower or faster only if the whole interval is beyond the tolerance; NaN is slower."""
     if math.isnan(ratio.value):
         return Judgement.SLOWER
     upper = 1 + tolerance
@@ -100,9 +132,9 @@ def judge(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> Judgement:
 
 
 def workers_needed(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> int | None:
-    """How many workers would make an unsure ratio sure, at the noise that was seen; None where none would.
+    """Return the number of workers that would make an unsure ratio sure at the observed noise; None for no such number.
 
-    A ratio on the tolerance itself stays unsure for ever; another tolerance is what settles it.
+    A ratio on the tolerance itself stays unsure with any number of workers.
     """
     edges = (math.log1p(tolerance), -math.log1p(tolerance))
     if not 0 < ratio.value < math.inf or ratio.num_workers < 2:
@@ -118,40 +150,3 @@ def workers_needed(ratio: Ratio, tolerance: float = TIME_TOLERANCE) -> int | Non
 def _resampled_medians(group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     picks = rng.integers(len(group), size=(NUM_RESAMPLES, len(group)))
     return np.median(group[picks], axis=1)
-
-
-def _widening(num_workers: int) -> float:
-    degrees = num_workers - 1
-    return student_quantile(degrees) / NORMAL * math.sqrt(num_workers / degrees)
-
-
-def unpaired_ratio(before: Sequence[float], after: Sequence[float], *, seed: int = 0) -> Ratio:
-    """Estimate the ratio after / before of workers that did not run side by side.
-
-    The interval is a bootstrap over the workers of both sides, widened as in `ratio_of` by the smaller side.
-
-    Args:
-        before: The logarithm of each worker's time.
-        after: The same of now.
-        seed: Of the resampling.
-    """
-    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    smaller = min(len(old), len(new))
-    count = len(old) + len(new)
-    if not smaller or not np.isfinite(old).all() or not np.isfinite(new).all():
-        return Ratio(value=math.nan, low=math.nan, high=math.nan, num_workers=smaller, num_rounds=count)
-    center = float(new.mean() - old.mean())
-    if smaller == 1:
-        return Ratio(value=math.exp(center), low=0.0, high=math.inf, num_workers=1, num_rounds=count)
-    rng = np.random.default_rng(seed)
-    means = [side[rng.integers(len(side), size=(NUM_RESAMPLES, len(side)))].mean(axis=1) for side in (old, new)]
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(means[1] - means[0], [tail, 1 - tail])
-    widening = _widening(smaller)
-    return Ratio(
-        value=math.exp(center),
-        low=math.exp(center - widening * (center - float(low))),
-        high=math.exp(center + widening * (float(high) - center)),
-        num_workers=smaller,
-        num_rounds=count,
-    )

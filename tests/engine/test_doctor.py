@@ -77,7 +77,7 @@ def test_more_threads_than_processors_are_a_warning(monkeypatch):
 
 
 def test_the_kernel_is_built_and_run_by_a_worker():
-    assert doctor._asked(CheckCompiler(device="cpu")).values["is_right"]
+    assert doctor._answer(CheckCompiler(device="cpu")).values["is_right"]
 
 
 def test_a_device_that_torch_does_not_see_is_a_problem_that_says_what_it_sees():

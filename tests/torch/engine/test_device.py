@@ -197,7 +197,7 @@ def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(confi
     explored = exploration._Exploration(config_on(named), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
-    explored._look(workers, SimpleNamespace(directory=None))
+    explored._traced_device(workers, SimpleNamespace(directory=None))
 
     assert order == ["facts", device]
 
@@ -210,7 +210,7 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
     explored = exploration._Exploration(config_on("cpu"), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
-    assert explored._look(workers, SimpleNamespace(directory=None))[2]["waited"]
+    assert explored._traced_device(workers, SimpleNamespace(directory=None))[2]["waited"]
 
 
 def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hides(config_on, monkeypatch, tmp_path):
