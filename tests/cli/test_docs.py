@@ -148,3 +148,15 @@ def test_every_example_configuration_loads_and_plans(path, tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert "at most" in done.stderr or "nothing to explore" in done.stdout
+
+
+def test_every_module_that_is_named_exists():
+    named = set(re.findall(r"`(?:bexplore/)?([a-z_]+/[a-z_/]+(?:\.py|/))`", TEXT))
+
+    assert {name for name in named if not any((root / name).exists() for root in (ROOT / "bexplore", ROOT))} == set()
+
+
+def test_every_result_of_a_benchmark_is_on_the_page_of_benchmarks():
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+
+    assert [path.name for path in (ROOT / "benchmarks" / "results").glob("*.md") if path.name not in page] == []
