@@ -95,17 +95,31 @@ class Contended:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sensitivity", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few problems; no results are kept")
+    parser.add_argument("--only", nargs="+", default=[], help="vary these; take all else from the results")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     problems = list(_problems(quick=options.quick))
-    report = report_of(problems, list(tuned()))
-    report["facts"] = facts_of(arguments, module="sensitivity") | {"wall_time_s": round(time.monotonic() - began)}
+    constants = [constant for constant in tuned() if not options.only or constant.name in options.only]
+    report = report_of(problems, constants)
+    facts = facts_of(arguments, module="sensitivity") | {"wall_time_s": round(time.monotonic() - began)}
+    if options.only:
+        known = json.loads((RESULTS / "sensitivity.json").read_text())
+        report["rows"] = joined(known["rows"], report["rows"])
+        facts = known["facts"] | {"also": ", ".join(str(facts[name]) for name in ("command", "date", "revision"))}
+    report["facts"] = facts
     text = markdown(report)
     if not options.quick:
         (RESULTS / "sensitivity.json").write_text(json.dumps(report, indent=1) + "\n")
         (RESULTS / "sensitivity.md").write_text(text)
     sys.stdout.write(text)
     return 0
+
+
+def joined(known: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Known rows of constants that still are, with those of these rows instead of their own, by module and name."""
+    found = {(row["module"], row["constant"], row["variant"]): row for row in (*known, *rows)}
+    order = [(constant.module, constant.name, variant) for constant in tuned() for variant in FACTORS]
+    return [found[key] for key in order if key in found]
 
 
 def tuned() -> Iterator[Constant]:
@@ -304,6 +318,7 @@ def markdown(report: dict[str, Any]) -> str:
     facts, as_is = report["facts"], report["as_is"]
     lines = ["# Half and double of each tuned constant of the search", ""]
     lines += [f"`{facts['command']}`, {facts['date']}, {facts['revision']}, {facts['wall_time_s']} s on one core.", ""]
+    lines += [f"Also `{facts['also']}`.", ""] if "also" in facts else []
     lines += [
         f"{report['num_problems']} problems. As it is: {100 * as_is['within']:.1f} % of the answers within 2 % of the "
         f"best, {as_is['probes']:.2f} probes, calibration error {as_is['error']:.3f}. Each cell: share within 2 %, "

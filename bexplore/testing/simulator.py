@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -271,16 +272,7 @@ def draw_world(family: Family, seed: int, space: Space | None = None) -> World:
         run_sd=float(np.clip(0.008 * np.exp(0.6 * rng.standard_normal()), 0.002, 0.03)),
         pass_sd=float(np.clip(0.008 * np.exp(0.6 * rng.standard_normal()), 0.002, 0.05)),
     )
-    if family is Family.DRIFT:
-        return dataclasses.replace(world, drift_per_probe=float(rng.normal(0.0, 0.003)))
-    if family is Family.DRIFTING_HOST:
-        common_mode_sd, pass_sd = float(rng.uniform(0.03, 0.12)), float(np.exp(rng.uniform(-4.0, -2.5)))
-        return dataclasses.replace(world, common_mode_sd=common_mode_sd, pass_sd=pass_sd)
-    if family is Family.BURSTS:
-        return dataclasses.replace(world, common_mode_sd=float(rng.uniform(0.01, 0.06)), burst_share=BURST_SHARE)
-    if family is Family.OUTLIERS:
-        return dataclasses.replace(world, outlier_share=0.08)
-    return world
+    return dataclasses.replace(world, **_DISTURBANCES.get(family, lambda rng: {})(rng))
 
 
 def _draw_quiet_world(family: Family, space: Space, rng: np.random.Generator) -> World:
@@ -521,4 +513,13 @@ _SPACES: Mapping[Family, Callable[[np.random.Generator], Space]] = {  # the othe
 _DEVICES: Mapping[Family, tuple[Callable[[Array, Array, np.random.Generator], Array], tuple[float, float]]] = {
     Family.CPU_LIKE: (_cpu_curve, CPU_PASSES_S),
     Family.GPU_LIKE: (_gpu_curve, GPU_PASSES_S),
+}
+_DISTURBANCES: Mapping[Family, Callable[[np.random.Generator], dict[str, Any]]] = {  # of the worlds' usual noise
+    Family.DRIFT: lambda rng: {"drift_per_probe": float(rng.normal(0.0, 0.003))},
+    Family.DRIFTING_HOST: lambda rng: {
+        "common_mode_sd": float(rng.uniform(0.03, 0.12)),
+        "pass_sd": float(np.exp(rng.uniform(-4.0, -2.5))),
+    },
+    Family.BURSTS: lambda rng: {"common_mode_sd": float(rng.uniform(0.01, 0.06)), "burst_share": BURST_SHARE},
+    Family.OUTLIERS: lambda rng: {"outlier_share": 0.08},
 }

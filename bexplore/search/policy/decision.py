@@ -269,20 +269,15 @@ class _Step:
 
     def _falls_short(self, size: int) -> bool:
         """Return whether a size, the only one that ran exactly, is far slower in exact compilation."""
-        by_kind = {
-            is_exact: [
-                item.log_throughput
-                for item in self.finished
-                if item.is_measured
-                and item.micro_batch_size == size
-                and (item.compilation is self.settings.user_compilation) is is_exact
-            ]
-            for is_exact in (True, False)
-        }
-        if not all(by_kind.values()) or (self.fitted.measured_exactly > 0).sum() > 1:
+        measured = [item for item in self.finished if item.is_measured]
+        user_compilation = self.settings.user_compilation
+        own = [item for item in measured if item.micro_batch_size == size]
+        exact = [item.log_throughput for item in own if item.compilation is user_compilation]
+        other = [item.log_throughput for item in own if item.compilation is not user_compilation]
+        if not exact or not other or (self.fitted.measured_exactly > 0).sum() > 1:
             return False
-        chance = SURELY * math.sqrt(2.0) * common_mode_sd([item for item in self.finished if item.is_measured])
-        return float(np.median(by_kind[True]) - np.median(by_kind[False])) < math.log1p(-EXACT_LOSS) - chance
+        chance = SURELY * math.sqrt(2.0) * common_mode_sd(measured)
+        return float(np.median(exact) - np.median(other)) < math.log1p(-EXACT_LOSS) - chance
 
     def _runner_up(self, winner: int) -> int | None:
         near = self.fitted.near_best(self.settings.tolerance).mean(axis=0)
