@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,3 +46,12 @@ def test_each_constant_of_search_and_measurement_names_its_source():
         if not any(source in text for source in SOURCES)
     ]
     assert without == []
+
+
+def test_each_constant_that_cites_the_sensitivity_benchmark_was_varied_by_it():
+    rows = json.loads((ROOT / "benchmarks/results/sensitivity.json").read_text())["rows"]
+    varied = {row["constant"] for row in rows}
+    cited = {name for path in FILES for name, text in constants(path) if "sensitivity.md" in text}
+    beside = {name for path in FILES for name, text in constants(path) if "Source" in text.splitlines()[0]}
+    assert cited - beside - varied == set()
+    assert varied - cited == set()
