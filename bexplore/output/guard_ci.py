@@ -1,4 +1,4 @@
-"""A report of the guard where continuous integration looks for it: JUnit XML, annotations, a step summary."""
+"""The guard's report for continuous integration: JUnit XML, annotations, a step summary."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NOT_THE_SAME = (Status.WORSE, Status.UNSURE, Status.BETTER, Status.CHANGED)
 
 
 def write_junit(report: Report, path: Path) -> None:
-    """Write one test case a fact, and one for the verdict, which alone fails where nothing was measured.
+    """Write one test case per fact, and one for the verdict, which alone fails where nothing was measured.
 
-    What the exit code calls a regression fails. What is neither a pass nor a regression is skipped with its reason:
-    unsure, better, changed, worse by another toolchain, not compared.
+    A regression by the exit code fails. Other findings are skipped with their reason: unsure, better, changed, worse by
+    another toolchain, not compared.
 
     Raises:
         EngineError: The file cannot be written.
@@ -47,11 +47,11 @@ def write_junit(report: Report, path: Path) -> None:
 
 
 def github_annotations(report: Report, config_folder: Path) -> list[str]:
-    """Workflow commands that GitHub shows at the lines they name.
+    """Return workflow commands that GitHub shows at source lines.
 
     Args:
-        report: What was found.
-        config_folder: Folder of the configuration, relative to the repository, beside which the user's code lies.
+        report: The findings.
+        config_folder: Folder of the configuration and of the user's code, relative to the repository.
     """
     lines = []
     for one in report.those(*_NOT_THE_SAME):
@@ -67,7 +67,7 @@ def github_annotations(report: Report, config_folder: Path) -> list[str]:
 
 
 def append_step_summary(report: Report) -> None:
-    """Add the report to the summary page of the step, where GitHub offers one.
+    """Append the report to the step's summary page, where GitHub has one.
 
     Raises:
         EngineError: The file cannot be written.
@@ -95,7 +95,7 @@ def _sentence(one: Finding) -> str:
 
 
 def _place(where: str, folder: Path, config: str) -> str:
-    """`file=...,line=...`: the user's line if its file lies beside the configuration, else the configuration."""
+    """Return `file=...,line=...`: the user's line if its file is beside the configuration, else the configuration."""
     name, _, line = where.rpartition(":")
     path = folder / name
     if name and path.is_file():

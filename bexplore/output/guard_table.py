@@ -1,4 +1,4 @@
-"""A report of the guard as a table for people."""
+"""The guard's report as a table for people."""
 
 from __future__ import annotations
 
@@ -15,22 +15,17 @@ MARKS = {
     Status.UNSURE: "unsure",
 }
 MEANINGS = {
-    Verdict.UNCHANGED: "nothing that was compared has changed",
+    Verdict.UNCHANGED: "no compared fact has changed",
     Verdict.REGRESSION: "slower, bigger or compiled worse than the reference",
-    Verdict.STALE_BASELINE: "the program changed, not for the worse: the reference no longer describes it",
-    Verdict.TOOLCHAIN_CHANGED: "another toolchain; what moved with it is no regression of this program",
-    Verdict.INCONCLUSIVE: "the noise hides the answer",
-    Verdict.NOTHING_MEASURED: "nothing could be compared, which is no pass",
+    Verdict.STALE_BASELINE: "the program changed, but not for the worse: the reference no longer describes it",
+    Verdict.TOOLCHAIN_CHANGED: "another toolchain; changes that come with it are no regression of this program",
+    Verdict.INCONCLUSIVE: "noise hides the answer",
+    Verdict.NOTHING_MEASURED: "no fact could be compared, which is no pass",
 }
 
 
 def guard_table(report: Report, *, verbose: bool = False) -> str:
-    """The text of a report.
-
-    Args:
-        report: What was found.
-        verbose: Show what has not changed line by line, too.
-    """
+    """Return the text of a report; `verbose` also lists unchanged facts."""
     shown = report.findings if verbose else [one for one in report.findings if one.status is not Status.SAME]
     lines = [*_rows(shown), *(f"  job       {line}" for line in report.job_changes)]
     lines += [f"  toolchain {line}" for line in report.toolchain_changes]
@@ -43,7 +38,7 @@ def guard_table(report: Report, *, verbose: bool = False) -> str:
 
 
 def guard_markdown(report: Report) -> str:
-    """The same for a summary page."""
+    """Return the report as Markdown for a summary page."""
     lines = [f"### bexplore guard: {report.verdict.value}", ""]
     lines.append(f"`{report.config}` against `{report.reference}`: {MEANINGS[report.verdict]}.")
     changed = [one for one in report.findings if one.status is not Status.SAME]
@@ -60,7 +55,7 @@ def guard_markdown(report: Report) -> str:
 
 
 def _not_compared(report: Report) -> list[str]:
-    """A line for each reason, with all that it keeps from being compared."""
+    """Return a line for each reason, with the facts that it excludes."""
     titles: dict[str, list[str]] = {}
     for one in report.not_compared:
         titles.setdefault(one.reason, []).append(one.title)

@@ -430,7 +430,7 @@ def test_commands_complete_in_the_shell(tmp_path):
 
 def test_the_explorer_calculates_with_one_thread_and_workers_with_as_many_as_the_user_says(tmp_path):
     look = (
-        "import os, sys; from bexplore import blas; blas.use_one_thread(); "
+        "import os, sys; from bexplore.host import blas_threads as blas; blas.use_one_thread(); "
         "print(os.environ[blas.VARIABLE], blas.users_environment().get(blas.VARIABLE))"
     )
     plain = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
