@@ -26,6 +26,7 @@ import numpy as np
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.config import Config
+from bexplore.engine.process.worker_process import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
 from bexplore.engine.protocol.messages import Answer, CheckCompiler, DeviceInfo, Done, Failed, Refused, Request
 from bexplore.exploration.one_shot import probe_once
@@ -139,7 +140,7 @@ def _torch() -> Check:
 def _answer(request: Request) -> Answer:
     """Return the answer of a new worker, which may fail."""
     with tempfile.TemporaryDirectory() as folder:
-        return ask_once(request, Path(folder) / "worker.log", limit_s=IMPORT_LIMIT_S, resident_limit_bytes=None)
+        return ask_once(request, Path(folder) / "worker.log", limits=Limits(stage_s=IMPORT_LIMIT_S))
 
 
 def _device(name: str) -> tuple[dict[str, Any], Check]:

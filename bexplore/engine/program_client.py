@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.process.worker_process import Progress, WorkerProcess
+from bexplore.engine.process.worker_process import Limits, Progress, WorkerProcess
 from bexplore.engine.protocol.messages import Answer, BuildFake, Done, Failed, Refused, Request, TakeMetrics, Trace
 from bexplore.errors import EngineError, UserProgramError
 from bexplore.job import Job, Precision
@@ -38,8 +38,7 @@ def ask_once(
     request: Request,
     log_path: Path,
     *,
-    limit_s: float,
-    resident_limit_bytes: int | None = RESIDENT_BYTES,
+    limits: Limits,
     environment: Mapping[str, str] | None = None,
     on_progress: Progress = lambda report: None,
 ) -> Answer:
@@ -48,19 +47,13 @@ def ask_once(
     Args:
         request: What to do.
         log_path: Receives what the worker and the user's code print.
-        limit_s: Seconds that each stage may be silent.
-        resident_limit_bytes: Resident memory beyond which the worker is ended; None for no limit.
+        limits: Of its time and memory.
         environment: Variables of the worker beside this process's own.
         on_progress: Called with what the worker reports.
     """
     worker = WorkerProcess(log_path, environment=environment)
     try:
-        return worker.ask(
-            request,
-            on_progress=on_progress,
-            time_limit_s=lambda stage: limit_s,
-            resident_limit_bytes=resident_limit_bytes,
-        )
+        return worker.ask(request, limits=limits, on_progress=on_progress)
     finally:
         worker.close()
 
@@ -76,7 +69,8 @@ def check_build(job: Job, log_path: Path, *, environment: Mapping[str, str] | No
     scaled = job.precision is Precision.AUTOCAST_FLOAT16
     on_cpu = dataclasses.replace(job, device="cpu", precision=Precision.AUTOCAST_BFLOAT16 if scaled else job.precision)
     environment = {**(environment or {}), "CUDA_VISIBLE_DEVICES": ""}
-    answer = ask_once(BuildFake(job=on_cpu), log_path, limit_s=BUILD_LIMIT_S, environment=environment)
+    limits = Limits(stage_s=BUILD_LIMIT_S, resident_bytes=RESIDENT_BYTES)
+    answer = ask_once(BuildFake(job=on_cpu), log_path, limits=limits, environment=environment)
     if not isinstance(answer, Refused):
         return  # a failure is left to the probe
     error = answer.error()
@@ -126,7 +120,7 @@ def _trace(
     answer = ask_once(
         Trace(job=traced_job, gpu=properties, why_not=why_not),
         run_dir / "workers" / "trace.log",
-        limit_s=TRACE_LIMIT_S,
+        limits=Limits(stage_s=TRACE_LIMIT_S, resident_bytes=RESIDENT_BYTES),
         environment=environment,
         on_progress=on_progress,
     )
@@ -172,8 +166,7 @@ def metrics_in_worker(
     answer = ask_once(
         TakeMetrics(job=job, device=device),
         log_path,
-        limit_s=METRICS_LIMIT_S,
-        resident_limit_bytes=METRICS_RESIDENT_BYTES,
+        limits=Limits(stage_s=METRICS_LIMIT_S, resident_bytes=METRICS_RESIDENT_BYTES),
         environment=environment,
         on_progress=on_progress,
     )

@@ -15,7 +15,7 @@ from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_na
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.process.timeouts import STEP_LIMIT_S, StageLimits
-from bexplore.engine.process.worker_process import Progress
+from bexplore.engine.process.worker_process import Limits, Progress
 from bexplore.engine.program_client import check_build
 from bexplore.engine.protocol.answers import answers_both, charged, observed
 from bexplore.engine.protocol.messages import (
@@ -34,7 +34,7 @@ from bexplore.engine.protocol.messages import (
 )
 from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.errors import EngineError, UserInputError, UserProgramError
-from bexplore.host.contention import CpuContention, DeviceContention
+from bexplore.host.contention import Contention
 from bexplore.host.machine import package_version
 from bexplore.job import Job
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
@@ -360,37 +360,33 @@ class EngineRunner:
             is_new = self._workers.current is None
             worker = self._workers.ensure()
             spawn_s = time.monotonic() - began if is_new else 0.0
-            contention, device_contention = (
-                CpuContention(worker.process.pid),
-                DeviceContention(self.settings.device_info),
-            )
-            contention.start()
-            device_contention.start()
             request = self._request(kind, probe)
-            try:
+            with Contention(worker.process.pid, self.settings.device_info) as contention:
                 answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
-            finally:
-                device_contention.stop()
-            background_cpu_share = contention.background_cpu_share()
-            contention_warnings = [*contention.warnings(), *device_contention.warnings()]
             answer = self._blamed(answer, request)
         worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
         if answer.has_headroom is not None:
             worker.has_headroom = answer.has_headroom
-        observation = self._observe(
-            probe,
-            answer,
-            worker=worker.number,
-            started_at_s=started_at_s,
-            elapsed_s=time.monotonic() - began,
-            spawn_s=spawn_s,
-            contention_warnings=contention_warnings,
-        )
-        events = {"clock_events": sorted(device_contention.clock_events)} if device_contention.clock_events else {}
         self._is_known_to_build = True
-        observation = dataclasses.replace(
-            observation, background_cpu_share=background_cpu_share, details=observation.details | events
+        if isinstance(answer, Done) or not answer.has_ended:
+            self._known_mode = answer.shared_mode or self._shared_mode
+            warnings, self._warnings = [*self._warnings, *contention.warnings], []
+        else:
+            warnings = []
+        observation = observed(
+            answer,
+            spawn_s=spawn_s,
+            warnings=warnings,
+            probe=probe,
+            elapsed_s=time.monotonic() - began,
+            started_at_s=started_at_s,
+            worker=worker.number,
+            memory_budget_bytes=self.settings.budget_bytes,
+            background_cpu_share=contention.background_cpu_share,
         )
+        if contention.clock_events:
+            events = {"clock_events": contention.clock_events}
+            observation = dataclasses.replace(observation, details=observation.details | events)
         self.limits.learn(observation)
         if observation.is_measured:
             self.largest_measured = max(self.largest_measured, observation.micro_batch_size)
@@ -464,17 +460,12 @@ class EngineRunner:
 
     def _ask(self, request: Request, *, limit_s: float | None, stages_of: int | None = None) -> Done | Failed:
         """Ask the worker; for a probe of size `stages_of`, no stage may be silent for too long either."""
-
-        def stage_limit_s(stage: str) -> float | None:
-            return limit_s if stages_of is None else self.limits.limit_s(stage, stages_of)
-
-        return self._workers.ask(
-            request,
-            on_progress=self._heard,
-            time_limit_s=stage_limit_s,
-            resident_limit_bytes=self._resident_limit_bytes,
-            total_limit_s=limit_s,
+        limits = Limits(
+            stage_s=limit_s if stages_of is None else lambda stage: self.limits.limit_s(stage, stages_of),
+            total_s=limit_s,
+            resident_bytes=self._resident_limit_bytes,
         )
+        return self._workers.ask(request, limits=limits, on_progress=self._heard)
 
     def _heard(self, message: dict[str, Any]) -> None:
         """Pass on what a worker reports; memory of the device that did not come back is not waited for again."""
@@ -486,30 +477,6 @@ class EngineRunner:
                 "this job began: sizes near the budget may fail for it"
             )
         self._on_progress(message)
-
-    def _observe(
-        self,
-        probe: Probe,
-        answer: Done | Failed,
-        *,
-        worker: int,
-        started_at_s: float,
-        elapsed_s: float,
-        spawn_s: float,
-        contention_warnings: list[str],
-    ) -> Observation:
-        common: dict[str, Any] = {
-            "probe": probe,
-            "elapsed_s": elapsed_s,
-            "started_at_s": started_at_s,
-            "worker": worker,
-            "memory_budget_bytes": self.settings.budget_bytes,
-        }
-        if isinstance(answer, Failed) and answer.has_ended:
-            return observed(answer, spawn_s=spawn_s, warnings=(), **common)
-        self._known_mode = answer.shared_mode or self._shared_mode
-        warnings, self._warnings = [*self._warnings, *contention_warnings], []
-        return observed(answer, spawn_s=spawn_s, warnings=warnings, **common)
 
 
 def _lacked_memory_in_compiler(observation: Observation) -> bool:

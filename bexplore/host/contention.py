@@ -167,6 +167,37 @@ class DeviceContention:
         return others if len(others) < len(processes) else others[1:]
 
 
+class Contention:
+    """What others do to a worker's processors and to its device while the block runs.
+
+    Args:
+        pid: The worker.
+        device_info: Its device; empty where unknown.
+
+    Attributes:
+        background_cpu_share: Share of all processors, 0 to 1, that others used.
+        clock_events: Why the device's clocks were held down.
+        warnings: About times that were taken meanwhile.
+    """
+
+    def __init__(self, pid: int, device_info: Mapping[str, Any]) -> None:
+        self._processors, self._device = CpuContention(pid), DeviceContention(device_info)
+        self.background_cpu_share = 0.0
+        self.clock_events: list[str] = []
+        self.warnings: list[str] = []
+
+    def __enter__(self) -> Contention:
+        self._processors.start()
+        self._device.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._device.stop()
+        self.background_cpu_share = self._processors.background_cpu_share()
+        self.clock_events = sorted(self._device.clock_events)
+        self.warnings = [*self._processors.warnings(), *self._device.warnings()]
+
+
 def selector(device_info: Mapping[str, Any]) -> str | None:
     """Return how nvidia-smi names a job's own device; None where that is not an NVIDIA device.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bexplore.engine.process.timeouts import FIRST_LIMITS_S
-from bexplore.engine.process.worker_process import Progress, WorkerProcess
+from bexplore.engine.process.worker_process import Limits, Progress, WorkerProcess
 from bexplore.engine.protocol.messages import DeviceInfo, Done, Failed, Refused, Request
 from bexplore.errors import EngineError
 from bexplore.host.machine import available_memory_bytes
@@ -94,15 +94,7 @@ class Workers:
         if self.current is None and self._parked is not None:
             self.current, self._parked = self._parked, None
 
-    def ask(
-        self,
-        request: Request,
-        *,
-        on_progress: Progress,
-        time_limit_s: Callable[[str], float | None],
-        resident_limit_bytes: int | None,
-        total_limit_s: float | None = None,
-    ) -> Done | Failed:
+    def ask(self, request: Request, *, limits: Limits, on_progress: Progress = lambda report: None) -> Done | Failed:
         """Send a request to the worker at work; the worker is ended where no later request may run in it.
 
         Raises:
@@ -110,13 +102,7 @@ class Workers:
             UserProgramError: The user's own code fails while it is built.
             EngineError: The device cannot be used.
         """
-        answer = self.ensure().process.ask(
-            request,
-            on_progress=on_progress,
-            time_limit_s=time_limit_s,
-            resident_limit_bytes=resident_limit_bytes,
-            total_limit_s=total_limit_s,
-        )
+        answer = self.ensure().process.ask(request, limits=limits, on_progress=on_progress)
         if isinstance(answer, Refused):
             self.end_current()
             raise answer.error()
@@ -131,12 +117,8 @@ class Workers:
             UserInputError: torch does not know the device, or sees none of that name.
             EngineError: The worker cannot be started, or the device cannot be used.
         """
-        answer = self.ask(
-            DeviceInfo(device=device),
-            on_progress=on_progress,
-            time_limit_s=lambda stage: FIRST_LIMITS_S["import"],
-            resident_limit_bytes=None,
-        )
+        limits = Limits(stage_s=FIRST_LIMITS_S["import"])
+        answer = self.ask(DeviceInfo(device=device), limits=limits, on_progress=on_progress)
         if isinstance(answer, Failed):
             self.close()
             raise EngineError(

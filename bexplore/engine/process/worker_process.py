@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,25 @@ _waiting = threading.local()
 Progress = Callable[[dict[str, Any]], None]
 
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the answer to a request may take.
+
+    Attributes:
+        stage_s: Seconds that each stage may be silent, or a function of the stage's name; None for no limit.
+        total_s: Seconds of the whole answer; None for no limit.
+        resident_bytes: Resident memory of the worker and its children; None for no limit.
+    """
+
+    stage_s: float | Callable[[str], float] | None
+    total_s: float | None = None
+    resident_bytes: int | None = None
+
+    def of_stage_s(self, stage: str) -> float | None:
+        """Return the seconds that a stage may be silent; None for no limit."""
+        return self.stage_s(stage) if callable(self.stage_s) else self.stage_s
 
 
 def is_waiting() -> bool:
@@ -114,27 +134,23 @@ class WorkerProcess:
         self,
         request: Request,
         *,
-        on_progress: Progress,
-        time_limit_s: Callable[[str], float | None],
-        resident_limit_bytes: int | None,
-        total_limit_s: float | None = None,
+        limits: Limits,
+        on_progress: Progress = lambda report: None,
     ) -> Answer:
         """Send a request and wait for its answer.
 
         Args:
             request: What to do.
-            on_progress: Called with each progress message.
-            time_limit_s: Stage name -> seconds that it may take; None for no limit.
-            resident_limit_bytes: Resident memory beyond which the worker is ended; None for no limit.
-            total_limit_s: Seconds that the whole answer may take; None for no limit.
+            limits: Of its time and memory.
+            on_progress: Called with each progress report.
 
         Returns:
             The worker's answer, or how it ended without one.
         """
         _waiting.now = True
         try:
-            watch = MemoryWatchdog(self.pid, resident_limit_bytes)
-            return self._converse(request, on_progress, _Patience(time_limit_s, total_limit_s), watch)
+            watch = MemoryWatchdog(self.pid, limits.resident_bytes)
+            return self._converse(request, on_progress, _Patience(limits), watch)
         finally:
             _waiting.now = False
 
@@ -215,8 +231,8 @@ def _lost(outcome: Outcome, reason: str, last_output: str = "") -> Failed:
 class _Patience:
     """How long a worker may take: each stage, silence included, and all of them together."""
 
-    def __init__(self, stage_limit_s: Callable[[str], float | None], total_limit_s: float | None) -> None:
-        self._stage_limit_s, self._total_limit_s = stage_limit_s, total_limit_s
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._stage = "start"
         self._began_s = self._heard_s = time.monotonic()
 
@@ -227,11 +243,12 @@ class _Patience:
 
     def lost(self) -> str:
         """Return why the worker is lost; empty while it is not."""
-        now, limit_s = time.monotonic(), self._stage_limit_s(self._stage)
+        now, limit_s = time.monotonic(), self._limits.of_stage_s(self._stage)
         if limit_s is not None and now - self._heard_s > limit_s:
             return f"no progress in stage '{self._stage}' for {limit_s:.0f} s"
-        if self._total_limit_s is not None and now - self._began_s > self._total_limit_s:
-            return f"not done after {self._total_limit_s:.0f} s, now in stage '{self._stage}'"
+        total_s = self._limits.total_s
+        if total_s is not None and now - self._began_s > total_s:
+            return f"not done after {total_s:.0f} s, now in stage '{self._stage}'"
         return ""
 
 
