@@ -1,4 +1,4 @@
-"""Is compiled code faster at all? Turns of compiled and of eager passes of one size, and what their times say."""
+"""Compiled against eager passes of one size: when the pairs of timings are enough, and the verdict."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def are_enough(
     """Return whether more pairs would change nothing, or cost more than they may.
 
     Args:
-        compiled_s: Seconds of a pass in each compiled turn.
-        eager_s: The same of the eager turn beside it.
+        compiled_s: Seconds of a pass in each compiled timing.
+        eager_s: The same of the eager timing beside it.
         tolerance: A share of speed that counts as none; an interval that is no wider is narrow enough.
         is_spent: Whether the time that was meant for them is over.
         asked: Whether the configuration requests it, so that the fewest pairs are run whatever they take.
@@ -89,14 +89,14 @@ def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float,
     """Judge a worker's times; None where an unrequested comparison was too short.
 
     Args:
-        answer: `problem`, or `compiled_turns`, `eager_turns` and `eager_peak_memory_bytes`.
+        answer: `problem`, or `compiled_timings`, `eager_timings` and `eager_peak_memory_bytes`.
         micro_batch_size: Samples of a pass.
         tolerance: A share of speed that counts as none.
         asked: Whether the configuration requests the comparison.
     """
     if answer.get("problem"):
         return EagerComparison(asked=asked, problem=str(answer["problem"]))
-    compiled, eager = np.array(answer["compiled_turns"]), np.array(answer["eager_turns"])  # (num_pairs, 2) each
+    compiled, eager = np.array(answer["compiled_timings"]), np.array(answer["eager_timings"])  # (num_pairs, 2) each
     if len(eager) < MIN_PAIRS:
         return None
     eager_s = eager[:, 1] / eager[:, 0]

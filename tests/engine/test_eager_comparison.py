@@ -28,8 +28,8 @@ def test_eager_and_compiled_passes_are_timed_in_long_turns_in_the_worker_that_ra
 
     answer = runner.compare_eager(micro_batch_size=4, tolerance=10.0, asked=True)
 
-    assert len(answer["compiled_turns"]) == len(answer["eager_turns"]) >= eager_comparison.MIN_PAIRS
-    for num_passes, seconds in answer["compiled_turns"] + answer["eager_turns"]:
+    assert len(answer["compiled_timings"]) == len(answer["eager_timings"]) >= eager_comparison.MIN_PAIRS
+    for num_passes, seconds in answer["compiled_timings"] + answer["eager_timings"]:
         assert seconds >= TIMING_S
         assert num_passes > 1  # one pass of this job takes far less
     comparison = eager_comparison.judge(answer, micro_batch_size=4, tolerance=0.02, asked=True)
@@ -45,7 +45,7 @@ def test_a_look_ends_when_its_time_is_spent(run_on):
 
     answer = runner.compare_eager(micro_batch_size=4, tolerance=0.02, asked=False, max_s=TIMING_S)
 
-    assert len(answer["compiled_turns"]) == len(answer["eager_turns"]) == 1
+    assert len(answer["compiled_timings"]) == len(answer["eager_timings"]) == 1
 
 
 def test_a_long_eager_pass_is_not_run_once_more_to_warm_up(run_on, tmp_path):
@@ -57,7 +57,7 @@ def test_a_long_eager_pass_is_not_run_once_more_to_warm_up(run_on, tmp_path):
 
     answer = runner.compare_eager(micro_batch_size=4, tolerance=0.02, asked=False, max_s=1.0)
 
-    num_timed = sum(num_passes for num_passes, _ in answer["compiled_turns"] + answer["eager_turns"])
+    num_timed = sum(num_passes for num_passes, _ in answer["compiled_timings"] + answer["eager_timings"])
     assert log.read_text().count("pass of 4") - num_before == num_timed == 2
 
 

@@ -128,7 +128,14 @@ class TimePasses(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareEager(Request):
-    """Time compiled and eager passes of the size that was measured last: see `Session.compare_eager`."""
+    """Time compiled and eager passes of the size that was measured last: see `Session.compare_eager`.
+
+    Attributes:
+        micro_batch_size: The size.
+        budget_s: Seconds of passes, those that warm up included, after which it is enough.
+        tolerance: A share of speed that counts as none.
+        asked: Whether the configuration requests it, so that the fewest pairs are run whatever they take.
+    """
 
     micro_batch_size: int
     budget_s: float

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from bexplore.engine.eager_comparison import are_enough
+from bexplore.engine.protocol.messages import CompareEager
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, Steps
 from bexplore.measurement.interleaving import TIMING_S
 from bexplore.workloads import Batch
 
 
-class Turn(NamedTuple):
+class Timing(NamedTuple):
     """Passes of one kind that ran one after another.
 
     Attributes:
@@ -40,14 +41,12 @@ def eagerly() -> AbstractContextManager[Any]:
 def time_eager_interleaved(
     steps: Steps,
     batch: Batch,
+    request: CompareEager,
     *,
     usual_pass_s: float,
     is_warm: bool,
-    budget_s: float,
-    tolerance: float,
-    asked: bool,
     report: Callable[[], None],
-) -> tuple[list[Turn], list[Turn]]:
+) -> tuple[list[Timing], list[Timing]]:
     """Time compiled and eager passes in pairs, each pair the other way round than the one before.
 
     So a steady drift of the machine meets both alike, and neither always has the other's caches.
@@ -55,40 +54,39 @@ def time_eager_interleaved(
     Args:
         steps: Runs and times them.
         batch: Of the size.
+        request: What to compare, and for how long.
         usual_pass_s: About how long a compiled pass takes.
         is_warm: Whether the first pass of a kind takes what the next ones take.
-        budget_s: Seconds of passes, those that warm up included, after which it is enough.
-        tolerance: A share of speed that counts as none.
-        asked: Whether the configuration requests it, so that the fewest pairs are run whatever they take.
-        report: Called after each turn.
+        report: Called after each timing.
 
     Returns:
         The compiled and the eager timings; as many of both.
     """
     kinds: dict[bool, Callable[[], AbstractContextManager[Any]]] = {False: nullcontext, True: eagerly}
-    last_s, turns, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Turn]() for kind in kinds}, 0.0
+    last_s, timings, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Timing]() for kind in kinds}, 0.0
     for kind, context in kinds.items() if not is_warm else ():
         with context():
             last_s[kind] = steps.timed_pass(batch)
         spent_s += last_s[kind]
 
     def enough() -> bool:
-        compiled_s, eager_s = ([turn.pass_s for turn in turns[kind]] for kind in kinds)
-        return are_enough(compiled_s, eager_s, tolerance=tolerance, is_spent=spent_s >= budget_s, asked=asked)
+        compiled_s, eager_s = ([one.pass_s for one in timings[kind]] for kind in kinds)
+        is_spent = spent_s >= request.budget_s
+        return are_enough(compiled_s, eager_s, tolerance=request.tolerance, is_spent=is_spent, asked=request.asked)
 
     order = list(kinds)
     while not enough():
         for kind in order:
             with kinds[kind]():
-                turns[kind].append(_turn(steps, batch, last_s[kind]))
-            last_s[kind] = turns[kind][-1].pass_s
-            spent_s += turns[kind][-1].seconds
+                timings[kind].append(_timing(steps, batch, last_s[kind]))
+            last_s[kind] = timings[kind][-1].pass_s
+            spent_s += timings[kind][-1].seconds
             report()
         order.reverse()
-    return turns[False], turns[True]
+    return timings[False], timings[True]
 
 
-def _turn(steps: Steps, batch: Batch, pass_s: float) -> Turn:
+def _timing(steps: Steps, batch: Batch, pass_s: float) -> Timing:
     """Time passes of which one takes about so many seconds until they have lasted `TIMING_S`."""
     num_passes, seconds = 0, 0.0
     while seconds < TIMING_S:
@@ -96,4 +94,4 @@ def _turn(steps: Steps, batch: Batch, pass_s: float) -> Turn:
         together = min(max(1, wanted), MAX_BACK_TO_BACK)
         pass_s = steps.timed_pass(batch, together)
         num_passes, seconds = num_passes + together, seconds + together * pass_s
-    return Turn(num_passes, seconds)
+    return Timing(num_passes, seconds)

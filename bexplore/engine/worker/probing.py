@@ -168,7 +168,7 @@ class _Probing:
 
     def compare_eager(self, request: CompareEager) -> Done:
         assert self._session is not None
-        return Done(values=self._session.compare_eager(**dataclasses.asdict(request)))
+        return Done(values=self._session.compare_eager(request))
 
     def compare_gradients(self, request: CompareGradients) -> Done:
         self._session = None  # of the probe before, if there was one

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
+from bexplore.engine.protocol.messages import CompareEager
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.compilation import (
     Toolchain,
@@ -283,43 +284,35 @@ class Session:
         num_compiled = self.watch.take().num_graphs
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
 
-    def compare_eager(self, micro_batch_size: int, *, budget_s: float, tolerance: float, asked: bool) -> dict[str, Any]:
+    def compare_eager(self, request: CompareEager) -> dict[str, Any]:
         """Time compiled and eager passes of a size that was measured before, interleaved, so that drift meets both.
 
-        Args:
-            micro_batch_size: The size.
-            budget_s: Seconds of passes after which it is enough.
-            tolerance: A share of speed that counts as none.
-            asked: Read the peak of an eager step too, and run the fewest pairs whatever they take.
-
         Returns:
-            `compiled_turns`, `eager_turns`: pairs of a number of passes and their seconds; `eager_peak_memory_bytes`,
-            None unless requested.
+            `compiled_timings`, `eager_timings`: pairs of a number of passes and their seconds;
+            `eager_peak_memory_bytes`, None unless the configuration requests the comparison.
 
         Raises:
             Exception: Whatever the user's step raised.
         """
         self.report(stage="eager")
-        usual_s, peak = self._usual_pass_s.get(micro_batch_size, 0.0), None
+        usual_s, peak = self._usual_pass_s.get(request.micro_batch_size, 0.0), None
         with self._around_steps():
-            batch = self._make_batch(micro_batch_size)
+            batch = self._make_batch(request.micro_batch_size)
             self.report(stage="eager")
-            if asked:
+            if request.asked:
                 with eagerly():
                     peak = self._memory_step.peak_of_one(batch)
             compiled, eager = time_eager_interleaved(
                 self.steps,
                 batch,
+                request,
                 usual_pass_s=usual_s,
                 is_warm=needs_no_warm_up(self.device, usual_s),
-                budget_s=budget_s,
-                tolerance=tolerance,
-                asked=asked,
                 report=lambda: self.report(stage="eager"),
             )
         return {
-            "compiled_turns": compiled,
-            "eager_turns": eager,
+            "compiled_timings": compiled,
+            "eager_timings": eager,
             "eager_peak_memory_bytes": peak.allocated_bytes if peak else None,
         }
 

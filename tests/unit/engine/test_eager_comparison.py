@@ -11,8 +11,8 @@ from bexplore.engine.eager_comparison import Verdict
 def judged(compiled_s: list[float], eager_s: list[float], *, asked: bool = True) -> eager_comparison.EagerComparison:
     """Of turns with 20 passes each."""
     answer = {
-        "compiled_turns": [(20, 20 * seconds) for seconds in compiled_s],
-        "eager_turns": [(20, 20 * seconds) for seconds in eager_s],
+        "compiled_timings": [(20, 20 * seconds) for seconds in compiled_s],
+        "eager_timings": [(20, 20 * seconds) for seconds in eager_s],
         "eager_peak_memory_bytes": None,
     }
     comparison = eager_comparison.judge(answer, micro_batch_size=8, tolerance=0.02, asked=asked)
@@ -45,7 +45,7 @@ def test_what_was_timed_of_each_side_is_recorded():
 
 
 def test_a_look_that_was_cut_short_says_nothing():
-    short = {"compiled_turns": [(1, 1.0)] * 4, "eager_turns": [(1, 1.0)] * 4, "eager_peak_memory_bytes": None}
+    short = {"compiled_timings": [(1, 1.0)] * 4, "eager_timings": [(1, 1.0)] * 4, "eager_peak_memory_bytes": None}
 
     assert eager_comparison.judge(short, micro_batch_size=8, tolerance=0.02, asked=False) is None
 

@@ -35,8 +35,8 @@ class KnownRunner:
     def compare_eager(self, **search_specification: Any) -> dict[str, Any]:
         self.asked.append(search_specification)
         return {
-            "compiled_turns": [(1, seconds) for seconds in self._compiled_s],
-            "eager_turns": [(1, 1.0) for _ in self._compiled_s],
+            "compiled_timings": [(1, seconds) for seconds in self._compiled_s],
+            "eager_timings": [(1, 1.0) for _ in self._compiled_s],
             "eager_peak_memory_bytes": None,
         }
 
