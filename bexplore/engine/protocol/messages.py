@@ -145,7 +145,7 @@ class CompareEager(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareGradients(Request):
-    """Compare the gradients of one replica batch at two splits; answered by the fields of `SameTraining`."""
+    """Compare the gradients of one replica batch at two splits; answered by the fields of `GradientEquivalence`."""
 
     job: Job
     base_micro_batch_size: int

@@ -32,7 +32,7 @@ _LARGEST_NOISE = 0.3  # relative; beyond it the passes are random, and a compari
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SameTraining:
+class GradientEquivalence:
     """What the comparison found.
 
     Attributes:
@@ -48,7 +48,7 @@ class SameTraining:
     message: str
 
 
-def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_batch_size: int) -> SameTraining:
+def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_batch_size: int) -> GradientEquivalence:
     """Compare the gradients of the same samples at two splits, losses weighted by samples.
 
     Runs without the compiler and with dropout switched off; batch normalization stays as in training. Needs the memory
@@ -63,7 +63,7 @@ def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_b
     if workload.job.mode is Mode.EVAL:
         return _unknown("Evaluation has no gradients to compare.")
     if small == large:
-        return SameTraining(
+        return GradientEquivalence(
             same=True, worst_relative_difference=0.0, modules=(), message="The recommended size is the base size."
         )
     num_samples = min(large, _MOST_SMALL_PASSES * small)
@@ -166,7 +166,7 @@ class _Comparison:
         return [float(torch.linalg.vector_norm(gradient, dtype=torch.float32)) for gradient in gradients]
 
 
-def _judge(workload: Workload, *, noise: float, found: float, num_samples: int, splits: str) -> SameTraining:
+def _judge(workload: Workload, *, noise: float, found: float, num_samples: int, splits: str) -> GradientEquivalence:
     if not math.isfinite(noise) or not math.isfinite(found):
         return _unknown("The gradients of the two splits are absent or not finite, so they were not compared.")
     if noise > _LARGEST_NOISE:
@@ -177,14 +177,14 @@ def _judge(workload: Workload, *, noise: float, found: float, num_samples: int, 
     tolerance = max(_tolerance(workload), _NOISE_FACTOR * noise)
     between = f"gradients of the same {num_samples} samples, in {splits}"
     if found <= tolerance:
-        return SameTraining(
+        return GradientEquivalence(
             same=True,
             worst_relative_difference=found,
             modules=(),
             message=f"The micro-batch size does not change the training: {between}, agree to {found:.1g}.",
         )
     coupled = find_batch_coupled_modules(workload.compiled_modules)
-    return SameTraining(
+    return GradientEquivalence(
         same=False,
         worst_relative_difference=found,
         modules=coupled.modules,
@@ -205,5 +205,5 @@ def _tolerance(workload: Workload) -> float:
     return _FLOAT32_TOLERANCE if torch.device(workload.job.device).type == "cpu" else _TF32_TOLERANCE
 
 
-def _unknown(message: str) -> SameTraining:
-    return SameTraining(same=None, worst_relative_difference=None, modules=(), message=message)
+def _unknown(message: str) -> GradientEquivalence:
+    return GradientEquivalence(same=None, worst_relative_difference=None, modules=(), message=message)

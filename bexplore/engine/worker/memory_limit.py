@@ -63,20 +63,20 @@ class DataLimit:
                 refuse this one.
         """
         _give_back_free_heap()
-        room, held = self.headroom_bytes(live_bytes), _data_bytes()
-        if room is None or not held:
+        headroom, counted = self.headroom_bytes(live_bytes), _data_bytes()
+        if headroom is None or not counted:
             yield
             return
         if self._base_bytes is None:
-            self._base_bytes = held - live_bytes
+            self._base_bytes = counted - live_bytes
             self._base_resident_bytes = _status_bytes("RssAnon") - live_bytes
-        # From one base for all steps of this process: what an earlier size left in the heap is room of this one's. Of
-        # that, address space without memory behind it is not held, and a heap in pieces would be refused what fits. But
-        # with room for all of it a step that does not fit is not refused here: the watch ends the process.
-        left = held - live_bytes - self._base_bytes
+        # From one base for all steps of this process: what an earlier size left in the heap is headroom of this one's.
+        # Of that, address space without memory behind it is not resident, and a heap in pieces would be refused what
+        # fits. But with headroom for all of it a step that does not fit is not refused here: the watchdog ends it.
+        left = counted - live_bytes - self._base_bytes
         left_resident = _status_bytes("RssAnon") - live_bytes - self._base_resident_bytes
         empty = max(0, left - max(0, left_resident))
-        self._ceiling_bytes = self._base_bytes + live_bytes + room + (empty if is_known_to_fit else 0)
+        self._ceiling_bytes = self._base_bytes + live_bytes + headroom + (empty if is_known_to_fit else 0)
         self._set(self._ceiling_bytes)
         try:
             yield
@@ -107,12 +107,12 @@ class DataLimit:
     def growth_bytes(self, live_bytes: int) -> int | None:
         """Return what this process may still grow by, as seen from outside; None for no limit.
 
-        Less than the room where an earlier size left memory behind that the C library has not given back.
+        Less than the headroom where an earlier size left memory behind that the C library has not given back.
         """
-        room = self.headroom_bytes(live_bytes)
-        if room is None or self._base_bytes is None:
-            return room
-        return max(0, self._base_resident_bytes + live_bytes + room - _status_bytes("RssAnon"))
+        headroom = self.headroom_bytes(live_bytes)
+        if headroom is None or self._base_bytes is None:
+            return headroom
+        return max(0, self._base_resident_bytes + live_bytes + headroom - _status_bytes("RssAnon"))
 
     def has_headroom(self, live_bytes: int) -> bool:
         """Return whether a step that is larger than any before could be given any memory at all.
@@ -120,11 +120,11 @@ class DataLimit:
         Not where address space that earlier sizes left in pieces reaches the limit: what is refused then says nothing
         of the size.
         """
-        room = self.headroom_bytes(live_bytes)
-        if room is None or self._base_bytes is None:
+        headroom = self.headroom_bytes(live_bytes)
+        if headroom is None or self._base_bytes is None:
             return True
         _give_back_free_heap()
-        return _data_bytes() < self._base_bytes + live_bytes + room
+        return _data_bytes() < self._base_bytes + live_bytes + headroom
 
     def idle_bytes(self) -> int:
         """Return what this process holds once its free memory is given back; 0 where the kernel keeps no account."""
@@ -147,7 +147,7 @@ class DataLimit:
             self._lifted_at_bytes = None
             self._set(self._ceiling_bytes)
 
-    def held_during(self, step: Callable[[], None]) -> int | None:
+    def resident_during(self, step: Callable[[], None]) -> int | None:
         """Run a step; return the most bytes resident for the job meanwhile, None where the kernel keeps no account.
 
         More than the tensors: the C library keeps pieces of freed memory that no later tensor fits into, and they

@@ -29,11 +29,11 @@ STEPS_OF_VERIFICATION = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """What a step held.
+    """The memory of a step, and its timed passes.
 
     Attributes:
         peak: Of its tensors; None where the device keeps no account.
-        resident_bytes: Most bytes that were held for the job meanwhile: reserved by the caching allocator, else held by
+        resident_bytes: Most bytes for the job meanwhile: reserved by the caching allocator, else resident in
             the process; None where the kernel keeps no account.
         passes: Those of the step that were timed.
     """
@@ -91,7 +91,7 @@ class MemoryStep:
     ) -> StepMemory:
         gradients: list[Gradient] = []
         passes: list[RanPass] = []
-        held: list[int | None] = []
+        resident: list[int | None] = []
 
         def steps() -> None:
             ran, left = self._take(batch, num_steps, zeros_for)
@@ -99,12 +99,14 @@ class MemoryStep:
             gradients.extend(left)
 
         peak = measure_peak(
-            lambda: held.append(self._limit.held_during(steps)), self._device, alive=self._steps.alive(batch)
+            lambda: resident.append(self._limit.resident_during(steps)), self._device, alive=self._steps.alive(batch)
         )
         self._steps.attach(gradients)
         self._trained = with_dense_gradients(gradients)
         reserved = peak.reserved_bytes if peak else None
-        memory = StepMemory(peak=peak, resident_bytes=held[-1] if reserved is None else reserved, passes=tuple(passes))
+        memory = StepMemory(
+            peak=peak, resident_bytes=resident[-1] if reserved is None else reserved, passes=tuple(passes)
+        )
         # Retries of the allocator are those of this step, and of no later one.
         no_retries = peak and dataclasses.replace(peak, num_alloc_retries=0)
         self._known[micro_batch_size] = dataclasses.replace(memory, peak=no_retries)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bexplore.engine.worker import gradient_check
-from bexplore.engine.worker.gradient_check import SameTraining, compare_gradients
+from bexplore.engine.worker.gradient_check import GradientEquivalence, compare_gradients
 from bexplore.job import Job, Mode, Precision
 from bexplore.workloads import Workload, build
 
@@ -170,7 +170,7 @@ def make_step(step: str, import_root: str) -> Workload:
     return build(Job(workload="imported", model={"step": f"same_training_code:{step}"}, import_root=import_root))
 
 
-def compare(workload: Workload, base: int = 2, size: int = 8) -> SameTraining:
+def compare(workload: Workload, base: int = 2, size: int = 8) -> GradientEquivalence:
     return compare_gradients(workload, base_micro_batch_size=base, micro_batch_size=size)
 
 

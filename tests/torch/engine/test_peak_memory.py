@@ -44,7 +44,7 @@ def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_pro
     gpu = AbsentGpu(monkeypatch)
     monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
     steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
-    limit = SimpleNamespace(held_during=lambda step: step() or 7 * GIB)
+    limit = SimpleNamespace(resident_during=lambda step: step() or 7 * GIB)
     step = MemoryStep(steps, torch.device("cuda", 0), limit, is_training=True)
     assert step.run(None, 8, expected_pass_s=0.0).resident_bytes == 4 * GIB
 
