@@ -8,7 +8,6 @@ from click.shell_completion import ShellComplete
 from bexplore.cli import cli
 from bexplore.errors import UserInputError
 from bexplore.host.accelerators import (
-    _FURTHER_WORDS,
     DEVICES,
     MULTIPROCESSORS,
     SHARED_MEMORY_PER_BLOCK_BYTES,
@@ -120,11 +119,11 @@ def test_slices_and_relatives_of_a_device_are_not_taken_for_it(name):
 def test_key_and_driver_name_of_a_device_lead_to_it_alone(key):
     assert find_device(DEVICES[key].name) is DEVICES[key]
     assert find_device(key) is DEVICES[key]
-    assert find_device(f"{key} {_FURTHER_WORDS[key]}") is DEVICES[key]
+    assert find_device(f"{key} {' '.join(DEVICES[key].further_words)}") is DEVICES[key]
 
 
 def test_every_device_has_its_further_words():
-    assert list(_FURTHER_WORDS) == list(DEVICES)
+    assert all(device.further_words for device in DEVICES.values())
 
 
 def test_a_processor_has_no_published_figures():
