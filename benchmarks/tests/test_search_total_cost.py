@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import readme, search, search_total_cost
+from benchmarks import readme_tables, search, search_total_cost
 from benchmarks.search_never_below import below, is_below, never_below, watched
 from benchmarks.search_problems import Answer, Problem, answered, explored, public_problems
 from benchmarks.search_report import markdown
@@ -209,8 +209,8 @@ def test_a_page_of_a_run_without_the_later_parts_leaves_them_out():
 
 def test_the_table_for_readers_has_ours_first_and_the_cheapest_others(monkeypatch, tmp_path):
     (tmp_path / "search.json").write_text(json.dumps(report_with_costs()))
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    _, _, *rows = readme.total_table().splitlines()
+    monkeypatch.setattr(readme_tables, "RESULTS", tmp_path)
+    _, _, *rows = readme_tables.total().splitlines()
     assert len(rows) == 4 * 4
     assert rows[0] == (
         "| recorded sweeps that the search was developed on (2) | bexplore | 10 | 20 | 30 | 0.60 (0.60 to 0.60) |"

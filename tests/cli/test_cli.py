@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import io
 import json
 import os
@@ -18,7 +20,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from rich.console import Console
 
-from bexplore.cli import cli
+from bexplore.cli import cli, main
 from bexplore.engine.process.device_lock import LockHolder, device_lock
 from bexplore.exploration.events import Planned
 from bexplore.output.console import Progress
@@ -46,17 +48,70 @@ explore:
 """
 
 
+def write_job(
+    folder: Path, request: str = "{explore: {max: 4}}", *, model: str = "perceptron", batch: str = "samples"
+) -> Path:
+    (folder / "programs.py").write_text((JOBS / "programs.py").read_text())
+    path = folder / "job.yaml"
+    path.write_text(CONFIG.format(request=request, model=model, batch=batch))
+    return path
+
+
 @pytest.fixture
 def job(tmp_path: Path):
     """Writes a job file next to its code and returns its path."""
+    return functools.partial(write_job, tmp_path)
 
-    def write(request: str = "{explore: {max: 4}}", *, model: str = "perceptron", batch: str = "samples") -> Path:
-        (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
-        path = tmp_path / "job.yaml"
-        path.write_text(CONFIG.format(request=request, model=model, batch=batch))
-        return path
 
-    return write
+@dataclasses.dataclass(frozen=True)
+class Explored:
+    """A finished exploration that several tests read: its folder, its file, and what the command printed."""
+
+    folder: Path
+    path: Path
+    done: subprocess.CompletedProcess[str]
+
+    @property
+    def events(self) -> list[dict]:
+        return [json.loads(line) for line in self.done.stdout.splitlines()]
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """What `own_device_lock` sets for a test, for what several tests share."""
+    own = {"BEXPLORE_LOCK_DIR": folder, "BEXPLORE_CACHE_DIR": folder / "cache", "OMP_NUM_THREADS": 1}
+    return os.environ | {name: str(value) for name, value in own.items()}
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory) -> Explored:
+    """An exploration that prints for people."""
+    folder = tmp_path_factory.mktemp("explored")
+    path = write_job(folder)
+    return Explored(folder, path, bexplore("explore", path, "--seed", 3, cwd=folder, env=environment_of(folder)))
+
+
+@pytest.fixture(scope="module")
+def explored_json(tmp_path_factory) -> Explored:
+    """An exploration that prints JSON."""
+    folder = tmp_path_factory.mktemp("explored_json")
+    path = write_job(folder)
+    return Explored(folder, path, bexplore("explore", path, "--json", cwd=folder, env=environment_of(folder)))
+
+
+@pytest.fixture
+def in_process(monkeypatch, tmp_path, capsys):
+    """The command without a process of its own, where the process is not what is tested."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        typed = list(map(str, arguments))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["bexplore", *typed])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(typed, ended.value.code or 0, printed.out, printed.err)
+
+    return run
 
 
 def bexplore(*arguments: object, cwd: Path, **options) -> subprocess.CompletedProcess[str]:
@@ -69,8 +124,8 @@ def log_of(folder: Path) -> Path:
     return path
 
 
-def test_explore_streams_the_lines_and_ends_with_what_to_use_and_why(job, tmp_path):
-    done = bexplore("explore", path := job(), "--seed", 3, cwd=tmp_path)
+def test_explore_streams_the_lines_and_ends_with_what_to_use_and_why(explored):
+    done, path = explored.done, explored.path
 
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("BEXP")]
@@ -85,21 +140,17 @@ def test_explore_streams_the_lines_and_ends_with_what_to_use_and_why(job, tmp_pa
     assert "Valid global batch sizes:" in done.stdout
 
 
-def test_the_streamed_lines_are_in_the_run_log_and_latest_links_to_it(job, tmp_path):
-    done = bexplore("explore", job(), cwd=tmp_path)
-
-    streamed = [line for line in done.stdout.splitlines() if line.startswith("BEXP202")]
-    logged = log_of(tmp_path).read_text().splitlines()
+def test_the_streamed_lines_are_in_the_run_log_and_latest_links_to_it(explored):
+    streamed = [line for line in explored.done.stdout.splitlines() if line.startswith("BEXP202")]
+    logged = log_of(explored.folder).read_text().splitlines()
     assert [line for line in logged if line.startswith("BEXP202")] == streamed
-    latest = tmp_path / "local_compile_train" / "model_dir" / "latest"
+    latest = explored.folder / "local_compile_train" / "model_dir" / "latest"
     assert latest.is_symlink()
-    assert latest.resolve() == log_of(tmp_path)
+    assert latest.resolve() == log_of(explored.folder)
 
 
-def test_json_gives_one_event_a_line_and_nothing_else_on_stdout(job, tmp_path):
-    done = bexplore("explore", job(), "--json", cwd=tmp_path)
-
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+def test_json_gives_one_event_a_line_and_nothing_else_on_stdout(explored_json):
+    events = explored_json.events
     kinds = [event["event"] for event in events]
     assert kinds[0] == "plan"
     assert kinds[1] == "trace"
@@ -113,13 +164,11 @@ def test_json_gives_one_event_a_line_and_nothing_else_on_stdout(job, tmp_path):
     for told in (last, result):
         share = told["regret_bound_90"]
         assert (told["confidence"] >= 90) == (share is not None and share <= 0.02), told
-    assert Path(tmp_path, result["run_dir"], "journal.jsonl").exists()
+    assert Path(explored_json.folder, result["run_dir"], "journal.jsonl").exists()
 
 
-def test_the_final_answer_was_run_exactly_as_it_will_be_compiled(job, tmp_path):
-    done = bexplore("explore", job(), "--json", cwd=tmp_path)
-
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+def test_the_final_answer_was_run_exactly_as_it_will_be_compiled(explored_json):
+    events = explored_json.events
     size = events[-1]["micro_batch_size"]
     exact = [e for e in events if e["event"] == "probe" and e["compilation"] == "exact"]
     assert size in {e["micro_batch_size"] for e in exact if e["outcome"] == "measured"}
@@ -152,15 +201,12 @@ def test_the_fastest_size_that_keeps_the_users_batch_size_is_told_and_was_run_as
     assert last["eager"] is None or last["compilation"] == "exact"
 
 
-def test_a_finished_run_is_printed_again_and_not_run_again(job, tmp_path):
-    path = job()
-    first = bexplore("explore", path, "--json", cwd=tmp_path)
-
-    second = bexplore("explore", path, "--json", cwd=tmp_path)
+def test_a_finished_run_is_printed_again_and_not_run_again(explored_json):
+    second = bexplore("explore", explored_json.path, "--json", cwd=explored_json.folder)
 
     (stored,) = [json.loads(line) for line in second.stdout.splitlines()]
     assert stored["already_finished"] is True
-    assert stored["micro_batch_size"] == json.loads(first.stdout.splitlines()[-1])["micro_batch_size"]
+    assert stored["micro_batch_size"] == explored_json.events[-1]["micro_batch_size"]
     assert "--fresh explores again" in second.stderr
 
 
@@ -249,8 +295,8 @@ def test_a_dry_run_estimates_by_earlier_runs_of_this_machine_and_keeps_nothing(j
 
 
 @pytest.mark.parametrize(("request_text", "value"), [("6", 6), ("none", None), ("null", None), ("disable", None)])
-def test_a_size_or_null_leaves_nothing_to_explore(job, tmp_path, request_text, value):
-    done = bexplore("explore", job(request_text), "--json", cwd=tmp_path)
+def test_a_size_or_null_leaves_nothing_to_explore(job, in_process, request_text, value):
+    done = in_process("explore", job(request_text), "--json")
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["micro_batch_size"] == value
@@ -290,11 +336,11 @@ def test_the_batch_statistics_of_a_vision_network_are_said_to_change_the_trainin
     assert "BatchNorm" in training
 
 
-def test_a_mistake_in_the_file_is_one_message_with_its_line_and_no_traceback(job, tmp_path):
+def test_a_mistake_in_the_file_is_one_message_with_its_line_and_no_traceback(job, in_process):
     path = job()
     path.write_text(path.read_text().replace("max_probes", "max_probe").replace("num_csx: 2", "num_csx: -2"))
 
-    done = bexplore("explore", path, cwd=tmp_path)
+    done = in_process("explore", path)
 
     assert done.returncode == 2
     assert "job.yaml:5" in done.stderr
@@ -302,8 +348,8 @@ def test_a_mistake_in_the_file_is_one_message_with_its_line_and_no_traceback(job
     assert "Traceback" not in done.stderr
 
 
-def test_no_code_refuses_import_paths(job, tmp_path):
-    done = bexplore("explore", job(), "--no-code", cwd=tmp_path)
+def test_no_code_refuses_import_paths(job, in_process):
+    done = in_process("explore", job(), "--no-code")
 
     assert done.returncode == 2
     assert "imports code" in done.stderr
@@ -326,16 +372,16 @@ def test_trace_tells_the_peak_of_the_sizes_asked_for(job, tmp_path):
     assert event["num_parameters"] == 32 * 32 + 32 + 4 * 32 + 4
 
 
-def test_batch_sizes_lists_the_nearest_valid_ones_on_both_sides(tmp_path):
-    done = bexplore("batch-sizes", "--micro-batch-size", 6, "--num-replicas", 2, "--near", 50, "--json", cwd=tmp_path)
+def test_batch_sizes_lists_the_nearest_valid_ones_on_both_sides(in_process):
+    done = in_process("batch-sizes", "--micro-batch-size", 6, "--num-replicas", 2, "--near", 50, "--json")
 
     sizes = [json.loads(line) for line in done.stdout.splitlines()]
     assert {"global_batch_size": 48, "accumulation_steps": 4, "num_tokens": None} in sizes
     assert {"global_batch_size": 60, "accumulation_steps": 5, "num_tokens": None} in sizes
 
 
-def test_a_size_that_is_not_one_is_an_error_of_usage(job, tmp_path):
-    done = bexplore("trace", job(), "--micro-batch-sizes", "1,two", cwd=tmp_path)
+def test_a_size_that_is_not_one_is_an_error_of_usage(job, in_process):
+    done = in_process("trace", job(), "--micro-batch-sizes", "1,two")
 
     assert done.returncode == 2
     assert '"1,two"' in done.stderr

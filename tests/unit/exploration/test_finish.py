@@ -12,14 +12,15 @@ import pytest
 
 from bexplore import load_config
 from bexplore.exploration import run_directory
-from bexplore.exploration.finish import Finish
+from bexplore.exploration.finish import Finish, failures_of, step_time_s, verified_by
 from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.output.summary import summary_text
+from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
-from tests.builders import JOBS
+from tests.builders import JOBS, observed
 
 SIZE = 8
 
@@ -31,6 +32,14 @@ class KnownRunner:
         self._compiled_s = compiled_s
         self.settings = SimpleNamespace(artifacts_dir=lambda size: folder / f"micro_batch_size_{size}")
         self.asked: list[dict[str, Any]] = []
+        self.gradients_asked: list[dict[str, int]] = []
+
+    def gradient_equivalence(self, **sizes: int) -> dict[str, Any]:
+        self.gradients_asked.append(sizes)
+        return {"verdict": "same", "message": "The gradients agree."}
+
+    def time_loader(self, micro_batch_size: int) -> dict[str, Any]:
+        return {"micro_batch_size": micro_batch_size, "samples_per_s": 4.0, "num_workers": 0, "problem": ""}
 
     def compare_eager(self, **search_specification: Any) -> dict[str, Any]:
         self.asked.append(search_specification)
@@ -48,15 +57,21 @@ def concluded(
     enabled: str = "both",
     elapsed_s: float = 1000.0,
     next_probe: NextProbe | None = None,
+    others: Sequence[Observation] = (),
+    stop_reason: StopReason = StopReason.NOTHING_LEFT,
+    loader: str = "",
 ) -> tuple[RunResult, KnownRunner]:
     """The result whose size was run exactly, and the runner that was asked."""
     (folder / "programs.py").write_text((JOBS / "programs.py").read_text())
     (folder / "job.yaml").write_text(
         "train_input: {batch_size: 64, micro_batch_size: explore}\n"
         f"explore:\n  device: cpu\n  compile: {enabled}\n"
-        '  workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"}\n'
+        '  workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"'
+        + f"{loader}}}\n"
     )
     run = run_directory.create_run(folder / "runs", meta={}, now=datetime(2026, 1, 2, tzinfo=UTC))
+    for item in others:
+        run.journal.append(item)
     probe = Probe(number=0, micro_batch_size=SIZE, compilation=Compilation.EXACT, purpose=Purpose.VERIFY)
     run.journal.append(Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=(1.0, 1.0), num_graphs=2))
     best = Recommendation(
@@ -79,7 +94,7 @@ def concluded(
         elapsed_s=lambda: elapsed_s,
     )
     result = Result(
-        stop_reason="nothing_left",
+        stop_reason=stop_reason,
         recommendation=best,
         base_micro_batch_size=SIZE,
         outcomes={"measured": 1},
@@ -142,3 +157,84 @@ def test_the_result_tells_what_is_left_to_gain_and_what_another_probe_would_cost
     (tmp_path / "apart").mkdir()
     result, _ = concluded(tmp_path / "apart", (1.0,))
     assert [getattr(result, name) for name in told] == [0.006, None, None, None, None]
+
+
+def test_gradients_are_compared_with_those_of_the_smallest_size_that_ran(tmp_path):
+    others = [observed(4), observed(2), observed(1, outcome=Outcome.CRASHED, pass_times_s=())]
+    result, runner = concluded(tmp_path, (1.0,), others=others)
+
+    assert runner.gradients_asked == [{"base_micro_batch_size": 2, "micro_batch_size": SIZE}]
+    assert result.gradient_equivalence == {"verdict": "same", "message": "The gradients agree."}
+
+
+def test_gradients_of_the_only_size_that_ran_are_compared_with_nothing(tmp_path):
+    result, runner = concluded(tmp_path, (1.0,))
+
+    assert (result.gradient_equivalence, runner.gradients_asked) == (None, [])
+
+
+@pytest.mark.parametrize(("loader", "timed"), [('loader: "programs:perceptron"', SIZE), ("", None)])
+def test_a_loader_is_timed_at_the_recommended_size_where_the_configuration_names_one(tmp_path, loader, timed):
+    result, _ = concluded(tmp_path, (1.0,), loader=f", {loader}" if loader else "")
+
+    assert (result.loader or {}).get("micro_batch_size") == timed
+
+
+def test_artifacts_of_the_recommended_size_are_kept_and_those_of_others_deleted(tmp_path):
+    for size in (SIZE, 2):
+        (tmp_path / "compiled" / f"micro_batch_size_{size}" / "fx").mkdir(parents=True)
+        (tmp_path / "compiled" / f"micro_batch_size_{size}" / "fx" / "graph").touch()
+
+    result, _ = concluded(tmp_path, (1.0,))
+
+    assert result.artifacts_dir == str(tmp_path / "compiled" / f"micro_batch_size_{SIZE}")
+    assert [path.name for path in (tmp_path / "compiled").iterdir()] == [f"micro_batch_size_{SIZE}"]
+
+
+def test_an_interrupted_run_measures_nothing_more_and_its_result_is_not_written(tmp_path):
+    result, runner = concluded(tmp_path, (1.0,), others=[observed(2)], stop_reason=StopReason.INTERRUPTED)
+
+    assert result.micro_batch_size == SIZE
+    assert (result.eager, result.gradient_equivalence, runner.asked, runner.gradients_asked) == (None, None, [], [])
+    assert list((tmp_path / "runs").rglob("result.json")) == []
+
+
+def test_a_finished_run_has_its_result_on_disk(tmp_path):
+    concluded(tmp_path, (1.0,))
+
+    assert len(list((tmp_path / "runs").rglob("result.json"))) == 1
+
+
+def test_failures_that_differ_in_numbers_alone_are_one_group():
+    def failed(size: int, reason: str, outcome: Outcome = Outcome.CRASHED) -> Observation:
+        return observed(size, outcome=outcome, reason=reason, pass_times_s=())
+
+    alike = [failed(8, "shape 8"), failed(4, "shape 4"), failed(4, "shape 4")]
+    groups = failures_of(
+        [*alike, observed(1), failed(2, "other"), failed(16, "shape 16", Outcome.NOT_FINITE)],
+    )
+
+    assert [(group.outcome, group.reason, group.micro_batch_sizes) for group in groups] == [
+        ("crashed", "shape 8", (4, 8)),
+        ("crashed", "other", (2,)),
+        ("not_finite", "shape 16", (16,)),
+    ]
+
+
+def test_a_size_is_verified_by_its_latest_exact_observation_or_else_by_its_latest():
+    shared, later = observed(4, number=0), observed(4, number=1)
+    exact = Observation(
+        probe=Probe(number=2, micro_batch_size=4, compilation=Compilation.EXACT), outcome=Outcome.MEASURED
+    )
+    failed = observed(4, number=3, outcome=Outcome.CRASHED, pass_times_s=())
+
+    assert verified_by([exact, shared, later, failed], 4) is exact
+    assert verified_by([shared, later, failed], 4) is later
+    assert verified_by([failed, observed(8)], 4) is None
+
+
+def test_a_step_takes_its_passes_and_one_update():
+    assert step_time_s(observed(4, pass_times_s=(0.5,), update_times_s=(0.25,)), 3) == 1.75
+    assert step_time_s(observed(4, pass_times_s=(0.5,)), 3) == 1.5
+    assert step_time_s(observed(4, outcome=Outcome.CRASHED, pass_times_s=()), 3) is None
+    assert step_time_s(None, 3) is None
