@@ -207,7 +207,7 @@ def test_a_job_on_the_host_gets_a_share_of_what_is_available_less_the_overhead_o
 def test_a_device_keeps_a_margin_free_and_its_other_users_are_a_warning():
     assert (budget().budget_bytes, budget().warnings) == (79 * GIB - int(DEVICE_MARGIN_SHARE * 80 * GIB), ())
     shared = budget(GPU | {"free_memory_bytes": 60 * GIB})
-    assert shared.warnings == ("20.0 GiB of the device's memory are used by others already",)
+    assert shared.warnings == ("20.0 GiB of the device's memory are used by other processes",)
     small = budget({"device": "cuda:0", "free_memory_bytes": 8 * GIB, "total_memory_bytes": 8 * GIB})
     assert small.budget_bytes == 8 * GIB - DEVICE_MARGIN_BYTES
 
