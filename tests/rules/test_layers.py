@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,15 +55,17 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path) for path in FILES}
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
     """Dotted names that a file imports, those inside functions and under TYPE_CHECKING included."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield full if full.removeprefix("bexplore.") in MODULES else node.module
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name if name.removeprefix("bexplore.") in MODULES else node.module for name in full]
+    return tuple(found)
 
 
 def own_imports(path: Path) -> Iterator[str]:
