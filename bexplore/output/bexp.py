@@ -144,7 +144,7 @@ def _interleaved_words(observation: Observation) -> str:
     levels, own = observation.estimates, observation.micro_batch_size
     other = next(size for size in levels if size != own)
     over = math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other))
-    return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'interleaved round')}"
+    return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'turn')} each"
 
 
 def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, is_full: bool = False) -> str:

@@ -64,7 +64,7 @@ def test_one_turn_is_told_as_one():
     asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
     observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
 
-    assert "in 1 interleaved round" in probe_sentence(loop.ProbeFinished(observation=observation))
+    assert "in 1 turn each" in probe_sentence(loop.ProbeFinished(observation=observation))
 
 
 def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did():
@@ -74,5 +74,5 @@ def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did(
 
     sentence = probe_sentence(loop.ProbeFinished(observation=observation))
 
-    assert "1.25x the speed of size 4 in 2 interleaved rounds" in sentence
+    assert "1.25x the speed of size 4 in 2 turns each" in sentence
     assert probe_record(observation)["interleaved_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}
