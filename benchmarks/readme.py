@@ -198,6 +198,7 @@ PARTS = {
     "cost-verdict": readme_tables.cost_verdict,
     "total": readme_tables.total,
     "rivals": readme_tables.rivals,
+    "one-way-to-measure": readme_tables.one_way_to_measure,
 }
 
 if __name__ == "__main__":

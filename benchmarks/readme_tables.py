@@ -159,6 +159,26 @@ def total() -> str:
     return "\n".join(rows)
 
 
+def one_way_to_measure() -> str:
+    """The two designs of the experiment, side by side, on each family of simulated jobs."""
+    rows = [
+        "| simulated jobs | design | within 2 % | probes | score >= 90 right | mean seconds |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for found in json.loads((RESULTS / "one_way_to_measure.json").read_text())["rows"]:
+        probes, low, high = found["mean_probes"]
+        cells = (
+            found["family"].replace("_", " "),
+            found["design"],
+            _interval(found["within_2_percent"]),
+            f"{probes:.2f} ({low:.2f} to {high:.2f})",
+            _interval(found["score_90_true"]),
+            f"{found['mean_cost_s']:.0f}",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def rivals() -> str:
     """What each finder answers on the engine's jobs, how long it takes, and what the answer is worth."""
     rows = [
