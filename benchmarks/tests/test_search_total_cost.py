@@ -213,6 +213,6 @@ def test_the_table_for_readers_has_ours_first_and_the_cheapest_others(monkeypatc
     _, _, *rows = readme_tables.total().splitlines()
     assert len(rows) == 4 * 4
     assert rows[0] == (
-        "| recorded sweeps that the search was developed on (2) | bexplore | 10 | 20 | 30 | 0.60 (0.60 to 0.60) |"
+        "| recorded sweeps on which the search was developed (2) | bexplore | 10 | 20 | 30 | 0.60 (0.60 to 0.60) |"
     )
     assert [row.split(" | ")[1] for row in rows[1:4]] == [EACH_COMPILED, "doubling", "largest"]

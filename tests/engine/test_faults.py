@@ -70,7 +70,7 @@ def test_a_full_disk_is_an_error_that_says_where_and_loses_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, len(before) + 10))
         with pytest.raises(EngineError, match=r"cannot append to .*journal\.jsonl") as error:
             book.append(observed(2, number=1))
-        assert "goes on from here" in error.value.hint
+        assert "it resumes here" in error.value.hint
 
     assert os.waitpid(in_child(fill), 0)[1] == 0
     assert book.read() == [observed(1)]
