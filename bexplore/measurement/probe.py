@@ -69,7 +69,7 @@ class Probe:
         compilation: Which program to run.
         purpose: Why the probe is made.
         fresh_worker: Start a new process first, so that process-to-process noise is seen.
-        max_passes: Upper bound on undisturbed timings, each of one pass or of several short ones; a runner stops earlier
+        max_passes: Upper bound on undisturbed timings, each of a pass or of several short ones; a runner stops earlier
             when the noise allows it.
         predicted_peak_memory_bytes: Expected by the trace; None where unknown.
         time_limit_s: The runner ends the probe as `timed_out` beyond it; None for no limit.
