@@ -54,7 +54,7 @@ test: $(STAMP)
 
 # One thread for numpy, as the explorer has it.
 test-fast: $(STAMP)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/rules $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not statistics' tests/unit tests/rules $(ARGS)
 
 # Triton is large, and only the tests of GPU programs need it.
 $(GPU_TRACE_STAMP): $(STAMP)

@@ -148,6 +148,7 @@ def bursts_of(seed: int) -> World:
     return draw_world(Family.BURSTS, seed)
 
 
+@pytest.mark.statistics
 def test_turns_that_bursts_of_others_hit_decide_nothing():
     """One turn in twenty takes up to a hundred times as long."""
     right, close, sure = [], [], []

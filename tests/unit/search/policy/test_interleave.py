@@ -252,6 +252,7 @@ def test_contenders_take_turns_all_together():
     assert {decision.micro_batch_size, *decision.interleaved_with} == {8, 12, 16}
 
 
+@pytest.mark.statistics
 def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
     """Each size alone is measured as badly as such a machine allows, and told with the doubt that this deserves."""
     confident, right = {True: 0, False: 0}, {True: 0, False: 0}
