@@ -168,7 +168,7 @@ def one_way_to_measure() -> str:
     for found in json.loads((RESULTS / "one_way_to_measure.json").read_text())["rows"]:
         probes, low, high = found["mean_probes"]
         cells = (
-            found["family"].replace("_", " "),
+            found["family"].replace("_", " ").replace("wandering", "drifting host"),
             found["design"],
             _interval(found["within_2_percent"]),
             f"{probes:.2f} ({low:.2f} to {high:.2f})",

@@ -273,7 +273,7 @@ def send(connection: Connection, message: Message) -> None:
     Raises:
         OSError: The other side is gone.
     """
-    values = {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}  # type: ignore[arg-type]
+    values = {one.name: getattr(message, one.name) for one in dataclasses.fields(message)}  # type: ignore[arg-type]  # a union
     connection.send_bytes(json.dumps({"kind": type(message).__name__} | values, default=_plain).encode())
 
 
