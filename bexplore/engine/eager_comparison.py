@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.measurement.interleaving import TIMING_S
-from bexplore.measurement.statistics import PairedRatio, paired_ratio
+from bexplore.measurement.statistics import TIMING_S, PairedRatio, paired_ratio
 
 # Fewest pairs of timings. Timings scatter by 5 % (`EXPECTED_ROUND_SD` in `search.posterior.noise_model`): the interval
 # of five pairs then reaches 9 % to each side. More follow until it is narrow.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bexplore.engine.runner import EngineRunner
 from bexplore.measurement.depth_extrapolation import Depths
-from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, busiest
 from bexplore.units import format_bytes
 
 DETAILS_OF_THE_PROGRAM = ("samples_are_seen", "optimizers", "unfused_optimizers")  # details that no depth changes
@@ -72,15 +72,9 @@ class ReducedDepthRunner:
             self._whole.rest()
             depths = (self._depths.low, self._depths.high)
             self._shallow = tuple(self._whole.at_depth(depth, self._depths.whole) for depth in depths)
-        search_specification = dataclasses.replace(
-            probe,
-            compilation=Compilation.SHARED,
-            predicted_peak_memory_bytes=None,
-            interleaved_with=(),
-        )
         found: list[Observation] = []
         for runner in self._shallow:
-            found.append(runner(search_specification))
+            found.append(runner(probe.of_shallow_model))
             if not found[-1].is_measured:
                 break
         return found
@@ -127,8 +121,7 @@ def full_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) ->
         num_graph_breaks=high.num_graph_breaks,
         graph_break_reasons=high.graph_break_reasons,
         num_recompiles=_sum(low.num_recompiles, high.num_recompiles),
-        background_cpu_share=_most(low.background_cpu_share, high.background_cpu_share),
-        scheduler_wait_fraction=_most(low.scheduler_wait_fraction, high.scheduler_wait_fraction),
+        **busiest(found),
         warnings=tuple(dict.fromkeys((*low.warnings, *high.warnings))),
         details={
             "num_blocks": depths.whole,
@@ -156,7 +149,3 @@ def _extrapolated(depths: Depths, low: int | None, high: int | None) -> int | No
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
-
-
-def _most(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)

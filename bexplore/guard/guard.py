@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from bexplore.exploration import run_directory
 from bexplore.guard import neighbour_sizes
 from bexplore.guard.baseline import Baseline, read_baseline, write_baseline
 from bexplore.guard.compare import compare_metrics
-from bexplore.guard.paired_timing import BUSY_SHARE, TIME_LIMIT_S
+from bexplore.guard.paired_timing import TIME_LIMIT_S, watch_processors
 from bexplore.guard.pairs import Part, broken, paired_times
 from bexplore.guard.reference import open_reference
 from bexplore.guard.report import Finding, NotCompared, Report, Status, Tier, merged
@@ -32,7 +31,6 @@ from bexplore.guard.snapshot import (
     time_sizes,
 )
 from bexplore.guard.statistics import TIME_TOLERANCE
-from bexplore.host.contention import CpuContention
 
 EXACT = frozenset({Tier.ANY_MACHINE, Tier.SAME_TOOLCHAIN})
 TIMES = frozenset({Tier.SAME_JOB, Tier.SAME_MACHINE})
@@ -196,13 +194,10 @@ def _baseline_times(
     host = _differences(before.machine, now.snapshot.machine, (*DEVICE_KEYS, *HOST_KEYS))
     why_not = "; ".join([*toolchain_changes, *host]) or ("" if before.times else "the baseline has no times")
 
-    contention = CpuContention(os.getpid())
-    contention.start()
+    remark = watch_processors()
 
     def judged(times: neighbour_sizes.Times) -> list[Finding]:
-        findings = neighbour_sizes.still_wins(
-            times, recommended, options.time_tolerance, is_busy=contention.background_cpu_share() > BUSY_SHARE
-        )
+        findings = neighbour_sizes.still_wins(times, recommended, options.time_tolerance, is_busy=bool(remark()))
         if not toolchain_changes and base is not None and base != recommended:
             findings += neighbour_sizes.relative_performance(before, times, recommended, base, options.time_tolerance)
         if not why_not:
@@ -221,8 +216,7 @@ def _baseline_times(
         return Part(findings=(broken(recommended, error.outcome),))
     advice: tuple[str, ...] = ()
     if any(one.status is Status.UNSURE for one in findings):
-        share = contention.background_cpu_share()
-        busy = f"; other processes used {share:.0%} of the processors" if share > BUSY_SHARE else ""
+        busy = f"; {found}" if (found := remark()) else ""
         advice = (f"times between two jobs are noisy: --against REF measures both sides in one{busy}",)
     missing = (neighbour_sizes.why_no_times(why_not, recommended),) if why_not else ()
     return Part(findings=tuple(findings), not_compared=missing, advice=advice)

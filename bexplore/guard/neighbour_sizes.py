@@ -33,10 +33,10 @@ def sizes_around(recommended: int, base: int | None, *, maximum: int | None, fit
     return tuple(sorted(near | ({2 * recommended} if 2 * recommended <= limit else set())))
 
 
-def run_interleaved(
+def run_in_worker(
     run: Callable[[int, int], Block], sizes: Sequence[int], pass_times_s: dict[int, float]
 ) -> list[SizeTimes]:
-    """Time sizes interleaved in one worker, forwards and backwards, so that drift affects all of them alike.
+    """Time sizes in one worker in rounds, forwards and backwards, so that what slows the machine affects all alike.
 
     Args:
         run: (micro_batch_size, passes) -> block.

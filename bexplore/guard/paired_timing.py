@@ -9,12 +9,14 @@ follow while they may add precision.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bexplore.guard.statistics import TIME_TOLERANCE, Judgement, Ratio, judge, ratio_of, workers_needed
+from bexplore.host.contention import CpuContention
 
 # Pairs of the first stage, and of a second one unless the first is wholly within the tolerance; then one by one while
 # the answer is unsure and time is left.
@@ -29,8 +31,6 @@ BLOCK_S = 0.04
 STAGE_PAIR_S = 3.0
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
 MAX_PASSES_PER_BLOCK = 200
-# Share of the processors used by other processes from which wall time alone proves nothing.
-BUSY_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,6 @@ class TimeDecision:
         wall: Ratio of wall times, candidate over reference.
         cpu: Ratio of processor times.
         stages: Ratio of wall times of the first stage, and of all later pairs.
-        background_cpu_share: Share of the processors, 0 to 1, that other processes used; None if unknown.
         reason: Why it is unsure, or a remark; empty for none.
         advice: How to make it sure; empty where it is.
     """
@@ -98,16 +97,22 @@ class TimeDecision:
     wall: Ratio
     cpu: Ratio
     stages: tuple[Ratio, ...]
-    background_cpu_share: float | None = None
     reason: str = ""
     advice: str = ""
+
+
+def watch_processors() -> Callable[[], str]:
+    """Return the `remark` of `decide`, about what happens from now on."""
+    contention = CpuContention(os.getpid())
+    contention.start()
+    return contention.remark
 
 
 def decide(
     measure: Callable[[int], Sequence[Pair]],
     *,
     tolerance: float = TIME_TOLERANCE,
-    background_cpu_share: Callable[[], float | None] = lambda: None,
+    remark: Callable[[], str] = lambda: "",
     may_go_on: Callable[[], bool] = lambda: False,
 ) -> TimeDecision:
     """Decide whether a candidate is slower than a reference, with a second measurement as confirmation.
@@ -119,17 +124,18 @@ def decide(
     Args:
         measure: Number of pairs -> samples of as many new pairs.
         tolerance: Relative difference of times that counts as none.
-        background_cpu_share: Returns the share of the processors that other processes used so far.
+        remark: Returns what other processes used of the processors so far, in words; empty where it is little. Beyond
+            it, wall time alone proves nothing.
         may_go_on: Returns whether there is time for a pair beyond the second stage.
     """
     pairs = list(measure(PAIRS_PER_STAGE))
-    decision = _decided(pairs, tolerance, background_cpu_share())
+    decision = _decided(pairs, tolerance, remark())
     while wanted := _num_wanted(decision, may_go_on):
         again = list(measure(wanted))
         if not again:
             break  # a worker could not run: the caller has the reason
         pairs += again
-        decision = _decided(pairs, tolerance, background_cpu_share())
+        decision = _decided(pairs, tolerance, remark())
     return decision
 
 
@@ -143,19 +149,18 @@ def _num_wanted(decision: TimeDecision, may_go_on: Callable[[], bool]) -> int:
     return 1 if is_open and may_go_on() else 0
 
 
-def _decided(pairs: Sequence[Pair], tolerance: float, background_cpu_share: float | None) -> TimeDecision:
+def _decided(pairs: Sequence[Pair], tolerance: float, remark: str) -> TimeDecision:
     wall, cpu = _wall(pairs), ratio_of([[one.log_cpu_ratio for one in pair] for pair in pairs])
     first, later = pairs[:PAIRS_PER_STAGE], pairs[PAIRS_PER_STAGE:]
     stages = (_wall(first), *([_wall(later)] if later else []))
-    judgement, reason = _judged(wall, cpu, stages, tolerance, background_cpu_share)
+    judgement, reason = _judged(wall, cpu, stages, tolerance, is_busy=bool(remark))
     return TimeDecision(
         judgement=judgement,
         wall=wall,
         cpu=cpu,
         stages=stages,
-        background_cpu_share=background_cpu_share,
         reason=reason,
-        advice=_advice(wall, tolerance, background_cpu_share) if judgement is Judgement.UNSURE else "",
+        advice=_advice(wall, tolerance, remark) if judgement is Judgement.UNSURE else "",
     )
 
 
@@ -164,7 +169,7 @@ def _wall(pairs: Sequence[Pair]) -> Ratio:
 
 
 def _judged(
-    wall: Ratio, cpu: Ratio, stages: Sequence[Ratio], tolerance: float, background_cpu_share: float | None
+    wall: Ratio, cpu: Ratio, stages: Sequence[Ratio], tolerance: float, *, is_busy: bool
 ) -> tuple[Judgement, str]:
     judgement = judge(wall, tolerance)
     if math.isnan(wall.value):
@@ -175,15 +180,15 @@ def _judged(
     if not all(sign * math.log(stage.value) > math.log1p(tolerance) for stage in stages):
         return Judgement.UNSURE, "a second measurement did not confirm the first"
     if judge(cpu, tolerance) is Judgement.SAME:
-        if background_cpu_share is not None and background_cpu_share > BUSY_SHARE:
+        if is_busy:
             return Judgement.UNSURE, "wall times differ and processor times do not, while other processes ran"
         return judgement, "processor times do not differ: the difference is waiting, not computing"
     return judgement, ""
 
 
-def _advice(wall: Ratio, tolerance: float, background_cpu_share: float | None) -> str:
-    if background_cpu_share is not None and background_cpu_share > BUSY_SHARE:
-        return f"other processes used {background_cpu_share:.0%} of the processors: run it on a quiet machine"
+def _advice(wall: Ratio, tolerance: float, remark: str) -> str:
+    if remark:
+        return f"{remark}: run it on a quiet machine"
     needed = workers_needed(wall, tolerance)
     if needed is None:
         return f"the ratio lies on the tolerance itself: --time-tolerance {2 * tolerance:g} would settle it"

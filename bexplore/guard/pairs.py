@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,11 +9,10 @@ from dataclasses import dataclass
 
 from bexplore.errors import EngineError
 from bexplore.guard.neighbour_sizes import STATUSES, why_no_times
-from bexplore.guard.paired_timing import TIME_LIMIT_S, Pair, TimeDecision, decide, run_pair
+from bexplore.guard.paired_timing import TIME_LIMIT_S, Pair, TimeDecision, decide, run_pair, watch_processors
 from bexplore.guard.reference import Reference, foreign_files
 from bexplore.guard.report import Finding, NotCompared, Status, Tier
 from bexplore.guard.snapshot import Observed, Setup, block_of, first_probe, live_runner
-from bexplore.host.contention import CpuContention
 from bexplore.measurement.probe import Compilation
 
 
@@ -57,8 +55,7 @@ def paired_times(
     if size is None:
         reason = "no size is known: run bexplore explore first, or give --micro-batch-size"
         return Part(not_compared=(why_no_times(reason, None),))
-    contention = CpuContention(os.getpid())
-    contention.start()
+    remark = watch_processors()
     failures: list[Part] = []
     began_s = time.monotonic()
     num_measured = 0
@@ -82,9 +79,7 @@ def paired_times(
     def may_go_on() -> bool:
         return not failures and time.monotonic() - began_s + pair_s <= time_limit_s
 
-    decision = decide(
-        measure, tolerance=tolerance, background_cpu_share=contention.background_cpu_share, may_go_on=may_go_on
-    )
+    decision = decide(measure, tolerance=tolerance, remark=remark, may_go_on=may_go_on)
     if failures:
         return failures[0]
     advice = (decision.advice,) if decision.advice else ()

@@ -16,7 +16,7 @@ class Tier(StrEnum):
 
     ANY_MACHINE = "any machine"
     SAME_TOOLCHAIN = "same torch, device kind and instruction set"
-    SAME_JOB = "within one job"  # times, interleaved
+    SAME_JOB = "within one job"  # times, in alternation
     SAME_MACHINE = "same machine"  # times of separate jobs
 
 

@@ -150,7 +150,7 @@ def time_sizes(
         with live_runner(observed, setup) as runner:
             pass_times_s = _started(runner, sizes, recommended)
             sizes = tuple(pass_times_s)
-            workers.append(tuple(neighbour_sizes.run_interleaved(_block_runner(runner), sizes, pass_times_s)))
+            workers.append(tuple(neighbour_sizes.run_in_worker(_block_runner(runner), sizes, pass_times_s)))
     return tuple(workers)
 
 

@@ -57,14 +57,15 @@ class CpuContention:
         others_s = (_busy_s() - self._busy_s) - (self._tree_s() - self._own_s)
         return min(1.0, max(0.0, others_s / (elapsed_s * (psutil.cpu_count() or 1)))) if elapsed_s > 0 else 0.0
 
+    def remark(self) -> str:
+        """Return what others used of the processors since `start`, in words; empty where it is little."""
+        share = self.background_cpu_share()
+        return f"other processes used {share:.0%} of the processors" if share > BUSY_SHARE else ""
+
     def warnings(self) -> list[str]:
         """Return warnings about times that were taken since `start`."""
-        warnings = []
-        share = self.background_cpu_share()
-        if share > BUSY_SHARE:
-            warnings.append(
-                f"other processes used {share:.0%} of the processors meanwhile: the times are noisier for it"
-            )
+        remark = self.remark()
+        warnings = [f"{remark} meanwhile: the times are noisier for it"] if remark else []
         if _throttle_count() > self._throttles:
             warnings.append("the processors lowered their clocks because of heat meanwhile: the times are too long")
         return warnings

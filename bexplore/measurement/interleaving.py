@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.measurement.statistics import MAD_SDS, QUARTILE_DISTANCE, mad, mean_se, median_se
+from bexplore.measurement.statistics import MAD_SDS, QUARTILE_DISTANCE, TIMING_S, mad, mean_se, median_se
 
 Array = NDArray[np.float64]
 
@@ -23,9 +23,6 @@ Array = NDArray[np.float64]
 # A size whose samples/s are below another's by this share beyond the indifference zone is not timed more closely ...
 WORSE_THAN_TIED = 0.04  # Source: a judgement, twice the default zone; sensitivity.md
 MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of the samples/s. Source: keeps 1 - share above 0
-# Seconds of one timing, at least one pass: short beside common-mode drift (seconds), long beside what a change of the
-# size disturbs. Source: the rounds of a shared machine of two cores, see `MAX_ROUND_OF_TWO_S`; sensitivity.md.
-TIMING_S = 0.1
 MAX_PASSES_PER_TIMING = 20  # Source: a judgement, passes of 5 ms; sensitivity.md
 # Fewest rounds, by the seconds of one: long timings average jitter away. Source: a judgement; a single round could not
 # show that a timing was disturbed.

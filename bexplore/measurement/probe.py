@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.interleaving import Estimate, estimate_alone, interleaved_estimates
+from bexplore.measurement.statistics import PairedRatio, paired_ratio
 
 
 class Outcome(StrEnum):
@@ -88,6 +90,13 @@ class Probe:
     time_limit_s: float | None = None
     tolerance: float = INDIFFERENCE_ZONE
     interleaved_with: tuple[int, ...] = ()
+
+    @property
+    def of_shallow_model(self) -> Probe:
+        """The probe of a copy of the model with fewer blocks: timed alone, with a peak that no trace predicts."""
+        return dataclasses.replace(
+            self, compilation=Compilation.SHARED, predicted_peak_memory_bytes=None, interleaved_with=()
+        )
 
     @property
     def program(self) -> tuple[Compilation, int]:
@@ -215,6 +224,22 @@ class Observation:
         """Rounds of interleaved timing; 0 where the size was timed alone."""
         return len(self.interleaved_times_s.get(self.micro_batch_size, ()))
 
+    @property
+    def over_other(self) -> tuple[float, int] | None:
+        """Speed over the first other size of its rounds, the leader or a contender, and that size; None if alone."""
+        own, levels = self.micro_batch_size, self.estimates
+        other = next((size for size in levels if size != own), None)
+        if other is None:
+            return None
+        return math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other)), other
+
+    @property
+    def times_s(self) -> dict[str, Any]:
+        """All raw times by the names of their fields, JSON values only."""
+        rounds = {str(size): list(times_s) for size, times_s in self.interleaved_times_s.items()}
+        passes, updates = list(self.pass_times_s), list(self.update_times_s)
+        return {"pass_times_s": passes, "update_times_s": updates, "interleaved_times_s": rounds}
+
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary, the inverse of `from_dict`."""
         return dataclasses.asdict(self)
@@ -226,14 +251,64 @@ class Observation:
         Raises:
             KeyError, TypeError, ValueError: The record has another form.
         """
-        fields = dict(record)
-        probe = Probe.from_dict(fields.pop("probe"))
-        fields["outcome"] = Outcome(fields["outcome"])
-        for name in ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings"):
-            fields[name] = tuple(fields.get(name, ()))
-        rounds = fields.get("interleaved_times_s", {})
-        fields["interleaved_times_s"] = {int(size): tuple(times_s) for size, times_s in rounds.items()}
-        return cls(probe=probe, **fields)
+        typed = {"probe": Probe.from_dict(record["probe"]), "outcome": Outcome(record["outcome"])}
+        return cls(**fields_of(record) | typed)
+
+
+def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of an `Observation`, as JSON carries them, with tuples and sizes for lists and their texts."""
+    lists = ("pass_times_s", "update_times_s", "graph_break_reasons", "warnings")
+    rounds = record.get("interleaved_times_s", {})
+    return {
+        **record,
+        **{name: tuple(record.get(name, ())) for name in lists},
+        "interleaved_times_s": {int(size): tuple(times_s) for size, times_s in rounds.items()},
+    }
+
+
+def busiest(observations: Sequence[Observation]) -> dict[str, Any]:
+    """Return the fields of the most that other processes did during any of some observations."""
+    names = ("background_cpu_share", "scheduler_wait_fraction")
+    shares = {name: [getattr(item, name) for item in observations] for name in names}
+    return {name: max((one for one in found if one is not None), default=None) for name, found in shares.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two sizes that were timed interleaved, over all probes that timed both.
+
+    Attributes:
+        micro_batch_size: The compared size.
+        reference: The size that it is compared with.
+        speed_over: Samples/s of the compared size over those of the reference; a pair is an interleaved round.
+    """
+
+    micro_batch_size: int
+    reference: int
+    speed_over: PairedRatio
+
+
+def compared_sizes(observations: Sequence[Observation], best: int | None) -> list[Comparison]:
+    """Compare each interleaved size with the best; ascending.
+
+    Where the best was not interleaved, the size of most interleaved probes is the reference.
+    """
+    rounds = [item.interleaved_times_s for item in observations if item.interleaved_times_s]
+    counts = Counter(size for times in rounds for size in times)
+    if not counts:
+        return []
+    most = max(counts, key=lambda size: (counts[size], size))
+    reference = best if best is not None and best in counts else most
+    compared = []
+    for size in sorted(set(counts) - {reference}):
+        shared = [times for times in rounds if size in times and reference in times]
+        own_s, others_s = (
+            [seconds / one for times in shared for seconds in times[one]] for one in (size, reference)
+        )  # seconds of a sample
+        if own_s:
+            ratio = paired_ratio(others_s, own_s)
+            compared.append(Comparison(micro_batch_size=size, reference=reference, speed_over=ratio))
+    return compared
 
 
 def needed_bytes(peak_bytes: int | None, resident_bytes: int | None) -> int | None:

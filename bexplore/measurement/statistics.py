@@ -24,6 +24,10 @@ MEDIAN_OVER_MEAN = 1.2533
 # Consecutive passes are autocorrelated: their standard error is this much larger. Source: repeats of the public sweeps
 # in benchmarks/curves; benchmarks/results/sensitivity.md.
 AUTOCORRELATION = 1.5
+# Seconds of one timing, at least one pass: short beside changes of the machine's speed (seconds), long beside what a
+# change of the size disturbs. Source: the rounds of a shared machine of two cores, see `MAX_ROUND_OF_TWO_S` in
+# `search.policy`; benchmarks/results/sensitivity.md.
+TIMING_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ BEXP202 19:39:45 GMT  Current recommended micro_batch_size: 2, estimated perform
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
@@ -133,17 +132,15 @@ def probe_sentence(event: ProbeFinished) -> str:
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
     return (
         f"{head}: {observation.samples_per_s:.4g} samples/s, pass {format_seconds(observation.pass_time_s)} "
-        f"({len(observation.pass_times_s)} timed){_interleaved_words(observation)}, {memory}{compiled}, {tail}"
+        f"({len(observation.pass_times_s)} timed){_words_beside(observation)}, {memory}{compiled}, {tail}"
     )
 
 
-def _interleaved_words(observation: Observation) -> str:
-    """Return the speed over the first size that the probe was interleaved with: the leader or a contender."""
-    if not observation.interleaved_times_s:
+def _words_beside(observation: Observation) -> str:
+    """Return the speed over another size of the probe's rounds; empty for a size that was timed alone."""
+    if observation.over_other is None:
         return ""
-    levels, own = observation.estimates, observation.micro_batch_size
-    other = next(size for size in levels if size != own)
-    over = math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other))
+    over, other = observation.over_other
     return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'turn')} each"
 
 

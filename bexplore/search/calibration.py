@@ -26,7 +26,7 @@ class Grounds:
     """What a probability rests on, beside the posterior.
 
     Attributes:
-        num_sizes: Sizes that were measured without CPU contention that hides them.
+        num_sizes: Sizes that were measured without a disturbance that hides them.
         num_candidates: Candidates.
     """
 

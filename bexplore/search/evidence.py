@@ -17,6 +17,9 @@ WAITING_IGNORED = 0.05
 # Share of the contention that remains where sizes were interleaved; the rest is common to all of them. Source: a
 # judgement; benchmarks/results/sensitivity.md.
 CONTENTION_INTERLEAVED = 0.25
+# ln(samples/s), of CPU contention above which a probe does not count as grounds. Source: a judgement, the gap at which
+# a size is worth nothing (`GAP_SCALE`); benchmarks/results/sensitivity.md.
+HIDDEN_SD = 0.1
 MOST_SCHEDULER_WAIT = 0.99  # share of a pass. Source: keeps a logarithm finite
 ROUNDING = 1e-6  # Source: above the rounding error of a whole number of timings
 
@@ -96,6 +99,11 @@ class Evidence:
     def is_measured(self) -> bool:
         """Whether there is a throughput."""
         return self.outcome is Outcome.MEASURED
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether CPU contention is too small to hide the size."""
+        return self.contention_sd <= HIDDEN_SD
 
     @property
     def needed_memory_bytes(self) -> int | None:

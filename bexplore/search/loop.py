@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage
 
 from bexplore.errors import NothingFitsError
 from bexplore.host.locks import locked, present
-from bexplore.measurement.probe import Observation, Probe, Purpose, Runner
+from bexplore.measurement.probe import Observation, Purpose, Runner
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.economics import NextProbe
@@ -37,10 +37,6 @@ from bexplore.search.study import trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.storage import storage_errors
 from bexplore.search.warnings import program_warnings
-
-# A probe's time limit is never below so many times what it is expected to take. Source: a judgement: expectations of an
-# unseen size are off by up to a factor of two in simulated searches, and a limit must not end a sound probe.
-TIME_LIMIT_SLACK = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +223,7 @@ class _Loop:
 
     def _run(self, trial: optuna.Trial, decision: Decision) -> Generator[ProbeStarted, None, Observation]:
         """Run the probe of a trial; its observation is in the journal before it is in the study."""
-        probe = _probe(trial.number, decision, self.sampler.settings, self.sampler.memory)
+        probe = decision.probe(trial.number, self.sampler.settings, self.sampler.memory)
         with _abandoned_on_error(self.study, trial), trials.leased(self.study, trial, probe):
             yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
             observation = self.runner(probe)
@@ -280,24 +276,6 @@ def _opened(sampler: BexploreSampler, run: RunRecord) -> Iterator[optuna.Study]:
             study = open_study(sampler, storage=run.storage, name=run.study_name)
             trials.rebuild(study, run.history, now=time.time(), is_alone=is_alone)
         yield study
-
-
-def _probe(number: int, decision: Decision, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:
-    size = decision.micro_batch_size
-    predicted = memory.peak_bytes(size) if memory and memory.peak_bytes else None
-    limit = settings.probe_time_limit_s
-    return Probe(
-        number=number,
-        micro_batch_size=size,
-        compilation=decision.compilation,
-        purpose=decision.purpose,
-        fresh_worker=decision.fresh_worker,
-        max_passes=decision.max_passes,
-        predicted_peak_memory_bytes=None if predicted is None else round(predicted),
-        time_limit_s=None if limit is None else max(limit, TIME_LIMIT_SLACK * decision.expected_s),
-        tolerance=settings.tolerance,
-        interleaved_with=decision.interleaved_with,
-    )
 
 
 @contextmanager

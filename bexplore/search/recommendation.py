@@ -18,9 +18,6 @@ WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: a judgement (99.7 % of a
 # normal one); benchmarks/results/sensitivity.md.
 ALLOWED_SDS = 3.0
-# ln(samples/s), of CPU contention above which a probe does not count as grounds. Source: a judgement, the gap at which
-# a size is worth nothing (`GAP_SCALE`); benchmarks/results/sensitivity.md.
-HIDDEN_SD = 0.1
 GAIN_QUANTILES = (0.025, 0.975)  # Source: 95 %, `measurement.statistics.LEVEL`
 MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw, for a tenth in throughput
 
@@ -137,7 +134,7 @@ def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
 
 def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:
     """Return the grounds of a posterior."""
-    seen = {item.micro_batch_size for item in evidence if item.is_measured and item.contention_sd <= HIDDEN_SD}
+    seen = {item.micro_batch_size for item in evidence if item.is_measured and item.is_clear}
     return Grounds(num_sizes=len(seen), num_candidates=int(posterior.represented.sum()))
 
 

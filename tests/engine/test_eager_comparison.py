@@ -6,8 +6,8 @@ import dataclasses
 
 from bexplore.engine import eager_comparison
 from bexplore.job import CompileSettings
-from bexplore.measurement.interleaving import TIMING_S
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
+from bexplore.measurement.statistics import TIMING_S
 from tests.builders import imported_job
 
 

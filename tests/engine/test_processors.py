@@ -9,14 +9,14 @@ import pytest
 
 SHARES_A_PROCESSOR = """
 import os, subprocess, sys, time
-from bexplore.engine.worker.processors import longest_wait_s, scheduler_wait_s
+from bexplore.engine.worker.processors import longest_wait_s, waits_s
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-before, until = scheduler_wait_s(), time.monotonic() + 30
-while before and longest_wait_s(before, scheduler_wait_s()) < 0.05 and time.monotonic() < until:
+before, until = waits_s(), time.monotonic() + 30
+while before and longest_wait_s(before, waits_s()) < 0.05 and time.monotonic() < until:
     pass
 rival.kill()
-print(longest_wait_s(before, scheduler_wait_s()) if before else "unknown")
+print(longest_wait_s(before, waits_s()) if before else "unknown")
 """
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bexplore.engine.protocol.messages import Done, Failed
-from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.measurement.probe import Observation, Outcome, Probe, fields_of
 from bexplore.units import format_bytes
 
 
@@ -26,12 +26,8 @@ def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], 
         if not answer.has_ended:
             common |= {"details": answer.details, "start_time_s": start_time_s, "warnings": tuple(warnings)}
         return Observation(**common)
-    values = dict(answer.values)
-    for name in ("pass_times_s", "update_times_s", "graph_break_reasons"):
-        values[name] = tuple(values.get(name, ()))
-    interleaved = values.get("interleaved_times_s", {})
-    values["interleaved_times_s"] = {int(size): tuple(times_s) for size, times_s in interleaved.items()}
-    values["warnings"] = (*values.get("warnings", ()), *warnings)
+    values = fields_of(answer.values)
+    values["warnings"] += tuple(warnings)
     # Resident memory is no reason to refuse: reserved memory has its limit in the allocator, and a process on a CPU is
     # allowed a little more than its tensors (`engine.worker.memory_limit`).
     outcome, reason = Outcome.MEASURED, ""

@@ -12,7 +12,7 @@ import torch
 from bexplore.engine.eager_comparison import are_enough
 from bexplore.engine.protocol.messages import CompareEager
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, Steps
-from bexplore.measurement.interleaving import TIMING_S
+from bexplore.measurement.statistics import TIMING_S
 from bexplore.workloads import Batch
 
 
@@ -38,7 +38,7 @@ def eagerly() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager")
 
 
-def time_eager_interleaved(
+def time_pairs(
     steps: Steps,
     batch: Batch,
     request: CompareEager,
@@ -49,7 +49,7 @@ def time_eager_interleaved(
 ) -> tuple[list[Timing], list[Timing]]:
     """Time compiled and eager passes in pairs, each pair the other way round than the one before.
 
-    So a steady drift of the machine meets both alike, and neither always has the other's caches.
+    A steady change of the machine's speed affects both alike, and neither always has the other's caches.
 
     Args:
         steps: Runs and times them.

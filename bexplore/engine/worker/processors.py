@@ -39,7 +39,7 @@ class Placement:
                 pass  # the thread has ended, or the processor has been taken away
 
 
-def scheduler_wait_s() -> dict[str, float]:
+def waits_s() -> dict[str, float]:
     """Return the seconds that each thread has waited for a processor so far; empty where the kernel keeps no account.
 
     Source: the second number of /proc/PID/schedstat, nanoseconds on the run queue (Linux, Documentation/scheduler).

@@ -2,14 +2,12 @@
 
 The program may be compiled ahead of the first probe (`prepare`). Order of a probe: (the pass that compiles) - a step
 of two passes and an update, whose peak memory is read - timed passes that add to existing gradients, as accumulation
-does, of the size alone or interleaved with others - timed updates. The optimizer's states appear at the first
+does, of the size alone or in rounds with others - timed updates. The optimizer's states appear at the first
 update, so the peak is read after it, and once in a process: a size that is measured again keeps its peak.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import gc
 import math
 import time
@@ -35,14 +33,14 @@ from bexplore.engine.worker.compilation import (
 )
 from bexplore.engine.worker.compiler_account import CompilerAccount, CompilerCounters
 from bexplore.engine.worker.device import bound_memory
-from bexplore.engine.worker.eager_timing import eagerly, time_eager_interleaved
+from bexplore.engine.worker.eager_timing import eagerly, time_pairs
 from bexplore.engine.worker.memory_limit import COMPILER_BYTES, DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
 from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
 from bexplore.engine.worker.processors import Placement
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import Steps, len_of, warm_device
-from bexplore.engine.worker.timing import Report, Timed, time_size
+from bexplore.engine.worker.timing import Report, SizeTimer, headline
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
@@ -104,11 +102,9 @@ class Session:
         self._idle_before_bytes = 0  # what this process held before the probe
         self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
-        self._usual_pass_s: dict[int, float] = {}
         self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
         self._is_checked = False  # whether the step was seen to train, or why that cannot be
         self._why_unchecked = ""
-        self._why_alone = ""  # the last probe that should have been interleaved
         self._placement = Placement()
         self.watch = CompilerCounters()
         self.toolchain = Toolchain(job, is_compiled=compilation is not Compilation.EAGER)
@@ -122,6 +118,14 @@ class Session:
             truncate_layers(self.workload, *depth)
         self.steps = Steps(self.workload, self.device, uses_cuda_graphs=self.uses_cuda_graphs)
         self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
+        self._timer = SizeTimer(
+            self.steps,
+            self.device,
+            uses_cuda_graphs=self.uses_cuda_graphs,
+            make_batch=self._make_batch,
+            compile_pass=self._compile_pass,
+            report=report,
+        )
         self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
         compile_workload(self.workload, job.compile, compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
@@ -157,21 +161,23 @@ class Session:
         self.steps.clear_gradients()
         self._idle_before_bytes = self._idle_bytes()
         repeated = self.steps.num_repeated
-        as_large_ran = probe.micro_batch_size <= max(self._usual_pass_s, default=0)
+        as_large_ran = probe.micro_batch_size <= max(self._timer.usual_pass_s, default=0)
         with self._around_steps(is_known_to_fit=as_large_ran):
             batch = self._make_batch(probe.micro_batch_size)
-            is_known = probe.micro_batch_size in self._usual_pass_s and not probe.purpose.is_verification
+            is_known = probe.micro_batch_size in self._timer.usual_pass_s and not probe.purpose.is_verification
             first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
             self._first_pass_s = 0.0
             memory = self._memory(batch, probe)
-            others = self._batches_of_others(probe)
+            others = self._timer.batches_of_others(probe)
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
             self.report(stage="passes")
-            timed = self._timed(batch, others, memory, probe, pass_budget_s)
+            timed = self._timer.time(
+                batch, others, probe, memory.passes, known=memory.passes_that_count, budget_s=pass_budget_s
+            )
             if not math.isfinite(timed.loss):
                 raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
-            self._usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
+            self._timer.usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
             has_gradients = any(gradient is not None for _, gradient in self.steps.gradients())
             self.report(stage="updates")
             update_times_s = self.steps.timed_updates(MAX_UPDATES, batch) if self.is_training else []
@@ -183,8 +189,7 @@ class Session:
         del batch, others
         self._check_step(probe, has_gradients=has_gradients)
         return {
-            "pass_times_s": timed.pass_times_s,
-            "interleaved_times_s": timed.interleaved_times_s,
+            **timed.values,
             "update_times_s": update_times_s,
             "compile_time_s": _compile_time_s(account, late, first_pass_s, timed.pass_times_s),
             "peak_memory_bytes": peak.allocated_bytes if peak else None,
@@ -194,9 +199,7 @@ class Session:
             "num_graph_breaks": len(account.graph_breaks) if compiled else None,
             "graph_break_reasons": tuple(map(str, account.graph_breaks)),
             "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
-            "loss": timed.loss,
             "warnings": _warnings(late, retries) + self._warnings_of_cuda_graphs(probe),
-            "scheduler_wait_fraction": timed.scheduler_wait_fraction,
             "ran_eagerly": not compiled or self.num_session_graphs == 0,
             "details": {
                 "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
@@ -228,7 +231,7 @@ class Session:
         except UserInputError:
             raise
         except Exception as error:  # without the compiler it may lack memory: what was measured stands all the same
-            self._is_checked, self._why_unchecked = True, _headline(error)
+            self._is_checked, self._why_unchecked = True, headline(error)
         self.steps.clear_gradients()
         release_cached_memory(self.device)
 
@@ -276,7 +279,7 @@ class Session:
             self._placement.take_slot(turn, torch.get_num_threads())
         self.watch.take()
         began_cpu_s = time.process_time()
-        together = self.steps.num_back_to_back(self._usual_pass_s.get(micro_batch_size, 0.0))
+        together = self.steps.num_back_to_back(self._timer.usual_pass_s.get(micro_batch_size, 0.0))
         counts = [min(together, num_passes - done) for done in range(0, num_passes, together)]
         times_s = [self.steps.timed_pass(batch, count) for count in counts]
         cpu_time_s = (time.process_time() - began_cpu_s) * len(times_s) / num_passes
@@ -285,7 +288,7 @@ class Session:
         return {"pass_times_s": times_s, "cpu_time_s": cpu_time_s, "loss": loss, "num_compiled": num_compiled}
 
     def compare_eager(self, request: CompareEager) -> dict[str, Any]:
-        """Time compiled and eager passes of a size that was measured before, interleaved, so that drift meets both.
+        """Time compiled and eager passes of a size that was measured before, in pairs.
 
         Returns:
             `compiled_timings`, `eager_timings`: pairs of a number of passes and their seconds;
@@ -295,14 +298,14 @@ class Session:
             Exception: Whatever the user's step raised.
         """
         self.report(stage="eager")
-        usual_s, peak = self._usual_pass_s.get(request.micro_batch_size, 0.0), None
+        usual_s, peak = self._timer.usual_pass_s.get(request.micro_batch_size, 0.0), None
         with self._around_steps():
             batch = self._make_batch(request.micro_batch_size)
             self.report(stage="eager")
             if request.asked:
                 with eagerly():
                     peak = self._memory_step.peak_of_one(batch)
-            compiled, eager = time_eager_interleaved(
+            compiled, eager = time_pairs(
                 self.steps,
                 batch,
                 request,
@@ -374,64 +377,12 @@ class Session:
 
     def _expected_pass_s(self, micro_batch_size: int) -> float:
         """Return the seconds of a pass at the best samples/s of this process; 0 while nothing was timed."""
-        per_sample_s = (seconds / size for size, seconds in self._usual_pass_s.items())
+        per_sample_s = (seconds / size for size, seconds in self._timer.usual_pass_s.items())
         return micro_batch_size * min(per_sample_s, default=0.0)
-
-    def _batches_of_others(self, probe: Probe) -> dict[int, Batch]:
-        """Return the batches, by size, that the probe is interleaved with; nothing of them is left to compile.
-
-        Empty where one of them fails: the probe's own size is what counts.
-        """
-        batches: dict[int, Batch] = {}
-        self._why_alone = ""
-        if self.uses_cuda_graphs and probe.interleaved_with:
-            self._why_alone = "the CUDA graphs of another size would hold memory beside this one's"
-            return batches
-        try:
-            for size in probe.interleaved_with:
-                batches[size] = self._make_batch(size)
-                if size not in self._usual_pass_s:  # it ran in an earlier process
-                    self._compile_pass(batches[size])
-                    self._usual_pass_s[size] = self.steps.timed_pass(batches[size])
-        except Exception as error:  # of the other size, in any way; the observation keeps it
-            self._why_alone = _headline(error)
-            batches.clear()
-        return batches
-
-    def _timed(
-        self, batch: Batch, others: dict[int, Batch], memory: StepMemory, probe: Probe, budget_s: float
-    ) -> Timed:
-        """Time a size, interleaved with others; alone where they fail together."""
-        own = probe.micro_batch_size
-        time_with = functools.partial(
-            time_size,
-            self.steps,
-            probe=probe,
-            usual_pass_s=self._usual_pass_s | {own: memory.passes[-1].seconds},
-            budget_s=budget_s,
-            known=memory.passes_that_count,
-            report=self.report,
-        )
-        if others:
-            try:
-                return time_with({own: batch} | others)
-            except Exception as error:  # of any kind: the size alone meets its own error again, which is reported
-                self._why_alone = _headline(error)
-        if not self._why_alone:
-            return time_with({own: batch})
-        others.clear()
-        self.steps.clear_gradients()
-        release_cached_memory(self.device)
-        timed = time_with({own: batch})
-        return dataclasses.replace(timed, details={**timed.details, "not_interleaved": self._why_alone})
 
     def _warnings_of_cuda_graphs(self, probe: Probe) -> list[str]:
         is_concerned = self.uses_cuda_graphs and self.is_training and probe.purpose.is_verification
         return [WARNING_OF_CUDA_GRAPHS] if is_concerned else []
-
-
-def _headline(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def _with_standard_strides(leaf: Any) -> Any:

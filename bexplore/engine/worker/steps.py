@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from bexplore.engine.worker.peak_memory import storage_bytes
-from bexplore.engine.worker.processors import longest_wait_s, scheduler_wait_s
+from bexplore.engine.worker.processors import longest_wait_s, waits_s
 from bexplore.engine.worker.torch_private import zero_in_place
 from bexplore.workloads import Batch, Workload
 
@@ -49,7 +49,7 @@ class Steps:
     Attributes:
         num_compilations: Begun by the compiler so far, as its session counts them.
         num_repeated: Passes that were run again so far, because the compiler ran in them.
-        scheduler_wait_s: For how long one of the threads of the call that was timed last waited for a processor; of
+        waited_s: For how long one of the threads of the call that was timed last waited for a processor; of
             passes back to back, the mean.
     """
 
@@ -61,7 +61,7 @@ class Steps:
         self._num_optimizer_steps = 0
         for optimizer in workload.optimizers:
             optimizer.register_step_post_hook(self._count_optimizer_step)
-        self.scheduler_wait_s = 0.0
+        self.waited_s = 0.0
 
     def forward_backward(self, batch: Batch) -> None:
         """Run one forward and backward pass, which adds to the gradients that there are."""
@@ -117,7 +117,7 @@ class Steps:
             before = self.num_compilations
             seconds = self._timed(passes) / num_passes
             if self.num_compilations == before:
-                self.scheduler_wait_s /= num_passes
+                self.waited_s /= num_passes
                 return seconds
             self.num_repeated += num_passes
         raise CompiledEachPassError(
@@ -165,18 +165,18 @@ class Steps:
 
     def _timed(self, run: Callable[[], None]) -> float:
         """Time one call by device events on CUDA, by the wall clock elsewhere; note how long its threads waited."""
-        self.scheduler_wait_s = 0.0
+        self.waited_s = 0.0
         synchronize(self._device)
         if self._device.type == "cuda":
             start, end = self._between_events(run)
             synchronize(self._device)
             return float(start.elapsed_time(end) / 1e3)
-        waited_before_s = scheduler_wait_s()
+        before_s = waits_s()
         begin = time.perf_counter()
         run()
         synchronize(self._device)
         seconds = time.perf_counter() - begin
-        self.scheduler_wait_s = longest_wait_s(waited_before_s, scheduler_wait_s())
+        self.waited_s = longest_wait_s(before_s, waits_s())
         return seconds
 
     def loss(self) -> float:

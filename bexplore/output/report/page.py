@@ -12,7 +12,7 @@ import jinja2
 
 from bexplore import __version__
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
-from bexplore.measurement.probe import Observation
+from bexplore.measurement.probe import Observation, compared_sizes
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
@@ -182,8 +182,8 @@ def sizes_table(data: ReportData) -> Table:
 
 
 def comparisons_table(data: ReportData) -> Table:
-    """Return the speeds of interleaved sizes relative to a common one, without common-mode drift."""
-    compared = data.comparisons()
+    """Return the speeds, relative to a common one, of sizes that were timed in the same rounds."""
+    compared = compared_sizes(data.measured, data.micro_batch_size)
     rows = tuple(
         (
             str(item.micro_batch_size),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from bexplore.host.accelerators import published_device
 from bexplore.host.json_files import read_json
 from bexplore.job import Job
 from bexplore.measurement.probe import Observation
-from bexplore.measurement.statistics import PairedRatio, paired_ratio
 from bexplore.trace.cost_model import CostModel
 
 
@@ -37,21 +35,6 @@ class SizeData:
     flops_per_s: float | None
     mfu: float | None
     hfu: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Two sizes that were timed interleaved, over all probes that timed both.
-
-    Attributes:
-        micro_batch_size: The compared size.
-        reference: The size that it is compared with.
-        speed_over: Samples/s of the compared size over those of the reference; a pair is an interleaved round.
-    """
-
-    micro_batch_size: int
-    reference: int
-    speed_over: PairedRatio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,29 +94,6 @@ class ReportData:
         """Return the data of each measured size, ascending."""
         latest = {item.micro_batch_size: item for item in sorted(self.measured, key=_is_exact)}
         return [self._size(latest[size]) for size in sorted(latest)]
-
-    def comparisons(self) -> list[Comparison]:
-        """Compare each interleaved size with the recommended one; ascending.
-
-        Where the recommended size was not interleaved, the size of most interleaved probes is the reference.
-        """
-        rounds = [item.interleaved_times_s for item in self.measured if item.interleaved_times_s]
-        counts = Counter(size for times in rounds for size in times)
-        if not counts:
-            return []
-        best = self.micro_batch_size
-        most = max(counts, key=lambda size: (counts[size], size))
-        reference = best if best is not None and best in counts else most
-        compared = []
-        for size in sorted(set(counts) - {reference}):
-            shared = [times for times in rounds if size in times and reference in times]
-            own_s, others_s = (
-                [seconds / one for times in shared for seconds in times[one]] for one in (size, reference)
-            )  # seconds of a sample
-            if own_s:
-                ratio = paired_ratio(others_s, own_s)
-                compared.append(Comparison(micro_batch_size=size, reference=reference, speed_over=ratio))
-        return compared
 
     def _size(self, item: Observation) -> SizeData:
         length, model, peak = self.job.sequence_length, self.cost_model, self.peak_flops_per_s

@@ -154,7 +154,7 @@ def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray
 
 
 def _order(posterior: Posterior, index: int, last_size: int) -> tuple[int, bool]:
-    """Return a sort key: the fewest measurements first, and never the same twice in a row, so that drift cancels."""
+    """Return a sort key: the fewest measurements first, and never the same twice in a row."""
     return int(posterior.measured[index]), int(posterior.sizes[index]) == last_size
 
 

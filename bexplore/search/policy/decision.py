@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from bexplore.measurement.probe import Compilation, Outcome, Purpose
+from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.economics import NextProbe, next_probe
@@ -47,6 +47,9 @@ UNLIKELY_TAIL = 0.02
 UNLIKELY_NEAR_BEST = 0.1
 SUSPICIOUS_Z = 3.0  # leave-one-out z-score of a winner that is measured again. Source: P < 0.2 %; sensitivity.md
 BASE_AGAIN_PROBES = 8  # after which the base is measured again, against drift. Source: `DRIFT_LENGTH`; sensitivity.md
+# A probe's time limit is never below so many times what it is expected to take. Source: a judgement: expectations of an
+# unseen size are off by up to a factor of two in simulated searches, and a limit must not end a sound probe.
+TIME_LIMIT_SLACK = 3.0
 EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: a judgement
 DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: a judgement
 LIKELY_FITS = 0.5  # probability. Source: more likely than not
@@ -95,6 +98,23 @@ class Decision:
     recommendation: Recommendation | None = None
     next_probe: NextProbe | None = None
     posterior: Posterior | None = None
+
+    def probe(self, number: int, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:
+        """Return the probe of this decision."""
+        predicted = memory.peak_bytes(self.micro_batch_size) if memory and memory.peak_bytes else None
+        limit = settings.probe_time_limit_s
+        return Probe(
+            number=number,
+            micro_batch_size=self.micro_batch_size,
+            compilation=self.compilation,
+            purpose=self.purpose,
+            fresh_worker=self.fresh_worker,
+            max_passes=self.max_passes,
+            predicted_peak_memory_bytes=None if predicted is None else round(predicted),
+            time_limit_s=None if limit is None else max(limit, TIME_LIMIT_SLACK * self.expected_s),
+            tolerance=settings.tolerance,
+            interleaved_with=self.interleaved_with,
+        )
 
 
 def decide(

@@ -79,7 +79,7 @@ class CurveDraws:
         own_sd: (S,), ln(samples/s), the part that a size does not share with its neighbours.
         surprise: (D,), leave-one-out z-score of the last probe of a size, positive where it was faster; 0 if none.
         own_level: (D,), ln(samples/s), estimate from the measurements of a size alone; NaN where there are none.
-        own_level_covariance: (D, D), of its errors: interleaved sizes share common-mode drift.
+        own_level_covariance: (D, D), of its errors, which sizes of one probe share in part.
     """
 
     log_throughput: Draws

@@ -9,7 +9,7 @@ from bexplore.measurement.probe import Probe
 class ScriptedSteps:
     """Passes that take what a size takes, and tell which size ran."""
 
-    scheduler_wait_s = 0.0
+    waited_s = 0.0
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.seconds, self.ran = seconds, list[int]()

@@ -177,8 +177,8 @@ def test_noise_gives_unsure_and_what_would_help():
 
 
 def test_waiting_while_others_run_is_unsure_and_waiting_alone_is_slower():
-    busy = decide(machine(1.1, cpu_ratio=1.0), background_cpu_share=lambda: 0.4)
-    quiet = decide(machine(1.1, cpu_ratio=1.0), background_cpu_share=lambda: 0.0)
+    busy = decide(machine(1.1, cpu_ratio=1.0), remark=lambda: "other processes used 40% of the processors")
+    quiet = decide(machine(1.1, cpu_ratio=1.0), remark=lambda: "")
 
     assert (busy.judgement, quiet.judgement) == (Judgement.UNSURE, Judgement.SLOWER)
     assert "waiting" in quiet.reason
