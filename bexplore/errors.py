@@ -94,8 +94,6 @@ def close_match(word: object, known: Iterable[object], cutoff: float = 0.6) -> s
     """Return the known word nearest to a misspelt one; None where none is near.
 
     Args:
-        word: As written.
-        known: The words that are read.
         cutoff: Similarity from which a word is near, by `difflib.SequenceMatcher`; 1 is the same word.
     """
     return next(iter(difflib.get_close_matches(str(word), [str(one) for one in known], n=1, cutoff=cutoff)), None)

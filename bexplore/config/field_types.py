@@ -203,7 +203,6 @@ def translate(detail: Any, problems: Problems, known_keys: Callable[[KeyPath], S
 
     Args:
         detail: One of `ValidationError.errors()`.
-        problems: Receives the error.
         known_keys: The keys of the section at a path below `explore`.
     """
     path = ("explore", *(part for part in detail["loc"]))

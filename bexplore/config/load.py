@@ -24,7 +24,6 @@ def load_config(
     """Read the file of a training job.
 
     Args:
-        path: A YAML file.
         overrides: `a.b=c` texts, applied in order before anything is checked. `micro_batch_size=...` sets that of the
             side that is explored, wherever the layout keeps it.
         allow_code: False refuses import paths.

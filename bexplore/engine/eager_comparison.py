@@ -89,8 +89,6 @@ def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float,
 
     Args:
         answer: `problem`, or `compiled_timings`, `eager_timings` and `eager_peak_memory_bytes`.
-        micro_batch_size: Samples of a pass.
-        tolerance: A share of speed that counts as none.
         asked: Whether the configuration requests the comparison.
     """
     if answer.get("problem"):

@@ -45,11 +45,8 @@ def ask_once(
     """Send one request to a worker of its own.
 
     Args:
-        request: What to do.
         log_path: Receives what the worker and the user's code print.
-        limits: Of its time and memory.
         environment: Variables of the worker beside this process's own.
-        on_progress: Called with what the worker reports.
     """
     worker = WorkerProcess(log_path, environment=environment)
     try:
@@ -84,9 +81,7 @@ def recall_or_trace(
     """Return the job's trace of an earlier run if nothing has changed since, else a new one, kept for later runs.
 
     Args:
-        job: What to trace.
         run_dir: Receives the worker's log.
-        on_progress: Called with what the worker reports.
         gpu: The device of a CUDA job, present or absent; None for a job on the CPU.
         fresh: Trace in any case.
 
@@ -154,7 +149,6 @@ def metrics_in_worker(
         log_path: Receives what the worker and the user's code print.
         device: The device, or `auto`, whose device info is wanted too.
         environment: Variables of the worker beside this process's own.
-        on_progress: Called with what the worker reports.
 
     Returns:
         The facts, and those of `device_info`; the latter empty where the program failed in an unforeseen way.

@@ -20,10 +20,6 @@ class ReducedDepthRunner:
     """A `Runner` that runs the search's reduced probes at two depths, and hands every other probe to the engine's own.
 
     Where a model does not run at reduced depth, the probe is run at full depth instead, with a warning.
-
-    Args:
-        whole: Runs the full depth.
-        depths: The two depths.
     """
 
     def __init__(self, whole: EngineRunner, depths: Depths) -> None:
@@ -94,9 +90,7 @@ def full_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) ->
     """Extrapolate two measurements at reduced depth to the full depth.
 
     Args:
-        probe: What was to run.
         found: Measured at the lower and at the higher depth.
-        depths: These.
     """
     low, high = found
     peak = _extrapolated(depths, low.peak_memory_bytes, high.peak_memory_bytes)

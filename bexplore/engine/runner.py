@@ -127,7 +127,6 @@ class EngineRunner:
     """Runs probes on real hardware.
 
     Args:
-        settings: The job, its budget and its device.
         workers: Processes that are started already, such as the one that reported of the device; None for new ones.
         limits: How long each stage may be silent; learns from every probe.
         on_progress: Called with what a worker reports while it works.
@@ -231,9 +230,6 @@ class EngineRunner:
         """Time compiled and eager passes interleaved, in the worker that has just run the size as the user compiles it.
 
         Args:
-            micro_batch_size: The size.
-            tolerance: A share of speed that counts as none.
-            asked: Whether the configuration requests it.
             max_s: Seconds of passes after which it ends; at most those of two contenders are spent.
 
         Returns:

@@ -52,7 +52,6 @@ def expected_duration(
         folder: The job's model directory; runs of other jobs are beside it.
         environment: `Fingerprint.environment()`.
         cost_model: The job's trace; None for none.
-        max_probes: Upper bound on probes.
     """
     if cost_model is None or not cost_model.hardware_flops_per_sample:
         return Estimate(seconds=None, why="the job has no trace")

@@ -53,8 +53,6 @@ def trace_record(
     """Return the fields of the `trace` event.
 
     Args:
-        cost_model: The trace.
-        budget_bytes: The memory budget in force.
         judged_by: The memory account that must fit the budget.
         minimum: Smallest micro-batch size that may be tried.
         maximum: Largest; None for no bound.

@@ -96,7 +96,6 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
     """Return the search settings of a configuration.
 
     Args:
-        config: The job's file.
         num_blocks: Number of identical blocks of the model, by the trace; 0 for none.
         block_share: Share of a pass's operations in these blocks.
     """

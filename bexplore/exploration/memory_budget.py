@@ -78,7 +78,6 @@ def resolve_budget(
     """Return the user's budget, or a safe one.
 
     Args:
-        settings: The `explore:` section.
         facts: torch's description of the device.
         num_replicas: Data-parallel replicas; a reserve is kept from two on.
         gradient_bytes: Size of one copy of the gradients; None if unknown.

@@ -106,8 +106,6 @@ def compare_metrics(
     """Compare the facts of two programs.
 
     Args:
-        before: Facts of the baseline.
-        after: Present facts.
         tiers: The tiers to compare, each with the reason why it cannot be compared, or an empty text.
         micro_batch_size: A further size at which memory is compared.
         memory_budget_bytes: The declared budget; None for none, and no largest size.

@@ -23,7 +23,6 @@ def sizes_around(recommended: int, base: int | None, *, maximum: int | None, fit
     """Return the recommended size, half and twice of it where they may run, and the base.
 
     Args:
-        recommended: The guarded size.
         base: The size that its speed is relative to; None if unknown.
         maximum: The configuration's largest size; None for no bound.
         fits: The largest size that fits the budget by the trace; None if unknown.
@@ -63,9 +62,6 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
     """Compare the recommended size with its neighbours, within this job.
 
     Args:
-        times: Passes by worker.
-        recommended: The guarded size.
-        tolerance: Relative difference that counts as none.
         is_busy: Whether other processes ran: the scheduler then favours short passes, and wall time proves nothing.
     """
     own = {one.micro_batch_size for worker in times for one in worker}

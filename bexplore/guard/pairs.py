@@ -38,11 +38,7 @@ def paired_times(
     """Time both programs in alternating live workers.
 
     Args:
-        before: The reference.
-        now: The present program.
-        reference: The source of the reference.
         setups: The setup of each, the reference first.
-        tiers: The facts to compare.
         tolerance: Relative difference of times that counts as none.
         time_limit_s: No pair begins that would exceed it, except for the first six.
 

@@ -60,7 +60,6 @@ def ratio_of(log_ratios: Sequence[Sequence[float]], *, seed: int = 0) -> Ratio:
 
     Args:
         log_ratios: For each worker, or pair of workers, the logarithms of its ratios.
-        seed: Seed of the resampling.
     """
     groups = [np.asarray(group, dtype=float) for group in log_ratios if len(group)]
     count = sum(len(group) for group in groups)
@@ -85,7 +84,6 @@ def unpaired_ratio(before: Sequence[float], after: Sequence[float], *, seed: int
     Args:
         before: The logarithm of each worker's time.
         after: The present ones.
-        seed: Seed of the resampling.
     """
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     smaller, count = min(len(old), len(new)), len(old) + len(new)

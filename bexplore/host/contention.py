@@ -172,7 +172,6 @@ class Contention:
     """What others do to a worker's processors and to its device while the block runs.
 
     Args:
-        pid: The worker.
         device_info: Its device; empty where unknown.
 
     Attributes:

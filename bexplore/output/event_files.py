@@ -21,7 +21,6 @@ class AppendFile:
     """A text file beside the journal. Lines that it cannot take are lost: the journal holds what must be kept.
 
     Args:
-        path: The file.
         warn: Called once, when the file refuses a line.
     """
 

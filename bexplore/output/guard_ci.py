@@ -50,7 +50,6 @@ def github_annotations(report: Report, config_folder: Path) -> list[str]:
     """Return workflow commands that GitHub shows at source lines.
 
     Args:
-        report: The findings.
         config_folder: Folder of the configuration and of the user's code, relative to the repository.
     """
     lines = []

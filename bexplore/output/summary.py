@@ -42,7 +42,6 @@ def summary_text(
     """Return the closing text of a run.
 
     Args:
-        result: The result.
         yaml_key: Dotted key of the size in the user's file.
         tolerance: Width of the indifference zone, as a share of speed.
         target_confidence: The requested score; None if unknown.

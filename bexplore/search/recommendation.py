@@ -69,10 +69,7 @@ def recommend(
     Sizes that ran in the user's own compilation go first, once any did. None where every measured size was dropped.
 
     Args:
-        posterior: The posterior.
         evidence: The evidence it was fitted to.
-        base: The smallest candidate.
-        tolerance: The indifference zone.
         size: The measured size to recommend; None for the posterior's choice.
     """
     mean = posterior.mean

@@ -123,9 +123,7 @@ def result_of(
     Args:
         reason: Why the exploration ended.
         best: The recommendation; None where nothing was measured.
-        space: The candidates.
         evidence: Every finished probe, in order.
-        tolerance: The indifference zone.
     """
     outcomes = dict(Counter(item.outcome.value for item in evidence if item.outcome is not None))
     if best is None:

@@ -182,8 +182,6 @@ def candidate_sizes(
     Args:
         rule: `all`, `powers_of_two`, `divisors` (of the replica batch size), `even` (the ceilings of the replica batch
             size over 1, 2, 3 ...), or the sizes themselves.
-        minimum: Smallest candidate.
-        maximum: Largest candidate.
         replica_batch_size: Samples of one replica in an optimizer step, for `divisors` and `even`.
 
     Raises:

@@ -58,8 +58,6 @@ def noise_warnings(
 
     Args:
         evidence: Every finished probe, in order.
-        base: The smallest candidate.
-        tolerance: The indifference zone.
         exact_over_shared: Throughput of exact over shared compilation, as measured; None where one of them did not run.
     """
     measured = [(number, item) for number, item in enumerate(evidence) if item.is_measured]

@@ -123,8 +123,6 @@ class SimulatedRunner:
         """Begin without a worker.
 
         Args:
-            world: The truth.
-            seed: Of the noise.
             shared_compile: A worker serves every size of the program that it has compiled; otherwise each probe starts
                 a worker and compiles.
         """

@@ -83,7 +83,6 @@ def recall(job: Job, *, gpu: GpuProperties | None) -> CostModel | None:
     """Return the trace of the same job in an earlier run, if nothing that it was made from has changed.
 
     Args:
-        job: The job to trace.
         gpu: The device of a CUDA job; None for a job on the CPU.
     """
     key = _key(job, gpu)
@@ -101,9 +100,6 @@ def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuPrope
     """Keep a trace for later runs, under the fingerprint of its program, and remove the oldest entries.
 
     Args:
-        job: The traced job.
-        cost_model: The trace.
-        sources: Sources of the trace.
         gpu: The device of a CUDA job; None for a job on the CPU.
     """
     entry = {

@@ -41,7 +41,6 @@ def count_graph_flops(graph: torch.fx.Graph, probe_batch: int, module_of: Callab
 
     Args:
         graph: Graph with `val` metadata.
-        probe_batch: Micro-batch size of the metadata.
         module_of: Node -> modules of the node.
     """
     costs = []

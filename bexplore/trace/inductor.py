@@ -63,8 +63,6 @@ def planning_only(
     """Make torch.compile plan graphs instead of building them, within this context.
 
     Args:
-        probe_batch: Micro-batch size of the fake step.
-        device_type: Type of the device of the program.
         run: Called in place of each compiled graph, with its inputs.
         observe: Called with each planned graph of the compiler and `probe_batch`.
     """

@@ -169,7 +169,6 @@ class LifetimeMode(TorchDispatchMode):
     """Report to a tracker what every operator outside of compiled graphs allocates.
 
     Args:
-        tracker: Receives the events.
         scalar: Value that reading a number out of a fake tensor gives; None lets it fail unless the number is a
             floating-point one. An optimizer reads its step count, which changes no size; nor does a loss or a scale.
     """

@@ -77,9 +77,6 @@ def trace_pass(
 
     Args:
         workload: Workload built under `fake_mode`.
-        fake_mode: Mode of its tensors.
-        probe_batch: Micro-batch size of the pass.
-        repeats: Runs of identical blocks.
         kept_blocks: Blocks of each run that are traced.
         observe: Called with each planned graph of the compiler and `probe_batch`.
     """
@@ -136,8 +133,6 @@ def trace_update(
     Args:
         workload: Workload built under `fake_mode`, at full depth.
         trained: Parameters that get a gradient.
-        fake_mode: Mode of its tensors.
-        probe_batch: Micro-batch size of the fake step.
 
     Returns:
         Bytes of the optimizer states, and the events of the second update.

@@ -101,10 +101,7 @@ def replay(plan: Plan, arguments: list[Any], tracker: LifetimeTracker, fake_mode
     """Run a plan instead of the graph: report its events, return fake outputs.
 
     Args:
-        plan: Plan of the graph.
         arguments: Inputs; the list is emptied, as compiled graphs do, so that inputs without other owners end here.
-        tracker: Receives the events.
-        fake_mode: Mode of the outputs.
     """
     memories = _take_inputs(plan, arguments, tracker)
     for step in plan.steps:

@@ -88,7 +88,6 @@ def is_steady(repeat: Repeat, events: list[Event], kept_blocks: int) -> bool:
     """Return whether two neighbouring inner blocks keep the same for the backward pass.
 
     Args:
-        repeat: The run.
         events: Events of the forward phase of the truncated model.
         kept_blocks: Blocks of the run in the truncated model.
     """
@@ -107,7 +106,6 @@ def lengthen(
     the first or in the last block: it is enough to insert between the two what the missing blocks keep.
 
     Args:
-        repeat: The run.
         events: Events of a pass of the truncated model.
         gradient_bytes: Bytes of the new gradients of one block.
         kept_blocks: Blocks of the run in the truncated model.

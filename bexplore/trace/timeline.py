@@ -79,9 +79,7 @@ def find_peaks(
 
     Args:
         resident: Buffers alive during the whole step.
-        events: Events of the phase.
         past: Events of earlier phases.
-        num_buffers: Most buffers to name at each peak.
 
     Returns:
         At least one peak; the memory needed at b is the maximum of their sizes at b.

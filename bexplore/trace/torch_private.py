@@ -88,7 +88,6 @@ def compiling_without_building(
 
     Args:
         load: Planned graph -> what is called with the program's list of inputs.
-        device_type: Type of the device of the program.
     """
 
     def load_instead(graph: GraphLowering) -> types.SimpleNamespace:

@@ -59,7 +59,6 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
     before and after, so earlier programs of this process are compiled anew at their next call: use a separate process.
 
     Args:
-        job: The job to trace.
         full_depth: Whether to trace every one of many identical blocks, for `observe`.
         observe: Called with each planned graph of the compiler and the micro-batch size of the trace.
         why_cpu: Reason why a CUDA job without a device here is traced for the CPU, for a note.

@@ -44,13 +44,10 @@ def workspace_sizes(
     """Return the bytes that one call takes beside its outputs, one after the other; empty where unknown.
 
     Args:
-        operator: Overload of an operator.
         shapes: Arguments, with tensors as shapes, at the micro-batch size `probe_batch`.
         result: Result, with tensors as shapes.
         probe_batch: Micro-batch size, a prime.
-        itemsize: Bytes of an element.
         is_channels_last: Whether the channels of images are last in memory.
-        device: Type of the device.
     """
     if device == "cpu" and operator in (_FORWARD, _BACKWARD):
         return _of_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)

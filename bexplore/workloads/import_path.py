@@ -94,7 +94,6 @@ def check_call(user_callable: UserCallable, *positional: str, setting: str) -> N
     """Raise UserInputError where a call with these positional arguments lacks some, or has too many.
 
     Args:
-        user_callable: The callable.
         positional: Names of the positional arguments, for the message.
         setting: Name of its path in the workload section.
     """

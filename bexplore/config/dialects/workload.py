@@ -18,7 +18,6 @@ def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: M
     """Make the job of a built-in decoder.
 
     Args:
-        settings: The `explore:` section.
         common: Fields of `Job` that do not depend on the kind of workload.
         decoder: `model`, `data` and `sequence_length` of the decoder.
     """

@@ -22,9 +22,7 @@ def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), 
     would change the other keys too.
 
     Args:
-        text: A YAML document.
         path: Keys and list indices from the top.
-        number: The value to write.
         beside: A key of the same mapping, before which an absent path is added in the style of what is around it.
         source: The file, for messages.
 

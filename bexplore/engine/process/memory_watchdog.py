@@ -32,7 +32,6 @@ class MemoryWatchdog:
     """Watches one worker and its descendants.
 
     Args:
-        pid: The worker.
         limit_bytes: Resident memory of all of them together beyond which they must end; None for no limit.
     """
 

@@ -14,8 +14,6 @@ def must_replace(
     """Return whether a worker must not run a probe: it is good for more of the same program only.
 
     Args:
-        worker: At work.
-        probe: What to run.
         shared_mode: The kind of shared program that the search uses.
         largest_measured: The largest size that is known to run, samples; 0 for none.
         uses_cuda_graphs: Whether the job's passes are recorded into CUDA graphs: those of an earlier size stay, and
@@ -39,7 +37,6 @@ def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, o
     """Return whether a later probe may need a worker's program; two workers do not share an accelerator's memory.
 
     Args:
-        worker: At work.
         probe: For which it must go.
         shared_mode: The kind of shared program that the search uses.
         on_cpu: Whether the job runs there.

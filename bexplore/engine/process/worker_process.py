@@ -139,11 +139,6 @@ class WorkerProcess:
     ) -> Answer:
         """Send a request and wait for its answer.
 
-        Args:
-            request: What to do.
-            limits: Of its time and memory.
-            on_progress: Called with each progress report.
-
         Returns:
             The worker's answer, or how it ended without one.
         """

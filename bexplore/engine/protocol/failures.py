@@ -123,7 +123,6 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
     """Name the outcome of an exception that left the user's step.
 
     Args:
-        error: The exception.
         device_is_full: Called where the text alone does not show whether memory was short.
     """
     kind = type(error).__name__

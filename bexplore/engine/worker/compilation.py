@@ -77,7 +77,6 @@ def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequenc
     would have another speed and other memory than the exact one. See `choose_layout_as_for_a_number`.
 
     Args:
-        workload: What is to be compiled.
         wanted: One of the modes of its device.
         block_classes: Of the blocks that a nested program compiles once; empty where there are none.
     """
@@ -103,10 +102,6 @@ def compile_workload(
     """Compile the workload's modules in place; nothing is built before the first pass.
 
     Args:
-        workload: What to compile.
-        settings: How the user's training compiles.
-        compilation: Which program.
-        shared_mode: The kind of shared program.
         block_classes: Of the blocks that are compiled once in a nested one; see `regions.repeated_classes`.
     """
     if compilation is Compilation.EAGER or not settings.enabled:
@@ -140,7 +135,6 @@ def mark_batch_dimension(
         batch: Pytree of tensors.
         dimensions: Sample dimension of each tensor leaf, None for a tensor without one; None where the structure of
             the batch is not known (a list of samples, say), so that nothing can be marked.
-        mode: Kind of the shared program.
         hint: The number of samples that the compiler is to choose kernels for where it must not rely on any; None for
             its own default, which is thousands. It is not guarded: another one compiles nothing anew.
     """

@@ -147,7 +147,6 @@ def await_memory(device: torch.device, expected_bytes: int | None) -> int | None
     """Wait until as much memory is free as there was, which a process that was killed just now may still hold.
 
     Args:
-        device: The accelerator.
         expected_bytes: What was free before any worker of this job; None if that is not known.
 
     Returns:

@@ -52,9 +52,6 @@ def time_pairs(
     A steady change of the machine's speed affects both alike, and neither always has the other's caches.
 
     Args:
-        steps: Runs and times them.
-        batch: Of the size.
-        request: What to compare, and for how long.
         usual_pass_s: About how long a compiled pass takes.
         is_warm: Whether the first pass of a kind takes what the next ones take.
         report: Called after each timing.

@@ -55,7 +55,6 @@ def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_b
     of one pass at the larger size. Gradients, buffers and the random state are left as they were.
 
     Args:
-        workload: A training job, built.
         base_micro_batch_size: Samples of a pass of the base split.
         micro_batch_size: Samples of a pass of the recommended split.
     """

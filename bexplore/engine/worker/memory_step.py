@@ -52,10 +52,7 @@ class MemoryStep:
     """Reads the peak of a step of a workload, once a size.
 
     Args:
-        steps: Runs and times the passes of a job.
-        device: Where it lives.
         limit: Tells what the process holds.
-        is_training: Whether a step has an update.
     """
 
     def __init__(self, steps: Steps, device: torch.device, limit: DataLimit, *, is_training: bool) -> None:
@@ -68,8 +65,6 @@ class MemoryStep:
         """Run a step; a size that this process has measured runs one pass, and keeps its memory.
 
         Args:
-            batch: Of the size.
-            micro_batch_size: The size, samples.
             expected_pass_s: Seconds that a pass will take, as far as they are known, else 0.
         """
         known = self._known.get(micro_batch_size)

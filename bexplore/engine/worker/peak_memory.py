@@ -37,7 +37,6 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
     Args:
         step: Runs a pass onto gradients that are there already, and an update; leaves nothing behind that it did not
             find.
-        device: Where the job runs.
         alive: Pytrees of the tensors that live before the step (weights, optimizer states, the batch); their
             storages are counted once each. Only needed on the CPU, whose events begin with the step.
     """

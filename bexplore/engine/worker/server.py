@@ -93,7 +93,6 @@ class Server:
         """Make the job's device the current one before anything else asks torch for a device.
 
         Args:
-            name: The device.
             limit_bytes: Of its memory, what this process may take; None for no limit.
 
         Returns:

@@ -69,8 +69,6 @@ class Session:
     """A job that lives in this process, compiled one way.
 
     Args:
-        job: What to build.
-        compilation: Which program to compile.
         shared_mode: The kind of shared program that is wanted; the next one where the workload does not allow it.
         budget_bytes: Memory budget of the job's tensors; None for no limit.
         depth: Identical blocks to keep, and how many there are; None for all of them.
@@ -261,8 +259,6 @@ class Session:
         """Time some passes of a size that has been measured before, so that nothing is left to compile.
 
         Args:
-            micro_batch_size: The size.
-            num_passes: How many.
             turn: Two workers that are compared run the same turn on the same processors; None to leave that open.
 
         Returns:

@@ -42,8 +42,6 @@ class Steps:
     """Runs and times the passes and updates of a workload.
 
     Args:
-        workload: A job, built.
-        device: Where it lives.
         uses_cuda_graphs: Whether its passes are recorded into CUDA graphs.
 
     Attributes:

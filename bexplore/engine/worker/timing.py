@@ -64,12 +64,9 @@ class SizeTimer:
     """Times the sizes of a session, each interleaved with the other sizes of its probe.
 
     Args:
-        steps: Runs and times the passes.
-        device: Where they run.
         uses_cuda_graphs: Whether passes are recorded into CUDA graphs.
         make_batch: Returns the batch of a size.
         compile_pass: Runs a pass where something may still have to be built.
-        report: As of `time_size`.
 
     Attributes:
         usual_pass_s: By size that ran in this process, median seconds of a pass.
@@ -124,12 +121,7 @@ class SizeTimer:
         """Time a size, interleaved with others; alone where they fail together.
 
         Args:
-            batch: Of the probe's own size.
-            others: Of `batches_of_others`.
-            probe: The size, and how precisely to time it.
             passes: Passes of the own size that have just run.
-            known: As of `time_size`.
-            budget_s: As of `time_size`.
         """
         own = probe.micro_batch_size
         time_with = functools.partial(
@@ -173,9 +165,7 @@ def time_size(
     """Time rounds of passes, a short visit to each size in turn, until the rounds suffice.
 
     Args:
-        steps: Runs and times the passes.
         batches: By size; the probe's own, alone or with those of the sizes that it is interleaved with.
-        probe: The size, and how precisely to time it.
         usual_pass_s: By size, about how long a pass takes; a visit has as many passes as that asks for.
         budget_s: Seconds of passes after which the rounds suffice; contenders that are interleaved have
             `BUDGETS_OF_CONTENDERS` times as much.

@@ -52,8 +52,6 @@ def mark_unbacked(tensor: torch.Tensor, dimension: int, *, hint: int | None) -> 
     """Declare a sample dimension of unknown size; all dimensions marked so are of one size.
 
     Args:
-        tensor: With the dimension.
-        dimension: Its index.
         hint: The size that kernels are chosen for; None for the compiler's default. It is not guarded.
     """
     decorators.mark_unbacked(tensor, dimension, shape_id="samples", hint_override=hint)

@@ -43,7 +43,6 @@ def write_figures(data: ReportData, folder: Path, kind: str) -> list[Path]:
     """Write each figure to a file of its own.
 
     Args:
-        data: The run.
         folder: Created where it is missing.
         kind: `svg` or `png`.
 

@@ -28,7 +28,6 @@ def draw(figure: Figure, *, width: int = 760, height: int = 380, standalone: boo
     """Draw a figure as one `<svg>` element.
 
     Args:
-        figure: The figure.
         width: Natural width, pixels; the drawing scales with its container.
         height: Natural height, pixels.
         standalone: Whether to include a style, for a file of its own.

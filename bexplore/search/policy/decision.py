@@ -128,10 +128,7 @@ def decide(
     """Decide on the next probe; a pure function of its arguments.
 
     Args:
-        space: The candidates.
         evidence: Every probe in order; probes in flight have no outcome, probes of the second answer do not count.
-        settings: The settings of the search.
-        memory: The prior of peak memory.
         num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
     """
     evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]

@@ -44,9 +44,7 @@ def next_probe(
     """Return the candidate whose probe is expected to save most, less its cost.
 
     Args:
-        posterior: The posterior.
         settings: The training, and the program of the search.
-        costs: Of a probe.
         leader: Position of the recommended size in the domain.
         candidates: (C,), positions of the sizes that may be probed; at least one.
     """

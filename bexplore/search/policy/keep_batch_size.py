@@ -41,12 +41,8 @@ def decide(
     training's program, the likeliest first, until the best of them reaches the target confidence.
 
     Args:
-        space: The candidates of the search.
         evidence: Every finished probe in order.
-        settings: The settings of the search.
         keeping: Sizes that keep the batch size; candidates of the search or not.
-        free: The search's recommendation.
-        memory: The prior of peak memory.
 
     Returns:
         A probe, or a stop; `recommendation` and `posterior` are of the sizes that keep the batch size alone.

@@ -117,7 +117,6 @@ def draw_boundaries(
     Args:
         observed: Measured by probes.
         prior: The prior of peak memory; None for none.
-        base: Smallest candidate.
         largest: Largest candidate; a boundary beyond it means that everything fits.
         uniforms: (6, S) fixed draws from U(0, 1).
 
@@ -139,7 +138,6 @@ def draw_ends(failed: Sequence[int], *, largest_measured: float, base: int, unif
     Args:
         failed: Sizes above all that ran, ascending, that failed for reasons of their own.
         largest_measured: The largest size that ran; 0 if none.
-        base: Smallest candidate.
         uniforms: (2, S) fixed draws from U(0, 1).
 
     Returns:
@@ -156,7 +154,6 @@ def draw_ratios(peaks: Sequence[ReservedPeak], normal: Array) -> Array:
     """Draw reserved over allocated memory of a size that has not run.
 
     Args:
-        peaks: Of probes; each corrects the prior.
         normal: (S,), standard normal draws.
 
     Returns:

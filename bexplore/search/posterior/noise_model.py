@@ -82,7 +82,6 @@ def measurements_of(
     Args:
         sizes: (D,), the domain; it covers every measured size.
         measured: Measured probes, in order.
-        user_compilation: The program of the curve.
     """
     rows = [row for probe, item in enumerate(measured) for row in _rows(probe, item)]
     at = np.searchsorted(sizes, [row.micro_batch_size for row in rows])

@@ -128,10 +128,7 @@ def fit_posterior(
     """Fit the posterior.
 
     Args:
-        space: The candidates.
         evidence: Every finished probe, in order.
-        memory: The prior of peak memory.
-        seed: Of all random numbers.
         user_compilation: The program of the training; other compilations are evidence with an extra variance.
         covered: Candidates that the domain must hold.
 

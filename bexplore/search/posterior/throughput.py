@@ -102,10 +102,8 @@ def draw_curves(
     Source: Wilson et al., "Efficiently sampling functions from Gaussian process posteriors", 2020.
 
     Args:
-        prior: Shapes of curves.
         sizes: (D,), the domain; it covers every measured size.
         measured: Measured probes, in order.
-        user_compilation: The program of the curve.
     """
     shapes = prior.evaluate(sizes)
     data, center = measurements_of(sizes, measured, user_compilation)
@@ -314,7 +312,6 @@ def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed
         curves: (S, D), ln(samples/s).
         measured: Positions of the measured sizes, ascending.
         sizes: (D,), samples.
-        seed: Of the draws that may rise.
     """
     last = measured[-1]
     half = measured[sizes[measured] <= sizes[last] / 2.0]

@@ -79,7 +79,6 @@ def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, 
     Args:
         study: Trials in flight of dead processes are abandoned, those of other hosts when their lease ends.
         history: Every finished observation of the journal, in order.
-        now: Unix time.
         is_alone: Whether no other explorer of this host works on the study: its trials in flight are left over.
     """
     trials = study.get_trials(deepcopy=False)

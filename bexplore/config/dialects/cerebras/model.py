@@ -40,7 +40,6 @@ def read_decoder(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[
     """Return the fields of `Job` of a decoder-only language model.
 
     Args:
-        problems: Receives mistakes and warnings.
         path: Path of the model section, which is a mapping.
         data_path: Path of the data section of the side that is explored.
     """
