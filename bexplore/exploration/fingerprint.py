@@ -14,6 +14,7 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.schema import TRAINING_TIME_S
+from bexplore.host.json_files import picked
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.job import Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
@@ -62,11 +63,8 @@ class Fingerprint:
             "settings": settings,
             "compares_eager": self.config.explore.compile.enabled == "both",
             "depth": self.config.explore.depth,
-            "minimum": self.config.minimum,
-            "maximum": self.config.maximum,
-            "candidates": self.config.candidates,
-            "memory_budget": self.config.explore.memory_budget,
-            "replica_reserve": self.config.explore.replica_reserve,
+            **picked(self.config, "minimum maximum candidates"),
+            **picked(self.config.explore, "memory_budget replica_reserve"),
             "num_replicas": self.config.num_replicas,
             "storage": self.config.explore.storage,
         }
@@ -101,18 +99,14 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
     """
     explore, compiled = config.explore, config.job.compile.enabled
     return SearchSettings(
-        tolerance=explore.tolerance,
+        **picked(explore, "tolerance max_probes time_budget_s seed probe_time_limit_s"),
         target_confidence=int(explore.target_confidence),
-        max_probes=explore.max_probes,
-        time_budget_s=explore.time_budget_s,
         training_time_s=explore.training_time_s or TRAINING_TIME_S,
         training_samples=config.training_samples,
-        seed=explore.seed,
         search_compilation=Compilation.SHARED if compiled else Compilation.EAGER,
         user_compilation=Compilation.EXACT if compiled else Compilation.EAGER,
         verify_exact=compiled,
         max_passes=explore.passes_per_probe,
-        probe_time_limit_s=explore.probe_time_limit_s,
         depths=None if explore.depth == "whole" else Depths.of(num_blocks=num_blocks, block_share=block_share),
         forces_reduced_depth=explore.depth == "reduced",
     )
