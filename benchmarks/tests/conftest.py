@@ -1,5 +1,5 @@
 """The fixtures of the product's tests."""
 
-from tests.conftest import own_device_lock, run_on, warm_on
+from tests.conftest import kept_bytecode, own_device_lock, run_on, warm_on
 
-__all__ = ["own_device_lock", "run_on", "warm_on"]
+__all__ = ["kept_bytecode", "own_device_lock", "run_on", "warm_on"]

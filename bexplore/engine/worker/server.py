@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -40,8 +43,9 @@ def serve(connection: Connection, *, preload: Sequence[str] = ()) -> None:
     """
     requests: SimpleQueue[Request] = SimpleQueue()
     threading.Thread(target=listen, args=(connection, requests), daemon=True).start()
-    for module in preload:
-        importlib.import_module(module)
+    with uncollected():
+        for module in preload:
+            importlib.import_module(module)
     if preload:
         send(connection, Progress(report={}))
     server = Server(lambda **report: send(connection, Progress(report=report)))
@@ -139,7 +143,8 @@ class Server:
                 stand_in(GpuProperties.from_dict(request.gpu))
             except TraceError as error:
                 why_not = error.message
-        from bexplore.trace.tracer import trace_job  # imports torch, which must find the absent device in place
+        with uncollected():
+            from bexplore.trace.tracer import trace_job  # imports torch, which must find the absent device in place
 
         cost_model = trace_job(request.job, why_cpu=why_not)
         sources = imported_sources(began_s)
@@ -156,8 +161,29 @@ class Server:
         return self._handlers[kind]
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import with the garbage collector off, and leave what was imported out of its later runs.
+
+    Torch and its compiler make 380,000 objects that live as long as the process. Collecting among them takes 3.5 s of
+    processor time for the imports of a probe instead of 2.6 s, and 0.2 s of each later full run (medians of three).
+    """
+    usual = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if usual:
+            gc.enable()
+
+
 def _module(name: str) -> Any:
-    return importlib.import_module(f"bexplore.engine.worker.{name}")
+    path = f"bexplore.engine.worker.{name}"
+    if path not in sys.modules:  # what a job has made must stay collectable
+        with uncollected():
+            importlib.import_module(path)
+    return sys.modules[path]
 
 
 def failed(failure: Failure, **of_the_worker: Any) -> Failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from multiprocessing.connection import Connection
@@ -70,3 +71,15 @@ def test_what_is_no_message_is_a_value_error(pipe, text):
     theirs.send_bytes(text)
     with pytest.raises(ValueError):
         receive(ours, FROM_WORKER)
+
+
+def test_what_a_worker_imports_is_left_out_of_later_collections_and_the_collector_goes_on():
+    frozen = gc.get_freeze_count()
+    try:
+        with server.uncollected():
+            assert not gc.isenabled()
+
+        assert gc.get_freeze_count() > frozen
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
