@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.batching import Divisibility, replica_batch_size_of
+from bexplore.config.command import Command
 from bexplore.config.document.reader import KeyPath, Position
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
@@ -69,6 +70,7 @@ class Config:
         model_dir: Folder of the user's own results; the run log is named after it.
         job: One replica's program. Its device may be `auto`: see `on_device`.
         explore: The `explore:` section.
+        command: The user's own training command; None where bexplore builds the job.
         warnings: Lines that qualify the result.
         options: Options of the command line that another command needs to find the same job.
     """
@@ -84,13 +86,16 @@ class Config:
     explore: ExploreSettings
     batch_size_path: KeyPath = ()
     max_steps: int | None = None
+    command: Command | None = None
     warnings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
     @property
     def typed(self) -> str:
-        """The file and its options, quoted for a shell."""
-        return shlex.join([str(self.path), *self.options])
+        """The file, its options and the command behind it, quoted for a shell."""
+        file = [str(self.path)] if self.command is None or self.command.file else []
+        command = ["--", *self.command.argv] if self.command and self.command.is_typed else []
+        return shlex.join([*file, *self.options, *command])
 
     @property
     def minimum(self) -> int:

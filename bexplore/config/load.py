@@ -6,24 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bexplore.config.config import Config
+from bexplore.config.dialects import command
 from bexplore.config.dialects.cerebras import load as cerebras
 from bexplore.config.document import document
-from bexplore.config.document.document import Override, Problems
+from bexplore.config.document.document import Document, Override, Problems
 from bexplore.config.document.reader import quoted
 from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
 _SECTIONS = (*cerebras.SECTIONS, "explore")
 _NEAR_SECTION = 0.75  # similarity from which an unread section is taken for a misspelt one
+_NO_FILE = Path("the command line")
 _MICRO_BATCH_SIZE = ("micro_batch_size",)  # `--set micro_batch_size=...` sets it wherever the layout keeps it
 
 
 def load_config(
-    path: Path | str, *, overrides: Sequence[str] = (), allow_code: bool = True, mode: Mode | None = None
+    path: Path | str | None, *, overrides: Sequence[str] = (), allow_code: bool = True, mode: Mode | None = None
 ) -> Config:
     """Read the file of a training job.
 
     Args:
+        path: A YAML file; with a training command any YAML, JSON or TOML file, or None.
         overrides: `a.b=c` texts, applied in order before anything is checked. `micro_batch_size=...` sets that of the
             side that is explored, wherever the layout keeps it.
         allow_code: False refuses import paths.
@@ -32,7 +35,7 @@ def load_config(
     Raises:
         UserInputError: The file is wrong; one error lists each mistake with line, rule, value and what to type.
     """
-    read = document.read(Path(path))
+    read = document.read(Path(path)) if path is not None else Document(path=_NO_FILE, values={})
     given = [Override.parse(text) for text in overrides]
     for override in given:
         if override.parts != _MICRO_BATCH_SIZE:
@@ -40,6 +43,8 @@ def load_config(
             read.apply_override(override)
     problems = Problems(document=read, warnings=list(read.warnings))
     guess = _notice_misspelt_sections(problems)
+    if read.get(("explore", "command")) is not None:
+        return command.load(problems, text=None if path is None else document.read_text(Path(path)))
     layout = cerebras.find_layout(problems)
     if layout is None:
         raise UserInputError(

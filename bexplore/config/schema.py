@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -96,6 +97,18 @@ class TorchOptions(_Section):
     cudnn_benchmark: bool | None = Field(
         None, description="As torch.backends.cudnn.benchmark; null: torch's default, false."
     )
+
+
+def _words_of_command(value: Any) -> Any:
+    """Split a text into words as a shell does."""
+    return shlex.split(value) if isinstance(value, str) else value
+
+
+def _texts(value: Any) -> Any:
+    """Accept plain numbers as values of variables."""
+    if not isinstance(value, dict):
+        return value
+    return {name: str(one) if type(one) in (int, float) else one for name, one in value.items()}
 
 
 def _short_for_enabled(value: Any) -> Any:
@@ -261,6 +274,25 @@ class ExploreSettings(_Section):
     )
     workload: WorkloadOptions | None = Field(
         None, description="The program to train, where the file does not describe it; null: the file's model section."
+    )
+
+    command: Annotated[list[str] | None, BeforeValidator(_words_of_command)] = Field(
+        None,
+        description="Your own training command, a list of words or one text, with placeholders such as "
+        "{micro_batch_size}; null: bexplore builds the job from the file.",
+    )
+    env: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
+        default_factory=dict, description="Further variables of the environment of `command`; placeholders are filled."
+    )
+    replicas: Samples | None = Field(
+        None, description="Data-parallel replicas that `command` starts; null: the first probe shows it."
+    )
+    global_batch_size: Samples | None = Field(
+        None,
+        description="Samples of one optimizer step of `command` over all replicas; null: the one you choose later.",
+    )
+    writes_are_fine: bool = Field(
+        False, description="Whether `command` may write where it likes, because it does not take {output_dir}."
     )
 
     @model_validator(mode="before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,7 +217,9 @@ def read(path: Path) -> Document:
     Raises:
         UserInputError: Unreadable, too large, not text, not YAML, hostile, empty, or not a mapping.
     """
-    text = _read_text(path)
+    text = read_text(path)
+    if path.suffix == ".toml":
+        return Document(path=path, values=_read_toml(text, path))
     reader = YamlReader(str(path))
     values = reader.read(text)
     if values is None:
@@ -226,12 +229,19 @@ def read(path: Path) -> Document:
     return Document(path=path, values=values, positions=reader.positions, warnings=reader.warnings)
 
 
+def _read_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserInputError(f"{path} is not TOML: {error}") from None
+
+
 def dotted_path(path: Sequence[str | int]) -> str:
     """Return a path as people write it."""
     return ".".join(str(key) for key in path)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read the text of a file, never more than the limit."""
     try:
         with path.open("rb") as file:

@@ -1,0 +1,671 @@
+"""Observe a training from inside its process: optimizer steps, micro-batches, memory, errors.
+
+This file runs in the environment of the user's training: the standard library alone, Python 3.8 and newer. Nothing here
+raises into the training, changes a number, or is traced by the compiler. After the last observed step every rank waits
+for the others and ends without running any further code of the user.
+
+The explorer reads these files of the probe's `reports` folder, each written whole (JSON):
+
+    hello-HOST-PID.json   torch was imported in this process
+    steps-HOST-PID        optimizer steps and passes so far, as text
+    rank-RANK-PID.json    the record of a process that stepped an optimizer
+    error-HOST-PID.json   the first exception that left the process or a backward pass
+
+The explorer writes `last_step`, the number of the step after which all ranks stop, and `release` once every rank has its
+record. A rank that waits goes on where the number is raised, because another rank had passed it already. Settings come
+from `probe.json` beside this file.
+"""
+
+import os
+import sys
+import threading
+import time
+
+_clock = time.perf_counter
+FORWARD_CALLS = 4  # calls of the model whose inputs are looked at, where no loader shows the size
+DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that are compared between ranks
+PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
+LOGGED_CHARACTERS = 8000
+
+
+def install(folder, torch):
+    """Observe this process; called once, when torch has been executed."""
+    observer = Observer(folder, torch)
+    try:
+        observer.attach()
+    except Exception as error:
+        observer.note_error(error, "observer")
+
+
+class Observer:
+    """The state of one observed process."""
+
+    def __init__(self, folder, torch):
+        self.torch = torch
+        self.probe = _read(os.path.join(folder, "probe.json"))
+        self.reports = self.probe["reports"]
+        self.last_step_path = os.path.join(self.reports, "last_step")
+        self.most_passes = PASSES_WITHOUT_STEP + 4 * self.probe.get("accumulation", 1)
+        self.started_at_s = _process_start()
+        self.resident_at_attach_bytes = _status_bytes("VmRSS")
+        self.attached_at_s = time.time()
+        self.reset()
+
+    def reset(self):
+        """Forget what was seen; after a fork it was the parent's."""
+        self.pid = os.getpid()
+        self.thread = None  # of the autograd calls that are counted
+        self.in_backward = False
+        self.updated_in_backward = False
+        self.steps = []  # one record per optimizer step
+        self.passes = self.updates = self.total_passes = 0
+        self.fetches = self.samples = self.elements = 0
+        self.rows = {}  # leading dimension -> micro-batches that had it
+        self.update_s = 0.0
+        self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
+        self.update_events = []
+        self.is_pending = False  # an update ended; the next backward pass begins the next step
+        self.updates_of_steps = []
+        self.numel_of_optimizers = {}
+        self.clock_optimizer, self.clock_numel = None, -1
+        self.optimizer_names = {}
+        self.digests = []
+        self.forward_rows = []
+        self.forward_handles = []
+        self.memory = {}
+        self.profiler = None
+        self.first_backward_at_s = None
+        self.is_done = self.was_observed = False
+        self.has_error = False
+        self.notes = []
+        self.steps_file = None
+
+    # -- hooks ------------------------------------------------------------------------------------------------------
+
+    def attach(self):
+        """Write the hello file and put the hooks in place."""
+        self.write("hello-%s-%d.json" % (_host(), self.pid), self._hello())
+        self._limit_memory()
+        # torch's own decorator, under which dynamo traces none of these; an optimizer imports dynamo anyway.
+        hidden = getattr(self.torch, "_disable_dynamo", lambda function: function)
+        for name in (
+            "before_backward",
+            "after_backward",
+            "before_update",
+            "after_update",
+            "fetched",
+            "_forward_called",
+        ):
+            setattr(self, name, hidden(_as_function(getattr(self, name))))
+        os.register_at_fork(after_in_child=self.reset)
+        self._patch_backward()
+        self._patch_loader()
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(self.before_update)
+        optimizer.register_optimizer_step_post_hook(self.after_update)
+        self._chain_excepthooks()
+        import atexit
+
+        atexit.register(self._at_exit)
+
+    def _hello(self):
+        return {
+            "pid": self.pid,
+            "host": _host(),
+            "argv": getattr(sys, "orig_argv", sys.argv),
+            "python": sys.version.split()[0],
+            "torch": str(self.torch.__version__),
+            "rank": os.environ.get("RANK"),
+            "started_at_s": self.started_at_s,
+            "attached_at_s": self.attached_at_s,
+        }
+
+    def _limit_memory(self):
+        limit = self.probe.get("memory_limit_bytes")
+        if not limit:
+            return
+        if not _has_accelerator(self.torch):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        elif hasattr(self.torch.cuda, "_lazy_call"):  # runs when CUDA is initialised, which a launcher never does
+            self.torch.cuda._lazy_call(lambda: _limit_cuda(self.torch.cuda, limit))
+
+    def _patch_backward(self):
+        import functools
+
+        inner, observer = self.torch.autograd.backward, self
+
+        @functools.wraps(inner)
+        def backward(*args, **kwargs):
+            # Nested calls are reentrant checkpointing; those of other threads belong to a pass that is counted.
+            if observer.in_backward or observer.is_done and observer.thread != threading.get_ident():
+                return inner(*args, **kwargs)
+            observer.before_backward()
+            observer.in_backward = True
+            try:
+                result = inner(*args, **kwargs)
+            except BaseException as error:
+                observer.in_backward = False
+                observer.note_error(error, "backward")
+                raise
+            observer.in_backward = False
+            observer.after_backward()
+            return result
+
+        self.torch.autograd.backward = backward
+
+    def _patch_loader(self):
+        import functools
+
+        from torch.utils.data import dataloader
+
+        base, observer = dataloader._BaseDataLoaderIter, self
+        inner, next_index = base.__next__, base._next_index
+
+        @functools.wraps(inner)
+        def __next__(iterator):
+            batch = inner(iterator)
+            observer.fetched(batch)
+            return batch
+
+        @functools.wraps(next_index)
+        def _next_index(iterator):
+            index = next_index(iterator)
+            size = observer.probe.get("trim_to")
+            # Before anything is loaded: samples that are cut cost nothing, and collation gets a batch of that size.
+            return index[:size] if size and isinstance(index, list) else index
+
+        base.__next__, base._next_index = __next__, _next_index
+
+    def _chain_excepthooks(self):
+        inner = sys.excepthook
+        if getattr(inner, "is_of_bexplore", False):
+            return
+
+        def hook(kind, error, trace):
+            self.note_error(error, "uncaught")
+            inner(kind, error, trace)
+
+        hook.is_of_bexplore = True
+        sys.excepthook = hook
+
+    # -- what the hooks see -----------------------------------------------------------------------------------------
+
+    def fetched(self, batch):
+        """Count a micro-batch that a DataLoader returned."""
+        if self.is_done:
+            return
+        try:
+            leaves = list(_tensors(batch, self.torch))
+            rows = leading_dimension(leaves)
+            self.fetches += 1
+            self.samples += rows or 0
+            self.elements += sum(leaf.numel() for leaf in leaves)
+            self.rows[rows] = self.rows.get(rows, 0) + 1
+            if len(self.digests) < DIGESTS:
+                self._digest(leaves)
+        except Exception as error:
+            self._note("batch", error)
+
+    def before_backward(self):
+        """Close the step before, if an update ended it; wait for the end after the last one."""
+        try:
+            if self.is_done:
+                self._park()
+            if self.is_pending:
+                self._end_step()
+            if self.first_backward_at_s is None:
+                self.first_backward_at_s = time.time()
+                self.thread = threading.get_ident()
+                self._chain_excepthooks()  # a framework may have replaced it
+        except Exception as error:
+            self._note("backward", error)
+
+    def after_backward(self):
+        """Count a pass; an optimizer that steps inside of the backward pass ends the step here."""
+        self.passes += 1
+        self.total_passes += 1
+        self.last_backward_s = _clock()
+        if self.updated_in_backward:
+            self.updated_in_backward = False
+            self._updated(1)
+        elif not self.steps and not self.is_pending and self.total_passes > self.most_passes:
+            self._finish("no_step")
+
+    def before_update(self, optimizer, args, kwargs):
+        """Note when an update begins."""
+        if not self.in_backward and not self.is_done:
+            self.update_began_s = _clock()
+            self._mark_device("begins")
+
+    def after_update(self, optimizer, args, kwargs):
+        """Count an update; the optimizer with most parameters is the clock of the steps."""
+        if self.is_done:
+            return
+        try:
+            self._know(optimizer)
+            if self.in_backward:  # a hook of each parameter steps: one update a pass
+                self.updated_in_backward = True
+                return
+            now = _clock()
+            self.update_s += now - max(self.update_began_s, self.last_backward_s)
+            self._mark_device("ends")
+            if id(optimizer) == self.clock_optimizer or self.is_pending:
+                self._updated(self.updates + 1)
+            else:
+                self.updates += 1
+        except Exception as error:
+            self._note("update", error)
+
+    def _know(self, optimizer):
+        key = id(optimizer)
+        if key not in self.numel_of_optimizers:
+            numel = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+            self.numel_of_optimizers[key] = numel
+            self.optimizer_names[type(optimizer).__name__] = True
+            if numel > self.clock_numel:
+                self.clock_optimizer, self.clock_numel = key, numel
+
+    def _updated(self, updates):
+        self.updates, self.is_pending, self.last_update_s = updates, True, _clock()
+        # The last step ends with as many updates as those before it had. To wait for the next backward pass instead
+        # would lock the stages of a pipeline: a stage that waits gives the others no gradient.
+        is_last = len(self.steps) + 1 >= self._last_step()
+        if is_last and self.updates >= max(self.updates_of_steps[-3:], default=1):
+            self._end_step()
+
+    def _end_step(self):
+        """Record the step that the last update ended."""
+        self.is_pending = False
+        self.updates_of_steps.append(self.updates)
+        self._record_step()
+        self._report_progress()
+        count = len(self.steps)
+        if count == 1:
+            self._watch_forward()
+        if count == self.probe["memory_step"]:
+            self._begin_memory()
+        elif count == self.probe["memory_step"] + 1:
+            self._end_memory()
+        if count >= self._last_step():
+            self._finish("observed")
+            self._park()
+
+    def _last_step(self):
+        try:
+            with open(self.last_step_path, "rb") as stream:
+                return int(stream.read())
+        except OSError:
+            return self.probe["max_steps"]
+
+    def _record_step(self):
+        step = {"ended_s": self.last_update_s, "num_passes": self.passes, "num_fetches": self.fetches}
+        step.update(num_samples=self.samples, num_elements=self.elements, num_updates=self.updates)
+        step.update(update_s=self.update_s, events=self.update_events)
+        self.steps.append(step)
+        self.passes = self.updates = self.fetches = self.samples = self.elements = 0
+        self.update_s, self.update_events = 0.0, []
+
+    def _report_progress(self):
+        if self.steps_file is None:
+            path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
+            self.steps_file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(self.steps_file, b"%9d %9d\n" % (len(self.steps), self.total_passes), 0)
+
+    def _mark_device(self, kind):
+        cuda = self.torch.cuda
+        if cuda.is_initialized():
+            event = cuda.Event(enable_timing=True)
+            event.record()
+            self.update_events.append((kind, event))
+
+    def _digest(self, leaves):
+        """Ranks with equal batches share one replica's work: tensor, context or pipeline parallelism."""
+        import hashlib
+
+        digest = hashlib.blake2b(digest_size=8)
+        for leaf in leaves:
+            if leaf.layout is self.torch.strided and leaf.numel():
+                flat = leaf.detach().reshape(-1)
+                some = flat[:: max(1, flat.numel() // DIGEST_ELEMENTS)][:DIGEST_ELEMENTS]
+                digest.update(repr(some.tolist()).encode())
+        if leaves:
+            self.digests.append(digest.hexdigest())
+
+    # -- the size, where no loader showed it ------------------------------------------------------------------------
+
+    def _watch_forward(self):
+        """Look at the inputs of the model's next calls, where no loader returned micro-batches of the size."""
+        if self.probe["micro_batch_size"] in self.rows or self.probe.get("trim_to") in self.rows:
+            return
+        import gc
+
+        # By type: a weakref proxy answers isinstance with its referent's class, or with an exception.
+        modules = [one for one in gc.get_objects() if issubclass(type(one), self.torch.nn.Module)]
+        inner = {id(child) for module in modules for child in module.modules() if child is not module}
+        for module in modules:
+            if id(module) in inner or not any(p.requires_grad for p in module.parameters()):
+                continue
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                self._watch_compiled(module)  # a hook would be traced, and the module compiled again
+            else:
+                self.forward_handles.append(module.register_forward_pre_hook(self._forward_called, with_kwargs=True))
+
+    def _watch_compiled(self, module):
+        inner = module._compiled_call_impl
+
+        def call(*args, **kwargs):
+            self._forward_called(module, args, kwargs)
+            return inner(*args, **kwargs)
+
+        class Handle:
+            def remove(self):
+                module._compiled_call_impl = inner
+
+        module._compiled_call_impl = call
+        self.forward_handles.append(Handle())
+
+    def _forward_called(self, module, args, kwargs):
+        try:
+            if self.in_backward or self.is_done or not self.torch.is_grad_enabled():
+                return
+            leaves = list(_tensors((args, kwargs), self.torch))
+            self.forward_rows.append([leading_dimension(leaves), sum(leaf.numel() for leaf in leaves)])
+            if len(self.digests) < DIGESTS:
+                self._digest(leaves)
+            if len(self.forward_rows) >= FORWARD_CALLS:
+                for handle in self.forward_handles:
+                    handle.remove()
+        except Exception as error:
+            self._note("forward", error)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def _begin_memory(self):
+        """Begin the step whose memory is measured; it is not timed."""
+        self.memory["resident_before_bytes"] = _status_bytes("VmRSS")
+        try:
+            with open("/proc/self/clear_refs", "w") as stream:
+                stream.write("5")  # VmHWM starts anew
+        except OSError:
+            self._note("memory", "the resident peak is that of the whole process")
+        if self.torch.cuda.is_initialized():
+            self.torch.cuda.reset_peak_memory_stats()
+        elif self.probe.get("profile_memory") and not self.torch.autograd._profiler_enabled():
+            self.memory["live_bytes"] = _live_bytes(self.torch)
+            try:
+                profiler = self.torch.profiler
+                self.profiler = profiler.profile(activities=[profiler.ProfilerActivity.CPU], profile_memory=True)
+                self.profiler.__enter__()
+            except Exception as error:
+                self.profiler = None
+                self._note("profile", error)
+
+    def _end_memory(self):
+        profiler, self.profiler = self.profiler, None
+        if profiler is None:
+            return
+        try:
+            profiler.__exit__(None, None, None)
+            events = [one for one in profiler.profiler.kineto_results.events() if one.name() == "[memory]"]
+            bytes_now = peak = 0
+            for event in sorted(events, key=lambda one: one.start_ns()):
+                bytes_now += event.nbytes()
+                peak = max(peak, bytes_now)
+            self.memory["peak_bytes"] = self.memory["live_bytes"] + peak
+        except Exception as error:
+            self._note("profile", error)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _finish(self, outcome):
+        """Write the record of this rank."""
+        self.is_done, self.was_observed = True, outcome == "observed"
+        self._end_memory()
+        self.memory["resident_peak_bytes"] = _status_bytes("VmHWM")
+        self.memory["resident_at_attach_bytes"] = self.resident_at_attach_bytes
+        device = "cpu"
+        cuda = self.torch.cuda
+        if cuda.is_initialized():
+            device = "cuda:%d" % cuda.current_device()
+            self._read_cuda_events()
+            self._read_cuda_memory()
+        rank, world_size, backend = _place(self.torch)
+        record = self._hello()
+        record.update(
+            outcome=outcome,
+            rank=rank,
+            world_size=world_size,
+            backend=backend,
+            device=device,
+            device_name=cuda.get_device_name() if device != "cpu" else "",
+            steps=[{name: value for name, value in step.items() if name != "events"} for step in self.steps],
+            num_passes=self.total_passes,
+            rows={str(rows): count for rows, count in self.rows.items()},
+            forward_rows=self.forward_rows,
+            digests=self.digests,
+            optimizers=sorted(self.optimizer_names),
+            memory=self.memory,
+            compiler=_compiler_counters(),
+            num_threads=self.torch.get_num_threads(),
+            first_backward_at_s=self.first_backward_at_s,
+            finished_at_s=time.time(),
+            notes=self.notes,
+        )
+        self.write("rank-%d-%d.json" % (rank, self.pid), record)
+
+    def _read_cuda_events(self):
+        """Replace host times by device times: the host queues steps before the device has run them."""
+        self.torch.cuda.synchronize()
+        events = [event for step in self.steps for _, event in step["events"]]
+        for step in self.steps if events else ():
+            begins = [event for kind, event in step["events"] if kind == "begins"]
+            ends = [event for kind, event in step["events"] if kind == "ends"]
+            if not ends:  # updated inside of the backward pass
+                continue
+            step["ended_s"] = events[0].elapsed_time(ends[-1]) / 1e3
+            step["update_s"] = sum(a.elapsed_time(b) for a, b in zip(begins, ends)) / 1e3
+
+    def _read_cuda_memory(self):
+        cuda = self.torch.cuda
+        statistics = cuda.memory_stats()
+        self.memory.update(
+            peak_bytes=cuda.max_memory_allocated(),
+            reserved_peak_bytes=cuda.max_memory_reserved(),
+            num_ooms=statistics.get("num_ooms", 0),
+            num_alloc_retries=statistics.get("num_alloc_retries", 0),
+        )
+
+    def _park(self):
+        """Wait until every rank has its record, then end: no `finally`, no checkpoint, no destructor of the user's."""
+        if self.thread is not None and self.thread != threading.get_ident():
+            return
+        release = os.path.join(self.reports, "release")
+        limit_s = _clock() + self.probe.get("park_s", 60.0)
+        while not os.path.exists(release) and _clock() < limit_s:
+            if len(self.steps) < self._last_step() and self.was_observed:  # another rank was ahead
+                self.is_done = False
+                return
+            time.sleep(0.01)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _at_exit(self):
+        """Record a training that ended by itself before the last observed step."""
+        if os.getpid() != self.pid or self.is_done:
+            return
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.note_error(error, "uncaught")
+        if self.first_backward_at_s is None:
+            return
+        self.is_done = True  # no step ends any more in this process
+        if self.is_pending:
+            self._record_step()
+        self._finish("ended" if self.steps else "no_step")
+
+    def note_error(self, error, where):
+        """Write the first error of this process."""
+        if self.has_error or isinstance(error, (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit)):
+            return
+        self.has_error = True
+        try:
+            import traceback
+
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            record = {
+                "pid": os.getpid(),
+                "host": _host(),
+                "rank": os.environ.get("RANK"),
+                "where": where,
+                "chain": _chain(error),
+                "traceback": text[-LOGGED_CHARACTERS:],
+                "at_s": time.time(),
+                "num_steps": len(self.steps),
+            }
+            self.write("error-%s-%d.json" % (_host(), os.getpid()), record)
+        except Exception:  # a full disk: the training's own end shows the error
+            pass
+
+    def _note(self, where, error):
+        if len(self.notes) < 5:
+            self.notes.append("%s: %s" % (where, error if isinstance(error, str) else repr(error)))
+
+    def write(self, name, record):
+        """Write a JSON file whole."""
+        import json
+
+        path = os.path.join(self.reports, name)
+        with open(path + ".part", "w", encoding="utf-8") as stream:
+            json.dump(record, stream)
+        os.replace(path + ".part", path)
+
+
+def leading_dimension(leaves):
+    """Return the leading dimension that most tensors share; of a tie, that of the largest tensor."""
+    found = {}
+    for leaf in leaves:
+        if leaf.dim():
+            count, numel = found.get(leaf.shape[0], (0, 0))
+            found[leaf.shape[0]] = (count + 1, max(numel, leaf.numel()))
+    return max(found, key=lambda rows: found[rows]) if found else None
+
+
+def _tensors(tree, torch, depth=0):
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif depth > 6:
+        return
+    elif isinstance(tree, dict) or isinstance(getattr(tree, "data", None), dict):
+        for value in (tree if isinstance(tree, dict) else tree.data).values():
+            yield from _tensors(value, torch, depth + 1)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _tensors(value, torch, depth + 1)
+    elif hasattr(tree, "__dataclass_fields__"):
+        for name in tree.__dataclass_fields__:
+            yield from _tensors(getattr(tree, name, None), torch, depth + 1)
+
+
+def _as_function(method):
+    """Return a plain function: torch's decorator sets an attribute, which a bound method refuses."""
+    return lambda *args, **kwargs: method(*args, **kwargs)
+
+
+def _chain(error):
+    links = []
+    while error is not None and len(links) < 8:
+        links.append({"type": type(error).__name__, "module": type(error).__module__, "message": str(error)[:2000]})
+        error = error.__cause__ or getattr(error, "inner_exception", None)
+    return links
+
+
+def _live_bytes(torch):
+    """Return the bytes of all storages that Python can see: weights, gradients, optimizer states, batches."""
+    import gc
+    import warnings
+
+    storages = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for one in gc.get_objects():
+            try:
+                if not issubclass(type(one), torch.Tensor):
+                    continue
+                for tensor in (one,) if one.grad is None else (one, one.grad):
+                    storage = tensor.untyped_storage()
+                    if storage.device.type == "cpu":
+                        storages[storage.data_ptr()] = storage.nbytes()
+            except Exception:
+                continue
+    return sum(storages.values())
+
+
+def _limit_cuda(cuda, limit_bytes):
+    _, total = cuda.mem_get_info()
+    cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
+
+
+def _has_accelerator(torch):
+    return bool(torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl"))
+
+
+def _place(torch):
+    """Return rank, world size and backend: those of torch.distributed, else of the launcher's environment."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
+
+
+def _compiler_counters():
+    """Return dynamo's counts of graphs and breaks; None where nothing was compiled."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return None
+    try:
+        counters = sys.modules["torch._dynamo.utils"].counters
+        return {
+            "num_graphs": int(counters["stats"].get("unique_graphs", 0)),
+            "graph_break_reasons": [str(reason).splitlines()[0] for reason in counters["graph_break"]],
+            "num_graph_breaks": int(sum(counters["graph_break"].values())),
+            "num_recompiles": int(sum(counters.get("recompiles", {}).values())),
+        }
+    except Exception:
+        return None
+
+
+def _read(path):
+    import json
+
+    with open(path, encoding="utf-8") as stream:
+        return json.load(stream)
+
+
+def _host():
+    return os.uname().nodename
+
+
+def _status_bytes(key):
+    try:
+        with open("/proc/self/status") as stream:
+            for line in stream:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _process_start():
+    """Return the Unix time at which the kernel started this process, before Python's own start."""
+    try:
+        with open("/proc/self/stat") as stream:
+            ticks = int(stream.read().rsplit(")", 1)[1].split()[19])
+        with open("/proc/stat") as stream:
+            boot_s = next(int(line.split()[1]) for line in stream if line.startswith("btime"))
+        return boot_s + ticks / os.sysconf("SC_CLK_TCK")
+    except Exception:
+        return time.time()

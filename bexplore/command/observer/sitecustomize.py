@@ -1,0 +1,78 @@
+"""Load the observer in a Python process of a probe, once torch has been executed.
+
+Python's `site` imports this file because its folder stands first on PYTHONPATH. It imports nothing that Python's own
+start has not imported: a process that never imports torch pays for one finder. Python 3.8 and newer.
+"""
+
+import os
+import sys
+
+
+class _TorchFinder:
+    """Find `torch` for the import system, and call the observer once its module has been executed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
+            if spec is not None and hasattr(spec.loader, "exec_module"):
+                self._wrap(spec.loader)
+                return spec
+        return None
+
+    def _wrap(self, loader):
+        execute = loader.exec_module
+
+        def exec_module(module):
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            loader.exec_module = execute
+            execute(module)  # its exceptions are the user's
+            _observe(self.folder, module)
+
+        loader.exec_module = exec_module
+
+
+def _observe(folder, torch):
+    try:
+        path = os.path.join(folder, "bexplore_observer.py")
+        module = type(sys)("bexplore_observer")
+        module.__file__ = path
+        with open(path, encoding="utf-8") as stream:
+            exec(compile(stream.read(), path, "exec"), module.__dict__)
+        sys.modules["bexplore_observer"] = module
+        module.install(folder, torch)
+    except Exception as error:  # the training goes on whatever happens here
+        print("bexplore: the training is not observed: %r" % error, file=sys.stderr)
+
+
+def _start():
+    folder = os.path.dirname(os.path.abspath(__file__))
+    if not any(
+        type(finder).__name__ == "_TorchFinder" for finder in sys.meta_path
+    ):  # the .pth file may have been first
+        sys.meta_path.insert(0, _TorchFinder(folder))
+    if __name__ == "sitecustomize":
+        _import_next(folder)
+
+
+def _import_next(folder):
+    """Import the sitecustomize that Python would have found without this one."""
+    own = sys.modules.pop("sitecustomize", None)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        if own is not None:
+            sys.modules.setdefault("sitecustomize", own)
+
+
+_start()

@@ -1,0 +1,81 @@
+"""The folder of one start: the observer and its settings, the copy of the user's file, output, reports, log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bexplore.config.command import Command
+
+OBSERVER = Path(__file__).parent / "observer"
+# Switches with which trackers and telemetry are off, by their own documentation.
+TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "SWANLAB_MODE": "disabled",
+    "CLEARML_OFFLINE_MODE": "1",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFolder:
+    """The folder of one start.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    @property
+    def reports(self) -> Path:
+        """Where the observer writes."""
+        return self.path / "reports"
+
+    def write(self, command: Command, values: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
+        """Write all that a start needs; return the variables of its environment.
+
+        Args:
+            command: The command.
+            values: The placeholders' texts.
+            settings: Of the observer.
+        """
+        inject = self.path / "observer"
+        for folder in (self.path / "output", self.reports, inject):
+            folder.mkdir(parents=True)
+        for source in OBSERVER.glob("*.py"):
+            shutil.copyfile(source, inject / source.name)
+        (inject / "probe.json").write_text(json.dumps({**settings, "reports": str(self.reports)}))
+        if command.file is not None:
+            (self.path / command.file.name).write_text(command.file.copy(values))
+        own_path = os.environ.get("PYTHONPATH")
+        _, env = command.filled(values)
+        path = os.pathsep.join([str(inject), *([own_path] if own_path else [])])
+        return TRACKERS_OFF | env | {"PYTHONPATH": path}
+
+    def stop_after(self, step: int) -> None:
+        """Name the step after which all ranks stop."""
+        part = self.reports / "last_step.part"
+        part.write_text(str(step))
+        part.replace(self.reports / "last_step")
+
+    def release(self) -> None:
+        """Let the ranks end: every one has its record."""
+        (self.reports / "release").touch()
+
+    def clean(self) -> None:
+        """Remove what the training wrote and what the observer was loaded from; reports and log stay."""
+        shutil.rmtree(self.path / "output", ignore_errors=True)
+        shutil.rmtree(self.path / "observer", ignore_errors=True)

@@ -1,0 +1,195 @@
+"""Watch one start until every rank has its record, or until it is clear that this will not be."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import psutil
+
+from bexplore.command.failures import of_errors
+from bexplore.command.processes import Start
+from bexplore.command.reports import Reports
+from bexplore.host.machine import available_memory_bytes
+from bexplore.measurement.probe import Outcome
+
+POLL_S = 0.05
+# A rank reads the number of the last step at each step; it is set so many polls ahead of the fastest rank, so that none
+# has passed it. One that has is waited for: see `_stop_all`.
+POLLS_AHEAD = 4
+# Seconds of timed steps: half of what the start took, within these. Source: a judgement; the median of a probe is then
+# known to about the noise between two starts, and no start is repeated for want of steps.
+TIMED_SHARE, LEAST_TIMED_S, MOST_TIMED_S = 0.5, 2.0, 8.0
+MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
+PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
+# A process with torch in it and without a hello is not observed. Source: the observer writes its hello within
+# milliseconds of torch's import, which takes 1 to 10 s from a cold disk.
+UNOBSERVED_S = 15.0
+# Seconds that other ranks and the launcher get to show more after the first error of a process.
+AFTER_ERROR_S = 3.0
+# A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
+HANG_S, HANG_TIMES = 60.0, 20.0
+# Memory of the host below which the start is ended before the kernel kills something else.
+HOST_FLOOR_BYTES = 192 * 2**20
+
+
+class Ending(StrEnum):
+    """Why the watch ended."""
+
+    OBSERVED = "observed"
+    ENDED = "ended"  # the command itself
+    ERROR = "error"
+    LOST = "lost"  # a training process is gone without a record
+    UNOBSERVED = "unobserved"
+    HUNG = "hung"
+    TIMED_OUT = "timed_out"
+    NO_STEP = "no_step"
+    HOST_FULL = "host_full"
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """The watch over one start.
+
+    Attributes:
+        start: The start.
+        read: Returns the reports so far.
+        time_limit_s: Seconds after which the start is given up; None for no limit.
+        should_stop: Whether the exploration was interrupted.
+        stop_after: Sets the number of the last step.
+        num_warmup: Steps that are not timed.
+        reports: The latest reports.
+        lost_pid: The training process that is gone; None for none.
+    """
+
+    start: Start
+    read: Callable[[], Reports]
+    time_limit_s: float | None
+    should_stop: Callable[[], bool]
+    stop_after: Callable[[int], None]
+    num_warmup: int
+    reports: Reports = field(default_factory=Reports)
+    lost_pid: int | None = None
+    _began_s: float = field(default_factory=time.monotonic)
+    _looked_s: float = 0.0
+    _first_torch_s: float | None = None
+    _error_s: float | None = None
+    _missing_s: float | None = None
+    _progress: dict[int, int] = field(default_factory=dict)
+    _progressed_s: float = 0.0
+    _longest_s: float = 0.0
+    _timed_from: tuple[float, int] | None = None  # seconds and steps at the end of the warm-up
+    _last_step: int | None = None
+
+    def until_end(self) -> Ending:
+        """Wait for the end.
+
+        Raises:
+            KeyboardInterrupt: The exploration was interrupted.
+        """
+        while True:
+            if self.should_stop():
+                raise KeyboardInterrupt
+            ended = self.start.return_code is not None  # before the reports are read: they are whole then
+            self.reports = self.read()
+            ending = self._ending(ended)
+            if ending is not None:
+                return ending
+            time.sleep(POLL_S)
+
+    def _ending(self, ended: bool) -> Ending | None:
+        now_s, reports = time.monotonic(), self.reports
+        self._stop_all(now_s)
+        if reports.are_whole and not self._is_passed:
+            if any(rank.outcome == "no_step" for rank in reports.ranks):
+                return Ending.NO_STEP
+            if all(rank.outcome == "observed" for rank in reports.ranks) or ended or self._is_over(now_s):
+                return Ending.OBSERVED
+        if ended and not self._lives_on():
+            return Ending.ENDED
+        if self._has_failed(now_s, ended):
+            return Ending.ERROR
+        if self.time_limit_s is not None and now_s - self._began_s > self.time_limit_s:
+            return Ending.TIMED_OUT
+        if self._hangs(now_s):
+            return Ending.HUNG
+        if now_s - self._looked_s > PROCESSES_S:
+            self._looked_s = now_s
+            return self._of_processes(now_s)
+        return None
+
+    def _stop_all(self, now_s: float) -> None:
+        """Name the last step once enough of them are timed; name a later one where a rank has passed it."""
+        steps = self.reports.num_steps.values()
+        fastest = max(steps, default=0)
+        if self._timed_from is None:
+            if min(steps, default=0) >= self.num_warmup:
+                self._timed_from = now_s, fastest
+            return
+        since_s, first = self._timed_from
+        budget_s = min(max(TIMED_SHARE * (since_s - self._began_s), LEAST_TIMED_S), MOST_TIMED_S)
+        is_enough = now_s - since_s >= budget_s and fastest - first >= MIN_TIMED_STEPS
+        if self._is_passed or (self._last_step is None and is_enough):
+            step_s = (now_s - since_s) / max(fastest - first, 1)
+            self._last_step = fastest + 2 + math.ceil(POLLS_AHEAD * POLL_S / step_s)
+            self.stop_after(self._last_step)
+
+    @property
+    def _is_passed(self) -> bool:
+        """Whether a rank has passed the last step, so that the others have to go on."""
+        return self._last_step is not None and max(self.reports.num_steps.values()) > self._last_step
+
+    def _lives_on(self) -> bool:
+        """Return whether training processes outlive the command itself, as those of a cluster may."""
+        return bool({hello["pid"] for hello in self.reports.hellos} & set(self.start.alive()))
+
+    def _is_over(self, now_s: float) -> bool:
+        """Return whether all ranks have ended their training and the command still runs: it is not waited for."""
+        self._missing_s = self._missing_s or now_s
+        return now_s - self._missing_s > AFTER_ERROR_S
+
+    def _has_failed(self, now_s: float, ended: bool) -> bool:
+        """Return whether an error has ended the training; one that a program catches lets it go on."""
+        failure = of_errors(self.reports.errors)
+        if failure is None:
+            return False
+        fatal = [error for error in self.reports.errors if error["where"] == "uncaught"]
+        if not fatal and failure.outcome is not Outcome.OUT_OF_MEMORY:
+            return False
+        self._error_s = self._error_s or now_s
+        return ended or now_s - self._error_s > AFTER_ERROR_S
+
+    def _hangs(self, now_s: float) -> bool:
+        """Return whether no rank has completed a step for far longer than any step took."""
+        if dict(self.reports.num_steps) != self._progress:
+            if self._progress:
+                self._longest_s = max(self._longest_s, now_s - self._progressed_s)
+            self._progress, self._progressed_s = dict(self.reports.num_steps), now_s
+        patience_s = max(HANG_S, HANG_TIMES * self._longest_s)
+        return bool(self._progress) and now_s - self._progressed_s > patience_s
+
+    def _of_processes(self, now_s: float) -> Ending | None:
+        if min(available_memory_bytes(), psutil.virtual_memory().available) < HOST_FLOOR_BYTES:
+            return Ending.HOST_FULL
+        hellos = {hello["pid"] for hello in self.reports.hellos}
+        if not hellos and self.start.unobserved():
+            self._first_torch_s = self._first_torch_s or now_s
+            if now_s - self._first_torch_s > UNOBSERVED_S:
+                return Ending.UNOBSERVED
+        done = {rank.record["pid"] for rank in self.reports.ranks}
+        training = set(self.reports.num_steps) & self._here()
+        gone = training - done - set(self.start.alive())
+        if gone and not self.reports.errors:
+            self.lost_pid = min(gone)
+            self._error_s = self._error_s or now_s
+            return Ending.LOST if now_s - self._error_s > AFTER_ERROR_S else None
+        return None
+
+    def _here(self) -> set[int]:
+        """Return the process ids of this host that said hello."""
+        host = os.uname().nodename
+        return {hello["pid"] for hello in self.reports.hellos if hello["host"] == host}
