@@ -38,6 +38,7 @@ TREE = {
     "measurement/": "Probe, Observation and Runner; interleaved timing; statistics",
     "search/": "observations -> the next probe, the recommendation (no torch)",
     "engine/": "a Runner on real hardware: worker processes that compile and time one size",
+    "command/": "a Runner of your own training command: starts it, observes its steps, ends it",
     "replay/": "a Runner over a recorded table",
     "testing/": "a Runner with a known answer: a simulator, for tests and benchmarks",
     "exploration/": "one run from plan to result: events, journal, run directory, apply",

@@ -21,6 +21,7 @@ from bexplore.errors import BexploreError, UserInputError
 from bexplore.job import Mode
 
 _MAY_HOLD_A_PASSWORD = "explore.storage="
+_STANDS_BEHIND_DASHES = "explore.command="
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
@@ -45,14 +46,15 @@ class Common:
     mode: str | None
     verbosity: int
 
-    def load(self, path: Path) -> Config:
-        """Load and check a configuration."""
+    def load(self, path: Path | None) -> Config:
+        """Load and check a configuration, or a training command without one."""
         mode = None if self.mode is None else Mode(self.mode)
         config = load_config(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
         return replace(config, options=self._options_of_the_job())
 
     def _options_of_the_job(self) -> tuple[str, ...]:
-        named = [("--set", override) for override in self.overrides if not override.startswith(_MAY_HOLD_A_PASSWORD)]
+        hidden = (_MAY_HOLD_A_PASSWORD, _STANDS_BEHIND_DASHES)
+        named = [("--set", override) for override in self.overrides if not override.startswith(hidden)]
         named += [(f"--{name}", value) for name, value in (("model-dir", self.model_dir), ("mode", self.mode)) if value]
         return tuple(part for option in named for part in option)
 

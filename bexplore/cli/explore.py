@@ -16,16 +16,17 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.cli.common import Common, common_options
 from bexplore.cli.streams import silence, watched_reader
+from bexplore.cli.training_command import COMMAND, CommandBehindDashes, overrides_of_command
 from bexplore.config.config import Config
 from bexplore.engine.process.worker_process import is_waiting
 from bexplore.errors import BexploreError, ExitCode
 from bexplore.exploration.apply import paste
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent
-from bexplore.exploration.exploration import ExploreOptions
 from bexplore.exploration.exploration import explore as events_of
 from bexplore.exploration.result import RunResult
+from bexplore.exploration.resumable import ExploreOptions
 from bexplore.output.bexp import BexpStream, RunLog
 from bexplore.output.console import Progress
 from bexplore.output.event_files import EventFile, JsonLines
@@ -34,14 +35,27 @@ from bexplore.output.summary import summary_text
 from bexplore.search.policy.decision import StopReason
 
 
-@click.command()
-@CONFIG
+@click.command(cls=CommandBehindDashes)
+@click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--fresh", is_flag=True, help="Start over, even if there is an earlier run.")
 @click.option("--dry-run", is_flag=True, help="Only report the plan and its expected duration.")
 @click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///study.db, postgresql://...).")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for COMMAND; repeatable.")
+@click.option("--replicas", type=click.IntRange(min=1), help="Data-parallel replicas that COMMAND starts.")
+@click.option("--global-batch-size", type=click.IntRange(min=1), help="Samples of one optimizer step of COMMAND.")
+@click.option("--writes-are-fine", is_flag=True, help="Let COMMAND write where it likes, without {output_dir}.")
 @common_options
-def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, common: Common) -> None:
-    """Explore CONFIG: stream recommendations, then report which micro-batch size to use and why.
+@click.pass_context
+def explore(
+    context: click.Context,
+    config: Path | None,
+    fresh: bool,
+    dry_run: bool,
+    storage: str | None,
+    common: Common,
+    **of_command: Any,
+) -> None:
+    """Explore CONFIG, or the training that COMMAND starts: stream recommendations, then report which size to use.
 
     A second call resumes an unfinished run, or prints the stored result of a finished one.
 
@@ -52,14 +66,22 @@ def explore(config: Path, fresh: bool, dry_run: bool, storage: str | None, commo
       bexplore explore job.yaml --set explore.effort=thorough   more and longer probes
       bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
       bexplore explore job.yaml --json | jq 'select(.event == "result")'   the answer, for programs
+      bexplore explore axolotl.yaml -- axolotl train {config} --output-dir {output_dir}
+      bexplore explore -- torchrun --nproc-per-node 8 train.py --micro-batch-size {micro_batch_size} --out {output_dir}
     """
     if storage is not None:
         common = common.with_override(f"explore.storage={json.dumps(storage)}")
+    typed = of_command | {"command": context.meta.get(COMMAND, ())}
+    for override in overrides_of_command(**typed):
+        common = common.with_override(override)
+    if config is None and not typed["command"]:
+        raise click.UsageError("Missing argument 'CONFIG', or a training command behind --.")
     loaded = common.load(config)
     if not loaded.request.is_search:
         _nothing_to_explore(loaded, common)
         return
-    common.require_torch()
+    if loaded.command is None:
+        common.require_torch()
     stopper = _Stopper()
     show = _Show(loaded, common, on_reader_gone=stopper.stop)
     options = ExploreOptions(
@@ -140,9 +162,22 @@ class _Show:
             target_confidence=self._config.explore.target_confidence,
             config=self._config.typed,
             paste=paste(self._config, result.micro_batch_size) if result.micro_batch_size else "",
+            command_line=self._command_line(result),
             report=str(report) if report.exists() else None,
         )
         click.echo(f"\n{text}")
+
+    def _command_line(self, result: RunResult) -> str:
+        """Return the command with the recommended size; empty where a file holds it, or there is none."""
+        command, config = self._config.command, self._config
+        if command is None or command.file is not None or not result.micro_batch_size:
+            return ""
+        own = next((one for one in result.global_batch_sizes if one.global_batch_size == config.batch_size), None)
+        return command.shown_with(
+            micro_batch_size=result.micro_batch_size,
+            accumulation=own.accumulation_steps if own else None,
+            num_replicas=result.num_replicas or config.num_replicas,
+        )
 
     def __enter__(self) -> _Show:
         return self

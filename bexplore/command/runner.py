@@ -50,33 +50,23 @@ class CommandSettings:
     on_progress: Callable[[dict[str, Any]], None] = lambda message: None
 
 
-@dataclass(slots=True, kw_only=True)
-class Seen:
-    """What the probes so far have shown of the command.
-
-    Attributes:
-        num_replicas: Data-parallel replicas; None before the first probe.
-        device: The torch device of rank 0; empty before the first probe.
-        device_name: Its name, of an accelerator.
-    """
-
-    num_replicas: int | None = None
-    device: str = ""
-    device_name: str = ""
-
-
 class CommandRunner:
     """Runs probes by starting the user's command.
 
     Args:
         command: The command.
         settings: What else is needed.
+
+    Attributes:
+        num_replicas: Data-parallel replicas that a probe has shown; None before.
+        device_info: Description of the device that the command uses; empty before.
     """
 
     def __init__(self, command: Command, settings: CommandSettings) -> None:
         self.command = command
         self.settings = settings
-        self.seen = Seen()
+        self.num_replicas = command.num_replicas
+        self.device_info: dict[str, Any] = {}
         self._sizes = SizeCheck()
 
     def __call__(self, probe: Probe) -> Observation:
@@ -137,7 +127,7 @@ class CommandRunner:
         values = self.command.values(
             micro_batch_size=probe.micro_batch_size,
             accumulation=accumulation or 1,
-            num_replicas=self.command.num_replicas or self.seen.num_replicas or 1,
+            num_replicas=self.num_replicas or 1,
             folder=folder.path,
         )
         settings = {
@@ -234,7 +224,7 @@ class CommandRunner:
         if wrong is not None:
             reason = f"{wrong.why}: the framework may shrink a size that runs out of memory; {wrong.hint}"
             return replace(blank, outcome=Outcome.OUT_OF_MEMORY, reason=reason, details=details)
-        self._learn(reports, num_replicas)
+        self.num_replicas, self.device_info = num_replicas, _device_info(reports)
         return replace(
             blank,
             outcome=Outcome.MEASURED,
@@ -243,14 +233,6 @@ class CommandRunner:
             **_times(blank, reports, timing, whole_steps=not self.command.sets_accumulation),
             **_memory(reports),
             **_compiled(reports),
-        )
-
-    def _learn(self, reports: Reports, num_replicas: int) -> None:
-        first = reports.ranks[0].record
-        self.seen = Seen(
-            num_replicas=num_replicas,
-            device=first["device"],
-            device_name=first["device_name"],
         )
 
 
@@ -324,3 +306,9 @@ def _details(reports: Reports, timing: StepTiming, num_replicas: int) -> dict[st
         "optimizers": sorted({name for rank in reports.ranks for name in rank.record["optimizers"]}),
         "samples_are_seen": True,
     }
+
+
+def _device_info(reports: Reports) -> dict[str, Any]:
+    first = reports.ranks[0].record
+    names = {"device": first["device"], "device_name": first["device_name"] or None, "torch": first["torch"]}
+    return {name: value for name, value in names.items() if value}

@@ -92,6 +92,17 @@ class Command:
         """The command, quoted for a shell, with its placeholders as they were typed."""
         return " ".join(part if _PLACEHOLDER.search(part) else shlex.quote(part) for part in self.argv)
 
+    def shown_with(self, *, micro_batch_size: int, accumulation: int | None, num_replicas: int) -> str:
+        """Return the command with a size, quoted for a shell; an unknown accumulation stays a placeholder."""
+        values = self.values(
+            micro_batch_size=micro_batch_size, accumulation=accumulation or 1, num_replicas=num_replicas
+        )
+        if accumulation is None:
+            values = {name: text for name, text in values.items() if name in ("micro_batch_size", "replicas")}
+        variables = [f"{name}={shlex.quote(fill(text, values))}" for name, text in self.env.items()]
+        words = [fill(part, values) for part in self.argv]
+        return " ".join([*variables, *(one if _PLACEHOLDER.search(one) else shlex.quote(one) for one in words)])
+
     def filled(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the variables of one start."""
         return [fill(part, values) for part in self.argv], {name: fill(text, values) for name, text in self.env.items()}

@@ -27,6 +27,7 @@ class Planned:
         max_probes: Upper bound on probes.
         expected_s: Rough duration of the whole; None if unknown.
         warnings: Facts to know in advance.
+        notices: What the exploration will do on the machine, for people.
         num_parameters: Elements of all parameters; None before the trace.
         why_expected: The source of `expected_s`, or why it is unknown; empty outside of a dry run.
     """
@@ -40,6 +41,7 @@ class Planned:
     max_probes: int
     expected_s: float | None
     warnings: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
     num_parameters: int | None = None
     why_expected: str = ""
 

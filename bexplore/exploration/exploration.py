@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bexplore import logs
-from bexplore.batching import MAX_SAMPLES, sizes_that_keep
+from bexplore.batching import MAX_SAMPLES
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.reduced_depth import ReducedDepthRunner
-from bexplore.errors import NothingFitsError, UserInputError, UserProgramError
+from bexplore.errors import NothingFitsError, UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.estimate import expected_duration
 from bexplore.exploration.event_records import event_record, trace_record
-from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended, Traced
-from bexplore.exploration.fingerprint import Fingerprint, describe, search_settings
-from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes
+from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Traced
+from bexplore.exploration.fingerprint import describe, search_settings
+from bexplore.exploration.finish import Finish, global_batch_sizes
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
-from bexplore.exploration.result import RunResult
+from bexplore.exploration.of_command import CommandExploration
+from bexplore.exploration.resumable import ExploreOptions, ResumableExploration, keeping_sizes
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
-from bexplore.measurement.probe import Compilation, Observation, Probe
+from bexplore.measurement.probe import Compilation, Probe
 from bexplore.search import loop
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result, SearchEnded
@@ -52,46 +49,6 @@ SURE_SDS = 3.0
 # The smallest size is refused unrun where its predicted peak exceeds the budget by this factor: far beyond the trace's
 # error.
 HOPELESS_FACTOR = 2.0
-
-Progress = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExploreOptions:
-    """Options of an exploration that are not part of the job.
-
-    Attributes:
-        model_dir: Folder of the results; None for the configuration's own.
-        fresh: Start over and trace again, even if an earlier run could be resumed.
-        dry_run: End after the plan.
-        on_progress: Called with workers' progress messages.
-        should_stop: Called before each probe; a returned text ends the exploration and is its stop reason.
-        clock: Returns seconds, of which only differences count.
-        now: Returns the present time.
-    """
-
-    model_dir: str | None = None
-    fresh: bool = False
-    dry_run: bool = False
-    on_progress: Progress = lambda message: None
-    should_stop: Callable[[], str | None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
-
-
-def keeping_sizes(config: Config, candidates: Sequence[int]) -> loop.KeepBatchSize | None:
-    """Return the sizes that keep the user's global batch size; None without one, or where it has no whole share.
-
-    With the rule `all` these are any sizes between the smallest and the largest candidate: large candidates are 8 and
-    more apart, and a size that divides the batch need not be one of them.
-    """
-    if config.replica_batch_size is None:
-        return None
-    sizes = sizes_that_keep(config.replica_batch_size, config.divisibility)
-    tried = set(candidates)
-    is_dense = config.candidates == "all"
-    kept = (size for size in sizes if size in tried or (is_dense and candidates[0] <= size <= candidates[-1]))
-    return loop.KeepBatchSize(sizes=tuple(kept), is_answer=config.explore.keep_batch_size)
 
 
 def explore(config: Config | str | Path, options: ExploreOptions | None = None) -> Iterator[JobEvent]:
@@ -117,71 +74,20 @@ def explore(config: Config | str | Path, options: ExploreOptions | None = None) 
             f"{loaded.path}: micro_batch_size is {loaded.request.kind.value}: there is nothing to explore",
             hint="set micro_batch_size: explore",
         )
-    for event in _Exploration(loaded, options or ExploreOptions()).events():
+    kind = EngineExploration if loaded.command is None else CommandExploration
+    for event in kind(loaded, options or ExploreOptions()).events():
         record = event_record(event)
         if record is not None:
             logs.log.debug(record.pop("event"), **record)
         yield event
 
 
-class _Exploration:
-    """The state of one exploration."""
+class EngineExploration(ResumableExploration):
+    """An exploration of a job that bexplore builds, traces and compiles itself."""
 
     def __init__(self, config: Config, options: ExploreOptions) -> None:
-        self.config = config
-        self.options = options
-        self.folder = run_directory.model_directory(config.mode, options.model_dir or config.model_dir)
-        self.fingerprint = Fingerprint(config=config, folder_name=self.folder.name)
-        self.began_s = options.clock()
-        self.on_progress = _logged(options.on_progress)
-        self.known: list[Observation] = []
+        super().__init__(config, options)
         self.host_available_bytes: int | None = None
-        self.is_interrupted = False
-
-    def events(self) -> Iterator[JobEvent]:
-        """Plan, trace, search, measure the rest, finish."""
-        run, changes = self._earlier_run()
-        stored = run.result() if run else None
-        if run is not None and stored is not None and self._answers(stored):
-            yield AlreadyFinished(result=stored, run=run)
-            return
-        if self.options.dry_run:
-            yield self._planned_only(changes)
-            return
-        if run is None:
-            with run_directory.exclusively(self.folder):
-                run, changes = self._earlier_run()  # again: another process may have created it meanwhile
-                run = run or self._new_run()
-        self.known = run.journal.read()
-        logs.attach_file(run.directory / "log.jsonl")
-        try:
-            yield self._plan(run, changes)
-            yield from self._run(run)
-        except (NothingFitsError, UserProgramError) as error:
-            # A corrected program must not meet the old failures again: such a run is not resumed.
-            run.write_error(error.message)
-            raise
-        finally:
-            logs.detach_file()
-
-    def _answers(self, stored: RunResult) -> bool:
-        """Whether a stored result is for the present batch size and steps.
-
-        Another batch size needs another second answer, a longer training more search; both resume the run.
-        """
-        return all(getattr(stored, name) == value for name, value in batch_size_request(self.config).items())
-
-    def _new_run(self, *, apart: bool = False) -> run_directory.Run:
-        """Create a run; `apart` gives it a study of its own."""
-        now = self.options.now()
-        meta = self.fingerprint.meta(now)
-        if apart or self.options.fresh or self._has_failed_before(meta):
-            meta["study"] += f"-{now:%Y%m%d%H%M%S}-{os.getpid()}"
-        return run_directory.create_run(self.folder, meta=meta, now=now)
-
-    def _has_failed_before(self, meta: dict[str, Any]) -> bool:
-        runs = run_directory.find_runs(self.folder)
-        return any(run.has_failed and not run_directory.differences(run.meta(), meta) for run in runs)
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
@@ -209,7 +115,7 @@ class _Exploration:
                 run=run,
                 cost_model=cost_model,
                 device_info=facts,
-                elapsed_s=lambda: self.options.clock() - self.began_s,
+                elapsed_s=self._elapsed_s,
             )
             result = None
             for event in self._search(runner, run, cost_model, budget):
@@ -301,9 +207,6 @@ class _Exploration:
         job = self.config.job
         return job.device.partition(":")[0] not in ("auto", "cpu") and not job.compile.uses_cuda_graphs(job.device)
 
-    def _should_stop(self) -> str | None:
-        return "interrupted" if self.is_interrupted else self.options.should_stop()
-
     def _on_device(self, workers: Workers) -> dict[str, Any]:
         facts = workers.device_info(self.config.job.device, on_progress=self.on_progress)
         self.host_available_bytes = available_memory_bytes()
@@ -365,15 +268,7 @@ class _Exploration:
                     budget_bytes=budget.budget_bytes,
                     judged_by=judged_by(self.config.job.device),
                 ),
-                run=loop.RunRecord(
-                    storage=self.config.explore.storage or run.directory / "study.log",
-                    study_name=run.meta().get("study", self.fingerprint.study_name()),
-                    lock_path=run.lock_path,
-                    record=run.journal.append,
-                    history=self.known,
-                    clock=self.options.clock,
-                    spent_s=self.options.clock() - self.began_s,
-                ),
+                run=self._record(run),
                 should_stop=self._should_stop,
             )
 
@@ -450,25 +345,3 @@ class _Exploration:
             why_expected=expected.why,
             warnings=(*plan.warnings, *(() if cost_model else (f"the job cannot be traced: {traced}",))),
         )
-
-    def _earlier_run(self) -> tuple[run_directory.Run | None, tuple[str, ...]]:
-        """Return the newest run that can be resumed; else None and the changes since the newest run."""
-        if self.options.fresh:
-            return None, ()
-        runs = run_directory.find_runs(self.folder)
-        wanted = self.fingerprint.meta(self.options.now())
-        for run in runs:
-            if not run.has_failed and not run_directory.differences(run.meta(), wanted):
-                return run, ()
-        return None, run_directory.differences(runs[0].meta(), wanted) if runs else ()
-
-
-def _logged(listener: Progress) -> Progress:
-    """Return a listener that also logs the stages of workers."""
-
-    def listen(message: dict[str, Any]) -> None:
-        if message.get("stage"):
-            logs.log.debug("stage", stage=message["stage"])
-        listener(message)
-
-    return listen

@@ -22,6 +22,10 @@ from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
 
+# Seconds from a command's start to its first backward pass, until one was seen. Source: the middle of the frameworks in
+# benchmarks/results/command.md.
+COMMAND_START_S = 10.0
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
@@ -98,15 +102,23 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
         block_share: Share of a pass's operations in these blocks.
     """
     explore, compiled = config.explore, config.job.compile.enabled
+    own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
+    # A start of a command compiles what it compiles: `start_time_s` of its first probe holds both.
+    costs = {} if config.command is None else {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
     return SearchSettings(
-        **picked(explore, "tolerance max_probes time_budget_s seed probe_time_limit_s"),
+        **costs,
+        tolerance=explore.tolerance,
         target_confidence=int(explore.target_confidence),
+        max_probes=explore.max_probes,
+        time_budget_s=explore.time_budget_s,
         training_time_s=explore.training_time_s or TRAINING_TIME_S,
         training_samples=config.training_samples,
-        search_compilation=Compilation.SHARED if compiled else Compilation.EAGER,
-        user_compilation=Compilation.EXACT if compiled else Compilation.EAGER,
+        seed=explore.seed,
+        search_compilation=Compilation.SHARED if compiled else own,
+        user_compilation=own,
         verify_exact=compiled,
         max_passes=explore.passes_per_probe,
+        probe_time_limit_s=explore.probe_time_limit_s,
         depths=None if explore.depth == "whole" else Depths.of(num_blocks=num_blocks, block_share=block_share),
         forces_reduced_depth=explore.depth == "reduced",
     )
@@ -115,6 +127,8 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
 def describe(config: Config) -> str:
     """Return a job in a few words."""
     job = config.job
+    if config.command is not None:
+        return config.command.shown
     names = (job.model.get(key) for key in ("model_type", "model", "step"))  # of transformers, or an import path
     words = [job.workload if job.workload == "decoder" else next((str(name) for name in names if name), job.workload)]
     if job.workload == "decoder":

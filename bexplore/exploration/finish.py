@@ -107,20 +107,28 @@ class Finish:
 
     Attributes:
         config: The job.
-        runner: Ran the probes; its last worker still holds the recommended program.
+        runner: Ran the probes; its last worker still holds the recommended program. None where the user's own command
+            ran them, and nothing further is measured.
         run: The run on disk.
         cost_model: The trace; None for none.
         device_info: torch's description of the device.
         elapsed_s: Seconds since the exploration began.
+        verified_step_time_s: Seconds of a real step of the user's global batch size; None where none was run.
     """
 
     config: Config
-    runner: EngineRunner
+    runner: EngineRunner | None
     run: Run
     cost_model: CostModel | None
     device_info: Mapping[str, Any]
     elapsed_s: Callable[[], float]
+    verified_step_time_s: float | None = None
     _eager_by_size: dict[int, eager_comparison.EagerComparison | None] = field(default_factory=dict, init=False)
+
+    @property
+    def _engine(self) -> EngineRunner:
+        assert self.runner is not None  # only what the engine ran is measured further
+        return self.runner
 
     def compare_eager(self, searched: Result) -> None:
         """Compare the search's answer with eager passes while the worker that ran it is alive."""
@@ -175,16 +183,23 @@ class Finish:
         return replace(
             known,
             **batch_size_request(self.config),
-            **picked(best, "micro_batch_size relative_performance relative_performance_interval confidence"),
-            **picked(best, "regret_bound_90 left_to_gain"),
+            micro_batch_size=size,
+            relative_performance=best.relative_performance,
+            relative_performance_interval=best.relative_performance_interval,
+            confidence=best.confidence,
+            regret_bound_90=best.regret_bound_90,
+            left_to_gain=best.left_to_gain,
             samples_per_s=None if math.isnan(best.samples_per_s) else best.samples_per_s,
             global_batch_sizes=tuple(
                 ValidBatchSize(
-                    **picked(one, "global_batch_size accumulation_steps num_tokens"),
-                    step_time_s=step_time_s(ran, one.accumulation_steps),
+                    global_batch_size=one.global_batch_size,
+                    accumulation_steps=one.accumulation_steps,
+                    num_tokens=one.num_tokens,
+                    step_time_s=self._step_time_s(ran, one),
                 )
                 for one in global_batch_sizes(self.config, size)
             ),
+            num_replicas=None if self.config.command is None else self.config.num_replicas,
             batch_message=self._batch_message(size),
             keeps_batch_size=keeps_batch_size(self.config, searched.second_answer, observations),
             compilation=ran.probe.compilation.value if ran else None,
@@ -192,10 +207,18 @@ class Finish:
             samples_are_seen=samples_are_seen([ran] if ran else []),
         )
 
+    def _step_time_s(self, ran: Observation | None, size: GlobalBatchSize) -> float | None:
+        """Return the seconds of a step: of a real one where it was run, else of its passes and its update."""
+        if self.verified_step_time_s is not None and size.global_batch_size == self.config.batch_size:
+            return self.verified_step_time_s
+        return step_time_s(ran, size.accumulation_steps)
+
     def _measured(self, observations: Sequence[Observation], known: RunResult, *, is_interrupted: bool) -> RunResult:
         """Add the eager comparison, the loader's speed, the gradient check and the kept artifacts."""
         size = known.micro_batch_size
         assert size is not None  # the caller has checked it
+        if self.runner is None:
+            return known
         ran = verified_by(observations, size)
         if is_interrupted:
             return replace(known, artifacts_dir=self._kept_artifacts(ran))
@@ -225,7 +248,7 @@ class Finish:
             return None
         size, tolerance = verified.micro_batch_size, self.config.explore.tolerance
         max_s = math.inf if asked else eager_comparison.CHEAP_SHARE * elapsed_s
-        answer = self.runner.compare_eager(micro_batch_size=size, tolerance=tolerance, asked=asked, max_s=max_s)
+        answer = self._engine.compare_eager(micro_batch_size=size, tolerance=tolerance, asked=asked, max_s=max_s)
         if answer is None:
             return None
         return eager_comparison.judge(answer, micro_batch_size=size, tolerance=tolerance, asked=asked)
@@ -234,7 +257,7 @@ class Finish:
         """Return the compiler cache of the recommended size; delete those of other sizes."""
         if verified is None:
             return None
-        kept: Path = self.runner.settings.artifacts_dir(verified.micro_batch_size)
+        kept: Path = self._engine.settings.artifacts_dir(verified.micro_batch_size)
         for folder in kept.parent.glob("*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -245,11 +268,11 @@ class Finish:
         smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=size)
         if self.config.mode is Mode.EVAL or smallest == size:
             return None
-        return self.runner.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=size)
+        return self._engine.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=size)
 
     def _loader(self, size: int) -> dict[str, Any] | None:
         """Time the user's own data loader; None where the configuration names none."""
-        return self.runner.time_loader(size) if self.config.job.model.get("loader") else None
+        return self._engine.time_loader(size) if self.config.job.model.get("loader") else None
 
     def _bottlenecks(self, observations: Sequence[Observation], result: RunResult) -> tuple[Bottleneck, ...]:
         sizes = result.global_batch_sizes

@@ -107,6 +107,7 @@ class RunResult:
         failures: Probes that did not run, grouped by reason.
         batch_size: The user's own global batch size, where it is valid.
         replica_batch_size: One replica's share of it; None also where it has no whole share.
+        num_replicas: Data-parallel replicas that a training command showed; None where the file gives them.
         divisibility: The rule by which sizes must divide it.
         keep_batch_size: Whether it must be kept.
         training_samples: Samples of one replica in the training, where the training time comes from the file's steps.
@@ -152,6 +153,7 @@ class RunResult:
     failures: tuple[FailureGroup, ...] = ()
     batch_size: int | None = None
     replica_batch_size: int | None = None
+    num_replicas: int | None = None
     divisibility: str | None = None
     keep_batch_size: bool | None = None
     training_samples: int | None = None

@@ -108,6 +108,8 @@ class Progress:
                 self._say(f"  {line}")
             if num_hidden:
                 self._say(f"  and {num_hidden} more: it was another job; --model-dir keeps them apart")
+        for notice in event.notices:
+            self._say(notice)
         self._warn(event.warnings)
 
     def _warn(self, warnings: tuple[str, ...]) -> None:

@@ -37,6 +37,7 @@ def summary_text(
     target_confidence: float | None = None,
     config: str = "",
     paste: str = "",
+    command_line: str = "",
     report: str | None = None,
 ) -> str:
     """Return the closing text of a run.
@@ -47,6 +48,7 @@ def summary_text(
         target_confidence: The requested score; None if unknown.
         config: The user's file and options, as typed, for the `apply` command; empty leaves the command out.
         paste: The lines of YAML to paste; empty for the dotted key alone.
+        command_line: The training command with the size filled in; empty where a file holds the size.
         report: The path of the report; None for none.
     """
     if result.micro_batch_size is None:
@@ -67,10 +69,10 @@ def summary_text(
             "",
             f"Results: {result.run_dir}",
             *([f"Report:  {report}"] if report else []),
-            *([f"Apply:   bexplore apply {config}"] if config else []),
+            *([f"Apply:   bexplore apply {config}"] if config and not command_line else []),
             *_warm_start(result.artifacts_dir),
-            f"Paste:   {first}",
-            *(f"         {line}" for line in rest),
+            *([f"Run:     {command_line}"] if command_line else [f"Paste:   {first}"]),
+            *(f"         {line}" for line in rest if not command_line),
         ]
     )
 

@@ -15,23 +15,24 @@ PACKAGE = Path(bexplore.__file__).parent
 
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
-    "": "errors units logs host job batching config workloads trace measurement search engine replay testing "
+    "": "errors units logs host job batching config workloads trace measurement search engine command replay testing "
     "exploration guard doctor output cli pytest_plugin __main__",
     "host": "blas_threads locks json_files accelerators machine contention",
-    "config": "training_step document field_types schema config dialects load",
+    "config": "training_step document field_types schema command config dialects load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
+    "command": "observer reports timing verdicts failures processes probe_folder watch runner",
     "exploration": "bottlenecks result journal run_directory memory_budget fingerprint events event_records estimate "
-    "apply finish one_shot exploration",
+    "apply finish one_shot resumable of_command exploration",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
-    "cli": "streams entry common apply doctor explore guard one_shot report tables",
+    "cli": "streams entry training_command common apply doctor explore guard one_shot report tables",
 }
 
 # Package -> the only places that may import it.
 DOORS = {
-    "torch": {"workloads", "trace", "engine.worker", "config.training_step"},  # the last for the types of a protocol
+    "torch": {"workloads", "trace", "engine.worker", "command.observer", "config.training_step"},
     "optuna": {"search.study", "search.loop"},
     "pydantic": {"config.schema", "config.field_types", "exploration.result"},
     "ruamel": {"config.document"},
@@ -39,7 +40,7 @@ DOORS = {
     "jinja2": {"output.report"},
     "matplotlib": {"output.report"},
     "rich": {"cli", "output.console", "output.live_view", "output.plot"},
-    "psutil": {"host", "engine.process", "exploration.memory_budget"},
+    "psutil": {"host", "engine.process", "command", "exploration.memory_budget"},
     "structlog": {"logs", "output.report"},
     "transformers": {"workloads"},
     "pytest": {"pytest_plugin"},

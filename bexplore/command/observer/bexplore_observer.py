@@ -11,9 +11,9 @@ The explorer reads these files of the probe's `reports` folder, each written who
     rank-RANK-PID.json    the record of a process that stepped an optimizer
     error-HOST-PID.json   the first exception that left the process or a backward pass
 
-The explorer writes `last_step`, the number of the step after which all ranks stop, and `release` once every rank has its
-record. A rank that waits goes on where the number is raised, because another rank had passed it already. Settings come
-from `probe.json` beside this file.
+The explorer writes `last_step`, the number of the step after which all ranks stop, and `release` once every rank has
+its record. A rank that waits goes on where the number is raised, because another rank had passed it already. Settings
+come from `probe.json` beside this file.
 """
 
 import os

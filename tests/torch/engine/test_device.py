@@ -194,7 +194,7 @@ def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(confi
         "recall_or_trace",
         lambda job, *_, **names: order.append(job.device) or "no",
     )
-    explored = exploration._Exploration(config_on(named), exploration.ExploreOptions())
+    explored = exploration.EngineExploration(config_on(named), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
     explored._traced_device(workers, SimpleNamespace(directory=None))
@@ -207,7 +207,7 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
     facts = {"device": "cpu", "device_name": ""}
     workers = SimpleNamespace(device_info=lambda device, **_: facts | {"waited": traced.wait(30)})
     monkeypatch.setattr(exploration, "recall_or_trace", lambda *_, **names: traced.set() or "no")
-    explored = exploration._Exploration(config_on("cpu"), exploration.ExploreOptions())
+    explored = exploration.EngineExploration(config_on("cpu"), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
     assert explored._traced_device(workers, SimpleNamespace(directory=None))[2]["waited"]

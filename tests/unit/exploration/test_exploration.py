@@ -9,8 +9,9 @@ import pytest
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.exploration.exploration import ExploreOptions, _Exploration
+from bexplore.exploration.exploration import EngineExploration
 from bexplore.exploration.memory_budget import MemoryBudget
+from bexplore.exploration.resumable import ExploreOptions
 from bexplore.job import TorchSettings
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
@@ -56,7 +57,7 @@ def config(tmp_path: Path, device: str, compile_mode: str = "default") -> Config
 def test_kernels_that_are_tuned_at_their_first_launch_meet_a_middle_size(
     tmp_path, device, compile_mode, cost_model, size
 ):
-    exploration = _Exploration(config(tmp_path, device, compile_mode), ExploreOptions())
+    exploration = EngineExploration(config(tmp_path, device, compile_mode), ExploreOptions())
 
     assert exploration._probe_to_prepare(cost_model, BUDGET).micro_batch_size == size
     assert exploration._first_probe(cost_model, BUDGET).micro_batch_size == 1

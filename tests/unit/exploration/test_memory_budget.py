@@ -13,7 +13,7 @@ from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
 from bexplore.exploration import one_shot
 from bexplore.exploration.event_records import probe_record, trace_record
-from bexplore.exploration.exploration import ExploreOptions, _Exploration
+from bexplore.exploration.exploration import EngineExploration
 from bexplore.exploration.memory_budget import (
     COLLECTIVES_BYTES,
     CUDA_CONTEXT_BYTES,
@@ -26,6 +26,7 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
+from bexplore.exploration.resumable import ExploreOptions
 from bexplore.job import Job, Mode, Precision
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.report.page import sizes_table
@@ -141,7 +142,7 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
 
     traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
-    explored = _Exploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
+    explored = EngineExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
     assert explored.reserve_bytes == 2 * cost_model().num_parameters
     assert traced["memory_budget_bytes"] == explored.budget_bytes
 
@@ -156,7 +157,7 @@ def test_a_trace_keeps_to_the_bounds_of_the_file(tmp_path, monkeypatch):
     traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
     assert traced["bounds"] == [3, 6]
-    exploration = _Exploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
+    exploration = EngineExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))
     assert exploration._traced(cost_model(), "", budget).record["bounds"] == [3, 6]
 
 

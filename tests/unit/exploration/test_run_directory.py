@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from bexplore.config.load import load_config
 from bexplore.exploration import exploration, run_directory
-from bexplore.exploration.exploration import ExploreOptions
 from bexplore.exploration.journal import Journal
+from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.output.event_files import AppendFile
 from bexplore.search import loop
@@ -59,7 +60,7 @@ def earlier(tmp_path, monkeypatch):
     (tmp_path / "programs.py").write_text((JOBS / "programs.py").read_text())
     path = tmp_path / "job.yaml"
     path.write_text(CONFIG)
-    ours = exploration._Exploration(load_config(path), ExploreOptions())
+    ours = exploration.EngineExploration(load_config(path), ExploreOptions())
     ours._new_run()
     return path
 
@@ -67,8 +68,8 @@ def earlier(tmp_path, monkeypatch):
 def test_starting_over_never_shares_a_study_with_what_was_before(earlier):
     config = load_config(earlier)
     shared, alone = (
-        exploration._Exploration(config, ExploreOptions()),
-        exploration._Exploration(config, ExploreOptions(fresh=True)),
+        exploration.EngineExploration(config, ExploreOptions()),
+        exploration.EngineExploration(config, ExploreOptions(fresh=True)),
     )
 
     assert shared._new_run().meta()["study"] == shared._new_run().meta()["study"]
@@ -83,9 +84,7 @@ def probe(size: int, **fields) -> Probe:
 def test_folders_and_files_may_be_called_anything(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    run = run_directory.create_run(
-        folder / "runs", meta={"config": str(folder)}, now=exploration.datetime.now(exploration.UTC)
-    )
+    run = run_directory.create_run(folder / "runs", meta={"config": str(folder)}, now=datetime.now(UTC))
     run.journal.append(observed(1))
 
     assert run_directory.open_run(run.log_path).journal.read() == [observed(1)]

@@ -1,0 +1,60 @@
+"""A training command behind `--`, and the options that go with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import click
+
+from bexplore.errors import UserInputError
+
+COMMAND = "bexplore.command"  # key of `context.meta`
+
+
+class CommandBehindDashes(click.Command):
+    """A command that takes all words behind the first `--` as they are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words behind the dashes from the parser."""
+        if "--" in args:
+            index = args.index("--")
+            ctx.meta[COMMAND] = tuple(args[index + 1 :])
+            args = args[:index]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show where the command stands."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def overrides_of_command(
+    *,
+    command: Sequence[str],
+    env: Sequence[str],
+    replicas: int | None,
+    global_batch_size: int | None,
+    writes_are_fine: bool,
+) -> Iterator[str]:
+    """Yield the settings of the `explore` section that the command line gives, as `--set` takes them.
+
+    Raises:
+        UserInputError: A variable has no value.
+    """
+    if command:
+        yield f"explore.command={json.dumps(list(command))}"
+    if env:
+        yield f"explore.env={json.dumps(dict(map(_variable, env)))}"
+    if replicas is not None:
+        yield f"explore.replicas={replicas}"
+    if global_batch_size is not None:
+        yield f"explore.global_batch_size={global_batch_size}"
+    if writes_are_fine:
+        yield "explore.writes_are_fine=true"
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserInputError(f'--env needs NAME=VALUE, not "{text}"', hint="type --env OMP_NUM_THREADS=1")
+    return name, value
