@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bexplore.batching import MAX_SAMPLES, GlobalBatchSize
-from bexplore.exploration.events import (
-    AlreadyFinished,
-    Finished,
-    JobEvent,
-    Planned,
-    Recommended,
-    Traced,
-)
+from bexplore.exploration import events
 from bexplore.host.json_files import picked
 from bexplore.measurement.probe import Observation
 from bexplore.search.posterior.memory import EXPECTED_RATIO
@@ -25,19 +18,19 @@ from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 
 
-def event_record(event: JobEvent) -> dict[str, Any] | None:
+def event_record(event: events.JobEvent) -> dict[str, Any] | None:
     """Return the JSON object of an event; None for an event that is not written."""
-    if isinstance(event, AlreadyFinished):
+    if isinstance(event, events.AlreadyFinished):
         return event.result.as_record() | {"already_finished": True}
-    if isinstance(event, Finished):
+    if isinstance(event, events.Finished):
         return event.result.as_record()
-    if isinstance(event, Planned):
+    if isinstance(event, events.Planned):
         return {"event": "plan"} | _plain(event) | {"run_dir": str(event.run.directory) if event.run else None}
-    if isinstance(event, Traced):
+    if isinstance(event, events.Traced):
         return _trace_record(event)
     if isinstance(event, ProbeFinished):
         return probe_record(event.observation)
-    if isinstance(event, Recommended):
+    if isinstance(event, events.Recommended):
         return {"event": "recommendation"} | recommendation_record(event.recommendation, event.global_batch_sizes)
     return None
 
@@ -109,14 +102,14 @@ def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ..
     }
 
 
-def _trace_record(event: Traced) -> dict[str, Any]:
+def _trace_record(event: events.Traced) -> dict[str, Any]:
     names = "num_parameters flops_per_sample peak_memory_bytes max_micro_batch_size reserved_over_peak trace_s"
     unknown = dict.fromkeys([*names.split(), "remembered_from", "fingerprint"])
     record = {"event": "trace"} | unknown | dict(event.record or {})
     return record | {"memory_budget_bytes": event.memory_budget_bytes, "reason": event.reason}
 
 
-def _plain(event: Planned) -> dict[str, Any]:
+def _plain(event: events.Planned) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(event) if field.name != "run"]
     return {name: getattr(event, name) for name in names}
 

@@ -11,18 +11,10 @@ from torch import nn
 
 from bexplore.errors import BexploreError, UserProgramError
 from bexplore.job import Job
-from bexplore.workloads import Workload, build
-from bexplore.workloads.torch_private import (
-    FakeTensor,
-    FakeTensorMode,
-    TorchDispatchMode,
-    tree_leaves,
-    tree_map_only,
-    unset_fake_temporarily,
-)
+from bexplore.workloads import Workload, build, torch_private
 
 
-class FakeTensors(FakeTensorMode):
+class FakeTensors(torch_private.FakeTensorMode):
     """A mode that stays one where a model copies its modules; a copied tensor copies its mode."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensors:
@@ -74,15 +66,15 @@ def _build_with_real_host(job: Job) -> tuple[Workload, FakeTensors]:
     return workload, fake_mode
 
 
-class _RealOnHost(TorchDispatchMode):
+class _RealOnHost(torch_private.TorchDispatchMode):
     """A mode, above one of fake tensors, that computes with real values what is made on the CPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in torch_private.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         goes_to = torch.device(kwargs.get("device") or "cpu")
-        if goes_to.type == "cpu" and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            with unset_fake_temporarily():
+        if goes_to.type == "cpu" and not any(isinstance(tensor, torch_private.FakeTensor) for tensor in tensors):
+            with torch_private.unset_fake_temporarily():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -92,9 +84,9 @@ def _from_real(workload: Workload) -> tuple[Workload, FakeTensors]:
     make_real_batch = workload.make_batch
 
     def make_batch(micro_batch_size: int) -> Any:
-        with unset_fake_temporarily():
+        with torch_private.unset_fake_temporarily():
             batch = make_real_batch(micro_batch_size)
-        return tree_map_only(torch.Tensor, fake_mode.from_tensor, batch)
+        return torch_private.tree_map_only(torch.Tensor, fake_mode.from_tensor, batch)
 
     replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by identity, so that tied weights stay tied
 

@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bexplore.host.accelerators import (
-    MAX_THREADS_PER_BLOCK,
-    MULTIPROCESSORS,
-    REGISTERS_PER_MULTIPROCESSOR,
-    SHARED_MEMORY_PER_BLOCK_BYTES,
-    WARP_SIZE,
-    Device,
-)
+from bexplore.host import accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +31,7 @@ class GpuProperties:
         if not str(info.get("device")).startswith("cuda") or not info.get("num_multiprocessors"):
             return None
         major, minor = (int(part) for part in str(info["capability"]).split("."))
-        if (major, minor) not in MULTIPROCESSORS:
+        if (major, minor) not in accelerators.MULTIPROCESSORS:
             return None
         return cls(
             name=info["device_name"],
@@ -48,7 +41,7 @@ class GpuProperties:
         )
 
     @classmethod
-    def of_device(cls, device: Device) -> GpuProperties | None:
+    def of_device(cls, device: accelerators.Device) -> GpuProperties | None:
         """Return the properties of a device of the table; None where it is no CUDA device, or lacks some."""
         if device.capability is None or device.num_multiprocessors is None:
             return None
@@ -70,7 +63,7 @@ class GpuProperties:
 
     def as_torch(self) -> dict[str, Any]:
         """Return the attributes of torch's object of properties, with those that follow from the capability."""
-        multiprocessor = MULTIPROCESSORS[self.capability]
+        multiprocessor = accelerators.MULTIPROCESSORS[self.capability]
         return {
             "name": self.name,
             "major": self.capability[0],
@@ -78,12 +71,12 @@ class GpuProperties:
             "multi_processor_count": self.num_multiprocessors,
             "total_memory": self.total_memory_bytes,
             "max_threads_per_multi_processor": multiprocessor.max_threads,
-            "regs_per_multiprocessor": REGISTERS_PER_MULTIPROCESSOR,
+            "regs_per_multiprocessor": accelerators.REGISTERS_PER_MULTIPROCESSOR,
             "shared_memory_per_multiprocessor": multiprocessor.shared_memory_bytes,
             "shared_memory_per_block_optin": multiprocessor.shared_memory_per_block_bytes,
-            "shared_memory_per_block": SHARED_MEMORY_PER_BLOCK_BYTES,
-            "max_threads_per_block": MAX_THREADS_PER_BLOCK,
-            "warp_size": WARP_SIZE,
+            "shared_memory_per_block": accelerators.SHARED_MEMORY_PER_BLOCK_BYTES,
+            "max_threads_per_block": accelerators.MAX_THREADS_PER_BLOCK,
+            "warp_size": accelerators.WARP_SIZE,
             "gcnArchName": "",
             "is_integrated": 0,
             "is_multi_gpu_board": 0,

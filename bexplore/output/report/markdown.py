@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from bexplore.output.report.page import (
-    Table,
-    batch_sizes_table,
-    bottlenecks,
-    comparisons_table,
-    eager_line,
-    first_steps,
-    left_line,
-    outcomes,
-    sizes_table,
-)
+from bexplore.output.report import page
 from bexplore.output.report.report_data import ReportData
 from bexplore.units import counted, format_bytes, format_seconds
 
@@ -31,19 +21,19 @@ def markdown(data: ReportData) -> str:
         )
     lines += [
         "",
-        f"{counted(len(data.observations), 'probe')} ({outcomes(data) or 'none'})" + _took(data) + _memory(data),
+        f"{counted(len(data.observations), 'probe')} ({page.outcomes(data) or 'none'})" + _took(data) + _memory(data),
         "",
     ]
-    lines += [left, ""] if (left := left_line(data)) else []
-    lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in first_steps(data)]
-    found = bottlenecks(data)
+    lines += [left, ""] if (left := page.left_line(data)) else []
+    lines += [f"1. {text}{f' `{command}`' if command else ''}" for text, command in page.first_steps(data)]
+    found = page.bottlenecks(data)
     lines += [""] if found else []
     lines += [f"- {item.finding}{f'; try: {item.action}' if item.action else ''}" for item in found]
-    lines += ["", f"{eager}."] if (eager := eager_line(data)) else []
+    lines += ["", f"{eager}."] if (eager := page.eager_line(data)) else []
     tables = (
-        ("Speed of each size", sizes_table(data)),
-        ("Interleaved sizes", comparisons_table(data)),
-        ("Global batch sizes", batch_sizes_table(data)),
+        ("Speed of each size", page.sizes_table(data)),
+        ("Interleaved sizes", page.comparisons_table(data)),
+        ("Global batch sizes", page.batch_sizes_table(data)),
     )
     for title, table in tables:
         if table.rows:
@@ -51,7 +41,7 @@ def markdown(data: ReportData) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(table: Table) -> list[str]:
+def _table(table: page.Table) -> list[str]:
     rule = ["---:" if is_number else "---" for is_number in table.is_number]
     rows = [
         [f"**{cell}**" if index == table.highlighted and cell else cell for cell in row]

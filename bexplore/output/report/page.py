@@ -13,21 +13,11 @@ import jinja2
 from bexplore import __version__
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.measurement.probe import Observation, compared_sizes
+from bexplore.output import summary
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
 from bexplore.output.report.svg import SHAPES, draw
-from bexplore.output.summary import (
-    eager_sentence,
-    headroom_words,
-    keeping_sentence,
-    left_sentence,
-    loader_sentence,
-    outcomes_words,
-    score_sentence,
-    smaller_sentence,
-    stop_words,
-)
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds
 
@@ -81,9 +71,9 @@ def html(data: ReportData) -> str:
         first_steps=first_steps(data),
         bottlenecks=bottlenecks(data),
         eager=eager_line(data),
-        headroom=headroom_words(data.result),
-        loader=loader_sentence(data.result),
-        stop_reason=stop_words(data.result.stop_reason, data.settings.get("target_confidence")),
+        headroom=summary.headroom_words(data.result),
+        loader=summary.loader_sentence(data.result),
+        stop_reason=summary.stop_words(data.result.stop_reason, data.settings.get("target_confidence")),
         left=left_line(data),
         sizes=sizes_table(data),
         comparisons=comparisons_table(data),
@@ -98,13 +88,13 @@ def html(data: ReportData) -> str:
 
 def eager_line(data: ReportData) -> str | None:
     """Return whether torch.compile is worth it at the recommended size; None where that was not measured."""
-    text = eager_sentence(data.result.eager, data.tolerance)
+    text = summary.eager_sentence(data.result.eager, data.tolerance)
     return None if text is None else f"{text[0].upper()}{text[1:]}"
 
 
 def left_line(data: ReportData) -> str | None:
     """Return the expected remaining gain; None while the exploration is unfinished, or if unknown."""
-    text = left_sentence(data.result) if data.is_finished else None
+    text = summary.left_sentence(data.result) if data.is_finished else None
     return None if text is None else f"Left to gain: {text}."
 
 
@@ -120,16 +110,16 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     keeps = result.keeps_batch_size
     if result.batch_message and (keeps is None or keeps.micro_batch_size != size):
         steps.append((f"{result.batch_message}.", ""))
-    keeping = keeping_sentence(result, target) if data.is_finished else None
+    keeping = summary.keeping_sentence(result, target) if data.is_finished else None
     if keeping:
         steps.append((keeping, ""))
-    smaller = smaller_sentence(result, data.tolerance)
+    smaller = summary.smaller_sentence(result, data.tolerance)
     if smaller:
         steps.append((f"To save memory: {smaller}.", ""))
     if not data.is_finished:
         steps.append(("The exploration is not finished; this command resumes it:", f"bexplore explore {typed}"))
     elif (result.confidence or 0) < target:
-        score = score_sentence(result, data.tolerance)
+        score = summary.score_sentence(result, data.tolerance)
         is_final = result.stop_reason == StopReason.COSTS_MORE_THAN_IT_SAVES
         then = ", and another probe would not pay." if is_final else ": see below how to raise it."
         steps.append((f"The score is below its target{f' ({score})' if score else ''}{then}", ""))
@@ -262,7 +252,7 @@ def buffers(data: ReportData) -> tuple[tuple[str, str, float], ...]:
 
 def outcomes(data: ReportData) -> str:
     """Return the number of probes by outcome, in words."""
-    return outcomes_words(Counter(item.outcome.value for item in data.observations))
+    return summary.outcomes_words(Counter(item.outcome.value for item in data.observations))
 
 
 def _drawn(figure: Figure) -> Mapping[str, Any]:

@@ -21,14 +21,8 @@ from bexplore.search.policy.decision import Decision, decide
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
+from bexplore.search.study import trials
 from bexplore.search.study.storage import open_storage
-from bexplore.search.study.trials import (
-    PARAMETER,
-    evidence_of,
-    is_abandoned,
-    search_specification_of,
-    set_search_specification,
-)
 
 
 class BexploreSampler(BaseSampler):
@@ -70,26 +64,26 @@ class BexploreSampler(BaseSampler):
         """Begin a trial of a size; None for the sampler's choice."""
         self._given = size
         try:
-            return study.ask({PARAMETER: self.distribution})
+            return study.ask({trials.PARAMETER: self.distribution})
         finally:
             self._given = None
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the distribution of the micro-batch size, the only parameter."""
-        return {PARAMETER: self.distribution}
+        return {trials.PARAMETER: self.distribution}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the size to probe next; where no probe is worth its cost, the recommended one."""
         if self._given is not None:
-            return {PARAMETER: self._given}
+            return {trials.PARAMETER: self._given}
         decision = self.decide(study, asking=trial.number)
         self._decisions[trial.number] = decision
         if decision.stop_reason is None:
-            return {PARAMETER: decision.micro_batch_size}
+            return {trials.PARAMETER: decision.micro_batch_size}
         best = decision.recommendation
-        return {PARAMETER: best.micro_batch_size if best else self.space.base}
+        return {trials.PARAMETER: best.micro_batch_size if best else self.space.base}
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -101,7 +95,7 @@ class BexploreSampler(BaseSampler):
         """
         raise UserInputError(
             f"the study asks for {param_name!r} over {param_distribution}",
-            hint=f"suggest {PARAMETER!r} from {self.space.base} to {self.space.sizes[-1]}",
+            hint=f"suggest {trials.PARAMETER!r} from {self.space.base} to {self.space.sizes[-1]}",
         )
 
     def decide(self, study: optuna.Study, *, asking: int | None = None) -> Decision:
@@ -125,12 +119,12 @@ class BexploreSampler(BaseSampler):
     def _evidence(self, study: optuna.Study, asking: int | None) -> tuple[list[Evidence], int]:
         evidence, num_unassigned = [], 0
         for trial in sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number):
-            if trial.number == asking or is_abandoned(trial, self._now()):
+            if trial.number == asking or trials.is_abandoned(trial, self._now()):
                 continue
-            if trial.state is TrialState.RUNNING and PARAMETER not in trial.params:
+            if trial.state is TrialState.RUNNING and trials.PARAMETER not in trial.params:
                 num_unassigned += asking is None or trial.number < asking
-            elif PARAMETER in trial.params:
-                evidence.append(evidence_of(trial))
+            elif trials.PARAMETER in trial.params:
+                evidence.append(trials.evidence_of(trial))
         return evidence, num_unassigned
 
 
@@ -145,9 +139,9 @@ def open_study(
     study = optuna.create_study(
         storage=open_storage(storage), study_name=name, direction="maximize", load_if_exists=True, sampler=sampler
     )
-    specification, stored = _search_specification(sampler), search_specification_of(study)
+    specification, stored = _search_specification(sampler), trials.search_specification_of(study)
     if not stored:
-        set_search_specification(study, specification)
+        trials.set_search_specification(study, specification)
         _name_the_value(study)
     elif stored != specification:
         changed = sorted(key for key in specification if stored.get(key) != specification[key])

@@ -9,22 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore.config.dialects.cerebras.known_keys import (
-    ACTIVATIONS,
-    DECODERS,
-    FLAGS,
-    NO_EFFECT,
-    NORMS,
-    OTHER_ARCHITECTURES,
-    OTHER_MODELS,
-    PARALLEL_DECODERS,
-    PARALLEL_KEY,
-    POSITIONS,
-    READ,
-    SCALES,
-    SHOWN_DECODERS,
-    SIZES,
-)
+from bexplore.config.dialects.cerebras import known_keys
 from bexplore.config.dialects.values import is_integer, read_flag, read_number, read_positive
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
@@ -47,12 +32,12 @@ def read_decoder(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[
     if not _is_decoder(problems, path, values):
         return {"model": {}}
     model = _sizes(problems, path, data_path)
-    model |= {name: read_flag(problems, (*path, key), default) for key, (name, default) in FLAGS.items()}
+    model |= {name: read_flag(problems, (*path, key), default) for key, (name, default) in known_keys.FLAGS.items()}
     model |= _heads(problems, path, model)
     model |= _positions(problems, path, model)
-    model["norm"] = _word(problems, (*path, "norm_type"), NORMS, "layernorm")
+    model["norm"] = _word(problems, (*path, "norm_type"), known_keys.NORMS, "layernorm")
     model["norm_eps"] = read_number(problems, (*path, "layer_norm_epsilon"), 1e-5)
-    model["activation"] = _word(problems, (*path, "nonlinearity"), ACTIVATIONS, "gelu")
+    model["activation"] = _word(problems, (*path, "nonlinearity"), known_keys.ACTIVATIONS, "gelu")
     model |= _dropouts(problems, path)
     sequence_length = _sequence_length(problems, path, data_path)
     model["max_position_embeddings"] = _num_positions(problems, path, model, sequence_length)
@@ -70,22 +55,22 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
     lowered = str(name).lower()
     experts = values.get("moe") or values.get("moe_params")
     num_experts = experts.get("num_experts", 1) if isinstance(experts, dict) else 1
-    foreign = sorted(OTHER_ARCHITECTURES.intersection(values))
+    foreign = sorted(known_keys.OTHER_ARCHITECTURES.intersection(values))
     if is_integer(num_experts) and num_experts > 1:
         problems.error((*path, "moe"), f"a mixture of {num_experts} experts is not built in", _DESCRIBE_IT)
-    elif name is not None and lowered not in DECODERS | PARALLEL_DECODERS:
-        known = () if lowered in OTHER_MODELS else sorted(DECODERS | PARALLEL_DECODERS)
+    elif name is not None and lowered not in known_keys.DECODERS | known_keys.PARALLEL_DECODERS:
+        known = () if lowered in known_keys.OTHER_MODELS else sorted(known_keys.DECODERS | known_keys.PARALLEL_DECODERS)
         near = close_match(lowered, known, cutoff=_NEAR_NAME)
         hint = f"did you mean {near}? If not, {_DESCRIBE_IT}" if near else _DESCRIBE_IT
-        rule = f"the model {quoted(name)} is not built in; decoders are: {SHOWN_DECODERS}"
+        rule = f"the model {quoted(name)} is not built in; decoders are: {known_keys.SHOWN_DECODERS}"
         problems.error((*path, "name"), rule, hint)
     elif name is None and foreign:
         rule = f"not a decoder-only language model, by its {', '.join(foreign)}; only those are built in"
         problems.error((*path, foreign[0]), rule, _DESCRIBE_IT)
     else:
-        if lowered in PARALLEL_DECODERS or PARALLEL_KEY in values:
+        if lowered in known_keys.PARALLEL_DECODERS or known_keys.PARALLEL_KEY in values:
             text = "this family runs attention and feed-forward side by side; here one follows the other"
-            problems.warn((*path, "name" if name is not None else PARALLEL_KEY), text)
+            problems.warn((*path, "name" if name is not None else known_keys.PARALLEL_KEY), text)
         return True
     return False
 
@@ -93,7 +78,7 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
 def _sizes(problems: Problems, path: KeyPath, data_path: KeyPath) -> dict[str, Any]:
     document = problems.document
     found: dict[str, Any] = {}
-    for key, name in SIZES.items():
+    for key, name in known_keys.SIZES.items():
         place = (*path, key)
         if key == "vocab_size" and document.get(place) is None:
             place = (*data_path, key)
@@ -130,7 +115,7 @@ def _heads(problems: Problems, path: KeyPath, model: Mapping[str, Any]) -> dict[
 
 def _positions(problems: Problems, path: KeyPath, model: Mapping[str, Any]) -> dict[str, Any]:
     """Read how positions enter, and the rotary numbers."""
-    kind = _word(problems, (*path, "position_embedding_type"), POSITIONS, "learned")
+    kind = _word(problems, (*path, "position_embedding_type"), known_keys.POSITIONS, "learned")
     if not read_flag(problems, (*path, "use_position_embedding"), True):
         kind = "none"
     if kind != "rotary":
@@ -204,10 +189,10 @@ def _notice_the_rest(problems: Problems, path: KeyPath, values: Mapping[str, Any
     rest: list[str] = []
     scales: list[str] = []
     for key, value in values.items():
-        if key in READ or key in NO_EFFECT or value in (None, False, 0, "", "none", {}, []):
+        if key in known_keys.READ or key in known_keys.NO_EFFECT or value in (None, False, 0, "", "none", {}, []):
             continue
-        near = close_match(key, sorted(READ), cutoff=_NEAR_KEY)
-        if key in SCALES:
+        near = close_match(key, sorted(known_keys.READ), cutoff=_NEAR_KEY)
+        if key in known_keys.SCALES:
             scales += [key] if value is True or value != 1 else []
         elif near is not None and near not in values:
             problems.warn((*path, key), f"{quoted(key)} is not read; did you mean {quoted(near)}?")
