@@ -140,7 +140,6 @@ def metrics_in_worker(
     *,
     device: str,
     environment: Mapping[str, str] | None = None,
-    on_progress: Progress = lambda _: None,
 ) -> tuple[ProgramMetrics, dict[str, Any]]:
     """Take the exact facts of a job's program; what the program's own faults hide is among their `problems`.
 
@@ -162,7 +161,6 @@ def metrics_in_worker(
         log_path,
         limits=Limits(stage_s=METRICS_LIMIT_S, resident_bytes=METRICS_RESIDENT_BYTES),
         environment=environment,
-        on_progress=on_progress,
     )
     if isinstance(answer, Refused):
         raise answer.error()

@@ -89,11 +89,11 @@ class _Memory:
 
     __slots__ = ("names", "owned", "place", "size", "tensor")
 
-    def __init__(self, size: Polynomial, place: Place, *, owned: bool, tensor: torch.Tensor | None = None) -> None:
+    def __init__(self, size: Polynomial, place: Place, *, owned: bool) -> None:
         self.size = size
         self.place = place
         self.owned = owned
-        self.tensor = tensor
+        self.tensor: torch.Tensor | None = None
         self.names: set[str] = set()
 
 

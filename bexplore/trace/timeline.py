@@ -10,6 +10,8 @@ import numpy as np
 
 from bexplore.trace.polynomial import Polynomial
 
+NUM_BUFFERS = 8  # of a peak that are named
+
 
 class Phase(StrEnum):
     """The three parts of an optimizer step, in the order in which they run."""
@@ -72,9 +74,7 @@ class Peak:
     buffers: tuple[Buffer, ...]
 
 
-def find_peaks(
-    resident: Sequence[Buffer], events: Sequence[Event], *, past: Sequence[Event] = (), num_buffers: int = 8
-) -> tuple[Peak, ...]:
+def find_peaks(resident: Sequence[Buffer], events: Sequence[Event], *, past: Sequence[Event] = ()) -> tuple[Peak, ...]:
     """Find the moments that are the highest for some micro-batch size.
 
     Args:
@@ -90,7 +90,7 @@ def find_peaks(
     return tuple(
         Peak(
             size=Polynomial.of_list([_whole(value) for value in running[index]]),
-            buffers=_largest(resident, [*past, *events[:index]], num_buffers),
+            buffers=_largest(resident, [*past, *events[:index]]),
         )
         for index in _upper_envelope(running)
     )
@@ -131,12 +131,12 @@ def _crossing(first: tuple[float, float, int], second: tuple[float, float, int])
     return (first[0] - second[0]) / (second[1] - first[1])
 
 
-def _largest(resident: Sequence[Buffer], past: Sequence[Event], num_buffers: int) -> tuple[Buffer, ...]:
+def _largest(resident: Sequence[Buffer], past: Sequence[Event]) -> tuple[Buffer, ...]:
     alive: dict[str, Polynomial] = {buffer.label: buffer.size for buffer in resident}
     for event in past:
         alive[event.place.label] = alive.get(event.place.label, Polynomial()) + event.size
     at_typical_size = sorted(alive.items(), key=lambda item: -item[1](_TYPICAL_SIZE))
-    return tuple(Buffer(label=label, size=size) for label, size in at_typical_size[:num_buffers] if size(1) > 0)
+    return tuple(Buffer(label=label, size=size) for label, size in at_typical_size[:NUM_BUFFERS] if size(1) > 0)
 
 
 _TYPICAL_SIZE = 8  # only orders the names of buffers that grow differently

@@ -104,23 +104,18 @@ def check_accumulation_flag(
         return
     if flag is None:
         problems.error(path, f"use_cs_grad_accum must be true or false, not {quoted(written)}")
+    elif not flag and request.kind is RequestKind.EXPLORE:
+        problems.warn(path, "use_cs_grad_accum is false: set it to true, or remove it, to accumulate with the result")
     elif flag and request.kind is RequestKind.NONE:
         problems.error(
             path, "use_cs_grad_accum is true, but micro_batch_size means no accumulation", "remove one of the two"
         )
     elif not flag and request.kind is RequestKind.AUTO:
-        problems.error(
-            path, "use_cs_grad_accum is false, but micro_batch_size: auto splits the batch", "remove use_cs_grad_accum"
-        )
-    elif not flag and request.kind is RequestKind.EXPLORE:
-        problems.warn(path, "use_cs_grad_accum is false: set it to true, or remove it, to accumulate with the result")
+        but = "micro_batch_size: auto splits the batch"
+        problems.error(path, f"use_cs_grad_accum is false, but {but}", "remove use_cs_grad_accum")
     elif not flag and request.value is not None and global_batch_size not in (None, request.value * num_replicas):
-        problems.error(
-            path,
-            f"use_cs_grad_accum is false, but {num_replicas} x micro_batch_size {request.value} makes batch_size "
-            f"{global_batch_size} only with accumulation",
-            "remove use_cs_grad_accum",
-        )
+        but = f"{num_replicas} x micro_batch_size {request.value} makes batch_size {global_batch_size} only with"
+        problems.error(path, f"use_cs_grad_accum is false, but {but} accumulation", "remove use_cs_grad_accum")
 
 
 def check_batch(
@@ -159,25 +154,17 @@ def check_batch(
 
 def _check_missing_batch(problems: Problems, request: Request, path: KeyPath, settings: ExploreSettings) -> None:
     """Note a missing batch size where sizes are cut from it."""
+    explores = request.kind is RequestKind.EXPLORE
     if request.kind is RequestKind.AUTO:
         what = "auto needs" if request.position is not None else "an absent micro_batch_size means auto, which needs"
-        problems.error(
-            path,
-            f"micro_batch_size: {what} batch_size, whose divisors it tries",
-            "type batch_size: 64, for example",
-        )
-    elif request.kind is RequestKind.EXPLORE and settings.keep_batch_size:
-        problems.error(
-            path,
-            "explore.keep_batch_size needs batch_size, which is to be kept",
-            "type batch_size: 64, for example",
-        )
-    elif request.kind is RequestKind.EXPLORE and settings.candidates in ("divisors", "even"):
-        problems.error(
-            path,
-            f"explore.candidates: {settings.candidates} needs batch_size, which is cut",
-            "type batch_size: 64, for example",
-        )
+        rule = f"micro_batch_size: {what} batch_size, whose divisors it tries"
+    elif explores and settings.keep_batch_size:
+        rule = "explore.keep_batch_size needs batch_size, which is to be kept"
+    elif explores and settings.candidates in ("divisors", "even"):
+        rule = f"explore.candidates: {settings.candidates} needs batch_size, which is cut"
+    else:
+        return
+    problems.error(path, rule, "type batch_size: 64, for example")
 
 
 def check_bounds(problems: Problems, request: Request, settings: ExploreSettings) -> None:
