@@ -10,12 +10,13 @@ from pathlib import Path
 import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
+from bexplore.cli.training_command import COMMAND, CommandBehindDashes, overrides_of_command
 from bexplore.errors import UserInputError
 from bexplore.exploration.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
 from bexplore.exploration.run_directory import open_run
 
 
-@click.command()
+@click.command(cls=CommandBehindDashes)
 @CONFIG
 @click.option("--run", "run_path", type=click.Path(path_type=Path), help="The run; default: this job's newest.")
 @click.option(
@@ -34,7 +35,9 @@ from bexplore.exploration.run_directory import open_run
 @click.option("--force", is_flag=True, help="Write even if the job has changed since it was explored.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
 @common_options
+@click.pass_context
 def apply(
+    context: click.Context,
     config: Path,
     run_path: Path | None,
     batch_size: str | None,
@@ -54,7 +57,10 @@ def apply(
       bexplore apply job.yaml --keep-batch-size --yes    write the fastest size that keeps batch_size
       bexplore apply job.yaml --change-batch-size --yes  move batch_size to what goes with the fastest size of all
       bexplore apply job.yaml -o tuned.yaml              leave job.yaml alone
+      bexplore apply axolotl.yaml -- axolotl train {config} --output-dir {output_dir}   as it was explored
     """
+    for override in overrides_of_command(command=context.meta.get(COMMAND, ())):
+        common = common.with_override(override)
     loaded = common.load(config)
     if common.model_dir is not None:
         loaded = dataclasses.replace(loaded, model_dir=common.model_dir)

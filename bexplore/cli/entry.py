@@ -28,6 +28,7 @@ COMMANDS = {
     "replay": ("tables", "Run the search over a table of recorded sweeps."),
     "batch-sizes": ("tables", "List the global batch sizes that are valid with a size."),
     "schema": ("tables", "Print a JSON Schema of the configuration, for editors."),
+    "attach": ("attach", "Let a Python that ignores PYTHONPATH be observed."),
     "doctor": ("doctor", "Check whether this machine and a job are ready."),
 }
 

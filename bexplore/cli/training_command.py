@@ -31,10 +31,10 @@ class CommandBehindDashes(click.Command):
 def overrides_of_command(
     *,
     command: Sequence[str],
-    env: Sequence[str],
-    replicas: int | None,
-    global_batch_size: int | None,
-    writes_are_fine: bool,
+    env: Sequence[str] = (),
+    replicas: int | None = None,
+    global_batch_size: int | None = None,
+    writes_are_fine: bool = False,
 ) -> Iterator[str]:
     """Yield the settings of the `explore` section that the command line gives, as `--set` takes them.
 

@@ -16,6 +16,7 @@ MARK = "BEXPLORE_PROBE"  # variable that names the folder of the start, in every
 # ranks and then itself within a second or two of theirs.
 GRACE_S, TERM_S, KILL_S = 2.0, 5.0, 5.0
 _POLL_S = 0.05
+SHARED_MEMORY = Path("/dev/shm")
 # A module of torch's core that every process with torch has mapped.
 _TORCH = "libtorch_python"
 
@@ -32,6 +33,7 @@ class Start:
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path) -> None:
         self.folder = folder
         self.log_path = folder / "log.txt"
+        self._shared_before = _listed(SHARED_MEMORY)
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 argv,
@@ -69,14 +71,21 @@ class Start:
         Args:
             grace_s: Seconds that they get to end by themselves.
         """
-        if self._wait_for_end(grace_s):
-            return []
+        shared = self._shared_memory()
+        is_over = self._wait_for_end(grace_s)
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
-            for pid in self.alive():
-                _kill(pid, number)
-            if self._wait_for_end(wait_s):
-                return []
-        return self.alive()
+            if not is_over:
+                for pid in self.alive():
+                    _kill(pid, number)
+                is_over = self._wait_for_end(wait_s)
+        for path in shared:
+            path.unlink(missing_ok=True)
+        return [] if is_over else self.alive()
+
+    def _shared_memory(self) -> set[Path]:
+        """Return the named segments that the processes of this start have made, which outlive them."""
+        mapped = {word for pid in self.alive() for word in _maps(pid).split() if word.startswith(f"{SHARED_MEMORY}/")}
+        return {Path(path) for path in mapped if Path(path).name not in self._shared_before}
 
     def _wait_for_end(self, seconds: float) -> bool:
         limit_s = time.monotonic() + seconds
@@ -86,6 +95,10 @@ class Start:
             if time.monotonic() >= limit_s:
                 return False
             time.sleep(_POLL_S)
+
+
+def _listed(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _environment(pid: int) -> bytes:

@@ -230,7 +230,7 @@ class CommandRunner:
             outcome=Outcome.MEASURED,
             details=details,
             warnings=(*blank.warnings, *_warnings(reports)),
-            **_times(blank, reports, timing, whole_steps=not self.command.sets_accumulation),
+            **_times(blank, timing, whole_steps=not self.command.sets_accumulation),
             **_memory(reports),
             **_compiled(reports),
         )
@@ -242,21 +242,17 @@ def _stuck(reports: Reports) -> str:
     return f"no rank completed a step after step {fewest}: a rank waits for one that does not come"
 
 
-def _times(blank: Observation, reports: Reports, timing: StepTiming, *, whole_steps: bool) -> dict[str, Any]:
-    """Return the times of the observation.
+def _times(blank: Observation, timing: StepTiming, *, whole_steps: bool) -> dict[str, Any]:
+    """Return the times of the observation; all that is not a timed pass or update is the price of a start.
 
     Where the command's accumulation cannot be chosen, an update belongs to every step, and so to the passes.
     """
-    began = min((rank.record["first_backward_at_s"] for rank in reports.ranks), default=blank.started_at_s)
-    passes_s = timing.pass_times_s
+    passes_s, updates_s = timing.pass_times_s, timing.update_times_s
     if whole_steps:
-        passes_s = tuple(seconds / timing.micro_batches_per_step for seconds in timing.step_times_s)
+        passes_s, updates_s = tuple(s / timing.micro_batches_per_step for s in timing.step_times_s), ()
     most = blank.probe.max_passes
-    return {
-        "pass_times_s": in_groups(passes_s, most),
-        "update_times_s": () if whole_steps else in_groups(timing.update_times_s, most),
-        "start_time_s": max(0.0, began - blank.started_at_s),
-    }
+    times = {"pass_times_s": in_groups(passes_s, most), "update_times_s": in_groups(updates_s, most)}
+    return times | {"start_time_s": max(0.0, blank.elapsed_s - sum(map(sum, times.values())))}
 
 
 def _memory(reports: Reports) -> dict[str, Any]:

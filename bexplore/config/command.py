@@ -42,10 +42,15 @@ class CommandFile:
         numbers += [(path, "accumulation") for path in self.accumulation_paths]
         for path, name in numbers:
             if path is not None:
-                text = self._with_number(text, path, int(values[name]))
+                text = self.with_number(text, path, int(values[name]))
         return fill(text, values)
 
-    def _with_number(self, text: str, path: KeyPath, number: int) -> str:
+    def with_number(self, text: str, path: KeyPath, number: int) -> str:
+        """Return a text of this file with a number at a path.
+
+        Raises:
+            UserInputError: The number cannot be written without changing something else.
+        """
         if not self.name.endswith(".toml"):
             return with_number(text, path, number, source=self.name)
         key = re.compile(rf"^(\s*{re.escape(str(path[-1]))}\s*=\s*)(\"explore\"|'explore'|\d+)", re.MULTILINE)

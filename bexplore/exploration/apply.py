@@ -144,9 +144,12 @@ def plan_edit(
     text = before.removeprefix(_BYTE_ORDER_MARK).decode()
     mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
     source = str(config.path)
-    changed = with_number(
-        text, config.request.path, answer.micro_batch_size or 0, beside=config.batch_size_path, source=source
-    )
+    if config.command is not None:
+        changed = _of_command(config, text, answer.micro_batch_size or 0, result.num_replicas or config.num_replicas)
+    else:
+        changed = with_number(
+            text, config.request.path, answer.micro_batch_size or 0, beside=config.batch_size_path, source=source
+        )
     if new_batch_size is not None:
         changed = with_number(changed, config.batch_size_path, new_batch_size, source=source)
     return Edit(
@@ -158,6 +161,21 @@ def plan_edit(
         base_micro_batch_size=result.base_micro_batch_size or 0,
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
     )
+
+
+def _of_command(config: Config, text: str, micro_batch_size: int, num_replicas: int) -> str:
+    """Return the file of a training command with the size and, where the global batch is given, its accumulation."""
+    file = config.command.file if config.command else None
+    if file is None or file.size_path is None:
+        raise UserInputError(
+            "the size stands in the command, not in a file", hint="type the command as the summary shows it"
+        )
+    text = file.with_number(text, file.size_path, micro_batch_size)
+    share = micro_batch_size * num_replicas
+    if config.batch_size is not None and config.batch_size % share == 0:
+        for path in file.accumulation_paths:
+            text = file.with_number(text, path, config.batch_size // share)
+    return text
 
 
 def paste(config: Config, micro_batch_size: int) -> str:

@@ -22,12 +22,12 @@ ORDER = {
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
-    "command": "observer reports timing verdicts failures processes probe_folder watch runner",
+    "command": "observer reports timing verdicts failures processes attach probe_folder watch runner",
     "exploration": "bottlenecks result journal run_directory memory_budget fingerprint events event_records estimate "
     "apply finish one_shot resumable of_command exploration",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
-    "cli": "streams entry training_command common apply doctor explore guard one_shot report tables",
+    "cli": "streams entry training_command common apply attach doctor explore guard one_shot report tables",
 }
 
 # Package -> the only places that may import it.
