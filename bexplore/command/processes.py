@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -69,10 +70,13 @@ class Start:
         """End every process of this start; return those that are left.
 
         Args:
-            grace_s: Seconds that they get to end by themselves.
+            grace_s: Seconds that the command itself gets to end, while others (workers of a loader whose rank has gone,
+                say) are not waited for.
         """
         shared = self._shared_memory()
-        is_over = self._wait_for_end(grace_s)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_s)
+        is_over = self._wait_for_end(0.0)
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
             if not is_over:
                 for pid in self.alive():

@@ -8,10 +8,11 @@ from typing import Any
 
 from bexplore.command.runner import PROBING_ACCUMULATION, CommandRunner, CommandSettings
 from bexplore.config.command import Command
+from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended
 from bexplore.exploration.fingerprint import describe, search_settings
-from bexplore.exploration.finish import Finish, global_batch_sizes, step_time_s
+from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ResumableExploration, keeping_sizes
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
@@ -33,6 +34,12 @@ class CommandExploration(ResumableExploration):
         command = self.config.command
         assert command is not None  # `explore` chooses this class by it
         return command
+
+    def _answers(self, stored: RunResult) -> bool:
+        """Return whether a stored result is for the present batch size, with the replicas that its probes showed."""
+        replicas = stored.num_replicas or self.config.num_replicas
+        asked = batch_size_request(dataclasses.replace(self.config, num_replicas=replicas))
+        return all(getattr(stored, name) == value for name, value in asked.items())
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         runner = CommandRunner(
@@ -78,11 +85,22 @@ class CommandExploration(ResumableExploration):
         )
 
     def _learn(self, runner: CommandRunner, observation: Observation) -> None:
-        """Take over the replicas that a measured probe showed."""
+        """Take over the replicas that a measured probe showed.
+
+        Raises:
+            UserInputError: The probe was started with a number that depends on the replicas, and took them for one.
+        """
         num_replicas = observation.details.get("num_replicas")
-        if observation.is_measured and num_replicas and self._command.num_replicas is None:
-            self.config = dataclasses.replace(self.config, num_replicas=num_replicas)
-            runner.num_replicas = num_replicas
+        if not observation.is_measured or not num_replicas or self._command.num_replicas is not None:
+            return
+        depends = {"replicas", "global_batch_size"} & self._command.placeholders or self.config.batch_size is not None
+        if depends and num_replicas > 1:
+            raise UserInputError(
+                f"the command started {num_replicas} replicas, on which the global batch size depends",
+                hint=f"type --replicas {num_replicas}",
+            )
+        self.config = dataclasses.replace(self.config, num_replicas=num_replicas)
+        runner.num_replicas = num_replicas
 
     def _finished(self, result: Result, runner: CommandRunner, run: run_directory.Run) -> RunResult:
         verified, warning = self._verified_step(result, runner, run.journal.read())
