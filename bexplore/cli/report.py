@@ -10,8 +10,7 @@ import click
 from bexplore.errors import UserInputError
 from bexplore.exploration.run_directory import open_run
 from bexplore.output.report.files import write_figures, write_text
-from bexplore.output.report.markdown import markdown
-from bexplore.output.report.page import html
+from bexplore.output.report.page import html, markdown
 from bexplore.output.report.report_data import read_report_data
 
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no other file, no network and no scripts."""
+"""The report as one HTML file that needs no other file, no network and no scripts, and shorter in Markdown."""
 
 from __future__ import annotations
 
@@ -55,35 +55,55 @@ class Table:
 
 def html(data: ReportData) -> str:
     """Return the page."""
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes}
-    environment.globals["counted"] = counted
-    template = environment.from_string(
-        (files("bexplore.output.report") / "page.html.jinja").read_text(encoding="utf-8")
-    )
-    return template.render(
-        run=data,
-        result=data.result,
+    return _rendered(
+        "page.html.jinja",
+        data,
         figures=[_drawn(figure) for figure in figures(data)],
         shapes=SHAPES,
-        first_steps=first_steps(data),
-        bottlenecks=bottlenecks(data),
-        eager=eager_line(data),
         headroom=summary.headroom_words(data.result),
         loader=summary.loader_sentence(data.result),
         stop_reason=summary.stop_words(data.result.stop_reason, data.settings.get("target_confidence")),
+        probes=probes_table(data),
+        environment=environment_table(data),
+        buffers=buffers(data),
+        version=__version__,
+    )
+
+
+def markdown(data: ReportData) -> str:
+    """Return a short report for pull requests and issues: the answer, the next steps, speeds and batch sizes."""
+    return _rendered("report.md.jinja", data)
+
+
+def _rendered(name: str, data: ReportData, **values: Any) -> str:
+    """Return a template with the values that all have, and further ones."""
+    environment = jinja2.Environment(
+        autoescape=".html." in name,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=".md." in name,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "cell": _markdown_cell}
+    environment.globals["counted"] = counted
+    template = environment.from_string((files("bexplore.output.report") / name).read_text(encoding="utf-8"))
+    return template.render(
+        run=data,
+        result=data.result,
+        first_steps=first_steps(data),
+        bottlenecks=bottlenecks(data),
+        eager=eager_line(data),
         left=left_line(data),
         sizes=sizes_table(data),
         comparisons=comparisons_table(data),
-        probes=probes_table(data),
         batch_sizes=batch_sizes_table(data),
-        environment=environment_table(data),
-        buffers=buffers(data),
         outcomes=outcomes(data),
-        version=__version__,
+        **values,
     )
+
+
+def _markdown_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def eager_line(data: ReportData) -> str | None:

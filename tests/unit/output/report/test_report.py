@@ -14,8 +14,7 @@ from bexplore.measurement.probe import Observation
 from bexplore.output.report.figure import Band
 from bexplore.output.report.figures import figures
 from bexplore.output.report.files import ReportFile, html, read_report_data
-from bexplore.output.report.markdown import markdown
-from bexplore.output.report.page import batch_sizes_table, comparisons_table, probes_table
+from bexplore.output.report.page import batch_sizes_table, comparisons_table, markdown, probes_table
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.posterior.posterior import fit_posterior
