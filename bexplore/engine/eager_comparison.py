@@ -89,7 +89,6 @@ def judge(answer: Mapping[str, Any], *, micro_batch_size: int, tolerance: float,
 
     Args:
         answer: `problem`, or `compiled_timings`, `eager_timings` and `eager_peak_memory_bytes`.
-        asked: Whether the configuration requests the comparison.
     """
     if answer.get("problem"):
         return EagerComparison(asked=asked, problem=str(answer["problem"]))

@@ -83,7 +83,6 @@ def recall_or_trace(
     Args:
         run_dir: Receives the worker's log.
         gpu: The device of a CUDA job, present or absent; None for a job on the CPU.
-        fresh: Trace in any case.
 
     Returns:
         The trace; the reason in one line where there can be none.

@@ -87,11 +87,7 @@ class ReducedDepthRunner:
 
 
 def full_depth_of(probe: Probe, found: Sequence[Observation], depths: Depths) -> Observation:
-    """Extrapolate two measurements at reduced depth to the full depth.
-
-    Args:
-        found: Measured at the lower and at the higher depth.
-    """
+    """Extrapolate two measurements at reduced depth to the full depth."""
     low, high = found
     peak = _extrapolated(depths, low.peak_memory_bytes, high.peak_memory_bytes)
     budget = high.memory_budget_bytes

@@ -129,7 +129,6 @@ class EngineRunner:
     Args:
         workers: Processes that are started already, such as the one that reported of the device; None for new ones.
         limits: How long each stage may be silent; learns from every probe.
-        on_progress: Called with what a worker reports while it works.
 
     Attributes:
         settings: As given.

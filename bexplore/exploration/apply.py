@@ -121,10 +121,8 @@ def plan_edit(
     """Plan the change of a configuration's file, from a run of the same job.
 
     Args:
-        config: The file as it is now.
         run: The run; None for the newest finished one of this job.
         batch_size: The rule where the global batch size is not valid with the recommended size; None calls `choose`.
-        choose: Chooses the rule.
         force: Use the run even if the job has changed since.
 
     Raises:

@@ -47,8 +47,6 @@ def trace_record(
     """Return the fields of the `trace` event.
 
     Args:
-        judged_by: The memory account that must fit the budget.
-        minimum: Smallest micro-batch size that may be tried.
         maximum: Largest; None for no bound.
         micro_batch_sizes: Sizes whose peak is listed; None for the bounds and the powers of two between them, up to the
             first that does not fit.

@@ -136,11 +136,7 @@ class Finish:
             self._eager(verified_by(self.run.journal.read(), searched.recommendation.micro_batch_size))
 
     def result(self, searched: Result) -> RunResult:
-        """Make the remaining measurements, keep the artifacts, and write the result of a run that was not interrupted.
-
-        Args:
-            searched: How the loop ended.
-        """
+        """Make the remaining measurements, keep the artifacts, and write the result of an uninterrupted run."""
         observations = self.run.journal.read()
         known = self._known(searched, observations)
         if searched.recommendation is None:

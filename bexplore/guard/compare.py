@@ -107,7 +107,6 @@ def compare_metrics(
 
     Args:
         tiers: The tiers to compare, each with the reason why it cannot be compared, or an empty text.
-        micro_batch_size: A further size at which memory is compared.
         memory_budget_bytes: The declared budget; None for none, and no largest size.
     """
     findings: list[Finding] = []

@@ -44,7 +44,6 @@ def score(probability: float, grounds: Grounds, *, tolerance: float) -> int:
 
     Args:
         probability: That the size is within the tolerance of the best, by the posterior.
-        grounds: What it rests on.
     """
     weights = WEIGHTS_OF_ONE_SIZE if grounds.is_one_size else WEIGHTS
     terms = terms_of(probability, grounds, tolerance=tolerance)

@@ -89,7 +89,6 @@ def explore(
 
     Args:
         runner: Runs one probe; an interruption that it raises ends the exploration with the result so far.
-        settings: How long to search and for what.
         keeping: The request for the second answer, which follows the search; None for none.
         run: Where the exploration is recorded and from where it resumes; None for memory only.
         should_stop: Called before each probe; words that it returns end the exploration as its stop reason.

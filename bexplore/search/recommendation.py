@@ -69,7 +69,6 @@ def recommend(
     Sizes that ran in the user's own compilation go first, once any did. None where every measured size was dropped.
 
     Args:
-        evidence: The evidence it was fitted to.
         size: The measured size to recommend; None for the posterior's choice.
     """
     mean = posterior.mean

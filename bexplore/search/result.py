@@ -121,7 +121,6 @@ def result_of(
     """Return the result that evidence and a recommendation give.
 
     Args:
-        reason: Why the exploration ended.
         best: The recommendation; None where nothing was measured.
         evidence: Every finished probe, in order.
     """

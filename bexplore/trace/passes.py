@@ -132,7 +132,6 @@ def trace_update(
 
     Args:
         workload: Workload built under `fake_mode`, at full depth.
-        trained: Parameters that get a gradient.
 
     Returns:
         Bytes of the optimizer states, and the events of the second update.

@@ -229,7 +229,6 @@ class UserBatches:
         Args:
             function: micro_batch_size -> batch, a pytree.
             samples_of: The user's own count of the samples of a batch; None for none.
-            fields: Other attributes.
 
         Raises:
             UserInputError: The batches do not grow as their size does.

@@ -37,9 +37,7 @@ def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, o
     """Return whether a later probe may need a worker's program; two workers do not share an accelerator's memory.
 
     Args:
-        probe: For which it must go.
         shared_mode: The kind of shared program that the search uses.
-        on_cpu: Whether the job runs there.
     """
     has_shared_program = worker.compilation is Compilation.SHARED and shared_mode is not SharedMode.STATIC
     return has_shared_program and probe.compilation is Compilation.EXACT and on_cpu and worker.process.is_alive
@@ -51,8 +49,6 @@ def may_go_on(answer: Done | Failed, refused: Observation, *, largest_measured: 
     Not where a larger size ran: then it is the process, not the size, that lacks the memory.
 
     Args:
-        answer: The worker's.
-        refused: What came of it.
         largest_measured: The largest size that is known to run, samples; 0 for none.
     """
     if refused.outcome is not Outcome.OUT_OF_MEMORY:

@@ -15,7 +15,6 @@ def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], 
     """Return the observation of an answer.
 
     Args:
-        answer: A worker's, to a probe.
         spawn_s: Seconds to start the worker's process.
         warnings: For the reader, beside the worker's own.
         common: Fields of `Observation` that are not the worker's.

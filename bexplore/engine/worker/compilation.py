@@ -164,7 +164,6 @@ class Toolchain:
 
     Args:
         job: Decides whether any C++ is compiled at all.
-        is_compiled: Whether the job's compiler runs.
     """
 
     def __init__(self, job: Job, *, is_compiled: bool) -> None:

@@ -54,7 +54,6 @@ def time_pairs(
     Args:
         usual_pass_s: About how long a compiled pass takes.
         is_warm: Whether the first pass of a kind takes what the next ones take.
-        report: Called after each timing.
 
     Returns:
         The compiled and the eager timings; as many of both.

@@ -43,9 +43,9 @@ class GradientEquivalence:
     """
 
     same: bool | None
-    worst_relative_difference: float | None
-    modules: tuple[str, ...]
-    message: str
+    worst_relative_difference: float | None = None
+    modules: tuple[str, ...] = ()
+    message: str = ""
 
 
 def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_batch_size: int) -> GradientEquivalence:
@@ -62,9 +62,8 @@ def compare_gradients(workload: Workload, *, base_micro_batch_size: int, micro_b
     if workload.job.mode is Mode.EVAL:
         return _unknown("Evaluation has no gradients to compare.")
     if small == large:
-        return GradientEquivalence(
-            same=True, worst_relative_difference=0.0, modules=(), message="The recommended size is the base size."
-        )
+        message = "The recommended size is the base size."
+        return GradientEquivalence(same=True, worst_relative_difference=0.0, message=message)
     num_samples = min(large, _MOST_SMALL_PASSES * small)
     with restored(workload.compiled_modules), deterministic(workload.compiled_modules):
         samples = _Samples(workload.make_batch(num_samples), workload.batch_dimensions, num_samples)
@@ -176,12 +175,8 @@ def _judge(workload: Workload, *, noise: float, found: float, num_samples: int, 
     tolerance = max(_tolerance(workload), _NOISE_FACTOR * noise)
     between = f"gradients of the same {num_samples} samples, in {splits}"
     if found <= tolerance:
-        return GradientEquivalence(
-            same=True,
-            worst_relative_difference=found,
-            modules=(),
-            message=f"The micro-batch size does not change the training: {between}, agree to {found:.1g}.",
-        )
+        message = f"The micro-batch size does not change the training: {between}, agree to {found:.1g}."
+        return GradientEquivalence(same=True, worst_relative_difference=found, message=message)
     coupled = find_batch_coupled_modules(workload.compiled_modules)
     return GradientEquivalence(
         same=False,
@@ -205,4 +200,4 @@ def _tolerance(workload: Workload) -> float:
 
 
 def _unknown(message: str) -> GradientEquivalence:
-    return GradientEquivalence(same=None, worst_relative_difference=None, modules=(), message=message)
+    return GradientEquivalence(same=None, message=message)

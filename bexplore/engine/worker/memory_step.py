@@ -49,11 +49,7 @@ class StepMemory:
 
 
 class MemoryStep:
-    """Reads the peak of a step of a workload, once a size.
-
-    Args:
-        limit: Tells what the process holds.
-    """
+    """Reads the peak of a step of a workload, once a size."""
 
     def __init__(self, steps: Steps, device: torch.device, limit: DataLimit, *, is_training: bool) -> None:
         self._steps, self._device, self._limit = steps, device, limit

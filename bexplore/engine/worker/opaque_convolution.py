@@ -89,10 +89,6 @@ def convolution(
         input: (samples, channels, *sizes)
         weight: (channels out, channels / groups, *kernel sizes)
         bias: (channels out) or None
-        stride: For each size.
-        padding: For each size.
-        dilation: For each size.
-        groups: Of channels.
 
     Returns:
         (samples, channels out, *sizes out), contiguous.

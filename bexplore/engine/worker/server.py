@@ -38,7 +38,6 @@ def serve(connection: Connection, *, preload: Sequence[str] = ()) -> None:
     """Answer requests until the explorer is gone.
 
     Args:
-        connection: This end of the socket pair.
         preload: Modules to import before the first request; a progress message reports that they are.
     """
     requests: SimpleQueue[Request] = SimpleQueue()
@@ -83,9 +82,6 @@ class Server:
 
     Torch takes a second of a processor and its compiler two more; a worker that only reports its device needs the one,
     and a worker that stands in for an absent device must do so before anything imports torch.
-
-    Args:
-        report: Sends progress to the explorer.
     """
 
     def __init__(self, report: Report) -> None:

@@ -64,8 +64,6 @@ class SizeTimer:
     """Times the sizes of a session, each interleaved with the other sizes of its probe.
 
     Args:
-        uses_cuda_graphs: Whether passes are recorded into CUDA graphs.
-        make_batch: Returns the batch of a size.
         compile_pass: Runs a pass where something may still have to be built.
 
     Attributes:

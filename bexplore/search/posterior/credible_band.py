@@ -49,11 +49,7 @@ class CredibleBand:
         )
 
     def shown(self, largest: float) -> list[tuple[float, float, float, float]]:
-        """Return (size, low, middle, high) of each size to draw.
-
-        Args:
-            largest: The largest size that ran.
-        """
+        """Return (size, low, middle, high) of each size to draw."""
         rows = zip(self.sizes, self.low, self.middle, self.high, self.fits, strict=True)
         last = SHOWN_BEYOND * largest
         return [(float(s), low, mid, high) for s, low, mid, high, fits in rows if fits >= SHOWN_IF_FITS and s <= last]

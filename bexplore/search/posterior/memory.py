@@ -115,7 +115,6 @@ def draw_boundaries(
     """Draw the largest size that fits.
 
     Args:
-        observed: Measured by probes.
         prior: The prior of peak memory; None for none.
         largest: Largest candidate; a boundary beyond it means that everything fits.
         uniforms: (6, S) fixed draws from U(0, 1).

@@ -137,7 +137,6 @@ def _read_max_steps(problems: Problems, loop: KeyPath) -> int | None:
 
     Args:
         problems: Of the file; receives the warnings.
-        loop: The section with these keys.
     """
     num_steps, max_steps, num_epochs, steps_per_epoch = (_read_count(problems, (*loop, key)) for key in _STEP_KEYS)
     if num_steps is not None:
