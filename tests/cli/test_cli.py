@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,10 +50,17 @@ explore:
 
 
 def write_job(
-    folder: Path, request: str = "{explore: {max: 4}}", *, model: str = "perceptron", batch: str = "samples"
+    folder: Path,
+    request: str = "{explore: {max: 4}}",
+    *,
+    model: str = "perceptron",
+    batch: str = "samples",
+    name: str = "job.yaml",
 ) -> Path:
-    (folder / "programs.py").write_text((JOBS / "programs.py").read_text())
-    path = folder / "job.yaml"
+    code = folder / "programs.py"
+    if not code.exists():
+        code.write_text((JOBS / "programs.py").read_text())
+    path = folder / name
     path.write_text(CONFIG.format(request=request, model=model, batch=batch))
     return path
 
@@ -61,6 +69,22 @@ def write_job(
 def job(tmp_path: Path):
     """Writes a job file next to its code and returns its path."""
     return functools.partial(write_job, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory) -> Path:
+    """A folder of code that all tests of this file leave as it is, beside the traces of its programs."""
+    return tmp_path_factory.mktemp("known")
+
+
+@pytest.fixture
+def known_job(known, tmp_path, monkeypatch):
+    """Writes a job file of the test's own, in a folder where a program that a test has traced is not traced again.
+
+    Runs are kept in the working folder, which is the test's own.
+    """
+    monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(known / "cache"))
+    return functools.partial(write_job, known, name=f"{tmp_path.name}.yaml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,26 +100,32 @@ class Explored:
         return [json.loads(line) for line in self.done.stdout.splitlines()]
 
 
-def environment_of(folder: Path) -> dict[str, str]:
-    """What `own_device_lock` sets for a test, for what several tests share."""
-    own = {"BEXPLORE_LOCK_DIR": folder, "BEXPLORE_CACHE_DIR": folder / "cache", "OMP_NUM_THREADS": 1}
+def environment_of(folder: Path, known: Path) -> dict[str, str]:
+    """What `own_device_lock` and `known_job` set for a test, for what several tests share."""
+    own = {"BEXPLORE_LOCK_DIR": folder, "BEXPLORE_CACHE_DIR": known / "cache", "OMP_NUM_THREADS": 1}
     return os.environ | {name: str(value) for name, value in own.items()}
 
 
 @pytest.fixture(scope="module")
-def explored(tmp_path_factory) -> Explored:
+def explored(tmp_path_factory, known) -> Explored:
     """An exploration that prints for people."""
-    folder = tmp_path_factory.mktemp("explored")
-    path = write_job(folder)
-    return Explored(folder, path, bexplore("explore", path, "--seed", 3, cwd=folder, env=environment_of(folder)))
+    folder, path = tmp_path_factory.mktemp("explored"), write_job(known)
+    return Explored(folder, path, bexplore("explore", path, "--seed", 3, cwd=folder, env=environment_of(folder, known)))
 
 
 @pytest.fixture(scope="module")
-def explored_json(tmp_path_factory) -> Explored:
+def explored_json(tmp_path_factory, known) -> Explored:
     """An exploration that prints JSON."""
-    folder = tmp_path_factory.mktemp("explored_json")
-    path = write_job(folder)
-    return Explored(folder, path, bexplore("explore", path, "--json", cwd=folder, env=environment_of(folder)))
+    folder, path = tmp_path_factory.mktemp("explored_json"), write_job(known)
+    return Explored(folder, path, bexplore("explore", path, "--json", cwd=folder, env=environment_of(folder, known)))
+
+
+@pytest.fixture
+def with_finished_run(explored, known, tmp_path, monkeypatch) -> Path:
+    """The file of `explored`; the test's own folder holds a copy of its finished run."""
+    shutil.copytree(explored.folder / "local_compile_train", tmp_path / "local_compile_train", symlinks=True)
+    monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(known / "cache"))
+    return explored.path
 
 
 @pytest.fixture
@@ -174,8 +204,8 @@ def test_the_final_answer_was_run_exactly_as_it_will_be_compiled(explored_json):
     assert size in {e["micro_batch_size"] for e in exact if e["outcome"] == "measured"}
 
 
-def test_the_fastest_size_that_keeps_the_users_batch_size_is_told_and_was_run_as_it_will_be_compiled(job, tmp_path):
-    path = job("{explore: {min: 3, max: 5}}")
+def test_the_fastest_size_that_keeps_the_users_batch_size_is_told_and_was_run_exactly(known_job, tmp_path):
+    path = known_job("{explore: {min: 3, max: 5}}")
 
     def explored(*options: str) -> tuple[list[dict], dict]:
         any_speed = ["--set", "explore.tolerance=0.99", "--set", "explore.max_probes=2"]
@@ -210,10 +240,10 @@ def test_a_finished_run_is_printed_again_and_not_run_again(explored_json):
     assert "--fresh explores again" in second.stderr
 
 
-def test_a_finished_search_goes_on_where_the_file_trains_longer(job, tmp_path):
+def test_a_finished_search_goes_on_where_the_file_trains_longer(known_job, tmp_path):
     def explored(max_steps: int) -> list[dict]:
         steps = ["--set", f"runconfig.max_steps={max_steps}", "--set", "explore.tolerance=0.0001"]
-        done = bexplore("explore", job(), "--json", "--set", "explore.max_probes=5", *steps, cwd=tmp_path)
+        done = bexplore("explore", known_job(), "--json", "--set", "explore.max_probes=5", *steps, cwd=tmp_path)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     *_, short = explored(1)
@@ -224,17 +254,15 @@ def test_a_finished_search_goes_on_where_the_file_trains_longer(job, tmp_path):
     assert (long["run_dir"], explored(10_000_000)[0].get("already_finished")) == (short["run_dir"], True)
 
 
-def test_another_job_in_the_same_folder_starts_over_and_says_what_changed(job, tmp_path):
-    bexplore("explore", job(), cwd=tmp_path)
-
-    other = bexplore("explore", job(), "--set", "explore.precision=bfloat16", cwd=tmp_path)
+def test_another_job_in_the_same_folder_starts_over_and_says_what_changed(with_finished_run, tmp_path):
+    other = bexplore("explore", with_finished_run, "--set", "explore.precision=bfloat16", cwd=tmp_path)
 
     assert other.returncode == 0, other.stderr
     assert "precision: float32 -> bfloat16" in other.stderr
 
 
-def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(job, tmp_path):
-    path = job()
+def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(known_job, tmp_path):
+    path = known_job()
     command = [sys.executable, "-m", "bexplore", "explore", str(path), "--json"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     events = []
@@ -260,8 +288,8 @@ def test_an_interrupted_run_keeps_what_it_knows_and_goes_on(job, tmp_path):
     assert resumed[-1]["event"] == "result"
 
 
-def test_an_interruption_before_the_first_probe_ends_with_a_result_that_recommends_nothing(job, tmp_path):
-    command = [sys.executable, "-m", "bexplore", "explore", str(job()), "--json"]
+def test_an_interruption_before_the_first_probe_ends_with_a_result_that_recommends_nothing(known_job, tmp_path):
+    command = [sys.executable, "-m", "bexplore", "explore", str(known_job()), "--json"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "local_compile_train"
     while not any('"stage": "compile"' in path.read_text() for path in log.rglob("log.jsonl")):
@@ -275,17 +303,17 @@ def test_an_interruption_before_the_first_probe_ends_with_a_result_that_recommen
     assert (last["event"], last["stop_reason"], last["micro_batch_size"]) == ("result", "interrupted", None)
 
 
-def test_a_dry_run_estimates_by_earlier_runs_of_this_machine_and_keeps_nothing(job, tmp_path):
-    path = job()
-    done = bexplore("explore", path, "--dry-run", cwd=tmp_path)
+def test_a_dry_run_without_earlier_runs_of_this_machine_has_no_estimate_and_keeps_nothing(known_job, tmp_path):
+    done = bexplore("explore", known_job(), "--dry-run", cwd=tmp_path)
 
     assert done.returncode == 0
     unknown = "time unknown (no finished run of this machine under local_compile_train); 1,188 parameters"
     assert f"from 1 to 4; at most 5 probes, {unknown}" in done.stderr
     assert not (tmp_path / "local_compile_train").exists()
 
-    bexplore("explore", path, cwd=tmp_path)
-    again = bexplore("explore", path, "--dry-run", "--json", "--set", "explore.seed=7", cwd=tmp_path)
+
+def test_a_dry_run_estimates_by_earlier_runs_of_this_machine(with_finished_run, tmp_path):
+    again = bexplore("explore", with_finished_run, "--dry-run", "--json", "--set", "explore.seed=7", cwd=tmp_path)
 
     (plan,) = [json.loads(line) for line in again.stdout.splitlines()]
     (result,) = (tmp_path / "local_compile_train").rglob("result.json")
@@ -302,8 +330,8 @@ def test_a_size_or_null_leaves_nothing_to_explore(job, in_process, request_text,
     assert json.loads(done.stdout)["micro_batch_size"] == value
 
 
-def test_auto_tries_only_what_divides_the_replica_batch(job, tmp_path):
-    done = bexplore("explore", job("auto"), "--json", cwd=tmp_path)
+def test_auto_tries_only_what_divides_the_replica_batch(known_job, tmp_path):
+    done = bexplore("explore", known_job("auto"), "--json", cwd=tmp_path)
 
     probes = [json.loads(line) for line in done.stdout.splitlines()]
     sizes = {event["micro_batch_size"] for event in probes if event["event"] == "probe"}
@@ -405,8 +433,8 @@ def test_the_version_is_printed(tmp_path):
     assert bexplore("--version", cwd=tmp_path).stdout.startswith("bexplore, version ")
 
 
-def test_the_explorer_is_killed_and_the_same_command_goes_on(job, tmp_path):
-    path = job()
+def test_the_explorer_is_killed_and_the_same_command_goes_on(known_job, tmp_path):
+    path = known_job()
     command = [sys.executable, "-m", "bexplore", "explore", str(path), "--json"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     finished = []

@@ -6,16 +6,17 @@ import dataclasses
 import os
 import re
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from bexplore.engine import Workers, begin
+from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.process.device_lock import LockHolder, device_lock
 from bexplore.errors import UserInputError
 from bexplore.exploration.event_records import probe_record
 from bexplore.job import CompileSettings, Job, Mode
-from bexplore.measurement.probe import Compilation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from tests.builders import ROOT, imported_job, step_job
 
 MIB = 2**20
@@ -25,8 +26,36 @@ def probe(micro_batch_size: int, **fields) -> Probe:
     return Probe(number=0, micro_batch_size=micro_batch_size, max_passes=3, **fields)
 
 
-def test_a_probe_times_passes_and_updates_apart_and_says_what_was_compiled(run_on):
-    observation = run_on(imported_job())(probe(8))
+def in_turn(folder: Path, job: Job, *probes: Probe, **fields) -> list[Observation]:
+    """Run probes one after the other, for several tests, by one runner that has the device to itself."""
+    settings = RunnerSettings(job=job, **{"run_dir": folder, "budget_bytes": 4 * 2**30} | fields)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BEXPLORE_LOCK_DIR", str(folder))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        runner = EngineRunner(settings)
+        try:
+            return [runner(each) for each in probes]
+        finally:
+            runner.close()
+
+
+@pytest.fixture(scope="module")
+def shared_and_exact(tmp_path_factory) -> list[Observation]:
+    """Size 4 and size 6, each with the shared program and then exactly."""
+    compilations = (Compilation.SHARED, Compilation.EXACT)
+    probes = [probe(size, compilation=compilation) for size in (4, 6) for compilation in compilations]
+    return in_turn(tmp_path_factory.mktemp("run"), imported_job(), *probes)
+
+
+@pytest.fixture(scope="module")
+def refused_and_fitting(tmp_path_factory) -> list[Observation]:
+    """Size 100, which does not fit, before anything else and again after size 1; size 2 at the end."""
+    probes = [probe(size) for size in (100, 1, 100, 2)]
+    return in_turn(tmp_path_factory.mktemp("run"), imported_job("greedy"), *probes, budget_bytes=512 * MIB)
+
+
+def test_a_probe_times_passes_and_updates_apart_and_says_what_was_compiled(shared_and_exact):
+    observation = shared_and_exact[0]
 
     assert observation.outcome is Outcome.MEASURED, observation.reason
     assert len(observation.pass_times_s) >= 3
@@ -92,26 +121,16 @@ def test_batch_statistics_of_one_value_fail_as_they_do_without_the_compiler(run_
     assert "Expected more than 1 value per channel" in refused.reason
 
 
-def test_an_exact_probe_gets_a_worker_and_a_program_of_its_own(run_on):
-    runner = run_on(imported_job())
-
-    shared, exact, other = (
-        runner(probe(4)),
-        runner(probe(4, compilation=Compilation.EXACT)),
-        runner(probe(6, compilation=Compilation.EXACT)),
-    )
+def test_an_exact_probe_gets_a_worker_and_a_program_of_its_own(shared_and_exact):
+    shared, exact, _, other = shared_and_exact
 
     assert [o.worker for o in (shared, exact, other)] == [0, 1, 2]
     assert [o.num_graphs for o in (shared, exact, other)] == [1, 1, 1]
 
 
-def test_the_shared_program_waits_aside_while_an_exact_one_runs_and_is_not_compiled_again(run_on):
-    runner = run_on(imported_job())
-
-    observations = [runner(probe(4)), runner(probe(4, compilation=Compilation.EXACT)), runner(probe(6))]
-
-    assert [o.worker for o in observations] == [0, 1, 0]
-    assert [o.num_graphs for o in observations] == [1, 1, 0]
+def test_the_shared_program_waits_aside_while_an_exact_one_runs_and_is_not_compiled_again(shared_and_exact):
+    assert [o.worker for o in shared_and_exact[:3]] == [0, 1, 0]
+    assert [o.num_graphs for o in shared_and_exact[:3]] == [1, 1, 0]
 
 
 def test_a_shared_program_that_has_no_room_beside_the_next_worker_is_given_up(run_on):
@@ -239,8 +258,8 @@ def test_the_peak_holds_weights_two_gradients_optimizer_states_and_activations(r
     assert 16 * num_parameters < observation.peak_memory_bytes < 22 * num_parameters
 
 
-def test_what_the_process_holds_beside_its_tensors_is_told_apart(run_on):
-    frugal, hoarder = (run_on(imported_job(model))(probe(8)) for model in ("perceptron", "hoarder"))
+def test_what_the_process_holds_beside_its_tensors_is_told_apart(run_on, shared_and_exact):
+    frugal, hoarder = shared_and_exact[0], run_on(imported_job("hoarder"))(probe(4))
 
     assert frugal.resident_memory_bytes < frugal.peak_memory_bytes + 24 * MIB
     assert hoarder.resident_memory_bytes > hoarder.peak_memory_bytes + 90 * MIB
@@ -260,23 +279,19 @@ def test_a_vision_network_with_batch_statistics_is_measured(run_on):
     assert observation.outcome is Outcome.MEASURED, observation.reason
 
 
-def test_what_exceeds_the_budget_is_out_of_memory_and_the_next_probe_runs(run_on):
-    runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB)
-
-    too_big, fits = runner(probe(100)), runner(probe(1))
+def test_what_exceeds_the_budget_is_out_of_memory_and_the_next_probe_runs(refused_and_fitting):
+    too_big, fits, *_ = refused_and_fitting
 
     assert too_big.outcome is Outcome.OUT_OF_MEMORY
     assert "memory" in too_big.reason
     assert fits.outcome is Outcome.MEASURED, fits.reason
 
 
-def test_a_size_that_is_refused_memory_costs_no_worker(run_on):
-    runner = run_on(imported_job("greedy"), budget_bytes=512 * MIB)
-
-    small, too_big, larger = runner(probe(1)), runner(probe(100)), runner(probe(2))
+def test_a_size_that_is_refused_memory_costs_no_worker_once_another_has_run(refused_and_fitting):
+    _, small, too_big, larger = refused_and_fitting
 
     assert [o.outcome for o in (small, too_big, larger)] == [Outcome.MEASURED, Outcome.OUT_OF_MEMORY, Outcome.MEASURED]
-    assert {o.worker for o in (small, too_big, larger)} == {0}
+    assert len({o.worker for o in (small, too_big, larger)}) == 1
     assert larger.resident_memory_bytes < larger.peak_memory_bytes + 64 * MIB
 
 
@@ -393,20 +408,19 @@ def test_a_compiler_that_is_not_there_is_compile_failed(run_on):
     assert "no_such_backend" in observation.reason
 
 
-@pytest.mark.parametrize(
-    ("how", "reason"), [("exit", "status 7"), ("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT")]
-)
-def test_a_worker_that_dies_is_a_crash_and_the_next_worker_starts(run_on, monkeypatch, how, reason):
-    monkeypatch.setenv("TEST_END", how)
+def test_a_worker_that_dies_is_a_crash_however_it_ends_and_the_next_worker_starts(run_on, monkeypatch):
     runner = run_on(imported_job("ends"))
+    reasons = {"exit": "status 7", "SIGKILL": "SIGKILL", "SIGSEGV": "SIGSEGV", "SIGABRT": "SIGABRT"}
 
-    died = runner(probe(4))
+    for number, (how, reason) in enumerate(reasons.items()):
+        monkeypatch.setenv("TEST_END", how)
+        died = runner(probe(4))
 
-    assert died.outcome is Outcome.CRASHED
-    assert reason in died.reason
-    if how == "exit":
-        assert "last words of the worker" in died.traceback_text
-    assert runner(probe(4)).worker == 1
+        assert died.worker == number
+        assert died.outcome is Outcome.CRASHED
+        assert reason in died.reason
+        if how == "exit":
+            assert "last words of the worker" in died.traceback_text
 
 
 def test_a_hang_is_timed_out_and_its_process_is_gone(run_on, monkeypatch):
