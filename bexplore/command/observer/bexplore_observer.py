@@ -25,6 +25,7 @@ _clock = time.perf_counter
 FORWARD_CALLS = 4  # calls of the model whose inputs are looked at, where no loader shows the size
 DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that are compared between ranks
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
+WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
 
 
@@ -69,6 +70,7 @@ class Observer:
         self.numel_of_optimizers = {}
         self.clock_optimizer, self.clock_numel = None, -1
         self.optimizer_names = {}
+        self.parameters, self.versions = None, []
         self.digests = []
         self.forward_rows = []
         self.forward_handles = []
@@ -102,8 +104,8 @@ class Observer:
         self._patch_loader()
         from torch.optim import optimizer
 
-        optimizer.register_optimizer_step_pre_hook(self.before_update)
-        optimizer.register_optimizer_step_post_hook(self.after_update)
+        optimizer.register_optimizer_step_pre_hook(_unless_compiling(self.torch, self.before_update))
+        optimizer.register_optimizer_step_post_hook(_unless_compiling(self.torch, self.after_update))
         self._chain_excepthooks()
         import atexit
 
@@ -154,7 +156,9 @@ class Observer:
             observer.after_backward()
             return result
 
-        self.torch.autograd.backward = backward
+        # The frame alone is hidden from dynamo: what it calls is compiled as it would be without it.
+        hidden = getattr(self.torch, "_disable_dynamo", None)
+        self.torch.autograd.backward = functools.wraps(inner)(hidden(backward, recursive=False)) if hidden else backward
 
     def _patch_loader(self):
         import functools
@@ -216,6 +220,8 @@ class Observer:
                 self._park()
             if self.is_pending:
                 self._end_step()
+            elif self.passes and not self.numel_of_optimizers and self._parameters_changed():
+                self._updated_unseen()
             if self.first_backward_at_s is None:
                 self.first_backward_at_s = time.time()
                 self.thread = threading.get_ident()
@@ -258,6 +264,23 @@ class Observer:
                 self.updates += 1
         except Exception as error:
             self._note("update", error)
+
+    def _parameters_changed(self):
+        """Return whether the model's largest parameters were written since the last call.
+
+        It shows the updates of a compiled `optimizer.step`, of which dynamo traces no hook, and of optimizers that do
+        not derive from torch's.
+        """
+        if self.parameters is None:
+            self.parameters = _largest_parameters(self.torch)
+        versions = [parameter._version for parameter in self.parameters]
+        is_new, self.versions = versions != self.versions, versions
+        return is_new
+
+    def _updated_unseen(self):
+        """End the step at the next backward pass: when its update ended cannot be seen."""
+        self.updates, self.last_update_s = 1, _clock()
+        self._end_step()
 
     def _know(self, optimizer):
         key = id(optimizer)
@@ -570,6 +593,17 @@ def _tensors(tree, torch, depth=0):
             yield from _tensors(getattr(tree, name, None), torch, depth + 1)
 
 
+def _unless_compiling(torch, hook):
+    """Return a hook of which dynamo traces nothing: without it, a compiled step would break where the hook is called."""
+    is_compiling = torch.compiler.is_compiling
+
+    def called(optimizer, args, kwargs):
+        if not is_compiling():
+            hook(optimizer, args, kwargs)
+
+    return called
+
+
 def _as_function(method):
     """Return a plain function: torch's decorator sets an attribute, which a bound method refuses."""
     return lambda *args, **kwargs: method(*args, **kwargs)
@@ -602,6 +636,14 @@ def _live_bytes(torch):
             except Exception:
                 continue
     return sum(storages.values())
+
+
+def _largest_parameters(torch):
+    import gc
+
+    kind = torch.nn.Parameter
+    found = [one for one in gc.get_objects() if issubclass(type(one), kind) and one.grad is not None]
+    return sorted(found, key=lambda one: one.numel())[-WATCHED_PARAMETERS:]
 
 
 def _limit_cuda(cuda, limit_bytes):
