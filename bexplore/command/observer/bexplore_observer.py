@@ -594,7 +594,7 @@ def _tensors(tree, torch, depth=0):
 
 
 def _unless_compiling(torch, hook):
-    """Return a hook of which dynamo traces nothing: without it, a compiled step would break where the hook is called."""
+    """Return a hook of which dynamo traces nothing: a compiled step would break where another is called."""
     is_compiling = torch.compiler.is_compiling
 
     def called(optimizer, args, kwargs):
@@ -642,7 +642,7 @@ def _largest_parameters(torch):
     import gc
 
     kind = torch.nn.Parameter
-    found = [one for one in gc.get_objects() if issubclass(type(one), kind) and one.grad is not None]
+    found = [one for one in gc.get_objects() if issubclass(type(one), kind) and one.requires_grad]
     return sorted(found, key=lambda one: one.numel())[-WATCHED_PARAMETERS:]
 
 
