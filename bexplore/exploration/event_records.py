@@ -9,7 +9,6 @@ from typing import Any
 
 from bexplore.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.exploration import events
-from bexplore.host.json_files import picked
 from bexplore.measurement.probe import Observation
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.recommendation import Recommendation
@@ -58,12 +57,18 @@ def trace_record(
         powers = {2**exponent for exponent in range(fits.bit_length() + 1)} | {minimum, largest}
         micro_batch_sizes = [size for size in sorted(powers) if minimum <= size <= min(2 * max(fits, minimum), largest)]
     return {
-        **picked(cost_model, "num_parameters device device_name relative_sd flops_per_sample"),
+        "num_parameters": cost_model.num_parameters,
+        "device": cost_model.device,
+        "device_name": cost_model.device_name,
+        "relative_sd": cost_model.relative_sd,
+        "flops_per_sample": cost_model.flops_per_sample,
         "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
         "max_micro_batch_size": fits if fits >= minimum else None,
         "bounds": [minimum, maximum],
         "reserved_over_peak": ratio,
-        **picked(cost_model, "trace_s remembered_from fingerprint"),
+        "trace_s": cost_model.trace_s,
+        "remembered_from": cost_model.remembered_from,
+        "fingerprint": cost_model.fingerprint,
         "notes": list(cost_model.notes),
     }
 
@@ -73,15 +78,22 @@ def probe_record(observation: Observation) -> dict[str, Any]:
     return {
         "event": "probe",
         "number": observation.probe.number,
-        **picked(observation, "micro_batch_size outcome reason"),
-        "purpose": observation.probe.purpose,
+        "micro_batch_size": observation.micro_batch_size,
+        "outcome": observation.outcome.value,
+        "reason": observation.reason,
+        "purpose": observation.probe.purpose.value,
         **observation.times_s,
-        **picked(observation, "start_time_s compile_time_s elapsed_s"),
-        **picked(observation, "peak_memory_bytes resident_memory_bytes num_alloc_retries"),
+        "start_time_s": observation.start_time_s,
+        "compile_time_s": observation.compile_time_s,
+        "elapsed_s": observation.elapsed_s,
+        "peak_memory_bytes": observation.peak_memory_bytes,
+        "resident_memory_bytes": observation.resident_memory_bytes,
+        "num_alloc_retries": observation.num_alloc_retries,
         "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
         "memory_budget_bytes": observation.memory_budget_bytes,
         "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
-        **picked(observation, "num_graphs num_graph_breaks"),
+        "num_graphs": observation.num_graphs,
+        "num_graph_breaks": observation.num_graph_breaks,
         "graph_break_reasons": list(observation.graph_break_reasons),
         "num_recompiles": observation.num_recompiles,
         "samples_per_s": _known(observation.samples_per_s),
@@ -93,16 +105,30 @@ def probe_record(observation: Observation) -> dict[str, Any]:
 def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ...]) -> dict[str, Any]:
     """Return the fields of the `recommendation` event, which the `result` event shares."""
     return {
-        **picked(best, "micro_batch_size relative_performance confidence"),
+        "micro_batch_size": best.micro_batch_size,
+        "relative_performance": best.relative_performance,
+        "confidence": best.confidence,
         "samples_per_s": _known(best.samples_per_s),
-        **picked(best, "relative_performance_interval regret_bound_90 left_to_gain num_probes elapsed_s"),
+        "relative_performance_interval": best.relative_performance_interval,
+        "regret_bound_90": best.regret_bound_90,
+        "left_to_gain": best.left_to_gain,
+        "num_probes": best.num_probes,
+        "elapsed_s": best.elapsed_s,
         "global_batch_sizes": [dataclasses.asdict(size) for size in sizes],
     }
 
 
 def _trace_record(event: events.Traced) -> dict[str, Any]:
-    names = "num_parameters flops_per_sample peak_memory_bytes max_micro_batch_size reserved_over_peak trace_s"
-    unknown = dict.fromkeys([*names.split(), "remembered_from", "fingerprint"])
+    unknown = {
+        "num_parameters": None,
+        "flops_per_sample": None,
+        "peak_memory_bytes": None,
+        "max_micro_batch_size": None,
+        "reserved_over_peak": None,
+        "trace_s": None,
+        "remembered_from": None,
+        "fingerprint": None,
+    }
     record = {"event": "trace"} | unknown | dict(event.record or {})
     return record | {"memory_budget_bytes": event.memory_budget_bytes, "reason": event.reason}
 

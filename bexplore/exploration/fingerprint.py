@@ -14,7 +14,6 @@ from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.schema import TRAINING_TIME_S
-from bexplore.host.json_files import picked
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.job import Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
@@ -67,8 +66,11 @@ class Fingerprint:
             "settings": settings,
             "compares_eager": self.config.explore.compile.enabled == "both",
             "depth": self.config.explore.depth,
-            **picked(self.config, "minimum maximum candidates"),
-            **picked(self.config.explore, "memory_budget replica_reserve"),
+            "minimum": self.config.minimum,
+            "maximum": self.config.maximum,
+            "candidates": self.config.candidates,
+            "memory_budget": self.config.explore.memory_budget,
+            "replica_reserve": self.config.explore.replica_reserve,
             "num_replicas": self.config.num_replicas,
             "storage": self.config.explore.storage,
         }

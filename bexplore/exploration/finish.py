@@ -15,7 +15,6 @@ from bexplore.engine import EngineRunner, eager_comparison
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.exploration.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
 from bexplore.exploration.run_directory import Run
-from bexplore.host.json_files import picked
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Observation
 from bexplore.search.policy.decision import StopReason, without_numbers
@@ -57,9 +56,13 @@ def keeps_batch_size(
     cut = split(config.batch_size, config.num_replicas, best.micro_batch_size, config.divisibility)
     ran = verified_by(observations, best.micro_batch_size)
     return KeepsBatchSize(
-        **picked(best, "micro_batch_size samples_per_s relative_performance confidence"),
-        **picked(second, "over_recommended free_micro_batch_size"),
+        micro_batch_size=best.micro_batch_size,
         accumulation_steps=cut.accumulation_steps,
+        samples_per_s=best.samples_per_s,
+        relative_performance=best.relative_performance,
+        confidence=best.confidence,
+        over_recommended=second.over_recommended,
+        free_micro_batch_size=second.free_micro_batch_size,
         compilation=ran.probe.compilation.value if ran else None,
         step_time_s=step_time_s(ran, cut.accumulation_steps),
     )
@@ -153,14 +156,20 @@ class Finish:
         """Return the part of the result that needs no further measurement."""
         further = searched.next_probe
         known = RunResult(
-            **picked(searched, "base_micro_batch_size smallest_within_tolerance exact_over_shared full_over_reduced"),
-            **picked(searched, "memory_saved_bytes peak_memory_bytes resident_memory_bytes memory_headroom_bytes"),
+            base_micro_batch_size=searched.base_micro_batch_size,
             stop_reason=str(searched.stop_reason),
             num_probes=len(observations),
             elapsed_s=self.elapsed_s(),
             training_time_s=further.training_time_s if further else None,
             next_probe_s=further.cost_s if further else None,
             next_probe_saves=further.saves if further else None,
+            smallest_within_tolerance=searched.smallest_within_tolerance,
+            memory_saved_bytes=searched.memory_saved_bytes,
+            exact_over_shared=searched.exact_over_shared,
+            full_over_reduced=searched.full_over_reduced,
+            peak_memory_bytes=searched.peak_memory_bytes,
+            resident_memory_bytes=searched.resident_memory_bytes,
+            memory_headroom_bytes=searched.memory_headroom_bytes,
             outcomes=dict(searched.outcomes),
             failures=failures_of(observations),
             warnings=tuple(searched.warnings),
@@ -183,9 +192,9 @@ class Finish:
             relative_performance=best.relative_performance,
             relative_performance_interval=best.relative_performance_interval,
             confidence=best.confidence,
+            samples_per_s=None if math.isnan(best.samples_per_s) else best.samples_per_s,
             regret_bound_90=best.regret_bound_90,
             left_to_gain=best.left_to_gain,
-            samples_per_s=None if math.isnan(best.samples_per_s) else best.samples_per_s,
             global_batch_sizes=tuple(
                 ValidBatchSize(
                     global_batch_size=one.global_batch_size,

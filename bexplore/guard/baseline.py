@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.host.json_files import picked
 from bexplore.trace.program_metrics import ProgramMetrics
 
 FORMAT_VERSION = 1
@@ -69,8 +68,12 @@ class Baseline:
         """Return a JSON-ready dictionary that `from_dict` turns back into an equal baseline."""
         return {
             "format_version": FORMAT_VERSION,
-            **picked(self, "config created_at job_fingerprint"),
-            **picked(self, "recommended_micro_batch_size base_micro_batch_size memory_budget_bytes"),
+            "config": self.config,
+            "created_at": self.created_at,
+            "job_fingerprint": self.job_fingerprint,
+            "recommended_micro_batch_size": self.recommended_micro_batch_size,
+            "base_micro_batch_size": self.base_micro_batch_size,
+            "memory_budget_bytes": self.memory_budget_bytes,
             "toolchain": dict(self.toolchain),
             "machine": dict(self.machine),
             "job": dict(self.job),

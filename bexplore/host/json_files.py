@@ -12,11 +12,6 @@ from typing import Any
 from bexplore.errors import EngineError, UserInputError
 
 
-def picked(source: object, names: str) -> dict[str, Any]:
-    """Return attributes of an object by their names, which spaces separate, for a record that shares them."""
-    return {name: getattr(source, name) for name in names.split()}
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object.
 

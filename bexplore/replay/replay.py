@@ -14,7 +14,6 @@ import numpy as np
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.errors import BexploreError, UserInputError
-from bexplore.host.json_files import picked
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.table import GIB, Curve, load_table
 from bexplore.search.loop import RunRecord, explore
@@ -25,9 +24,16 @@ from bexplore.search.space import MemoryPrior, Space
 
 START_TIME_S = 5.0  # charged for each worker process
 CLOSE_NAMES = 5  # curves that an error names
-RECOMMENDATION_FIELDS = (
-    "micro_batch_size relative_performance confidence samples_per_s regret_bound_90 left_to_gain num_probes elapsed_s"
-)
+RECOMMENDATION_FIELDS = [
+    "micro_batch_size",
+    "relative_performance",
+    "confidence",
+    "samples_per_s",
+    "regret_bound_90",
+    "left_to_gain",
+    "num_probes",
+    "elapsed_s",
+]
 MIN_PARALLEL = 4  # curves from which on a pool of processes pays
 
 
@@ -68,11 +74,16 @@ class ReplayOptions:
     def settings(self) -> SearchSettings:
         """The settings of the search."""
         return SearchSettings(
-            **picked(self, "tolerance target_confidence max_probes seed start_time_s compile_time_s"),
+            tolerance=self.tolerance,
+            target_confidence=self.target_confidence,
+            max_probes=self.max_probes,
+            seed=self.seed,
             search_compilation=self.compilation,
             user_compilation=self.compilation,
             verify_exact=False,
             max_passes=self.steps,
+            start_time_s=self.start_time_s,
+            compile_time_s=self.compile_time_s,
         )
 
 
@@ -213,26 +224,34 @@ def _events(job: tuple[Curve, ReplayOptions]) -> list[dict[str, Any]]:
 def _probe_fields(observation: Observation) -> dict[str, Any]:
     return {
         "number": observation.probe.number,
-        **picked(observation, "micro_batch_size outcome reason"),
+        "micro_batch_size": observation.micro_batch_size,
+        "outcome": observation.outcome.value,
+        "reason": observation.reason,
         "pass_times_s": list(observation.pass_times_s),
         "update_times_s": list(observation.update_times_s),
-        **picked(observation, "compile_time_s peak_memory_bytes"),
+        "compile_time_s": observation.compile_time_s,
+        "peak_memory_bytes": observation.peak_memory_bytes,
         "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
         "compilation": observation.probe.compilation.value,
-        **picked(observation, "num_graphs num_graph_breaks num_recompiles"),
+        "num_graphs": observation.num_graphs,
+        "num_graph_breaks": observation.num_graph_breaks,
+        "num_recompiles": observation.num_recompiles,
         "samples_per_s": observation.samples_per_s if observation.is_measured else None,
     }
 
 
 def _recommendation_fields(best: Recommendation) -> dict[str, Any]:
-    return picked(best, RECOMMENDATION_FIELDS)
+    return {name: getattr(best, name) for name in RECOMMENDATION_FIELDS}
 
 
 def _result_fields(result: Result) -> dict[str, Any]:
     best = _recommendation_fields(result.recommendation) if result.recommendation else {"micro_batch_size": None}
     return best | {
-        **picked(result, "base_micro_batch_size stop_reason smallest_within_tolerance"),
-        **picked(result, "peak_memory_bytes memory_headroom_bytes"),
+        "base_micro_batch_size": result.base_micro_batch_size,
+        "stop_reason": result.stop_reason,
+        "smallest_within_tolerance": result.smallest_within_tolerance,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "memory_headroom_bytes": result.memory_headroom_bytes,
         "outcomes": dict(result.outcomes),
         "warnings": list(result.warnings),
     }

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.host.json_files import picked
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Purpose, needed_bytes
 
 # Shares of CPU contention below which a machine counts as quiet: of the processors, and of a pass. Source: a quiet
@@ -22,11 +21,6 @@ CONTENTION_INTERLEAVED = 0.25
 # a size is worth nothing (`GAP_SCALE`); benchmarks/results/sensitivity.md.
 HIDDEN_SD = 0.1
 MOST_SCHEDULER_WAIT = 0.99  # share of a pass. Source: keeps a logarithm finite
-# Fields that evidence has of an observation.
-COPIED = (
-    "outcome reason peak_memory_bytes resident_memory_bytes num_alloc_retries memory_budget_bytes start_time_s "
-    "compile_time_s elapsed_s needs_full_depth"
-)
 ROUNDING = 1e-6  # Source: above the rounding error of a whole number of timings
 
 
@@ -127,6 +121,8 @@ class Evidence:
         own = estimates.pop(size)
         return cls(
             micro_batch_size=size,
+            outcome=observation.outcome,
+            reason=observation.reason,
             log_throughput=own.log_throughput(size) if is_measured else math.nan,
             log_throughput_se=own.log_se,
             interleaved=tuple(
@@ -142,8 +138,15 @@ class Evidence:
             num_passes=max(math.floor(num_timings + ROUNDING), 1) if num_timings else 0,
             purpose=observation.probe.purpose,
             compilation=observation.probe.compilation,
+            peak_memory_bytes=observation.peak_memory_bytes,
+            resident_memory_bytes=observation.resident_memory_bytes,
+            num_alloc_retries=observation.num_alloc_retries,
+            memory_budget_bytes=observation.memory_budget_bytes,
+            start_time_s=observation.start_time_s,
+            compile_time_s=observation.compile_time_s,
             update_time_s=0.0 if math.isnan(update_s) else update_s,
-            **picked(observation, COPIED),
+            elapsed_s=observation.elapsed_s,
+            needs_full_depth=observation.needs_full_depth,
         )
 
     def as_dict(self) -> dict[str, Any]:
