@@ -19,7 +19,6 @@ from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.result import KeepsBatchSize, RunResult
 from bexplore.exploration.run_directory import Run
-from bexplore.host.json_files import picked
 from bexplore.job import code_digests
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -239,7 +238,12 @@ def _changes(config: Config, run: Run) -> tuple[str, ...]:
     after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digests(config.job)}}
     if config.request.is_search and config.request.position is not None:
         # The part of the search specification that bounds the answer; effort, seed and storage do not.
-        bounds = picked(config, "minimum maximum candidates num_replicas")
+        bounds = {
+            "minimum": config.minimum,
+            "maximum": config.maximum,
+            "candidates": config.candidates,
+            "num_replicas": config.num_replicas,
+        }
         bounds["memory_budget"] = config.explore.memory_budget
         before["search_specification"] = {name: meta.get("search_specification", {}).get(name) for name in bounds}
         after["search_specification"] = bounds
