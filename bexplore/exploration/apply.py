@@ -238,7 +238,7 @@ def _changes(config: Config, run: Run) -> tuple[str, ...]:
     after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digests(config.job)}}
     if config.request.is_search and config.request.position is not None:
         # The part of the search specification that bounds the answer; effort, seed and storage do not.
-        bounds = {
+        bounds: dict[str, Any] = {
             "minimum": config.minimum,
             "maximum": config.maximum,
             "candidates": config.candidates,
