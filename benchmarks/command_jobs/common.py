@@ -1,0 +1,58 @@
+"""What the jobs share: their options, random rows, and the log of seconds and loss that each prints itself."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+WIDTH = 512
+CLASSES = 16
+
+
+def options(*more: tuple[str, object]) -> argparse.Namespace:
+    """Read the command line; `more` holds a name and a default for each option of one job alone."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--micro-batch-size", type=int, default=8)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--out", type=Path, required=True)
+    for name, default in more:
+        parser.add_argument(name, type=type(default), default=default)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    return given
+
+
+class StepLog:
+    """One JSON line for each optimizer step: its number, its seconds and its loss with all digits."""
+
+    def __init__(self):
+        self.step, self.before = 0, time.perf_counter()
+
+    def __call__(self, loss: float) -> None:
+        now = time.perf_counter()
+        print(json.dumps({"step": self.step, "seconds": now - self.before, "loss": float(loss)}), flush=True)
+        self.step, self.before = self.step + 1, now
+
+
+class Rows(torch.utils.data.Dataset):
+    """Random rows with a class each, made on the spot; row i is the same in every process."""
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(WIDTH, generator=generator), index % CLASSES
+
+
+def classifier(depth: int = 4) -> torch.nn.Sequential:
+    """A tiny model: linear layers, each with its activation."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU())]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, CLASSES))
