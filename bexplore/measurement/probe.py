@@ -1,6 +1,7 @@
 """The seam to hardware: a `Runner` runs a `Probe` and returns an `Observation`.
 
-The engine, the replay of a recorded table and the simulator are its three implementations; nothing else measures.
+The engine, a training command, the replay of a recorded table and the simulator are its implementations; nothing else
+measures.
 """
 
 from __future__ import annotations
