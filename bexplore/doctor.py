@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from bexplore.batching import INDIFFERENCE_ZONE
+from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.engine.process.worker_process import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
@@ -114,7 +115,7 @@ def examine(config: Config | None = None, *, noise_s: float = 10.0) -> Iterator[
     if noise_s > 0:
         yield _noise(noise_s)
     if config is not None and device_info:
-        yield from _job(config, device_info)
+        yield from _job(config, device_info) if config.command is None else _command(config.command)
 
 
 def _python() -> Check:
@@ -340,6 +341,15 @@ def _noise(seconds: float, work: Callable[[], object] = lambda: hashlib.sha256(_
         return Check("noise", Status.OK, text)
     fix = "end other programs, fix the clock (cpupower frequency-set -g performance), or use explore.effort: thorough"
     return Check("noise", Status.WARNING, text, fix)
+
+
+def _command(command: Command) -> Iterator[Check]:
+    """Check that the program of a training command is there; what it trains shows in the first start."""
+    program = command.argv[0]
+    if shutil.which(program) is None:
+        yield Check("command", Status.PROBLEM, f"there is no program {program}", "type the command as in your shell")
+    else:
+        yield Check("command", Status.OK, f"{command.shown}: bexplore explore shows whether it trains")
 
 
 def _job(config: Config, device_info: dict[str, Any]) -> Iterator[Check]:

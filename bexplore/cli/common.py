@@ -52,6 +52,20 @@ class Common:
         config = load_config(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
         return replace(config, options=self._options_of_the_job())
 
+    def load_own_job(self, path: Path) -> Config:
+        """Load a job that bexplore builds itself.
+
+        Raises:
+            UserInputError: The job is a training command.
+        """
+        config = self.load(path)
+        if config.command is not None:
+            raise UserInputError(
+                f"{path}: explore.command trains: its program is the command's, and cannot be built here",
+                hint=f"bexplore explore {config.typed}, or describe the job by explore.workload",
+            )
+        return config
+
     def _options_of_the_job(self) -> tuple[str, ...]:
         hidden = (_MAY_HOLD_A_PASSWORD, _STANDS_BEHIND_DASHES)
         named = [("--set", override) for override in self.overrides if not override.startswith(hidden)]

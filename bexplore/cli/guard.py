@@ -78,12 +78,12 @@ def guard(config: Path, update: bool, junit: Path | None, github: bool, common: 
     wanted = GuardOptions(
         **options,
         model_dir=common.model_dir,
-        load=common.load,
+        load=common.load_own_job,
         say=lambda line: click.echo(line, err=True) if common.verbosity >= 0 else None,
     )
     if update and wanted.against is not None:
         raise UserInputError("--update and --against exclude each other", hint="keep one of them")
-    loaded = common.load(config)
+    loaded = common.load_own_job(config)
     if update:
         written = update_baseline(loaded, wanted)
         record = {"event": "baseline", "path": str(wanted.baseline_path), **written.as_dict()}

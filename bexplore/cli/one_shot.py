@@ -37,9 +37,11 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
       bexplore probe job.yaml --micro-batch-size 8
       bexplore probe job.yaml --micro-batch-size 8 --compilation eager   without torch.compile
     """
-    common.require_torch()
+    loaded = common.load(config)
+    if loaded.command is None:
+        common.require_torch()
     observation = probe_once(
-        common.load(config),
+        loaded,
         micro_batch_size=micro_batch_size,
         compilation=compilation,
         model_dir=common.model_dir,
@@ -94,7 +96,7 @@ def trace(
     if memory_budget is not None:
         common = common.with_override(f"explore.memory_budget={memory_budget}")
     record = trace_once(
-        common.load(config),
+        common.load_own_job(config),
         micro_batch_sizes=_sizes(micro_batch_sizes),
         device_name=device_name,
         model_dir=common.model_dir,

@@ -177,7 +177,7 @@ class CommandRunner:
             status = watch.start.return_code
             raise UserProgramError(
                 f"the command ended with status {status} before any process imported torch",
-                hint="run the command as it is shown in the log above; it must train when nobody watches",
+                hint="run the command by hand first: it must train without bexplore",
                 traceback_text=log,
             )
         if ending is Ending.TIMED_OUT:

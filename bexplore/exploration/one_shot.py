@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers
 from bexplore.engine.process.worker_process import Progress
@@ -44,6 +45,16 @@ def probe_once(
     """
     folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
     run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+    probe = Probe(
+        number=0,
+        micro_batch_size=micro_batch_size,
+        compilation=Compilation(compilation),
+        purpose=Purpose.VERIFY,
+        max_passes=config.explore.passes_per_probe,
+        time_limit_s=config.explore.probe_time_limit_s,
+    )
+    if config.command is not None:
+        return CommandRunner(config.command, CommandSettings(run_dir=run_dir, on_progress=on_progress))(probe)
     with Workers(run_dir) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
         budget = resolve_budget(config.explore, device_info, num_replicas=config.num_replicas, gradient_bytes=None)
@@ -54,16 +65,7 @@ def probe_once(
             device_info=device_info,
             free_memory_bytes=device_info["free_memory_bytes"],
         )
-        return EngineRunner(settings, workers=workers, on_progress=on_progress)(
-            Probe(
-                number=0,
-                micro_batch_size=micro_batch_size,
-                compilation=Compilation(compilation),
-                purpose=Purpose.VERIFY,
-                max_passes=config.explore.passes_per_probe,
-                time_limit_s=config.explore.probe_time_limit_s,
-            )
-        )
+        return EngineRunner(settings, workers=workers, on_progress=on_progress)(probe)
 
 
 def trace_once(

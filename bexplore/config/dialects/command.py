@@ -127,7 +127,7 @@ def _request(document: Document, file: CommandFile | None) -> Request:
 
 def _check(problems: Problems, command: Command) -> None:
     """Note what would make every start useless or harmful."""
-    place = ("explore", "command")
+    place: KeyPath = () if command.is_typed else ("explore", "command")
     used = command.placeholders
     for name in unknown_placeholders(command.argv):
         near = close_match(name, PLACEHOLDERS, cutoff=0.75)
@@ -152,10 +152,10 @@ def _check(problems: Problems, command: Command) -> None:
             "the command does not take {output_dir}, so each start may write over your checkpoints and logs",
             "write {output_dir} where the command takes its output folder, or consent: --writes-are-fine",
         )
-    _check_resume(problems, command)
+    _check_resume(problems, command, place)
 
 
-def _check_resume(problems: Problems, command: Command) -> None:
+def _check_resume(problems: Problems, command: Command, place: KeyPath) -> None:
     words = list(command.argv)
     for index, word in enumerate(words):
         name, equals, value = word.lstrip("-+").partition("=")
@@ -166,7 +166,7 @@ def _check_resume(problems: Problems, command: Command) -> None:
             and (equals or word.startswith("-"))
             and (is_flag or _is_on(after))
         ):
-            _refuse_resume(problems, ("explore", "command"), word if equals or is_flag else f"{word} {after}")
+            _refuse_resume(problems, place, word if equals or is_flag else f"{word} {after}")
 
 
 def _is_on(value: Any) -> bool:
