@@ -32,13 +32,18 @@ _PUBLIC = {
     "Traced": "bexplore.exploration.events",
     "TrainingStep": "bexplore.config.training_step",
     "explore": "bexplore.exploration.exploration",
+    "find_fastest_batch_size": "bexplore.exploration.decorator",
     "load_config": "bexplore.config.load",
 }
+# Modules of the package that other packages are needed for, imported on first use too.
+_MODULES = ("lightning", "transformers")
 
 __all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"bexplore.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'bexplore' has no attribute {name!r}")
 

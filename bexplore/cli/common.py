@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 
-from bexplore import logs
 from bexplore.config.config import Config
 from bexplore.config.document import document
 from bexplore.config.load import load_config
 from bexplore.config.schema import dotted_keys
 from bexplore.errors import BexploreError, UserInputError
+from bexplore.host import logs
 from bexplore.job import Mode
 
 _MAY_HOLD_A_PASSWORD = "explore.storage="

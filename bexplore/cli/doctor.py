@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from bexplore.config.load import load_config
-from bexplore.doctor import Check, Status, examine
 from bexplore.errors import ExitCode
+from bexplore.exploration.doctor import Check, Status, examine
 
 _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
 

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from bexplore import logs
 from bexplore.batching import MAX_SAMPLES
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
@@ -28,6 +27,7 @@ from bexplore.exploration.finish import Finish, global_batch_sizes
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.exploration.of_command import CommandExploration
 from bexplore.exploration.resumable import ExploreOptions, ResumableExploration, keeping_sizes
+from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.search import loop

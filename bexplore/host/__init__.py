@@ -1,1 +1,1 @@
-"""The machine: accelerators, memory, other processes, locks, and files that are replaced in one step."""
+"""The machine: accelerators, memory, other processes, locks, files that are replaced in one step, the log."""

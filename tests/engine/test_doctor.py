@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bexplore import doctor
 from bexplore.config.load import load_config
-from bexplore.doctor import Check, Status
 from bexplore.engine.protocol.messages import CheckCompiler
+from bexplore.exploration import doctor
+from bexplore.exploration.doctor import Check, Status
 from tests.builders import JOBS
 
 JOB = """\

@@ -15,16 +15,16 @@ PACKAGE = Path(bexplore.__file__).parent
 
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
-    "": "errors units logs host job batching config workloads trace measurement search engine command replay testing "
-    "exploration guard doctor output cli pytest_plugin __main__",
-    "host": "blas_threads locks json_files accelerators machine contention",
+    "": "errors units host job batching config workloads trace measurement search engine command replay testing "
+    "exploration guard output cli pytest_plugin lightning transformers __main__",
+    "host": "blas_threads logs locks json_files accelerators machine contention",
     "config": "training_step document field_types schema command config dialects load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
     "command": "observer reports timing verdicts failures processes attach probe_folder watch runner",
     "exploration": "bottlenecks result journal run_directory memory_budget fingerprint events event_records estimate "
-    "apply finish one_shot resumable of_command exploration",
+    "apply finish one_shot doctor resumable of_command exploration start_again decorator",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
     "cli": "streams entry training_command common apply attach doctor explore guard one_shot report tables",
@@ -41,8 +41,9 @@ DOORS = {
     "matplotlib": {"output.report"},
     "rich": {"cli", "output.console", "output.live_view", "output.plot"},
     "psutil": {"host", "engine.process", "command", "exploration.memory_budget"},
-    "structlog": {"logs", "output.report"},
-    "transformers": {"workloads"},
+    "structlog": {"host.logs", "output.report"},
+    "transformers": {"workloads", "transformers"},
+    "lightning": {"lightning"},
     "pytest": {"pytest_plugin"},
 }
 
@@ -162,6 +163,7 @@ def test_the_public_names_are_these_and_each_exists():
         "TrainingStep",
         "__version__",
         "explore",
+        "find_fastest_batch_size",
         "load_config",
     ]
     for name in bexplore.__all__:

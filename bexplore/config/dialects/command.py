@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from bexplore.config.command import ACCUMULATION_KEYS, PLACEHOLDERS, Command, CommandFile, unknown_placeholders
@@ -63,11 +64,22 @@ def _job(command: Command, settings: ExploreSettings) -> Job:
     """Return what decides the program: the command, its variables and its file."""
     model: dict[str, Any] = {"command": list(command.argv), "env": dict(command.env)}
     if command.file is not None:
-        model |= {"file": command.file.name, "file_sha256": hashlib.sha256(command.file.text.encode()).hexdigest()[:16]}
+        model |= {"file": command.file.name, "file_sha256": _digest(command.file.text.encode())}
+    if code := {word: _digest(Path(word).read_bytes()) for word in command.argv if _is_code(word)}:
+        model["code_sha256"] = code
     replicas = settings.replicas or 1
     return Job(
         workload="command", model=model, num_replicas=replicas, device="auto", compile=CompileSettings(enabled=False)
     )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _is_code(word: str) -> bool:
+    """Return whether a word of the command names a program of Python, whose change is another program."""
+    return word.endswith(".py") and Path(word).is_file()
 
 
 def _file(problems: Problems, text: str) -> CommandFile:

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from bexplore import doctor
-from bexplore.doctor import Status
 from bexplore.engine.protocol.messages import Done, Failed
+from bexplore.exploration import doctor
+from bexplore.exploration.doctor import Status
 from bexplore.measurement.probe import Outcome
 
 CPU = {"device": "cpu", "device_name": "x", "capability": "y", "total_memory_bytes": None, "free_memory_bytes": None}

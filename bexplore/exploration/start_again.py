@@ -1,0 +1,173 @@
+"""Explore the program that runs here: its own command is started again for each probe, with the size in a variable.
+
+A program that is started with `BEXPLORE_MICRO_BATCH_SIZE` takes that size and explores nothing. So the ranks of a
+launcher may be given their size, by `bexplore explore --env` and by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bexplore.batching import split
+from bexplore.config.load import load_config
+from bexplore.errors import UserInputError
+from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended
+from bexplore.exploration.exploration import explore
+from bexplore.exploration.result import RunResult
+from bexplore.exploration.resumable import ExploreOptions
+from bexplore.host import logs
+from bexplore.search.policy.decision import StopReason
+from bexplore.search.result import ProbeFinished
+
+SIZE, ACCUMULATION, OUTPUT_DIR = "BEXPLORE_MICRO_BATCH_SIZE", "BEXPLORE_ACCUMULATION", "BEXPLORE_OUTPUT_DIR"
+_found: dict[str, RunResult] = {}  # by what explored, in this process: at most one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenSize:
+    """What this process was started with.
+
+    Attributes:
+        micro_batch_size: Samples of one replica in one pass.
+        accumulation: Passes of one optimizer step; None for the program's own.
+        output_dir: Folder for all that the program writes, removed with the probe; None outside of a probe.
+    """
+
+    micro_batch_size: int
+    accumulation: int | None = None
+    output_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An exploration of the program that runs here.
+
+    Attributes:
+        what: Name of what explores, for people.
+        settings: Settings of the `explore` section.
+        sets_accumulation: Whether a start takes `BEXPLORE_ACCUMULATION`.
+        writes_are_fine: Whether a start may write where the program writes; else it takes `BEXPLORE_OUTPUT_DIR`.
+        model_dir: Folder of the results; None for `model_dir`.
+        fresh: Start over, even if there is an earlier run.
+    """
+
+    what: str
+    settings: Mapping[str, Any]
+    sets_accumulation: bool = False
+    writes_are_fine: bool = False
+    model_dir: str | None = None
+    fresh: bool = False
+
+    def overrides(self) -> list[str]:
+        """Return the settings as `--set` takes them."""
+        env = {SIZE: "{micro_batch_size}"} | dict(self.settings.get("env") or {})
+        if self.sets_accumulation:
+            env[ACCUMULATION] = "{accumulation}"
+        if not self.writes_are_fine:
+            env[OUTPUT_DIR] = "{output_dir}"
+        own = {"command": own_command(), "env": env, "writes_are_fine": self.writes_are_fine}
+        return [f"explore.{name}={json.dumps(value)}" for name, value in {**self.settings, **own}.items()]
+
+
+def given_size() -> GivenSize | None:
+    """Return what this process was started with; None where it has to explore.
+
+    Raises:
+        UserInputError: The variable is no number.
+    """
+    size, accumulation = os.environ.get(SIZE), os.environ.get(ACCUMULATION)
+    if not size:
+        return None
+    try:
+        return GivenSize(
+            micro_batch_size=int(size),
+            accumulation=int(accumulation) if accumulation else None,
+            output_dir=os.environ.get(OUTPUT_DIR),
+        )
+    except ValueError:
+        raise UserInputError(f"{SIZE}={size} is no number", hint=f"type {SIZE}=32, or unset it to explore") from None
+
+
+def explored(request: Request) -> RunResult:
+    """Explore the program that runs here, and show on stderr what is found; once in a process.
+
+    Raises:
+        UserInputError: The program cannot be started again, or a setting is wrong.
+        KeyboardInterrupt: The exploration was interrupted; the next one resumes it.
+    """
+    if request.what not in _found:
+        if _found:
+            raise UserInputError(
+                f"{request.what} explores after {next(iter(_found))}: a start of this program cannot tell them apart",
+                hint="explore one training of a program, and give the other its size",
+            )
+        _refuse_ranks()
+        _found[request.what] = _run(request)
+    return _found[request.what]
+
+
+def accumulation_of(result: RunResult, global_batch_size: int) -> int:
+    """Return the passes of one replica in a step of a global batch size."""
+    assert result.micro_batch_size is not None  # `explored` returns no other result
+    return split(global_batch_size, result.num_replicas or 1, result.micro_batch_size).accumulation_steps
+
+
+def refuse_ranks(num_ranks: int) -> None:
+    """Raise UserInputError where this process is one of several ranks: each would explore, beside the others."""
+    if num_ranks > 1:
+        raise UserInputError(
+            f"this process is one of {num_ranks} ranks, and only a program without a launcher can start itself again",
+            hint=f"bexplore explore --env {SIZE}={{micro_batch_size}} --writes-are-fine -- {' '.join(sys.orig_argv)}; "
+            f"then set {SIZE} to the size that it finds",
+        )
+
+
+def own_command() -> list[str]:
+    """Return the command of this process.
+
+    Raises:
+        UserInputError: It has none that could be started again.
+    """
+    if not hasattr(sys.modules["__main__"], "__file__") and "-c" not in sys.orig_argv:
+        raise UserInputError(
+            "there is no program to start again: this session is interactive", hint="run the training from a file"
+        )
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def _refuse_ranks() -> None:
+    refuse_ranks(int(os.environ.get("WORLD_SIZE") or 1))
+
+
+def _run(request: Request) -> RunResult:
+    config = load_config(None, overrides=request.overrides())
+    logs.configure(1)  # minutes pass, and nothing else of bexplore is seen
+    try:
+        for event in explore(config, ExploreOptions(model_dir=request.model_dir, fresh=request.fresh)):
+            _log(event)
+    finally:
+        logs.configure(-1)
+    assert isinstance(event, Finished | AlreadyFinished)  # the last event, or an error was raised
+    if event.result.stop_reason == StopReason.INTERRUPTED or event.result.micro_batch_size is None:
+        raise KeyboardInterrupt
+    return event.result
+
+
+def _log(event: JobEvent) -> None:
+    match event:
+        case Planned():
+            for line in (*event.warnings, *event.notices):
+                logs.log.info(line)
+        case ProbeFinished():
+            seen = event.observation
+            logs.log.info("probe", micro_batch_size=seen.micro_batch_size, outcome=seen.outcome.value)
+        case Recommended():
+            best = event.recommendation
+            logs.log.info("recommended", micro_batch_size=best.micro_batch_size, confidence=best.confidence)
+        case Finished() | AlreadyFinished():
+            logs.log.info("found", micro_batch_size=event.result.micro_batch_size, run=event.result.run_dir)

@@ -1,0 +1,94 @@
+"""A callback of Lightning that finds the fastest micro-batch size, then trains with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from bexplore.errors import UserInputError
+from bexplore.exploration.result import RunResult
+from bexplore.exploration.start_again import (
+    GivenSize,
+    Request,
+    accumulation_of,
+    explored,
+    given_size,
+    refuse_ranks,
+)
+
+
+class MicroBatchSizeFinder(Callback):
+    """Sets the batch size of the module or data module to the fastest micro-batch size, before `fit` loads any data.
+
+    Each probe starts this program again. In a probe loggers and checkpoints are off; what the module itself writes is
+    written.
+
+        Trainer(callbacks=[MicroBatchSizeFinder(global_batch_size=512)])
+
+    Args:
+        batch_arg_name: Attribute of the module, its `hparams` or the data module that holds the batch size.
+        global_batch_size: Samples of an optimizer step, kept by the trainer's `accumulate_grad_batches`; None leaves
+            that as it is.
+        model_dir: Folder of the results; None for `model_dir`. A finished exploration is not run again.
+        fresh: Start over, even if there is an earlier run.
+        settings: Settings of the `explore` section, such as `min`, `max`, `tolerance` and `effort`.
+
+    Attributes:
+        result: The result; None before `fit`, and where this process was given its size.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_arg_name: str = "batch_size",
+        global_batch_size: int | None = None,
+        model_dir: str | None = None,
+        fresh: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.result: RunResult | None = None
+        self._name, self._global_batch_size = batch_arg_name, global_batch_size
+        if global_batch_size is not None:
+            settings = {"keep_batch_size": True, **settings, "global_batch_size": global_batch_size}
+        self._request = Request(
+            what=type(self).__name__,
+            settings=settings,
+            sets_accumulation=global_batch_size is not None,
+            model_dir=model_dir,
+            fresh=fresh,
+        )
+        given = given_size()
+        if given is not None and given.output_dir is not None:
+            # Loggers of other ranks than 0 write nothing, and they are set up before any callback.
+            rank_zero_only.rank = 1  # type: ignore[attr-defined]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Set the size and the accumulation: those that were given, else those that an exploration finds.
+
+        Raises:
+            UserInputError: There is no such attribute, or this process is one of several ranks.
+        """
+        if stage != "fit":
+            return
+        if not lightning_hasattr(pl_module, self._name):
+            raise UserInputError(
+                f"neither the module, its hparams nor the data module has {self._name}",
+                hint="let train_dataloader() use an attribute, and name it: MicroBatchSizeFinder(batch_arg_name=...)",
+            )
+        given = given_size() or self._explored(trainer)
+        if given.output_dir is not None:
+            kept: Any = [one for one in trainer.callbacks if not isinstance(one, Checkpoint)]  # type: ignore[attr-defined]
+            trainer.callbacks = kept  # type: ignore[attr-defined]
+        lightning_setattr(pl_module, self._name, given.micro_batch_size)
+        if given.accumulation is not None:
+            trainer.accumulate_grad_batches = given.accumulation
+
+    def _explored(self, trainer: Trainer) -> GivenSize:
+        refuse_ranks(trainer.world_size)
+        self.result = explored(self._request)
+        accumulation = self._global_batch_size and accumulation_of(self.result, self._global_batch_size)
+        return GivenSize(micro_batch_size=self.result.micro_batch_size or 0, accumulation=accumulation)
