@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GPU_TRACE_STAMP := $(VENV)/.installed-gpu-trace
 BENCH_STAMP := $(VENV)/.installed-bench
+# The frameworks that are started as commands: in an environment of their own over $(VENV), whose torch it shares.
+COMMAND_VENV := .venv-command
+COMMAND_STAMP := $(COMMAND_VENV)/.installed
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 # A machine with a GPU: the Python there that has torch, and its version for the wheels that are collected here.
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-fast test-gpu-trace check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels clean dist
+.PHONY: help setup explore test test-fast test-gpu-trace check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -34,6 +37,7 @@ help:
 	@echo "make bench-view    what the live view and the report cost"
 	@echo "make bench-warm-start  the first step of a training, cold and from kept artifacts"
 	@echo "make bench-kernels  kernels of the shared program against the exact one, for a CUDA device that is not there"
+	@echo "make bench-command  training commands of many frameworks under the observer"
 	@echo "make bench-all     all of these but bench-gpu, ARGS=--quick for short ones"
 	@echo "make dist          build the wheel"
 	@echo "make clean         remove $(VENV) and everything that was built"
@@ -119,6 +123,15 @@ bench-warm-start: $(STAMP)
 bench-kernels: $(GPU_TRACE_STAMP)
 	$(BIN)/python -m benchmarks.shared_kernels $(ARGS)
 
+$(COMMAND_STAMP): $(STAMP) benchmarks/command_jobs/requirements.txt
+	test -x $(COMMAND_VENV)/bin/python || $(BIN)/python -m venv $(COMMAND_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > "$$($(COMMAND_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"
+	$(COMMAND_VENV)/bin/python -m pip install --quiet --no-deps --requirement benchmarks/command_jobs/requirements.txt
+	touch $(COMMAND_STAMP)
+
+bench-command: $(COMMAND_STAMP)
+	$(BIN)/python -m benchmarks.command --unmodified $(ARGS)
+
 # One thread for numpy, as the explorer has it.
 bench-view: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.view $(ARGS)
@@ -127,5 +140,5 @@ dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) wheels .gpu_packages build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(COMMAND_VENV) wheels .gpu_packages build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,12 +1,17 @@
-"""The whole step (forward, backward, update) inside one torch.compile, on batches that no DataLoader makes."""
+"""The whole step (forward, backward, update) inside one torch.compile, on batches with or without a DataLoader."""
 
 import torch
-from common import CLASSES, WIDTH, StepLog, classifier, options
+from common import CLASSES, WIDTH, Rows, StepLog, classifier, options
 from torch.nn.functional import cross_entropy
 
 
+def made(args):
+    for _ in range(args.steps):
+        yield torch.randn(args.micro_batch_size, WIDTH), torch.randint(CLASSES, (args.micro_batch_size,))
+
+
 def main():
-    args = options()
+    args = options(("--loader", 1))
     model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -18,10 +23,11 @@ def main():
         optimizer.zero_grad()
         return loss
 
+    rows = Rows(args.micro_batch_size * args.steps)
+    batches = torch.utils.data.DataLoader(rows, batch_size=args.micro_batch_size) if args.loader else made(args)
     log = StepLog()
-    for _ in range(args.steps):
-        inputs = torch.randn(args.micro_batch_size, WIDTH)
-        log(step(inputs, torch.randint(CLASSES, (args.micro_batch_size,))).item())
+    for inputs, classes in batches:
+        log(step(inputs, classes).item())
 
 
 if __name__ == "__main__":

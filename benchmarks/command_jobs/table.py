@@ -29,6 +29,7 @@ class CommandJob:
         num_replicas: Data-parallel replicas.
         asked_replicas: Given as `--replicas`; None for none.
         log_file: File below `{work_dir}` with a row a step, if its log is not JSON lines on its standard output.
+        log_rank: The rank that writes the log.
         outcome: `verified`, or words of the error that it must end with.
     """
 
@@ -41,6 +42,7 @@ class CommandJob:
     num_replicas: int = 1
     asked_replicas: int | None = None
     log_file: str | None = None
+    log_rank: int = 0
     outcome: str = "verified"
 
     @property
@@ -67,7 +69,7 @@ JOBS = (
     CommandJob(name="plain loop", command=f"python plain.py {ACCUMULATING}"),
     _two("torchrun DDP", f"{TWO_RANKS} ddp.py {ACCUMULATING}"),
     _two("FSDP2", f"{TWO_RANKS} fsdp2.py {ACCUMULATING}"),
-    CommandJob(name="pipeline 1F1B", command=f"{TWO_RANKS} pipeline.py {ACCUMULATING}", num_ranks=2),
+    CommandJob(name="pipeline 1F1B", command=f"{TWO_RANKS} pipeline.py {ACCUMULATING}", num_ranks=2, log_rank=1),
     _two("mp.spawn", f"python spawn.py {ACCUMULATING}"),
     CommandJob(name="HF Trainer", command=f"python hf_trainer.py {ACCUMULATING}", packages=("transformers",)),
     _two("HF Trainer, 2 ranks", f"{TWO_RANKS} hf_trainer.py {ACCUMULATING}", packages=("transformers",)),
@@ -135,5 +137,10 @@ JOBS = (
     CommandJob(name="GradScaler that skips", command=f"python grad_scaler.py {OPTIONS}"),
     CommandJob(name="optimizer in backward", command=f"python step_in_backward.py {OPTIONS}"),
     CommandJob(name="compiled step", command=f"python compiled_step.py {OPTIONS}"),
+    CommandJob(
+        name="compiled step, no DataLoader",
+        command=f"python compiled_step.py {OPTIONS} --loader 0",
+        outcome="unseen: neither a DataLoader nor a call of the model",
+    ),
     CommandJob(name="own optimizer", command=f"python own_optimizer.py {OPTIONS}", outcome="no step observed"),
 )

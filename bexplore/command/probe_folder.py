@@ -60,8 +60,8 @@ class ProbeFolder:
         (inject / "probe.json").write_text(json.dumps({**settings, "reports": str(self.reports)}))
         if command.file is not None:
             (self.path / command.file.name).write_text(command.file.copy(values))
-        own_path = os.environ.get("PYTHONPATH")
         _, env = command.filled(values)
+        own_path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = os.pathsep.join([str(inject), *([own_path] if own_path else [])])
         return TRACKERS_OFF | env | {"PYTHONPATH": path}
 

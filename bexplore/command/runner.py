@@ -202,7 +202,7 @@ class CommandRunner:
             UserProgramError: It does not do what was asked for, and no probe before did.
         """
         size = blank.micro_batch_size
-        timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS)
+        timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS, micro_batch_size=size)
         if timing is None:
             fewest = min(len(rank.steps) for rank in reports.ranks)
             raise UserProgramError(

@@ -9,6 +9,9 @@ from itertools import pairwise
 
 from bexplore.command.reports import Rank, Step
 
+# Micro-batches per pass from which a batch is taken to be passed once. Source: halfway between one pass and two.
+SEVERAL_PASSES = 0.75
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
@@ -34,7 +37,7 @@ class StepTiming:
         return statistics.median(self.step_times_s)
 
 
-def timing_of(rank: Rank, *, num_warmup: int) -> StepTiming | None:
+def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
     """Return the timing of a rank; None where it has no step after its warm-up.
 
     A step with twice the passes of others (a gradient scaler that skipped an update) counts by its passes.
@@ -42,12 +45,13 @@ def timing_of(rank: Rank, *, num_warmup: int) -> StepTiming | None:
     Args:
         rank: The record of the rank.
         num_warmup: Steps that are not timed.
+        micro_batch_size: Samples of a micro-batch, as asked for.
     """
     pairs = list(pairwise(rank.steps))[max(num_warmup - 1, 0) :]
     if not pairs:
         return None
     timed = [step for _, step in pairs]
-    per_pass = micro_batches_per_pass(timed)
+    per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else micro_batches_per_pass(timed)
     times_s = [step.ended_s - before.ended_s for before, step in pairs]
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     counts = [max(step.num_passes, 1) * per_pass for step in timed]
@@ -64,21 +68,35 @@ def micro_batches_per_pass(steps: Sequence[Step]) -> float:
     """Return micro-batches per backward pass: one where no loader returned any.
 
     Several losses of one batch (adversarial training, chunked losses) and closures that an optimizer calls again give
-    less than one. Loaders read ahead, so the counts of a single step may be off, and all steps are counted together.
+    less than one; closures, not the same number of passes in each step, so that the medians of a step are compared.
+    Loaders read ahead, so the counts of a single step may be off, and otherwise all steps are counted together.
     """
     num_fetches, num_passes = sum(step.num_fetches for step in steps), sum(step.num_passes for step in steps)
     if not num_fetches or not num_passes:
         return 1.0
-    ratio = num_fetches / num_passes
-    return 1.0 / round(1.0 / ratio) if ratio <= 0.75 else float(max(round(ratio), 1))
+    if num_fetches / num_passes > SEVERAL_PASSES:
+        return float(max(round(num_fetches / num_passes), 1))
+    usual_fetches = statistics.median(step.num_fetches for step in steps)
+    usual_passes = statistics.median(step.num_passes for step in steps)
+    if usual_fetches and usual_passes:
+        return min(usual_fetches / usual_passes, 1.0)
+    return 1.0 / round(num_passes / num_fetches)
 
 
-def slowest(ranks: Sequence[Rank], *, num_warmup: int) -> StepTiming | None:
+def _is_fetched_whole(steps: Sequence[Step], micro_batch_size: int) -> bool:
+    """Return whether a loader's batch is that of several passes, which a pipeline's schedule divides."""
+    num_fetches = statistics.median(step.num_fetches for step in steps)
+    num_passes = statistics.median(step.num_passes for step in steps)
+    num_samples = statistics.median(step.num_samples for step in steps)
+    return 0 < num_fetches < num_passes and num_samples == micro_batch_size * num_passes
+
+
+def slowest(ranks: Sequence[Rank], *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:
     """Return the timing of the rank with the longest steps; None where a rank has none.
 
     Ranks without a pass of their own (a launcher's helper) have no record.
     """
-    timings = [timing_of(rank, num_warmup=num_warmup) for rank in ranks]
+    timings = [timing_of(rank, num_warmup=num_warmup, micro_batch_size=micro_batch_size) for rank in ranks]
     if not timings or any(timing is None for timing in timings):
         return None
     return max((timing for timing in timings if timing is not None), key=lambda one: one.step_time_s)

@@ -241,8 +241,9 @@ class Observer:
             self._finish("no_step")
 
     def before_update(self, optimizer, args, kwargs):
-        """Note when an update begins."""
+        """Note when an update begins; one that calls the backward pass itself is known before it does."""
         if not self.in_backward and not self.is_done:
+            self._know(optimizer)
             self.update_began_s = _clock()
             self._mark_device("begins")
 
@@ -271,10 +272,11 @@ class Observer:
         It shows the updates of a compiled `optimizer.step`, of which dynamo traces no hook, and of optimizers that do
         not derive from torch's.
         """
-        if self.parameters is None:
+        is_first = self.parameters is None
+        if is_first:
             self.parameters = _largest_parameters(self.torch)
         versions = [parameter._version for parameter in self.parameters]
-        is_new, self.versions = versions != self.versions, versions
+        is_new, self.versions = versions != self.versions and not is_first, versions
         return is_new
 
     def _updated_unseen(self):
@@ -396,7 +398,7 @@ class Observer:
                 return
             leaves = list(_tensors((args, kwargs), self.torch))
             self.forward_rows.append([leading_dimension(leaves), sum(leaf.numel() for leaf in leaves)])
-            if len(self.digests) < DIGESTS:
+            if not self.rows and len(self.digests) < DIGESTS:  # of the loaders, where there are any
                 self._digest(leaves)
             if len(self.forward_rows) >= FORWARD_CALLS:
                 for handle in self.forward_handles:
