@@ -42,8 +42,6 @@ class BexploreError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint:
-            self.add_note(hint)  # shown below the message where nobody catches the error
 
 
 class UserInputError(BexploreError):

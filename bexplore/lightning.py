@@ -17,6 +17,7 @@ from bexplore.exploration.start_again import (
     accumulation_of,
     explored,
     given_size,
+    hints_shown,
     refuse_ranks,
 )
 
@@ -66,6 +67,7 @@ class MicroBatchSizeFinder(Callback):
             # Loggers of other ranks than 0 write nothing, and they are set up before any callback.
             rank_zero_only.rank = 1  # type: ignore[attr-defined]
 
+    @hints_shown()
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the size and the accumulation: those that were given, else those that an exploration finds.
 

@@ -12,6 +12,8 @@ from bexplore.exploration.start_again import Request, explored, given_size
 if TYPE_CHECKING:
     from transformers import Trainer
 
+_ENDLESS = 10**9  # steps, so that a large size does not end short data before it is timed
+
 
 def explore(
     trainer_factory: Callable[[int], Trainer], *, model_dir: str | None = None, fresh: bool = False, **settings: Any
@@ -50,7 +52,8 @@ def explore(
 
 
 def _redirect(trainer: Trainer, output_dir: str) -> None:
-    """Let a trainer write to a folder, save nothing and report nothing."""
+    """Let a trainer write to a folder, save and report nothing, and train until it is ended."""
+    trainer.args.max_steps = _ENDLESS
     trainer.args.output_dir = output_dir
     trainer.args.save_strategy = "no"
     reporting = [

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bexplore.errors import UserInputError
-from bexplore.exploration.start_again import GivenSize, Request, explored, given_size
+from bexplore.exploration.start_again import GivenSize, Request, explored, given_size, hints_shown
 
 
+@hints_shown()
 def find_fastest_batch_size(
     function: Callable[..., Any] | None = None,
     *,
@@ -50,7 +51,13 @@ def find_fastest_batch_size(
             f"{name} does not take output_dir, so each probe may write over your checkpoints and logs",
             hint="let it write to an argument output_dir, or consent: find_fastest_batch_size(writes_are_fine=True)",
         )
-    request = Request(what=name, settings=settings, writes_are_fine=writes_are_fine, model_dir=model_dir, fresh=fresh)
+    request = Request(
+        what=f"{function.__module__}.{name}",
+        settings=settings,
+        writes_are_fine=writes_are_fine,
+        model_dir=model_dir,
+        fresh=fresh,
+    )
 
     @functools.wraps(function)
     def with_size(*args: Any, **kwargs: Any) -> Any:

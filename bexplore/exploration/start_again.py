@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from bexplore.batching import split
 from bexplore.config.load import load_config
-from bexplore.errors import UserInputError
+from bexplore.errors import BexploreError, UserInputError
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.result import RunResult
@@ -74,6 +75,19 @@ class Request:
         return [f"explore.{name}={json.dumps(value)}" for name, value in {**self.settings, **own}.items()]
 
 
+@contextmanager
+def hints_shown() -> Iterator[None]:
+    """Add an error's hint, and the training's own traceback, to what Python shows of the error."""
+    try:
+        yield
+    except BexploreError as error:
+        for note in (error.hint, getattr(error, "traceback_text", "")):
+            if note and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+        raise
+
+
+@hints_shown()
 def given_size() -> GivenSize | None:
     """Return what this process was started with; None where it has to explore.
 
@@ -93,6 +107,7 @@ def given_size() -> GivenSize | None:
         raise UserInputError(f"{SIZE}={size} is no number", hint=f"type {SIZE}=32, or unset it to explore") from None
 
 
+@hints_shown()
 def explored(request: Request) -> RunResult:
     """Explore the program that runs here, and show on stderr what is found; once in a process.
 

@@ -27,7 +27,7 @@ def make_trainer(batch_size: int) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(FOLDER / "checkpoints"),
         per_device_train_batch_size=batch_size,
-        num_train_epochs=100,
+        num_train_epochs=1,
         save_steps=1,
         use_cpu=True,
         disable_tqdm=True,
