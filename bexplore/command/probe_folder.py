@@ -21,7 +21,6 @@ TRACKERS_OFF = {
     "SWANLAB_MODE": "disabled",
     "CLEARML_OFFLINE_MODE": "1",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
-    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "AXOLOTL_DO_NOT_TRACK": "1",
@@ -63,7 +62,9 @@ class ProbeFolder:
         _, env = command.filled(values)
         own_path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = os.pathsep.join([str(inject), *([own_path] if own_path else [])])
-        return TRACKERS_OFF | env | {"PYTHONPATH": path}
+        # MLflow has no switch: its runs go where all that the start writes is removed.
+        trackers = TRACKERS_OFF | {"MLFLOW_TRACKING_URI": (self.path.resolve() / "output" / "mlruns").as_uri()}
+        return trackers | env | {"PYTHONPATH": path}
 
     def stop_after(self, step: int) -> None:
         """Name the step after which all ranks stop."""

@@ -88,17 +88,7 @@ class Observer:
         """Write the hello file and put the hooks in place."""
         self.write("hello-%s-%d.json" % (_host(), self.pid), self._hello())
         self._limit_memory()
-        # torch's own decorator, under which dynamo traces none of these; an optimizer imports dynamo anyway.
-        hidden = getattr(self.torch, "_disable_dynamo", lambda function: function)
-        for name in (
-            "before_backward",
-            "after_backward",
-            "before_update",
-            "after_update",
-            "fetched",
-            "_forward_called",
-        ):
-            setattr(self, name, hidden(_as_function(getattr(self, name))))
+        _hide_from_dynamo(self.torch)
         os.register_at_fork(after_in_child=self.reset)
         self._patch_backward()
         self._patch_loader()
@@ -606,9 +596,19 @@ def _unless_compiling(torch, hook):
     return called
 
 
-def _as_function(method):
-    """Return a plain function: torch's decorator sets an attribute, which a bound method refuses."""
-    return lambda *args, **kwargs: method(*args, **kwargs)
+def _hide_from_dynamo(torch):
+    """Let dynamo compile no frame of this file; unlike its decorator, that costs nothing at each call."""
+    functions = [one for one in globals().values() if callable(one) and hasattr(one, "__code__")]
+    functions += [one for one in vars(Observer).values() if hasattr(one, "__code__")]
+    for function in functions:
+        _skip(torch, function)
+
+
+def _skip(torch, function):
+    try:
+        torch._C._dynamo.eval_frame.skip_code(function.__code__)
+    except AttributeError:  # a torch without dynamo, or one that names it otherwise
+        pass
 
 
 def _chain(error):
