@@ -123,7 +123,9 @@ def private_names_of_torch(path: Path) -> Iterator[str]:
 
 
 def test_each_room_uses_private_interfaces_of_torch_in_one_file():
-    users = [(module_of(path), name) for path in FILES for name in private_names_of_torch(path)]
+    # The observer is one file, which runs in another environment: it is this file of its room.
+    observer = PACKAGE / "command" / "observer" / "bexplore_observer.py"
+    users = [(module_of(path), name) for path in FILES if path != observer for name in private_names_of_torch(path)]
     assert sorted({f"{module} uses {name}" for module, name in users if not module.endswith("torch_private")}) == []
     assert {module for module, _ in users} == {
         "workloads.torch_private",
