@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from bexplore.config.load import load_config
+from bexplore.errors import UserInputError
+from bexplore.exploration import start_again
+from bexplore.exploration.decorator import find_fastest_batch_size
+from bexplore.exploration.result import RunResult
+from bexplore.exploration.start_again import Request, explored, given_size, own_command
+
+
+def test_a_start_gets_its_size_by_a_variable_and_its_folder_by_another():
+    config = load_config(None, overrides=Request(what="train", settings={"max": 64, "env": {"A": "1"}}).overrides())
+
+    assert config.command is not None and config.maximum == 64
+    assert list(config.command.argv) == [sys.executable, *sys.orig_argv[1:]]
+    assert config.command.env == {
+        "BEXPLORE_MICRO_BATCH_SIZE": "{micro_batch_size}",
+        "A": "1",
+        "BEXPLORE_OUTPUT_DIR": "{output_dir}",
+    }
+
+
+def test_a_function_that_writes_where_it_likes_needs_consent():
+    with pytest.raises(UserInputError, match="train does not take output_dir") as raised:
+
+        @find_fastest_batch_size(max=8)
+        def train(batch_size): ...
+
+    assert any("writes_are_fine=True" in note for note in raised.value.__notes__)
+
+
+def test_a_given_size_is_taken_and_a_folder_only_where_the_function_has_one(monkeypatch):
+    monkeypatch.setenv("BEXPLORE_MICRO_BATCH_SIZE", "32")
+    monkeypatch.setenv("BEXPLORE_OUTPUT_DIR", "probe")
+    taken = find_fastest_batch_size(lambda size, rate, output_dir="out": (size, rate, output_dir))
+    kept = find_fastest_batch_size(lambda size, *rest: (size, *rest), writes_are_fine=True)
+
+    assert taken(0.1, "mine") == (32, 0.1, "probe")
+    assert kept(1, 2) == (32, 1, 2)
+
+    monkeypatch.setenv("BEXPLORE_MICRO_BATCH_SIZE", "many")
+    with pytest.raises(UserInputError, match="BEXPLORE_MICRO_BATCH_SIZE=many is no number"):
+        given_size()
+
+
+def test_a_program_explores_once(monkeypatch):
+    found = RunResult(micro_batch_size=8)
+    monkeypatch.setattr(start_again, "_found", {"pretrain": found})
+
+    assert explored(Request(what="pretrain", settings={})) is found
+    with pytest.raises(UserInputError, match="tune explores after pretrain"):
+        explored(Request(what="tune", settings={}))
+
+
+def test_an_interactive_session_has_nothing_to_start_again(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setattr(sys, "orig_argv", ["python"])
+
+    with pytest.raises(UserInputError, match="this session is interactive"):
+        own_command()
+
+
+def test_another_program_in_the_command_is_another_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overrides = ["explore.command='python train.py {micro_batch_size}'", "explore.writes_are_fine=true"]
+    prints = set()
+    for text in ("a = 1", "a = 1", "a = 2"):
+        (tmp_path / "train.py").write_text(text)
+        prints.add(load_config(None, overrides=overrides).job.fingerprint())
+
+    assert len(prints) == 2
