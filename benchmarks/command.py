@@ -200,10 +200,10 @@ def _seen_steps(reports: Path, rank: int) -> list[tuple[float, int]]:
 
 
 def _paired(seen: Sequence[tuple[float, int]], own_s: Sequence[float]) -> tuple[float, float]:
-    """Return the median seconds of the same steps, as seen and by the job's own log.
+    """Return the mean seconds of the same steps, as seen and by the job's own log.
 
     The observer may count a step more or less than the job before it knows its optimizers. So the two are paired with
-    the shift that fits best.
+    the shift that fits best. Means, since what the one clock adds to a step it takes from the next.
     """
     firsts = [0, *accumulate(count for _, count in seen)]
     shifts = []
@@ -211,12 +211,12 @@ def _paired(seen: Sequence[tuple[float, int]], own_s: Sequence[float]) -> tuple[
         pairs = []
         for at in range(WARMUP_STEPS + 1, len(seen)):
             (seconds, count), first = seen[at], firsts[at] + shift
-            if first >= 0 and first + count <= len(own_s) and count == 1:
-                pairs.append((seconds, own_s[first]))
+            if first >= 0 and first + count <= len(own_s):
+                pairs.append((seconds, sum(own_s[first : first + count])))
         if pairs:
             shifts.append((statistics.fmean(abs(one - other) for one, other in pairs), pairs))
     _, best = min(shifts)
-    return statistics.median(one for one, _ in best), statistics.median(other for _, other in best)
+    return statistics.fmean(one for one, _ in best), statistics.fmean(other for _, other in best)
 
 
 def _unobserved(job: CommandJob, scratch: Path) -> list[dict[str, float]]:
