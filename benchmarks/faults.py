@@ -167,8 +167,13 @@ def _write(name: str, report: dict[str, Any]) -> None:
 
 def _facts(arguments: Sequence[str] | None) -> dict[str, Any]:
     given = sys.argv[1:] if arguments is None else arguments
+    return machine_facts(" ".join(["python -m benchmarks.faults", *given]))
+
+
+def machine_facts(command: str) -> dict[str, Any]:
+    """The command, the time, the machine and the versions of a result."""
     return {
-        "command": " ".join(["python -m benchmarks.faults", *given]),
+        "command": command,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{processor_name()}, {os.cpu_count()} processors, "
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()} {platform.release()}",

@@ -16,6 +16,16 @@ _MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
 _LONGEST_REASON = 300  # characters
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?Traceback \(most recent call last\):$", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[?rank\d+\]?:\s?", re.MULTILINE)
+# What a rank reports that lost another one: gloo's transport, NCCL's watchdog and store, and the kernel's own texts.
+# Sources: gloo/transport/tcp/pair.cc and uv/device.cc; torch/csrc/distributed/c10d/NCCLUtils.cpp; errno(3).
+_LOST_CONNECTION = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|remote process (exited|has)|Socket (closed|Timeout)|"
+    r"failed to recv|DistBackendError|DistNetworkError"
+)
+# Errors of launchers: torch/distributed/elastic and torch/multiprocessing/spawn.py.
+_LAUNCHER_TYPES = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
+# The report of torch/distributed/elastic/multiprocessing/errors/__init__.py.
+_ROOT_CAUSE = re.compile(r"Root Cause.*?\n\s*rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _SIGNALLED = re.compile(r"(?:exitcode\s*:?\s*|exit code\s*|signal\s*)-?(9|SIGKILL)\b", re.IGNORECASE)
 
 
@@ -43,7 +53,7 @@ def of_errors(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
     if not errors:
         return None
     refused = next((error for error in errors if _memory_reason(error) is not None), None)
-    error = refused or errors[0]
+    error = refused or next((error for error in errors if not _is_consequence(error)), errors[0])
     link, rank = error["chain"][0], error.get("rank")
     where = f" on rank {rank}" if rank is not None else ""
     text = f"{link['type']}: {_first_line(link['message'])}"
@@ -56,6 +66,26 @@ def of_errors(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
     in_compiler = any(one["module"].startswith(COMPILER_MODULES) for one in error["chain"])
     outcome = Outcome.COMPILE_FAILED if in_compiler else Outcome.CRASHED
     return CommandFailure(outcome=outcome, reason=f"{text}{where}"[:_LONGEST_REASON], traceback_text=error["traceback"])
+
+
+def of_lost(log: str, reports: Reports) -> CommandFailure | None:
+    """Return the failure of a rank that ended without an error of its own; None where some rank reported one.
+
+    The other ranks report the connection that they lose, and the launcher that a rank of it failed.
+    """
+    if not reports.errors or not all(map(_is_consequence, reports.errors)):
+        return None
+    root, told = _ROOT_CAUSE.search(log), {str(error["rank"]) for error in reports.errors}
+    silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
+    if root is not None:
+        which, status = f"rank {root[1]}", int(root[2])
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    elif silent:
+        which, how = f"rank {', '.join(silent)}", "was killed" if _SIGNALLED.search(log) else "ended"
+    else:
+        return None
+    reason = f"{which} {how}; the other ranks lost their connection to it"
+    return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
 
 
 def of_end(
@@ -89,6 +119,13 @@ def of_end(
     return CommandFailure(
         outcome=Outcome.CRASHED, reason=f"{how}{status}: {last.strip()}"[:_LONGEST_REASON], traceback_text=trace or log
     )
+
+
+def _is_consequence(error: Mapping[str, Any]) -> bool:
+    """Return whether an error only says that another process failed."""
+    if error["chain"][0]["type"] in _LAUNCHER_TYPES:
+        return True
+    return any(_LOST_CONNECTION.search(f"{link['type']}: {link['message']}") for link in error["chain"])
 
 
 def _memory_reason(error: Mapping[str, Any]) -> str | None:

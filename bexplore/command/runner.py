@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bexplore.command.failures import CommandFailure, of_end, of_errors
+from bexplore.command.failures import CommandFailure, of_end, of_errors, of_lost
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import Start
 from bexplore.command.reports import Rank, Reports
@@ -159,8 +159,8 @@ class CommandRunner:
         is_refusal = of_observer is not None and of_observer.outcome is Outcome.OUT_OF_MEMORY
         if ending is Ending.OBSERVED and not is_refusal:
             return None
-        if of_observer is not None and ending is not Ending.NO_STEP:
-            return of_observer
+        if of_observer is not None:
+            return of_lost(log, reports) or of_observer
         if ending is Ending.UNOBSERVED:
             raise UserProgramError(
                 "torch runs in the command, and the observer was not loaded into it: its Python ignores PYTHONPATH "

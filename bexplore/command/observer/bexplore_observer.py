@@ -9,7 +9,7 @@ The explorer reads these files of the probe's `reports` folder, each written who
     hello-HOST-PID.json   torch was imported in this process
     steps-HOST-PID        optimizer steps and passes so far, as text
     rank-RANK-PID.json    the record of a process that stepped an optimizer
-    error-HOST-PID.json   the first exception that left the process or a backward pass
+    error-HOST-PID.json   the first exception that left the process or a backward pass, or was caught for lack of memory
 
 The explorer writes `last_step`, the number of the step after which all ranks stop, and `release` once every rank has
 its record. A rank that waits goes on where the number is raised, because another rank had passed it already. Settings
@@ -92,6 +92,7 @@ class Observer:
         os.register_at_fork(after_in_child=self.reset)
         self._patch_backward()
         self._patch_loader()
+        self._watch_handlers()
         from torch.optim import optimizer
 
         optimizer.register_optimizer_step_pre_hook(_unless_compiling(self.torch, self.before_update))
@@ -184,6 +185,21 @@ class Observer:
 
         hook.is_of_bexplore = True
         sys.excepthook = hook
+
+    def _watch_handlers(self):
+        """Note a refusal of memory that the program catches: its handler collects garbage or empties the cache."""
+        import functools
+        import gc
+
+        observer, inner = self, self.torch.cuda.empty_cache
+
+        @functools.wraps(inner)
+        def empty_cache():
+            observer.note_handled()
+            return inner()
+
+        self.torch.cuda.empty_cache = self.torch.cuda.memory.empty_cache = empty_cache
+        gc.callbacks.append(lambda phase, info: self.note_handled() if phase == "start" else None)
 
     # -- what the hooks see -----------------------------------------------------------------------------------------
 
@@ -522,6 +538,12 @@ class Observer:
             self._record_step()
         self._finish("ended" if self.steps else "no_step")
 
+    def note_handled(self):
+        """Write the exception that is being handled, if it is about memory."""
+        error = sys.exc_info()[1]
+        if error is not None and not self.has_error and not self.is_done and _is_about_memory(error):
+            self.note_error(error, "handled")
+
     def note_error(self, error, where):
         """Write the first error of this process."""
         if self.has_error or isinstance(error, (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit)):
@@ -609,6 +631,12 @@ def _skip(torch, function):
         torch._C._dynamo.eval_frame.skip_code(function.__code__)
     except AttributeError:  # a torch without dynamo, or one that names it otherwise
         pass
+
+
+def _is_about_memory(error):
+    """Return whether an exception may be a refusal of memory; the explorer reads its message more closely."""
+    is_named = type(error).__name__ in ("OutOfMemoryError", "MemoryError")
+    return is_named or (isinstance(error, RuntimeError) and ("memory" in str(error) or "ALLOC_FAILED" in str(error)))
 
 
 def _chain(error):

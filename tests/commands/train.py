@@ -1,0 +1,141 @@
+"""A training of a tiny model on one or two ranks, with the fault that the command asks for.
+
+It stands for a user's own script and imports nothing of this package. `--fault PLACE:HOW` strikes on `--rank` in step
+`--step`; PLACE is forward, backward or update.
+"""
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+REFUSED_BYTES = 64 * 2**30
+RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def read_options() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--micro-batch-size", type=int, default=4)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--fault", default="nowhere:none")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--step", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=10**6)
+    parser.add_argument("--swallow", action="store_true", help="leave a batch out that runs out of memory")
+    parser.add_argument("--shrink", action="store_true", help="train with half of the size after it")
+    parser.add_argument("--frozen", action="store_true", help="never update")
+    return parser.parse_args()
+
+
+OPTIONS = read_options()
+PLACE, HOW = OPTIONS.fault.split(":")
+
+
+class Clock:
+    """The number of the step; strikes once."""
+
+    step = 0
+    is_struck = False
+
+
+def strike(place: str) -> None:
+    """Do what the fault does, if this is its place."""
+    if place != PLACE or OPTIONS.rank != RANK or Clock.step < OPTIONS.step or Clock.is_struck:
+        return
+    Clock.is_struck = True
+    if HOW == "injected":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    if HOW == "refused":
+        torch.empty(REFUSED_BYTES, dtype=torch.uint8)
+    if HOW == "bug":
+        raise ValueError("the shapes of the batch and of the labels differ")
+    if HOW == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if HOW == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if HOW == "hang":
+        time.sleep(10**6)
+    if HOW == "exit":
+        sys.exit(3)
+
+
+class Model(torch.nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        strike("forward")
+        loss = self.layers(batch).square().mean()
+        loss.register_hook(lambda gradient: strike("backward"))
+        return loss
+
+
+class Optimizer(torch.optim.SGD):
+    """SGD that strikes."""
+
+    def step(self, closure=None):
+        strike("update")
+        return super().step(closure)
+
+
+def train(model: torch.nn.Module, size: int) -> None:
+    """Train until the number of steps is reached."""
+    optimizer = Optimizer(model.parameters(), lr=1e-3, momentum=0.9)
+    samples = TensorDataset(torch.randn(size * 512, 32))
+    sampler = DistributedSampler(samples) if WORLD_SIZE > 1 else None
+    num_passes = 0
+    while Clock.step < OPTIONS.steps:
+        for (batch,) in DataLoader(samples, batch_size=size, sampler=sampler):
+            try:
+                model(batch).backward()
+                num_passes += 1
+                if num_passes % OPTIONS.accumulation == 0 and not OPTIONS.frozen:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    Clock.step += 1
+            except RuntimeError as error:
+                if not OPTIONS.swallow or "memory" not in str(error):
+                    raise
+                gc.collect()
+                torch.cuda.empty_cache()
+            time.sleep(0.002)
+            if Clock.step >= OPTIONS.steps:
+                return
+
+
+def main() -> None:
+    """Train, with half of the size where the first one runs out of memory and that is asked for."""
+    torch.manual_seed(0)
+    if WORLD_SIZE > 1:
+        torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(Model()) if WORLD_SIZE > 1 else Model()
+    try:
+        train(model, OPTIONS.micro_batch_size)
+    except RuntimeError as error:
+        if not OPTIONS.shrink or "memory" not in str(error):
+            raise
+        gc.collect()
+        torch.cuda.empty_cache()
+    else:
+        return
+    train(model, OPTIONS.micro_batch_size // 2)
+
+
+try:
+    main()
+finally:
+    if OPTIONS.out:
+        (OPTIONS.out / f"checkpoint-{RANK}").write_text("written by a finally that an ended probe must not reach")
