@@ -8,6 +8,7 @@ timed beside probes that no failure precedes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -30,6 +31,7 @@ from tests.command_builders import training as training_command
 LIMIT_BYTES = 2 * 2**30  # of each rank: above what importing torch takes, and far below what a refused tensor asks for
 PLACES = ("forward", "backward", "update")
 LATER_STEP = 4
+ROWS, PAGE = RESULTS / "command_faults.json", RESULTS / "command_faults.md"
 HANG_S, AFTER_ERROR_S = watch.HANG_S, watch.AFTER_ERROR_S
 UNDISTURBED = 5  # probes that no failure precedes
 # Limits of a start that are shorter here: what is waited for is the same.
@@ -75,18 +77,20 @@ def kinds() -> Iterator[Kind]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.command_faults", description=__doc__)
-    parser.add_argument("--only", help="kinds whose name contains this")
+    parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--again", action="store_true", help="run kinds anew whose result is known")
     options = parser.parse_args(arguments)
-    chosen = [kind for kind in kinds() if not options.only or options.only in kind.name]
-    rows: list[dict[str, Any]] = []
+    rows = json.loads(ROWS.read_text()) if ROWS.exists() else []
+    known = set() if options.again else {(row["kind"], row["rank"]) for row in rows}
     with tempfile.TemporaryDirectory(prefix="bexplore-command-") as folder, mock.patch.multiple(watch, **SHORTER):
         bench = Bench(Path(folder).resolve())
-        alone_s = [bench.next_probe_s() for _ in range(UNDISTURBED)]
-        for kind in chosen:
-            for rank in (0, 1):
-                rows.append(bench.run(kind, rank))
-                print(json.dumps(rows[-1]), flush=True)
-                write(rows, alone_s, sys.argv[1:] if arguments is None else arguments)
+        alone_s = statistics.median(bench.next_probe_s() for _ in range(UNDISTURBED))
+        for kind, rank in itertools.product(kinds(), (0, 1)):
+            if options.only in kind.name and (kind.name, rank) not in known:
+                row = bench.run(kind, rank, alone_s)
+                rows = [one for one in rows if (one["kind"], one["rank"]) != (kind.name, rank)] + [row]
+                ROWS.write_text(json.dumps(rows, indent=1) + "\n")
+                PAGE.write_text(markdown(rows))
     return 0
 
 
@@ -103,8 +107,8 @@ class Bench:
         self.temporary.mkdir()
         self.number = 0
 
-    def run(self, kind: Kind, rank: int) -> dict[str, Any]:
-        """Run a failure and the probe after it; return the row of the table."""
+    def run(self, kind: Kind, rank: int, alone_s: float) -> dict[str, Any]:
+        """Run a failure and the probe after it, which takes `alone_s` where no failure precedes it; return the row."""
         before, ports = self._surroundings(), set(listening_ports(self.run_dir))
         began_s = time.monotonic()
         seen, reason = self._start(kind, rank)
@@ -121,7 +125,7 @@ class Bench:
             "shared_memory": len(shared_memory(self.run_dir)),
             "files": self._surroundings().changed_since(before),
         }
-        return row | {"next_s": round(self.next_probe_s(), 1)}
+        return row | {"next_s": round(self.next_probe_s(), 1), "alone_s": round(alone_s, 1)}
 
     def next_probe_s(self) -> float:
         """Return the seconds of a probe that has no failure, with one rank."""
@@ -150,32 +154,32 @@ class Bench:
         return Surroundings.of(self.folder, TRAIN.parent, but=self.run_dir)
 
 
-def write(rows: Sequence[dict[str, Any]], alone_s: Sequence[float], arguments: Sequence[str]) -> None:
-    """Write the table."""
-    usual_s = statistics.median(alone_s)
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the page of all results."""
     right = sum(row["expected"] == row["seen"] for row in rows)
     left = {name: sum(row[name] for row in rows) for name in ("processes", "ports", "shared_memory")}
     left["files"] = sum(len(row["files"]) for row in rows)
-    later_s = [row["next_s"] - usual_s for row in rows]
-    facts = machine_facts(" ".join(["python -m benchmarks.command_faults", *arguments]))
+    later_s = [row["next_s"] - row["alone_s"] for row in rows]
     lines = [
         "# Failures of a training command",
         "",
         "Written by `benchmarks/command_faults.py`: each kind on rank 0 and on rank 1 of torchrun with two. A rank "
         f"counts as hung after {SHORTER['HANG_S']:.0f} s here and after {HANG_S:.0f} s otherwise; the others get "
-        f"{SHORTER['AFTER_ERROR_S']:.1f} s after the first error, and {AFTER_ERROR_S:.1f} s otherwise.",
+        f"{SHORTER['AFTER_ERROR_S']:.1f} s after the first error, and {AFTER_ERROR_S:.1f} s otherwise. "
+        "A call runs the failures whose result is not known.",
         "",
-        *[f"* {name}: {text}" for name, text in facts.items()],
-        f"* Outcomes: {right} of {len(rows)} right.",
+        *[f"* {name}: {text}" for name, text in machine_facts("python -m benchmarks.command_faults").items()],
+        f"* Outcomes: {right} of {len(rows)} right; {2 * len(list(kinds())) - len(rows)} not run yet.",
         f"* Left over: {', '.join(f'{count} {name}' for name, count in left.items())}.",
-        f"* Next probe (one rank): {usual_s:.1f} s where no failure precedes it (median of {len(alone_s)}); after a "
-        f"failure {statistics.median(later_s):+.1f} s (median), {max(later_s):+.1f} s (most).",
+        f"* Next probe (one rank), beside one that no failure precedes: {statistics.median(later_s):+.1f} s (median), "
+        f"{max(later_s):+.1f} s (most).",
         "",
-        "| kind | rank | expected | seen | reason | s | processes | ports | shared memory | files | next probe, s |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| kind | rank | expected | seen | reason | s | processes | ports | shared memory | files | next probe, s "
+        "| without failure, s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    lines += [" | ".join(["", *map(_cell, row.values()), ""]).strip() for row in rows]
-    (RESULTS / "command_faults.md").write_text("\n".join(lines) + "\n")
+    lines += [f"| {' | '.join(map(_cell, row.values()))} |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _cell(value: Any) -> str:

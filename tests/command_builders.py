@@ -14,7 +14,7 @@ from bexplore.command.processes import MARK
 from bexplore.config.command import Command
 from bexplore.measurement.probe import Probe
 
-TRAIN = Path(__file__).parent / "commands" / "train.py"
+TRAIN = Path(__file__).parent / "jobs" / "training_command.py"
 
 
 def training(*words: str, ranks: int = 1, script: Path = TRAIN, **fields) -> Command:
