@@ -159,6 +159,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     right = sum(row["expected"] == row["seen"] for row in rows)
     left = {name: sum(row[name] for row in rows) for name in ("processes", "ports", "shared_memory")}
     left["files"] = sum(len(row["files"]) for row in rows)
+    next_s = [row["next_s"] for row in rows]
     later_s = [row["next_s"] - row["alone_s"] for row in rows]
     lines = [
         "# Failures of a training command",
@@ -172,7 +173,8 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         f"* Outcomes: {right} of {len(rows)} right; {2 * len(list(kinds())) - len(rows)} not run yet.",
         f"* Left over: {', '.join(f'{count} {name}' for name, count in left.items())}.",
         f"* Next probe (one rank), beside one that no failure precedes: {statistics.median(later_s):+.1f} s (median), "
-        f"{max(later_s):+.1f} s (most).",
+        f"{max(later_s):+.1f} s (most). The load of the machine changed meanwhile, which moves both; the slowest of all "
+        f"next probes took {max(next_s):.1f} s and the fastest {min(next_s):.1f} s.",
         "",
         "| kind | rank | expected | seen | reason | s | processes | ports | shared memory | files | next probe, s "
         "| without failure, s |",

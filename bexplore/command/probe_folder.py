@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -73,8 +74,9 @@ class ProbeFolder:
         part.replace(self.reports / "last_step")
 
     def release(self) -> None:
-        """Let the ranks end: every one has its record."""
-        (self.reports / "release").touch()
+        """Let the ranks end: every one has its record. A folder that somebody removed keeps none of them from it."""
+        with contextlib.suppress(OSError):
+            (self.reports / "release").touch()
 
     def clean(self) -> None:
         """Remove what the training wrote and what the observer was loaded from; reports and log stay."""

@@ -1,0 +1,102 @@
+"""Verdicts on what a training did, and the times of its steps, from records alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from bexplore.command.reports import Rank, Step
+from bexplore.command.timing import in_groups, slowest, timing_of
+from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas
+
+
+def step(ended_s: float, *, passes: int = 1, rows: int = 4, update_s: float = 0.0) -> Step:
+    """Return a step whose loader returned a micro-batch for each pass."""
+    samples = passes * rows
+    return Step(
+        ended_s=ended_s,
+        num_passes=passes,
+        num_fetches=passes,
+        num_samples=samples,
+        num_elements=10 * samples,
+        num_updates=1,
+        update_s=update_s,
+    )
+
+
+def rank(number: int = 0, *, rows: int = 4, seconds: float = 1.0, digests: tuple[str, ...] = ("a",), **fields) -> Rank:
+    """Return the record of a rank with eight steps."""
+    steps = tuple(step(seconds * index, rows=rows, **fields) for index in range(1, 9))
+    return Rank(
+        outcome="observed",
+        rank=number,
+        world_size=1,
+        steps=steps,
+        rows={rows: 8},
+        forward_rows=(),
+        digests=digests,
+        memory={},
+        record={},
+    )
+
+
+def test_a_size_that_did_not_arrive_and_is_smaller_names_what_shrinks_sizes_and_is_of_this_size_alone():
+    check = SizeCheck()
+    assert check.of([rank(rows=4)], 4, 1).verdict is Verdict.VERIFIED
+
+    finding = check.of([rank(rows=7)], 8, 1)
+
+    assert finding.verdict is Verdict.CONTRADICTED
+    assert finding.is_of_this_size
+    assert "auto_find_batch_size" in finding.hint
+
+
+def test_a_size_that_never_changes_is_a_command_that_ignores_the_placeholder():
+    check = SizeCheck()
+    check.of([rank(rows=4)], 4, 1)
+
+    finding = check.of([rank(rows=4)], 8, 1)
+
+    assert not finding.is_of_this_size
+    assert "{micro_batch_size}" in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("digests", "asked", "num_replicas", "verdict"),
+    [
+        (("a", "b"), 2, 2, Verdict.VERIFIED),
+        (("a", "b"), None, 2, Verdict.VERIFIED),
+        (("a", "a"), 2, 1, Verdict.CONTRADICTED),
+        (("a",), 2, 1, Verdict.CONTRADICTED),
+    ],
+)
+def test_ranks_with_batches_of_their_own_are_replicas(digests, asked, num_replicas, verdict):
+    ranks = [rank(index, digests=(digest,)) for index, digest in enumerate(digests)]
+
+    found, finding = check_replicas(ranks, asked)
+
+    assert (found, finding.verdict) == (num_replicas, verdict)
+
+
+def test_an_accumulation_that_did_not_happen_is_contradicted():
+    timing = timing_of(rank(passes=2), num_warmup=3, micro_batch_size=4)
+
+    assert check_accumulation(timing, 2).verdict is Verdict.VERIFIED
+    assert check_accumulation(timing, 4).verdict is Verdict.CONTRADICTED
+
+
+def test_a_step_is_the_time_between_updates_and_a_pass_is_its_share_without_the_update():
+    timing = timing_of(rank(seconds=1.0, passes=2, update_s=0.2), num_warmup=3, micro_batch_size=4)
+
+    assert timing.step_time_s == pytest.approx(1.0)
+    assert timing.pass_times_s == pytest.approx([0.4] * 5)
+
+
+def test_the_slowest_rank_is_the_timing_and_a_rank_without_timed_steps_leaves_none():
+    assert slowest(
+        [rank(seconds=1.0), rank(seconds=2.0)], num_warmup=3, micro_batch_size=4
+    ).step_time_s == pytest.approx(2.0)
+    assert slowest([rank(), rank()], num_warmup=8, micro_batch_size=4) is None
+
+
+def test_many_short_timings_become_means_of_equal_groups():
+    assert in_groups([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)
