@@ -195,6 +195,19 @@ class CommandRunner:
         reports = watch.reports
         return bool(reports.hellos) and not reports.ranks and watch.start.return_code == 0
 
+    def _too_short(self, blank: Observation, reports: Reports) -> Observation:
+        """Return the observation of a training that ended before enough steps: large sizes use their data up sooner.
+
+        Raises:
+            UserProgramError: No smaller size trained for longer.
+        """
+        fewest = min(len(rank.steps) for rank in reports.ranks)
+        ended = f"the training ended after {counted(fewest, 'step')}; {WARMUP_STEPS + MIN_TIMED_STEPS} are needed"
+        hint = "let the command train longer; it is ended after its last observed step"
+        if not self._sizes.arrived:
+            raise UserProgramError(ended, hint=hint)
+        return replace(blank, reason=f"{ended}: {hint}")
+
     def _measured(self, blank: Observation, reports: Reports, accumulation: int | None) -> Observation:
         """Return the observation of a training that was observed: measured, unless it did something else than asked.
 
@@ -204,11 +217,7 @@ class CommandRunner:
         size = blank.micro_batch_size
         timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS, micro_batch_size=size)
         if timing is None:
-            fewest = min(len(rank.steps) for rank in reports.ranks)
-            raise UserProgramError(
-                f"the training ended after {counted(fewest, 'step')}; {WARMUP_STEPS + MIN_TIMED_STEPS} are needed",
-                hint="let the command train longer; it is ended after its last observed step",
-            )
+            return self._too_short(blank, reports)
         finding_of_size = self._sizes.of(reports.ranks, size, accumulation or round(timing.micro_batches_per_step))
         num_replicas, finding_of_replicas = check_replicas(reports.ranks, self.command.num_replicas)
         findings = {
