@@ -48,10 +48,12 @@ class SizeCheck:
     Attributes:
         elements_per_sample: By size that did what it was asked for, of the probes so far.
         arrived: By the same sizes, the usual leading dimension.
+        unconfirmed: The first size, where another number arrived: packed, or wrong, which the next size shows.
     """
 
     elements_per_sample: dict[int, float] = field(default_factory=dict)
     arrived: dict[int, int] = field(default_factory=dict)
+    unconfirmed: int | None = None
 
     def of(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int) -> Finding:
         """Return the verdict on a size, by the leading dimension of what arrived or by its elements."""
@@ -71,16 +73,28 @@ class SizeCheck:
         of_model = {rows for rows, _ in rank.forward_rows}
         is_whole_step = usual == size * accumulation and _passes_per_fetch(rank) == accumulation
         per_sample = _elements_per_micro_batch(rank) / size
-        is_first = not self.arrived  # the next size shows whether elements grow with it
-        if usual == size or size in of_model or is_whole_step or is_first or self._is_in_proportion(size, per_sample):
-            self.elements_per_sample[size], self.arrived[size] = per_sample, usual
-            return Finding(verdict=Verdict.VERIFIED)
-        why = f"micro-batches of {counted(usual, 'sample')} arrived where {size} were asked for"
-        if usual > size or usual in self.arrived.values():
+        in_proportion = self._is_in_proportion(size, per_sample)
+        if usual == size or size in of_model or is_whole_step:
+            if self.unconfirmed not in (None, size) and not in_proportion:
+                return self._contradicted(self.arrived[self.unconfirmed], self.unconfirmed)
+            self.unconfirmed = None
+        elif in_proportion:
+            self.unconfirmed = None
+        elif not self.arrived.keys() - {size}:
+            self.unconfirmed = size
+        else:
+            return self._contradicted(usual, size)
+        self.elements_per_sample[size], self.arrived[size] = per_sample, usual
+        return Finding(verdict=Verdict.VERIFIED)
+
+    def _contradicted(self, rows: int, size: int) -> Finding:
+        why = f"micro-batches of {counted(rows, 'sample')} arrived where {size} were asked for"
+        if rows > size or rows in (seen for other, seen in self.arrived.items() if other != size):
             hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
             return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
         hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
-        return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=True)
+        is_of_this_size = size != self.unconfirmed
+        return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=is_of_this_size)
 
     def _is_in_proportion(self, size: int, per_sample: float) -> bool:
         others = [value for other, value in self.elements_per_sample.items() if other != size and value > 0]

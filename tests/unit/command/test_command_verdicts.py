@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bexplore.command.reports import Rank, Step
@@ -58,6 +60,31 @@ def test_a_size_that_never_changes_is_a_command_that_ignores_the_placeholder():
 
     assert not finding.is_of_this_size
     assert "{micro_batch_size}" in finding.hint
+
+
+def packed(elements: int) -> Rank:
+    """Return a rank whose micro-batches are one row of so many elements."""
+    steps = tuple(dataclasses.replace(one, num_elements=elements) for one in rank(rows=1).steps)
+    return dataclasses.replace(rank(rows=1), steps=steps)
+
+
+def test_packed_batches_are_verified_by_their_elements_on_every_rank():
+    check = SizeCheck()
+    assert check.of([packed(1004), packed(1004)], 4, 1).verdict is Verdict.VERIFIED
+
+    assert check.of([packed(1993), packed(1993)], 8, 1).verdict is Verdict.VERIFIED
+    assert check.of([packed(1993), packed(1993)], 16, 1).verdict is Verdict.CONTRADICTED
+
+
+def test_a_first_size_that_shrank_is_found_out_by_the_next_one_that_did_not():
+    check = SizeCheck()
+    assert check.of([rank(rows=5)], 8, 1).verdict is Verdict.VERIFIED
+
+    finding = check.of([rank(rows=4)], 4, 1)
+
+    assert finding.verdict is Verdict.CONTRADICTED
+    assert not finding.is_of_this_size
+    assert "5 samples arrived where 8 were asked for" in finding.why
 
 
 @pytest.mark.parametrize(
