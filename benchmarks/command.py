@@ -287,6 +287,9 @@ def _markdown(report: Mapping[str, Any]) -> str:
     lines += [
         f"* one probe of micro-batch size {SIZE} a job, OMP_NUM_THREADS=1; the first {COMPARED_LOSSES} losses of a "
         "start with and one without the observer",
+        "* a lone size is accepted whatever arrives, so `verified` holds for ranks, replicas and micro-batches here;",
+        "  the size itself is checked from the second one of an exploration on",
+        "* a row stays until its job is run again, so rows may be of different versions and loads of the machine",
         f"* right: {sum(row['right'] for row in ran.values())} of {len(ran)}",
         "",
         f"| job | {' | '.join(COLUMNS)} |",
