@@ -325,6 +325,8 @@ class Observer:
             self._park()
 
     def _last_step(self):
+        if not os.access(self.last_step_path, os.F_OK):  # cheaper than an exception, at every step
+            return self.probe["max_steps"]
         try:
             with open(self.last_step_path, "rb") as stream:
                 return int(stream.read())
