@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bexplore.cli.common import Common, common_options
 from bexplore.cli.streams import silence, watched_reader
-from bexplore.cli.training_command import COMMAND, CommandBehindDashes, overrides_of_command
+from bexplore.cli.training_command import COMMAND, CommandBehindDashes, overrides_of_command, refuse_without_command
 from bexplore.config.config import Config
 from bexplore.engine.process.worker_process import is_waiting
 from bexplore.errors import BexploreError, ExitCode
@@ -81,6 +81,7 @@ def explore(
         _nothing_to_explore(loaded, common)
         return
     if loaded.command is None:
+        refuse_without_command(of_command)
         common.require_torch()
     stopper = _Stopper()
     show = _Show(loaded, common, on_reader_gone=stopper.stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -51,6 +51,16 @@ def overrides_of_command(
         yield f"explore.global_batch_size={global_batch_size}"
     if writes_are_fine:
         yield "explore.writes_are_fine=true"
+
+
+def refuse_without_command(given: Mapping[str, object]) -> None:
+    """Raise UserInputError where an option of a training command is given, and no command."""
+    for name, value in given.items():
+        if value:
+            raise UserInputError(
+                f"--{name.replace('_', '-')} goes with a training command, and there is none",
+                hint="type the command behind --, or leave the option out",
+            )
 
 
 def _variable(text: str) -> tuple[str, str]:

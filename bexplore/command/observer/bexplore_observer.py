@@ -665,7 +665,7 @@ def _live_bytes(torch):
                     storage = tensor.untyped_storage()
                     if storage.device.type == "cpu":
                         storages[storage.data_ptr()] = storage.nbytes()
-            except Exception:
+            except Exception:  # a tensor without storage, or one that is being freed: it is left out
                 continue
     return sum(storages.values())
 
@@ -707,7 +707,7 @@ def _compiler_counters():
             "num_graph_breaks": int(sum(counters["graph_break"].values())),
             "num_recompiles": int(sum(counters.get("recompiles", {}).values())),
         }
-    except Exception:
+    except Exception:  # private counters of another torch: unknown, and the training goes on
         return None
 
 
@@ -741,5 +741,5 @@ def _process_start():
         with open("/proc/stat") as stream:
             boot_s = next(int(line.split()[1]) for line in stream if line.startswith("btime"))
         return boot_s + ticks / os.sysconf("SC_CLK_TCK")
-    except Exception:
+    except Exception:  # no /proc, or one of another form: now is near enough
         return time.time()

@@ -66,7 +66,7 @@ def _import_next(folder):
     own = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # noqa: F401 - the user's own, for its effects
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
