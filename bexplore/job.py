@@ -79,12 +79,16 @@ class TorchSettings:
     cudnn_benchmark: bool | None = None
 
 
+# Workloads whose modules come from the transformers package, whose version is part of what is measured.
+OF_TRANSFORMERS = frozenset(("transformers", "dual_encoder", "self_distillation"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One replica's program in JSON values, which cross process borders and have a fingerprint.
 
     Attributes:
-        workload: Builder of `bexplore.workloads`: `decoder`, `transformers` or `imported`.
+        workload: A key of the builders in `bexplore.workloads`, such as `decoder`, `transformers`, `imported`.
         model: Parameters of the builder (for `decoder`: sizes of the model).
         data: Form of a batch (sequence length, vocabulary, image size, an import path ...).
         mode: Train or eval.

@@ -12,7 +12,7 @@ import psutil
 
 from bexplore.command.processes import MARK
 from bexplore.config.command import Command
-from bexplore.measurement.probe import Probe
+from bexplore.measurement.probe import Compilation, Probe
 
 TRAIN = Path(__file__).parent / "jobs" / "training_command.py"
 
@@ -24,6 +24,11 @@ def training(*words: str, ranks: int = 1, script: Path = TRAIN, **fields) -> Com
     return Command(argv=argv, env={"OMP_NUM_THREADS": "1"}, **fields)
 
 
+def search_probe_of(size: int, **fields) -> Probe:
+    """Return a probe of a search in which a start may serve several sizes."""
+    return probe_of(size, compilation=Compilation.SHARED, **fields)
+
+
 def torchrun(ranks: int) -> tuple[str, ...]:
     """Return torchrun, with a rendezvous on a free port."""
     return (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
@@ -31,7 +36,8 @@ def torchrun(ranks: int) -> tuple[str, ...]:
 
 def probe_of(size: int, **fields) -> Probe:
     """Return a probe of a size."""
-    return Probe(**{"number": 0, "micro_batch_size": size, "time_limit_s": 120.0} | fields)
+    given = {"number": 0, "micro_batch_size": size, "compilation": Compilation.EXACT, "time_limit_s": 120.0} | fields
+    return Probe(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

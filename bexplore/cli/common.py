@@ -112,6 +112,7 @@ _OPTIONS = (
         shell_complete=_complete_keys,
         help="Override a dotted key; repeatable.",
     ),
+    click.option("--dialect", metavar="NAME", help="Family of CONFIG; default: recognised from its keys."),
     click.option("--seed", type=click.IntRange(min=0), help="Same as --set explore.seed=N."),
     click.option("--model-dir", metavar="DIR", help="Write results to local_compile_<mode>/DIR."),
     click.option("--no-code", is_flag=True, help="Refuse configurations that name code to import."),
@@ -125,11 +126,15 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the common options to a command, which receives them as one `common`."""
 
     @wraps(command)
-    def with_common(*arguments: Any, seed: int | None, no_code: bool, verbose: int, quiet: bool, **options: Any) -> Any:
+    def with_common(
+        *arguments: Any, dialect: str | None, seed: int | None, no_code: bool, verbose: int, quiet: bool, **options: Any
+    ) -> Any:
         verbosity = -1 if quiet else min(verbose, 2)
         logs.configure(verbosity)
         own = {name: options.pop(name) for name in ("as_json", "overrides", "model_dir", "mode")}
         common = Common(**own, allow_code=not no_code, verbosity=verbosity)
+        if dialect is not None:
+            common = common.with_override(f"explore.dialect={dialect}")
         if seed is not None:
             common = common.with_override(f"explore.seed={seed}")
         return command(*arguments, common=common, **options)

@@ -19,6 +19,7 @@ from bexplore.host import blas_threads
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Command -> its module and its line in the group's help, in the order of use.
 COMMANDS = {
+    "init": ("init", "Write the smallest file with which a training can be explored."),
     "explore": ("explore", "Find the micro-batch size of a job."),
     "apply": ("apply", "Write the size that was found into the job's file."),
     "report": ("report", "Show a run as an HTML page, Markdown or pictures."),

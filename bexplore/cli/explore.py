@@ -43,6 +43,7 @@ from bexplore.search.policy.decision import StopReason
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for COMMAND; repeatable.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Data-parallel replicas that COMMAND starts.")
 @click.option("--global-batch-size", type=click.IntRange(min=1), help="Samples of one optimizer step of COMMAND.")
+@click.option("--sizes-per-start", type=click.IntRange(min=1), help="Sizes that one start of COMMAND may serve.")
 @click.option("--writes-are-fine", is_flag=True, help="Let COMMAND write where it likes, without {output_dir}.")
 @common_options
 @click.pass_context
@@ -173,7 +174,7 @@ class _Show:
         command, config = self._config.command, self._config
         if command is None or command.file is not None or not result.micro_batch_size:
             return ""
-        own = next((one for one in result.global_batch_sizes if one.global_batch_size == config.batch_size), None)
+        own = next((one for one in result.global_batch_sizes if one.global_batch_size == result.batch_size), None)
         return command.shown_with(
             micro_batch_size=result.micro_batch_size,
             accumulation=own.accumulation_steps if own else None,

@@ -11,6 +11,9 @@ import click
 
 from bexplore.batching import near_value_message, valid_global_batch_sizes
 from bexplore.config.config import json_schema
+from bexplore.config.dialects.families import FAMILIES
+from bexplore.config.dialects.family_schema import family_schema
+from bexplore.config.dialects.recognition import family_named
 from bexplore.errors import UserInputError
 from bexplore.output.tables import replay_cost_line, replay_line
 from bexplore.replay.replay import ReplayOptions, replay_table
@@ -109,12 +112,19 @@ def batch_sizes(
 
 
 @click.command()
-def schema() -> None:
+@click.option("--dialect", metavar="NAME", help="Schema of another family's files; `list` names the families.")
+def schema(dialect: str | None) -> None:
     """Print a JSON Schema of the configuration, for editors.
 
     \b
-    Example:
+    Examples:
       bexplore schema > bexplore.schema.json
       and, in the first line of job.yaml:  # yaml-language-server: $schema=bexplore.schema.json
+      bexplore schema --dialect axolotl    the same for the files of a family
+      bexplore schema --dialect list       the families, their keys and their commands
     """
-    click.echo(json.dumps(json_schema(), indent=2))
+    if dialect == "list":
+        for family in FAMILIES.values():
+            click.echo(f"{family.name:<18}{family.title:<30}{family.micro_batch_size[0]}")
+        return
+    click.echo(json.dumps(json_schema() if dialect is None else family_schema(family_named(dialect)), indent=2))

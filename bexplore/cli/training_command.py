@@ -34,6 +34,7 @@ def overrides_of_command(
     env: Sequence[str] = (),
     replicas: int | None = None,
     global_batch_size: int | None = None,
+    sizes_per_start: int | None = None,
     writes_are_fine: bool = False,
 ) -> Iterator[str]:
     """Yield the settings of the `explore` section that the command line gives, as `--set` takes them.
@@ -49,6 +50,8 @@ def overrides_of_command(
         yield f"explore.replicas={replicas}"
     if global_batch_size is not None:
         yield f"explore.global_batch_size={global_batch_size}"
+    if sizes_per_start is not None:
+        yield f"explore.sizes_per_start={sizes_per_start}"
     if writes_are_fine:
         yield "explore.writes_are_fine=true"
 

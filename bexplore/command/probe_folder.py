@@ -1,4 +1,4 @@
-"""The folder of one start: the observer and its settings, the copy of the user's file, output, reports, log."""
+"""The folder of a probe: its reports and, where it has a start of its own, the observer, output, log and file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRACKERS_OFF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFolder:
-    """The folder of one start.
+    """The folder of a probe; of a further probe of a start it has reports alone.
 
     Attributes:
         path: The folder.
@@ -69,14 +69,28 @@ class ProbeFolder:
 
     def stop_after(self, step: int) -> None:
         """Name the step after which all ranks stop."""
-        part = self.reports / "last_step.part"
-        part.write_text(str(step))
-        part.replace(self.reports / "last_step")
+        self._report("last_step", str(step))
+
+    def go_on(self, following: ProbeFolder, settings: Mapping[str, Any]) -> None:
+        """Let the parked ranks of this probe go on with a further one.
+
+        Args:
+            following: Folder of the further probe, in which they report.
+            settings: Of the observer.
+        """
+        following.reports.mkdir(parents=True)
+        self._report("next", json.dumps({**settings, "reports": str(following.reports)}))
 
     def release(self) -> None:
         """Let the ranks end: every one has its record. A folder that somebody removed keeps none of them from it."""
         with contextlib.suppress(OSError):
             (self.reports / "release").touch()
+
+    def _report(self, name: str, text: str) -> None:
+        """Write a file that the ranks wait for, whole."""
+        part = self.reports / f"{name}.part"
+        part.write_text(text)
+        part.replace(self.reports / name)
 
     def clean(self) -> None:
         """Remove what the training wrote and what the observer was loaded from; reports and log stay."""

@@ -1,7 +1,8 @@
-"""The Runner of a training command: one probe is one start with the size filled in."""
+"""The Runner of a training command: a probe is a start with the size filled in, or a further size of a start."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.command.failures import CommandFailure, of_end, of_errors, of_lost
+from bexplore.command.open_start import PARK_S, OpenStart
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import Start
 from bexplore.command.reports import Rank, Reports
 from bexplore.command.timing import StepTiming, in_groups, slowest
-from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas
+from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas, is_cut
 from bexplore.command.watch import MIN_TIMED_STEPS, Ending, Watch
 from bexplore.config.command import Command
 from bexplore.errors import UserInputError, UserProgramError
 from bexplore.host.contention import CpuContention
 from bexplore.host.machine import oom_kills
-from bexplore.measurement.probe import Observation, Outcome, Probe
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.units import counted, format_seconds
 
 # Steps before the timed ones: the first compiles and allocates the optimizer's states, the second is profiled for its
@@ -29,8 +31,12 @@ WARMUP_STEPS, MEMORY_STEP = 3, 1
 # what happens once a step.
 PROBING_ACCUMULATION = 2
 MAX_TIMED_STEPS = 5000  # Source: 8 s of steps of 1.6 ms
-# Seconds that the launcher gets to end by itself once its ranks have ended.
-GRACE_S = 4.0
+# The size that a start for several sizes is given: so many times the size for which it is started, or so many samples.
+# A search goes on from its base with up to 64 samples, and later in steps of less than 8 times; a size far above what
+# is asked for may exceed the samples that the training has. Source: searches among 4,096 sizes of the simulator.
+CAPACITY_TIMES, LEAST_CAPACITY = 8, 64
+# Endings that have nothing to do with the size.
+HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +46,46 @@ class CommandSettings:
     Attributes:
         run_dir: Folder of the run; each start has a folder in it.
         memory_limit_bytes: Memory of one replica; None for no limit.
+        sizes_per_start: Sizes that one start may serve.
+        candidates: Sizes that may be asked for, ascending; a start that serves several is given one of them.
         should_stop: Whether the exploration was interrupted; polled while a start runs.
         on_progress: Called with what happens, for people.
     """
 
     run_dir: Path
     memory_limit_bytes: int | None = None
+    sizes_per_start: int = 1
+    candidates: tuple[int, ...] = ()
     should_stop: Callable[[], bool] = lambda: False
     on_progress: Callable[[dict[str, Any]], None] = lambda message: None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What the watch over one probe has seen.
+
+    Attributes:
+        opened: The start.
+        watch: The watch.
+        ending: Why it ended.
+        warnings: Of the machine meanwhile.
+        killed_by_kernel: Whether the kernel's out-of-memory killer struck meanwhile.
+    """
+
+    opened: OpenStart
+    watch: Watch
+    ending: Ending
+    warnings: tuple[str, ...]
+    killed_by_kernel: bool
+
+
 class CommandRunner:
     """Runs probes by starting the user's command.
+
+    With several sizes per start, a probe of the search (`Compilation.SHARED`) is served by a start that was given a
+    larger size: batches of the probe's size are cut from the lists of samples of its loaders. All ranks park after the
+    last observed step and go on with the next size. Where that fails, the size has a start of its own, whose
+    observation is that of the training itself (`Compilation.EXACT`).
 
     Args:
         command: The command.
@@ -60,6 +94,7 @@ class CommandRunner:
     Attributes:
         num_replicas: Data-parallel replicas that a probe has shown; None before.
         device_info: Description of the device that the command uses; empty before.
+        shares_starts: Whether a start serves several sizes; False once it has shown that it cannot.
     """
 
     def __init__(self, command: Command, settings: CommandSettings) -> None:
@@ -67,55 +102,148 @@ class CommandRunner:
         self.settings = settings
         self.num_replicas = command.num_replicas
         self.device_info: dict[str, Any] = {}
+        self.shares_starts = settings.sizes_per_start > 1
         self._sizes = SizeCheck()
+        self._held: OpenStart | None = None
+        self._refused: int | None = None  # the smallest size that ran out of memory
+        self._left: tuple[str, ...] = ()  # of starts that have been ended since the last observation
 
     def __call__(self, probe: Probe) -> Observation:
-        """Start the command with the probe's size, observe its steps and end it.
+        """Run a probe; observe its steps.
 
         Raises:
             UserInputError: The command cannot be started.
             UserProgramError: What was asked for cannot be seen, or does not happen, whatever the size.
             KeyboardInterrupt: The exploration was interrupted; nothing of the start is left.
         """
-        return self.run(probe, PROBING_ACCUMULATION if self.command.sets_accumulation else None)
+        accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else None
+        if not self.shares_starts or probe.compilation is not Compilation.SHARED or probe.fresh_worker:
+            return self.run(probe, accumulation)
+        began_s = time.time()
+        served, was_spent = self._serve(probe, accumulation)
+        if served is not None:
+            return served
+        observation = self.run(probe, accumulation)
+        self.shares_starts = was_spent or not observation.is_measured
+        return replace(observation, started_at_s=began_s, elapsed_s=time.time() - began_s)
 
     def run(self, probe: Probe, accumulation: int | None) -> Observation:
-        """Run one probe with so many micro-batches a step; None leaves them to the command."""
+        """Run one probe in a start of its own, with so many micro-batches a step; None leaves them to the command."""
+        self.close()
+        if probe.compilation is Compilation.SHARED:
+            probe = replace(probe, compilation=Compilation.EXACT)
         began_s = time.time()
+        opened = self._open(probe, accumulation)
+        try:
+            seen = self._watched(opened, probe)
+        finally:
+            self._end(opened)
+        observation = self._judged(seen, probe, began_s=began_s)
+        if observation.outcome is Outcome.OUT_OF_MEMORY:
+            self._refused = min(probe.micro_batch_size, self._refused or probe.micro_batch_size)
+        return observation
+
+    def close(self) -> None:
+        """End the start that waits for another size, if there is one."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._end(held)
+
+    def _end(self, opened: OpenStart) -> None:
+        left = opened.end()
+        if left:
+            text = f"{counted(len(left), 'process')} of probe {opened.number} could not be ended: {left}"
+            self._left = (*self._left, text)
+
+    def _serve(self, probe: Probe, accumulation: int | None) -> tuple[Observation | None, bool]:
+        """Run a probe in a start that serves several sizes.
+
+        Returns:
+            The measurement, None where the size needs a start of its own; and whether the training had merely come to
+            its end after other sizes.
+        """
+        began_s = time.time()
+        held = self._next_of_held(probe, accumulation) or self._open_for_several(probe, accumulation)
+        self._held = held
+        seen, observation = None, None
+        try:
+            seen = self._watched(held, probe)
+            observation = self._judged(seen, probe, began_s=began_s)
+        except UserProgramError:
+            if seen is not None and seen.ending in HOPELESS and not held.is_reused:
+                raise
+        finally:
+            if observation is None or not observation.is_measured or not held.park():
+                self.close()
+        if observation is None or not observation.is_measured:
+            ranks = seen.watch.reports.ranks if seen is not None else ()
+            return None, held.is_reused and any(rank.outcome == "ended" for rank in ranks)
+        if observation.num_graphs:  # the compiler makes another program of the second size than of the first
+            self.shares_starts = False
+            self.close()
+        return observation, False
+
+    def _next_of_held(self, probe: Probe, accumulation: int | None) -> OpenStart | None:
+        """Let the start that waits go on with a probe; end it and return None where it cannot."""
+        held, size = self._held, probe.micro_batch_size
+        if held is None or len(held.served) >= self.settings.sizes_per_start or not held.can_serve(size, accumulation):
+            self.close()
+            return None
         folder = self._folder(probe)
-        start = self._start(probe, accumulation, folder)
-        watch = Watch(
-            start=start,
+        held.latest.go_on(folder, self._observer_settings(size, accumulation, held.capacity))
+        held.latest = folder
+        held.served.append(size)
+        return held
+
+    def _open_for_several(self, probe: Probe, accumulation: int | None) -> OpenStart:
+        size = probe.micro_batch_size
+        most = min(max(CAPACITY_TIMES * size, LEAST_CAPACITY), (self._refused or math.inf) - 1)
+        roomy = [one for one in self.settings.candidates if size < one <= most]
+        return self._open(probe, accumulation, capacity=max(roomy, default=size))
+
+    def _watched(self, opened: OpenStart, probe: Probe) -> _Seen:
+        folder = opened.latest
+        opened.watch = watch = Watch(
+            start=opened.start,
             read=lambda: Reports.read(folder.reports),
             time_limit_s=probe.time_limit_s,
             should_stop=self.settings.should_stop,
             stop_after=folder.stop_after,
             num_warmup=WARMUP_STEPS,
+            is_shared=opened.capacity is not None,
+            is_reused=opened.is_reused,
         )
-        contention, kills = CpuContention(start.process.pid), oom_kills()
+        contention, kills = CpuContention(opened.start.process.pid), oom_kills()
         contention.start()
-        try:
-            ending = watch.until_end()
-            warnings = tuple(contention.warnings())
-        finally:
-            folder.release()
-            left = start.end(grace_s=GRACE_S if watch.reports.are_whole else 0.0)
-            folder.clean()
-        if left:
-            warnings += (f"{counted(len(left), 'process')} of probe {probe.number} could not be ended: {left}",)
+        ending = watch.until_end()
+        return _Seen(
+            opened=opened,
+            watch=watch,
+            ending=ending,
+            warnings=tuple(contention.warnings()),
+            killed_by_kernel=oom_kills() > kills,
+        )
+
+    def _judged(self, seen: _Seen, probe: Probe, *, began_s: float) -> Observation:
+        """Return the observation of what was seen.
+
+        Raises:
+            UserProgramError: What was asked for cannot be seen, or does not happen, whatever the size.
+        """
+        left, self._left = self._left, ()
         blank = Observation(
             probe=probe,
             outcome=Outcome.CRASHED,
             started_at_s=began_s,
             elapsed_s=time.time() - began_s,
-            worker=probe.number,
+            worker=seen.opened.number,
             memory_budget_bytes=self.settings.memory_limit_bytes,
-            warnings=warnings,
+            warnings=(*seen.warnings, *left),
         )
-        failure = self._failure(ending, watch, killed_by_kernel=oom_kills() > kills)
+        failure = self._failure(seen.ending, seen.watch, killed_by_kernel=seen.killed_by_kernel)
         if failure is not None:
             return replace(blank, outcome=failure.outcome, reason=failure.reason, traceback_text=failure.traceback_text)
-        return self._measured(blank, watch.reports, accumulation)
+        return self._measured(blank, seen.watch.reports, seen.opened)
 
     def _folder(self, probe: Probe) -> ProbeFolder:
         parent = self.settings.run_dir / "probes"
@@ -123,30 +251,45 @@ class CommandRunner:
         taken = sum(1 for path in parent.glob(f"{stem}*") if path.is_dir())
         return ProbeFolder(path=(parent / (stem if not taken else f"{stem}_{taken + 1}")).resolve())
 
-    def _start(self, probe: Probe, accumulation: int | None, folder: ProbeFolder) -> Start:
+    def _open(self, probe: Probe, accumulation: int | None, capacity: int | None = None) -> OpenStart:
+        """Start the command: with a probe's size, or with a larger one from whose batches it is cut."""
+        folder, size = self._folder(probe), probe.micro_batch_size
         values = self.command.values(
-            micro_batch_size=probe.micro_batch_size,
+            micro_batch_size=capacity or size,
             accumulation=accumulation or 1,
             num_replicas=self.num_replicas or 1,
             folder=folder.path,
         )
-        settings = {
-            "micro_batch_size": probe.micro_batch_size,
-            "accumulation": accumulation or 1,
-            "max_steps": WARMUP_STEPS + MAX_TIMED_STEPS,
-            "memory_step": MEMORY_STEP,
-            "profile_memory": True,
-            "memory_limit_bytes": self.settings.memory_limit_bytes,
-        }
-        env = folder.write(self.command, values, settings)
+        env = folder.write(self.command, values, self._observer_settings(size, accumulation, capacity))
         argv, _ = self.command.filled(values)
-        self.settings.on_progress({"stage": "start", "micro_batch_size": probe.micro_batch_size})
+        self.settings.on_progress({"stage": "start", "micro_batch_size": size})
         try:
-            return Start(argv, env=env, folder=folder.path)
+            start = Start(argv, env=env, folder=folder.path)
         except OSError as error:
             raise UserInputError(
                 f"the command cannot be started: {argv[0]}: {error.strerror}", hint="type the command as in your shell"
             ) from error
+        return OpenStart(
+            start=start,
+            folder=folder,
+            latest=folder,
+            number=probe.number,
+            accumulation=accumulation,
+            capacity=capacity,
+            served=[size],
+        )
+
+    def _observer_settings(self, size: int, accumulation: int | None, capacity: int | None) -> dict[str, Any]:
+        return {
+            "micro_batch_size": size,
+            "accumulation": accumulation or 1,
+            "capacity": capacity,
+            "max_steps": WARMUP_STEPS + MAX_TIMED_STEPS,
+            "memory_step": MEMORY_STEP,
+            "profile_memory": True,
+            "memory_limit_bytes": self.settings.memory_limit_bytes,
+            "park_s": PARK_S,
+        }
 
     def _failure(self, ending: Ending, watch: Watch, *, killed_by_kernel: bool) -> CommandFailure | None:
         """Return why a start gave no measurement; None where it gave one.
@@ -208,16 +351,18 @@ class CommandRunner:
             raise UserProgramError(ended, hint=hint)
         return replace(blank, reason=f"{ended}: {hint}")
 
-    def _measured(self, blank: Observation, reports: Reports, accumulation: int | None) -> Observation:
+    def _measured(self, blank: Observation, reports: Reports, opened: OpenStart) -> Observation:
         """Return the observation of a training that was observed: measured, unless it did something else than asked.
 
         Raises:
             UserProgramError: It does not do what was asked for, and no probe before did.
         """
-        size = blank.micro_batch_size
+        size, accumulation = blank.micro_batch_size, opened.accumulation
         timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS, micro_batch_size=size)
         if timing is None:
             return self._too_short(blank, reports)
+        if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
+            return replace(blank, reason=f"batches of {size} could not be cut from those of {opened.capacity}")
         finding_of_size = self._sizes.of(reports.ranks, size, accumulation or round(timing.micro_batches_per_step))
         num_replicas, finding_of_replicas = check_replicas(reports.ranks, self.command.num_replicas)
         findings = {
@@ -239,8 +384,8 @@ class CommandRunner:
             outcome=Outcome.MEASURED,
             details=details,
             warnings=(*blank.warnings, *_warnings(reports)),
-            **_times(blank, timing, whole_steps=not self.command.sets_accumulation),
-            **_memory(reports),
+            **_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
+            **_memory(reports, opened),
             **_compiled(reports),
         )
 
@@ -251,7 +396,7 @@ def _stuck(reports: Reports) -> str:
     return f"no rank completed a step after step {fewest}: a rank waits for one that does not come"
 
 
-def _times(blank: Observation, timing: StepTiming, *, whole_steps: bool) -> dict[str, Any]:
+def _times(blank: Observation, timing: StepTiming, opened: OpenStart, *, whole_steps: bool) -> dict[str, Any]:
     """Return the times of the observation; all that is not a timed pass or update is the price of a start.
 
     Where the command's accumulation cannot be chosen, an update belongs to every step, and so to the passes.
@@ -261,16 +406,20 @@ def _times(blank: Observation, timing: StepTiming, *, whole_steps: bool) -> dict
         passes_s, updates_s = tuple(s / timing.micro_batches_per_step for s in timing.step_times_s), ()
     most = blank.probe.max_passes
     times = {"pass_times_s": in_groups(passes_s, most), "update_times_s": in_groups(updates_s, most)}
-    return times | {"start_time_s": max(0.0, blank.elapsed_s - sum(map(sum, times.values())))}
+    start_s = 0.0 if opened.is_reused else max(0.0, blank.elapsed_s - sum(map(sum, times.values())))
+    return times | {"start_time_s": start_s}
 
 
-def _memory(reports: Reports) -> dict[str, Any]:
-    """Return the peaks of the rank that needs most: tensors; reserved (CUDA), or resident above torch itself (CPU)."""
+def _memory(reports: Reports, opened: OpenStart) -> dict[str, Any]:
+    """Return the peaks of the rank that needs most: tensors; reserved (CUDA), or resident above torch itself (CPU).
+
+    What is held is unknown where a larger size ran in the process before, which does not give all of it back.
+    """
     peaks = [rank.memory.get("peak_bytes") for rank in reports.ranks]
     held = [rank.memory.get("reserved_peak_bytes") or _resident(rank) for rank in reports.ranks]
     return {
         "peak_memory_bytes": max((one for one in peaks if one is not None), default=None),
-        "resident_memory_bytes": max((one for one in held if one is not None), default=None),
+        "resident_memory_bytes": max((one for one in held if one is not None and opened.needs_least), default=None),
         "num_alloc_retries": max(int(rank.memory.get("num_alloc_retries") or 0) for rank in reports.ranks),
     }
 

@@ -101,6 +101,19 @@ class SizeCheck:
         return bool(others) and abs(per_sample / statistics.median(others) - 1.0) <= PROPORTION
 
 
+def is_cut(ranks: Sequence[Rank], micro_batch_size: int, capacity: int) -> bool:
+    """Return whether every batch of every rank was cut from one of the command's own, larger batches.
+
+    Args:
+        ranks: Their records.
+        micro_batch_size: The size that was to be cut.
+        capacity: The size that the command was given.
+    """
+    num_cut = [(rank.record["num_cut_lists"], sum(step.num_fetches for step in rank.steps)) for rank in ranks]
+    is_whole = any(_arrivals(rank).get(capacity) for rank in ranks) and micro_batch_size != capacity
+    return not is_whole and any(cut for cut, _ in num_cut) and all(cut >= fetches for cut, fetches in num_cut)
+
+
 def check_replicas(ranks: Sequence[Rank], asked: int | None) -> tuple[int, Finding]:
     """Return the data-parallel replicas, by the batches that differ between ranks, and the verdict on them."""
     num_replicas = max(len({rank.digests for rank in ranks if rank.digests}), 1)

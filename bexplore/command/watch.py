@@ -24,6 +24,7 @@ POLLS_AHEAD = 4
 # Seconds of timed steps: half of what the start took, within these. Source: a judgement; the median of a probe is then
 # known to about the noise between two starts, and no start is repeated for want of steps.
 TIMED_SHARE, LEAST_TIMED_S, MOST_TIMED_S = 0.5, 2.0, 8.0
+LEAST_SHARED_S = 1.0  # of each size of a start that serves several
 MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
 PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
 # A process with torch in it and without a hello is not observed. Source: the observer writes its hello within
@@ -62,6 +63,8 @@ class Watch:
         should_stop: Whether the exploration was interrupted.
         stop_after: Sets the number of the last step.
         num_warmup: Steps that are not timed.
+        is_shared: Whether the start serves several sizes.
+        is_reused: Whether its training has run before, with another size: nothing is built any more.
         reports: The latest reports.
         lost_pid: The training process that is gone; None for none.
     """
@@ -72,6 +75,8 @@ class Watch:
     should_stop: Callable[[], bool]
     stop_after: Callable[[int], None]
     num_warmup: int
+    is_shared: bool = False
+    is_reused: bool = False
     reports: Reports = field(default_factory=Reports)
     lost_pid: int | None = None
     _began_s: float = field(default_factory=time.monotonic)
@@ -131,12 +136,17 @@ class Watch:
                 self._timed_from = now_s, fastest
             return
         since_s, first = self._timed_from
-        budget_s = min(max(TIMED_SHARE * (since_s - self._began_s), LEAST_TIMED_S), MOST_TIMED_S)
-        is_enough = now_s - since_s >= budget_s and fastest - first >= MIN_TIMED_STEPS
+        is_enough = now_s - since_s >= self._timed_s(since_s - self._began_s) and fastest - first >= MIN_TIMED_STEPS
         if self._is_passed or (self._last_step is None and is_enough):
             step_s = (now_s - since_s) / max(fastest - first, 1)
             self._last_step = fastest + 2 + math.ceil(POLLS_AHEAD * POLL_S / step_s)
             self.stop_after(self._last_step)
+
+    def _timed_s(self, warmup_s: float) -> float:
+        """Return the seconds of timed steps after a start and a warm-up that took so long."""
+        if self.is_shared:
+            return min(LEAST_SHARED_S, MOST_TIMED_S)
+        return min(max(TIMED_SHARE * warmup_s, LEAST_TIMED_S), MOST_TIMED_S)
 
     @property
     def _is_passed(self) -> bool:
@@ -170,7 +180,9 @@ class Watch:
                 self._longest_s = max(self._longest_s, now_s - self._progressed_s)
             self._progress, self._progressed_s = dict(self.reports.num_steps), now_s
         patience_s = max(HANG_S, HANG_TIMES * self._longest_s)
-        return bool(self._progress) and now_s - self._progressed_s > patience_s
+        if not self._progress:
+            return self.is_reused and now_s - self._began_s > patience_s
+        return now_s - self._progressed_s > patience_s
 
     def _of_processes(self, now_s: float) -> Ending | None:
         if min(available_memory_bytes(), psutil.virtual_memory().available) < HOST_FLOOR_BYTES:

@@ -9,14 +9,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bexplore.config.document.reader import KeyPath
-from bexplore.config.document.writer import with_number
-from bexplore.errors import UserInputError
+from bexplore.config.document.writer import Scalar, with_value
 
 PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
-# Keys of a file that hold the accumulation. Sources: `TrainingArguments` of transformers and axolotl's schema;
-# Lightning's `Trainer`.
-ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKey:
+    """A key of the user's file that each start has a value of its own for.
+
+    Attributes:
+        path: Path of the key, which may be absent.
+        name: Placeholder whose value it holds.
+        factor: What the value is multiplied by: tokens of a sample, where the file counts tokens.
+    """
+
+    path: KeyPath
+    name: str
+    factor: int = 1
+
+    def value(self, values: Mapping[str, str]) -> Scalar:
+        """Return the value among those of the placeholders: a number, or the folder of the output."""
+        text = values[self.name]
+        return text if self.name == "output_dir" else int(text) * self.factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,38 +42,32 @@ class CommandFile:
     Attributes:
         name: Name of the file, which the copy keeps.
         text: Its text, without the section of bexplore.
-        size_path: Path of the key with the word `explore`; None where the command's placeholders carry the size.
-        accumulation_paths: Paths of the keys that hold the accumulation.
+        keys: Keys whose values change from start to start.
+        probing: Further values of the copies, by path: what would change the size by itself is off.
     """
 
     name: str
     text: str
-    size_path: KeyPath | None = None
-    accumulation_paths: tuple[KeyPath, ...] = ()
+    keys: tuple[FileKey, ...] = ()
+    probing: Mapping[KeyPath, Scalar] = field(default_factory=dict)
+
+    @property
+    def names(self) -> set[str]:
+        """The placeholders that the keys of the file stand for."""
+        return {key.name for key in self.keys}
+
+    def paths(self, name: str) -> list[KeyPath]:
+        """Return the paths of the keys of one placeholder."""
+        return [key.path for key in self.keys if key.name == name]
 
     def copy(self, values: Mapping[str, str]) -> str:
-        """Return the text with its numbers and placeholders filled in; every other character is kept."""
+        """Return the text with its values and placeholders filled in; every other character is kept."""
         text = self.text
-        numbers = [(self.size_path, "micro_batch_size")] if self.size_path is not None else []
-        numbers += [(path, "accumulation") for path in self.accumulation_paths]
-        for path, name in numbers:
-            if path is not None:
-                text = self.with_number(text, path, int(values[name]))
+        for key in self.keys:
+            text = with_value(text, key.path, key.value(values), source=self.name)
+        for path, value in self.probing.items():
+            text = with_value(text, path, value, source=self.name)
         return fill(text, values)
-
-    def with_number(self, text: str, path: KeyPath, number: int) -> str:
-        """Return a text of this file with a number at a path.
-
-        Raises:
-            UserInputError: The number cannot be written without changing something else.
-        """
-        if not self.name.endswith(".toml"):
-            return with_number(text, path, number, source=self.name)
-        key = re.compile(rf"^(\s*{re.escape(str(path[-1]))}\s*=\s*)(\"explore\"|'explore'|\d+)", re.MULTILINE)
-        changed, count = key.subn(rf"\g<1>{number}", text)
-        if count != 1:
-            raise UserInputError(f"{self.name}: {path[-1]} stands {count} times; it cannot be replaced by its name")
-        return changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +94,13 @@ class Command:
     def placeholders(self) -> set[str]:
         """The placeholders that the command, its environment and its file use."""
         texts = [*self.argv, *self.env.values(), *([self.file.text] if self.file else [])]
-        return {name for text in texts for name in _PLACEHOLDER.findall(text) if name in PLACEHOLDERS}
+        written = {name for text in texts for name in _PLACEHOLDER.findall(text) if name in PLACEHOLDERS}
+        return written | (self.file.names if self.file else set())
 
     @property
     def sets_accumulation(self) -> bool:
         """Whether a start chooses how many micro-batches make a step."""
-        has_key = self.file is not None and bool(self.file.accumulation_paths)
-        return has_key or bool({"accumulation", "global_batch_size"} & self.placeholders)
+        return bool({"accumulation", "global_batch_size"} & self.placeholders)
 
     @property
     def shown(self) -> str:

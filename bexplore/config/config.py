@@ -65,12 +65,15 @@ class Config:
         request: The user's `micro_batch_size`.
         batch_size: The user's global batch size; None where the file gives none.
         batch_size_path: Path of the batch size, which may be absent.
+        has_replica_batch_size: Whether the batch size of one replica is fixed, and `batch_size` follows from the
+            replicas, which the first start shows: see `with_replicas`.
         max_steps: Optimizer steps of the training; None where the file gives none.
         num_replicas: Data-parallel replicas.
         model_dir: Folder of the user's own results; the run log is named after it.
         job: One replica's program. Its device may be `auto`: see `on_device`.
         explore: The `explore:` section.
         command: The user's own training command; None where bexplore builds the job.
+        recognised: Family of the file and the keys that show it, for people; empty where no family is needed.
         warnings: Lines that qualify the result.
         options: Options of the command line that another command needs to find the same job.
     """
@@ -85,8 +88,10 @@ class Config:
     job: Job
     explore: ExploreSettings
     batch_size_path: KeyPath = ()
+    has_replica_batch_size: bool = False
     max_steps: int | None = None
     command: Command | None = None
+    recognised: str = ""
     warnings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
@@ -137,6 +142,22 @@ class Config:
         if self.explore.training_time_s is not None or self.max_steps is None or self.batch_size is None:
             return None
         return max(1, round(self.max_steps * self.batch_size / self.num_replicas))
+
+    def with_replicas(self, num_replicas: int) -> Config:
+        """Return the job with the replicas that a start has shown; the batch of one replica stays, where it is fixed.
+
+        Raises:
+            UserInputError: The global batch size is fixed, and was taken to be that of another number of replicas.
+        """
+        if num_replicas == self.num_replicas:
+            return self
+        if self.batch_size is not None and not self.has_replica_batch_size:
+            raise UserInputError(
+                f"the command started {num_replicas} replicas, on which the global batch size depends",
+                hint=f"type --replicas {num_replicas}",
+            )
+        of_replica = self.batch_size and self.batch_size // self.num_replicas
+        return dataclasses.replace(self, num_replicas=num_replicas, batch_size=of_replica and of_replica * num_replicas)
 
     def on_device(self, device: str) -> Config:
         """Return the job on a torch device; float16 becomes bfloat16 where gradients cannot be scaled."""

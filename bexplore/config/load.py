@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.config.dialects import command
 from bexplore.config.dialects.cerebras import load as cerebras
+from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import document
 from bexplore.config.document.document import Document, Override, Problems
 from bexplore.config.document.reader import quoted
+from bexplore.config.document.values import Values
 from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
@@ -42,20 +45,40 @@ def load_config(
             _refuse_unknown_section(override, list(read.values))
             read.apply_override(override)
     problems = Problems(document=read, warnings=list(read.warnings))
-    guess = _notice_misspelt_sections(problems)
-    if read.get(("explore", "command")) is not None:
-        return command.load(problems, text=None if path is None else document.read_text(Path(path)))
+    own, written_size = _family(problems, given)
+    is_command = own is not None or read.get(("explore", "command")) is not None
+    guess = _notice_misspelt_sections(problems, ("explore",) if is_command else _SECTIONS)
+    if is_command:
+        text = None if path is None else document.read_text(Path(path))
+        return command.load(problems, text=text, own=own, written_size=written_size)
     layout = cerebras.find_layout(problems)
     if layout is None:
         raise UserInputError(
             f"{path}: there is nothing to explore: no train_input, eval_input or trainer among {_names(read.values)}",
-            hint=guess or "write train_input: {batch_size: 64, micro_batch_size: explore}; configs/ has whole examples",
+            hint=guess or "its family was not recognised either: name it by --dialect, or type your command behind --",
         )
     side = mode if mode in layout.micro else next(iter(layout.micro), None)
     for override in given:
         if override.parts == _MICRO_BATCH_SIZE and side is not None:
             read.put(layout.micro[side], override)
     return cerebras.load(layout, problems, allow_code=allow_code, mode=mode)
+
+
+def _family(problems: Problems, given: Sequence[Override]) -> tuple[FamilyFile | None, Any]:
+    """Return the file by its family, None where it is of none, and the size that an override has replaced."""
+    read = problems.document
+    dialect = read.get(("explore", "dialect"))
+    is_ours = any(section in read.values for section in ("train_input", "eval_input"))
+    found = None if is_ours and dialect is None else recognise(read, dialect=dialect)
+    if found is None:
+        return None, None
+    family, evidence = found
+    sizes = [override for override in given if override.parts == _MICRO_BATCH_SIZE]
+    path = family.size_path(Values(read.values)) or tuple(family.micro_batch_size[0].split("."))
+    written_size = read.get(path)
+    for override in sizes:
+        read.put(path, override)
+    return read_family(problems, family, evidence), written_size if sizes else None
 
 
 def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
@@ -67,12 +90,12 @@ def _refuse_unknown_section(override: Override, sections: list[str]) -> None:
         raise UserInputError(f"{override.source}: the file has no section {quoted(name)}", hint=hint)
 
 
-def _notice_misspelt_sections(problems: Problems) -> str:
+def _notice_misspelt_sections(problems: Problems, sections: Sequence[str]) -> str:
     """Warn of an unread section whose name is near to a read one; return the last guess, for a hint."""
     guess = ""
     for key in problems.document.values:
-        near = close_match(key, _SECTIONS, cutoff=_NEAR_SECTION)
-        if key not in _SECTIONS and near is not None and near not in problems.document.values:
+        near = close_match(key, sections, cutoff=_NEAR_SECTION)
+        if key not in sections and near is not None and near not in problems.document.values:
             guess = f"did you mean {quoted(near)} by {quoted(key)}?"
             if near == "explore":  # no other program reads this section: its settings would be lost
                 problems.error((key,), f"the section {quoted(key)} is not read", f"did you mean {quoted(near)}?")

@@ -284,12 +284,29 @@ class ExploreSettings(_Section):
     env: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
         default_factory=dict, description="Further variables of the environment of `command`; placeholders are filled."
     )
+    dialect: str | None = Field(
+        None, description="Family of the file, such as axolotl; null: recognised from its keys. See docs/dialects.md."
+    )
+    launcher: Literal["python", "torchrun", "accelerate", "deepspeed", "srun"] | None = Field(
+        None, description="Launcher of the usual command of the file's family; null: torchrun for several replicas."
+    )
+    processes: Samples | None = Field(
+        None, description="Processes that the launcher starts; null: one for each replica."
+    )
     replicas: Samples | None = Field(
         None, description="Data-parallel replicas that `command` starts; null: the first probe shows it."
     )
     global_batch_size: Samples | None = Field(
         None,
         description="Samples of one optimizer step of `command` over all replicas; null: the one you choose later.",
+    )
+    replica_batch_size: Samples | None = Field(
+        None, description="Likewise of one replica, where the number of replicas is not known before the first start."
+    )
+    sizes_per_start: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1,
+        description="Sizes that one start of `command` may serve: smaller batches are cut from those of its size, for "
+        "the search alone; the recommended size runs in a start of its own.",
     )
     writes_are_fine: bool = Field(
         False, description="Whether `command` may write where it likes, because it does not take {output_dir}."

@@ -14,7 +14,7 @@ from typing import Any
 from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
-from bexplore.config.document.writer import fragment, with_number
+from bexplore.config.document.writer import fragment, with_value
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.result import KeepsBatchSize, RunResult
@@ -136,19 +136,22 @@ def plan_edit(
         raise UserInputError(
             f"{chosen.directory} has no recommendation: it is not finished", hint=f"bexplore explore {config.typed}"
         )
+    if config.command is not None and result.num_replicas:
+        config = config.with_replicas(result.num_replicas)
     answer, new_batch_size = _answer(config, result, batch_size, choose)
     before = _read(config.path)
     text = before.removeprefix(_BYTE_ORDER_MARK).decode()
     mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
     source = str(config.path)
     if config.command is not None:
-        changed = _of_command(config, text, answer.micro_batch_size or 0, result.num_replicas or config.num_replicas)
+        changed = _of_command(config, text, answer.micro_batch_size or 0)
     else:
-        changed = with_number(
+        changed = with_value(
             text, config.request.path, answer.micro_batch_size or 0, beside=config.batch_size_path, source=source
         )
     if new_batch_size is not None:
-        changed = with_number(changed, config.batch_size_path, new_batch_size, source=source)
+        factor = _factor(config, "global_batch_size")
+        changed = with_value(changed, config.batch_size_path, new_batch_size * factor, source=source)
     return Edit(
         path=config.path,
         before=before,
@@ -160,19 +163,27 @@ def plan_edit(
     )
 
 
-def _of_command(config: Config, text: str, micro_batch_size: int, num_replicas: int) -> str:
+def _of_command(config: Config, text: str, micro_batch_size: int) -> str:
     """Return the file of a training command with the size and, where the global batch is given, its accumulation."""
     file = config.command.file if config.command else None
-    if file is None or file.size_path is None:
+    sizes = [] if file is None else [key for key in file.keys if key.name == "micro_batch_size"]
+    if file is None or not sizes:
         raise UserInputError(
             "the size stands in the command, not in a file", hint="type the command as the summary shows it"
         )
-    text = file.with_number(text, file.size_path, micro_batch_size)
-    share = micro_batch_size * num_replicas
+    for key in sizes:
+        text = with_value(text, key.path, micro_batch_size * key.factor, source=file.name)
+    share = micro_batch_size * config.num_replicas
     if config.batch_size is not None and config.batch_size % share == 0:
-        for path in file.accumulation_paths:
-            text = file.with_number(text, path, config.batch_size // share)
+        for path in file.paths("accumulation"):
+            text = with_value(text, path, config.batch_size // share, source=file.name)
     return text
+
+
+def _factor(config: Config, name: str) -> int:
+    """Return by how much a number of the file is larger than its samples; 1 but for files in tokens."""
+    file = config.command.file if config.command else None
+    return next((key.factor for key in file.keys if key.name == name), 1) if file else 1
 
 
 def paste(config: Config, micro_batch_size: int) -> str:

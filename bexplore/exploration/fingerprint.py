@@ -15,7 +15,7 @@ from typing import Any
 from bexplore.config.config import Config
 from bexplore.config.schema import TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
-from bexplore.job import Mode, code_digests
+from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
@@ -46,7 +46,7 @@ class Fingerprint:
         """Return what decides, beside the job, whether two measurements may be compared."""
         return {
             "torch": package_version("torch"),
-            "transformers": package_version("transformers") if self.config.job.workload == "transformers" else "",
+            "transformers": package_version("transformers") if self.config.job.workload in OF_TRANSFORMERS else "",
             "processor": processor_name(),
             "accelerator": accelerator_name(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
@@ -105,6 +105,7 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
     """
     explore, compiled = config.explore, config.job.compile.enabled
     own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
+    is_shared = compiled if config.command is None else explore.sizes_per_start > 1
     # A start of a command compiles what it compiles: `start_time_s` of its first probe holds both.
     costs = {} if config.command is None else {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
     return SearchSettings(
@@ -116,9 +117,9 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
         training_time_s=explore.training_time_s or TRAINING_TIME_S,
         training_samples=config.training_samples,
         seed=explore.seed,
-        search_compilation=Compilation.SHARED if compiled else own,
+        search_compilation=Compilation.SHARED if is_shared else own,
         user_compilation=own,
-        verify_exact=compiled,
+        verify_exact=is_shared,
         max_passes=explore.passes_per_probe,
         probe_time_limit_s=explore.probe_time_limit_s,
         depths=None if explore.depth == "whole" else Depths.of(num_blocks=num_blocks, block_share=block_share),

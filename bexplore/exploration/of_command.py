@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -47,10 +48,16 @@ class CommandExploration(ResumableExploration):
             CommandSettings(
                 run_dir=run.directory,
                 memory_limit_bytes=self._memory_limit_bytes,
+                sizes_per_start=self.config.explore.sizes_per_start,
+                candidates=self._candidates,
                 should_stop=lambda: self._should_stop() is not None,
                 on_progress=self.on_progress,
             ),
         )
+        with contextlib.closing(runner):
+            yield from self._run_with(runner, run)
+
+    def _run_with(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[JobEvent]:
         for observation in self.known:
             self._learn(runner, observation)
         result = None
@@ -67,18 +74,21 @@ class CommandExploration(ResumableExploration):
         assert result is not None  # the loop ends with a result or an error
         yield Finished(result=self._finished(result, runner, run), run=run)
 
-    def _search(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[Any]:
-        candidates = candidate_sizes(
+    @property
+    def _candidates(self) -> tuple[int, ...]:
+        return candidate_sizes(
             self.config.candidates,
             minimum=self.config.minimum,
             maximum=max(self._maximum, self.config.minimum),
             replica_batch_size=self.config.replica_batch_size,
         )
+
+    def _search(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[Any]:
         yield from loop.explore(
             runner,
-            space=Space.of(candidates),
+            space=Space.of(self._candidates),
             settings=search_settings(self.config),
-            keeping=keeping_sizes(self.config, candidates),
+            keeping=keeping_sizes(self.config, self._candidates),
             memory=MemoryPrior(budget_bytes=self._memory_limit_bytes),
             run=self._record(run),
             should_stop=self._should_stop,
@@ -93,13 +103,12 @@ class CommandExploration(ResumableExploration):
         num_replicas = observation.details.get("num_replicas")
         if not observation.is_measured or not num_replicas or self._command.num_replicas is not None:
             return
-        depends = {"replicas", "global_batch_size"} & self._command.placeholders or self.config.batch_size is not None
-        if depends and num_replicas > 1:
+        if {"replicas", "global_batch_size"} & self._command.placeholders and num_replicas > 1:
             raise UserInputError(
-                f"the command started {num_replicas} replicas, on which the global batch size depends",
+                f"the command started {num_replicas} replicas, on which its own numbers depend",
                 hint=f"type --replicas {num_replicas}",
             )
-        self.config = dataclasses.replace(self.config, num_replicas=num_replicas)
+        self.config = self.config.with_replicas(num_replicas)
         runner.num_replicas = num_replicas
 
     def _finished(self, result: Result, runner: CommandRunner, run: run_directory.Run) -> RunResult:
@@ -193,7 +202,12 @@ class CommandExploration(ResumableExploration):
 
     def _announced(self, max_probes: int) -> Iterator[str]:
         """Yield what will be started, how often, and what it may write."""
+        if self.config.recognised:
+            yield f"{self.config.path} is of {self.config.recognised}"
         yield f"starts `{self._command.shown}` up to {max_probes} times, and ends each after its last observed step"
+        if self.config.explore.sizes_per_start > 1:
+            most = self.config.explore.sizes_per_start
+            yield f"a start serves up to {most} sizes, cut from larger batches; the winner runs in a start of its own"
         if "output_dir" in self._command.placeholders:
             yield "what a start writes to {output_dir} is removed after it; trackers are switched off"
         else:

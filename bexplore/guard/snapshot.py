@@ -23,6 +23,7 @@ from bexplore.guard.baseline import Baseline, SizeTimes
 from bexplore.guard.paired_timing import Block
 from bexplore.guard.report import Tier
 from bexplore.host.machine import package_version, processor_name
+from bexplore.job import OF_TRANSFORMERS
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 
 # Changes whenever the same program gives other facts.
@@ -222,7 +223,7 @@ def _block_runner(runner: EngineRunner) -> Callable[[int, int], Block]:
 def toolchain(config: Config) -> dict[str, str]:
     """Return the versions that decide exact facts; a local build of torch (`+cpu`) is the same version."""
     versions = {"torch": package_version("torch").partition("+")[0], "bexplore facts": FACTS_VERSION}
-    if config.job.workload == "transformers":
+    if config.job.workload in OF_TRANSFORMERS:
         versions["transformers"] = package_version("transformers")
     return versions
 

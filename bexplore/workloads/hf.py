@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -41,22 +43,28 @@ class _Task:
 
 
 def build_transformers(job: Job) -> Workload:
-    """Build `{"task", "model_type", "config", "activation_checkpointing"}` of `job.model`.
+    """Build `{"task", "model_type", "config", "activation_checkpointing", "freeze"}` of `job.model`.
 
-    `task` is a key of `TASKS`; `model_type` and `config` are those of the library (`gpt2`, `{"n_layer": 2}`).
+    `task` is a key of `TASKS`; `model_type` and `config` are those of the library (`gpt2`, `{"n_layer": 2}`);
+    `freeze` lists regular expressions of the names of parameters that are not trained.
     `job.data` may hold `sequence_length` and `target_length` (tokens), `image_size` (pixels) and `attention_mask`
     (true: give the model a mask of ones, as a padding collator would). The loss is the model's own.
 
     Raises:
         UserInputError: The library is missing, or has no such model, or the settings are wrong.
     """
-    check_keys(job.model, ("task", "model_type", "config", "activation_checkpointing"), "A transformers model")
+    known = ("task", "model_type", "config", "activation_checkpointing", "freeze")
+    check_keys(job.model, known, "A transformers model")
     task_name = job.model.get("task", "causal_lm")
     require(task_name in TASKS, f"There is no task {task_name!r}.", suggestion(str(task_name), TASKS))
     task = TASKS[task_name]
     check_keys(job.data, task.data_keys, f"The data of {task_name}")
-    library = _import_library()
-    model = _build_model(library, job, task)
+    if task_name == "image_text_to_text":
+        # The library counts image tokens at every pass. That reads values, which a trace on fake tensors lacks.
+        os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
+    model = build_model(job, task.auto_class, job.model.get("model_type"), job.model.get("config") or {})
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(re.search(pattern, name) for pattern in job.model.get("freeze", ())))
     device = torch.device(job.device)
 
     takes_positions = task_name == "causal_lm" and "position_ids" in inspect.signature(model.forward).parameters
@@ -101,23 +109,34 @@ def _import_library() -> ModuleType:
     return transformers
 
 
-def _build_model(library: ModuleType, job: Job, task: _Task) -> nn.Module:
+def build_model(job: Job, auto_class: str, model_type: Any, given: Mapping[str, Any]) -> Any:
+    """Build a model of the library on the job's device, with random weights.
+
+    Args:
+        job: Device, task and checkpointing.
+        auto_class: Class of the library that makes the model, such as `AutoModel`.
+        model_type: As in the library, such as `bert`.
+        given: Values of the model's configuration class.
+
+    Raises:
+        UserInputError: The library is missing, has no such model, or refuses the settings.
+    """
+    library = _import_library()
     from huggingface_hub.errors import StrictDataclassError  # comes with the optional extra
 
-    model_type = job.model.get("model_type")
     known_types = library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     require(
         model_type in known_types,
         f"transformers {library.__version__} has no model_type {model_type!r}.",
         _nearest(str(model_type), known_types) or "Use the model_type of a config.json, such as gpt2.",
     )
-    settings = dict(job.model.get("config") or {})
+    settings = dict(given)
     try:
         config = library.AutoConfig.for_model(model_type, **settings)
         _check_config_keys(settings, config)
         _complete(config)
         with torch.device(job.device), _cheap_under_fake_tensors():
-            model = getattr(library, task.auto_class).from_config(config)
+            model = getattr(library, auto_class).from_config(config)
     except (ValueError, TypeError, KeyError, StrictDataclassError) as error:  # how the library refuses a configuration
         raise UserInputError(
             f"transformers cannot build {job.model.get('task', 'causal_lm')} of {model_type} from {settings}: "
@@ -182,6 +201,42 @@ def _masked_samples(job: Job, config: Any, count: int) -> HostBatch:
     return {"input_ids": torch.where(masked, mask_token, tokens), "labels": labels}
 
 
+def _pretraining_samples(job: Job, config: Any, count: int) -> HostBatch:
+    """Return masked tokens, and whether the second segment follows the first."""
+    follows = random_tokens(count, 1, 2, seed=job.seed + 1).squeeze(1)
+    return _masked_samples(job, config, count) | {"next_sentence_label": follows}
+
+
+def _sequence_samples(job: Job, config: Any, count: int) -> HostBatch:
+    labels = random_tokens(count, 1, config.num_labels, seed=job.seed + 1).squeeze(1)
+    return {"input_ids": _tokens(job, config, count), "labels": labels}
+
+
+def _labelled_token_samples(job: Job, config: Any, count: int) -> HostBatch:
+    tokens = _tokens(job, config, count)
+    return {"input_ids": tokens, "labels": random_tokens(count, tokens.size(1), config.num_labels, seed=job.seed + 1)}
+
+
+def _image_text_samples(job: Job, config: Any, count: int) -> HostBatch:
+    """Put the patches of one image before the text of every sample; the image's tokens have no label."""
+    tokens = _tokens(job, config, count)
+    image_token, num_patches = config.image_token_id, config.image_seq_length
+    require(
+        num_patches < tokens.size(1),
+        f"The {num_patches} patches of an image leave no token of {tokens.size(1)} for the text.",
+        "Lengthen the sequences.",
+    )
+    tokens = tokens.masked_fill(tokens == image_token, 0)  # only patches have it
+    is_patch = torch.arange(tokens.size(1)) < num_patches
+    vision = config.vision_config
+    shape = (getattr(vision, "num_channels", 3), vision.image_size, vision.image_size)
+    return {
+        "input_ids": torch.where(is_patch, image_token, tokens),
+        "pixel_values": random_values(count, shape, seed=job.seed),
+        "labels": torch.where(is_patch, _IGNORED_LABEL, tokens),
+    }
+
+
 def _seq2seq_samples(job: Job, config: Any, count: int) -> HostBatch:
     source = _tokens(job, config, count)
     target_length = positive_int(job.data.get("target_length") or source.size(1), "target_length")
@@ -223,6 +278,16 @@ TASKS = {
     "masked_lm": _Task(auto_class="AutoModelForMaskedLM", make_samples=_masked_samples, data_keys=_TEXT_KEYS),
     "seq2seq_lm": _Task(
         auto_class="AutoModelForSeq2SeqLM", make_samples=_seq2seq_samples, data_keys=(*_TEXT_KEYS, "target_length")
+    ),
+    "pretraining": _Task(auto_class="AutoModelForPreTraining", make_samples=_pretraining_samples, data_keys=_TEXT_KEYS),
+    "sequence_classification": _Task(
+        auto_class="AutoModelForSequenceClassification", make_samples=_sequence_samples, data_keys=_TEXT_KEYS
+    ),
+    "token_classification": _Task(
+        auto_class="AutoModelForTokenClassification", make_samples=_labelled_token_samples, data_keys=_TEXT_KEYS
+    ),
+    "image_text_to_text": _Task(
+        auto_class="AutoModelForImageTextToText", make_samples=_image_text_samples, data_keys=_TEXT_KEYS
     ),
     "image_classification": _Task(
         auto_class="AutoModelForImageClassification", make_samples=_image_samples, data_keys=("image_size",)

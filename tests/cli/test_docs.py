@@ -88,6 +88,7 @@ def commands() -> list[list[str]]:
 def test_every_command_of_readme_and_docs_does_what_it_says_in_its_order(tmp_path):
     (tmp_path / "programs.py").write_text((ROOT / "tests" / "jobs" / "programs.py").read_text())
     (tmp_path / "job.yaml").write_text(TOUR_JOB)
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().add_argument('--batch-size')\n")
     table = "curve_id,micro_batch_size,throughput_samples_per_s,step_time_s,peak_mem_gib,oom\n"
     (tmp_path / "table.csv").write_text(table + "a,1,10,,1,0\na,2,19,,2,0\na,4,30,,4,0\n")
     said = {}
@@ -105,6 +106,7 @@ def test_every_command_of_readme_and_docs_does_what_it_says_in_its_order(tmp_pat
         assert done.returncode == 0, f"bexplore {' '.join(words)}: {done.stderr[-1000:]}"
         said[" ".join(words)] = done.stdout
     assert {line.split()[0] for line in said} == set(COMMANDS)
+    assert "--batch-size {micro_batch_size}" in (tmp_path / "train.explore.yaml").read_text()
     assert "Use micro_batch_size" in said["explore job.yaml"]
     assert re.search(r"^-  micro_batch_size: \{explore: \{max: 4\}\}   # find it$", said["apply job.yaml"], re.M)
     assert "# find it" in (tmp_path / "job.yaml").read_text()

@@ -75,7 +75,7 @@ KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
         "batch_size: 64",
     ),
     "a model that is near to a known one": (job(model="{name: lama}"), EXPLORE, '"lama" is not built in', "llama?"),
-    "a model of another kind": (job(model="{name: llava}"), EXPLORE, "mistral, falcon", "explore.workload"),
+    "a model of another kind": (job(model="{name: unet}"), EXPLORE, "mistral, falcon", "explore.workload"),
     "heads that do not divide": (job(model=MODEL.replace("heads: 2", "heads: 3")), EXPLORE, "not a multiple of", ""),
     "a misspelt optimizer": (
         job(more="optimizer: {optimizer_type: AdamWW}"),

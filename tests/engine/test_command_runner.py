@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from bexplore.command import watch
+from bexplore.command.open_start import PARK_S
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
+from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, UserInputError, UserProgramError
-from bexplore.measurement.probe import Outcome
-from tests.command_builders import TRAIN, Surroundings, marked_processes, probe_of, shared_memory, training
+from bexplore.exploration.exploration import explore
+from bexplore.exploration.resumable import ExploreOptions
+from bexplore.measurement.probe import Compilation, Outcome
+from bexplore.search.result import ProbeFinished
+from tests.command_builders import (
+    TRAIN,
+    Surroundings,
+    marked_processes,
+    probe_of,
+    search_probe_of,
+    shared_memory,
+    training,
+)
 
 LIMIT_BYTES = 2 * 2**30
 
@@ -23,21 +39,23 @@ Run = Callable[..., CommandRunner]
 @pytest.fixture
 def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Makes runners of commands; nothing of their starts may be left when the test ends."""
-    run_dir, temporary = tmp_path / "run", tmp_path / "temporary"
-    temporary.mkdir()
+    run_dir = tmp_path / "run"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(temporary))
     for name in ("LEAST_TIMED_S", "MOST_TIMED_S"):
         monkeypatch.setattr(watch, name, 0.2)
     monkeypatch.setattr(watch, "AFTER_ERROR_S", 1.0)
-    before = Surroundings.of(tmp_path, TRAIN.parent, but=run_dir)
 
     def make(command: Command, **fields) -> CommandRunner:
         return CommandRunner(command, CommandSettings(run_dir=run_dir, **fields))
 
-    yield make
-    assert marked_processes(run_dir) == shared_memory(run_dir) == []
-    assert Surroundings.of(tmp_path, TRAIN.parent, but=run_dir).changed_since(before) == []
+    # A short path: the sockets of a loader's workers lie there, and the path of one has at most 107 characters.
+    with tempfile.TemporaryDirectory() as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)
+        folders = (tmp_path, TRAIN.parent, Path(temporary))
+        before = Surroundings.of(*folders, but=run_dir)
+        yield make
+        assert marked_processes(run_dir) == shared_memory(run_dir) == []
+        assert Surroundings.of(*folders, but=run_dir).changed_since(before) == []
     assert not list(run_dir.rglob("checkpoint*"))
 
 
@@ -195,3 +213,156 @@ def test_an_interrupt_in_the_middle_of_a_start_ends_all_of_its_ranks(run_of, tmp
 
     with pytest.raises(KeyboardInterrupt):
         run_of(training(ranks=2), should_stop=is_training)(probe_of(4))
+
+
+# Several sizes in one start
+
+
+def starts(run_dir: Path) -> list[str]:
+    """Return the folders of the starts, which have a log; a further size of a start has reports alone."""
+    return sorted(path.parent.name for path in run_dir.rglob("log.txt"))
+
+
+def rows_of_ranks(run_dir: Path, folder: str) -> list[set[str]]:
+    """Return, by rank, the leading dimensions of the batches that arrived."""
+    return [set(json.loads(path.read_text())["rows"]) for path in sorted(run_dir.rglob(f"{folder}/**/rank-*.json"))]
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 0)])
+def test_one_start_serves_several_sizes_which_are_verified_on_every_rank(run_of, tmp_path, ranks, workers):
+    command = training("--accumulation", "{accumulation}", "--workers", str(workers), ranks=ranks, num_replicas=ranks)
+    runner = run_of(command, sizes_per_start=3, candidates=(2, 4, 8, 16))
+
+    first, *others = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16, 8))]
+    runner.close()
+
+    assert starts(tmp_path / "run") == ["000_size_4"]
+    for observation, size in zip((first, *others), (4, 16, 8), strict=True):
+        assert observation.is_measured, observation.reason
+        assert observation.probe == search_probe_of(size, number=observation.probe.number)
+        assert set(observation.details["verdicts"].values()) == {"verified"}
+        assert observation.details["num_replicas"] == ranks
+        assert rows_of_ranks(tmp_path / "run", f"*_size_{size}") == [{str(size)}] * ranks
+    assert first.start_time_s > 0 and {one.start_time_s for one in others} == {0.0}
+    assert {one.worker for one in (first, *others)} == {0}
+    assert [one.resident_memory_bytes is None for one in (first, *others)] == [False, False, True]
+    assert first.peak_memory_bytes < others[1].peak_memory_bytes < others[0].peak_memory_bytes
+
+
+def test_a_start_serves_no_more_sizes_than_it_may_and_no_larger_ones_than_its_own(run_of, tmp_path):
+    runner = run_of(training(), sizes_per_start=2, candidates=(2, 4, 8))
+
+    for number, size in enumerate((4, 2, 8, 16)):
+        assert runner(search_probe_of(size, number=number)).is_measured
+    runner.close()
+
+    assert starts(tmp_path / "run") == ["000_size_4", "002_size_8", "003_size_16"]
+
+
+def test_a_verification_ends_the_start_that_waits_and_has_one_of_its_own(run_of, tmp_path):
+    runner = run_of(training(), sizes_per_start=8, candidates=(4, 8))
+    assert runner(search_probe_of(4)).is_measured
+    waiting = marked_processes(tmp_path / "run")
+
+    verified = runner(probe_of(8, number=1))
+
+    assert waiting and verified.is_measured and verified.probe.compilation is Compilation.EXACT
+    assert starts(tmp_path / "run") == ["000_size_4", "001_size_8"]
+
+
+def test_a_command_whose_batches_cannot_be_cut_starts_for_each_size_once_that_is_seen(run_of, tmp_path):
+    runner = run_of(training("--batched-dataset"), sizes_per_start=8, candidates=(4, 8, 16))
+
+    observations = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16))]
+
+    assert all(one.is_measured for one in observations)
+    assert {one.probe.compilation for one in observations} == {Compilation.EXACT}
+    assert rows_of_ranks(tmp_path / "run", "000_size_4_2") == [{"4"}]
+    assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2", "001_size_16"]
+
+
+def test_a_program_that_takes_one_size_alone_starts_for_each_size_once_that_is_seen(run_of):
+    runner = run_of(training("--static"), sizes_per_start=8, candidates=(4, 8, 16))
+
+    first, second, third = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16, 8))]
+
+    compilations = [one.probe.compilation for one in (first, second, third)]
+    assert all(one.is_measured for one in (first, second, third))
+    assert compilations == [Compilation.SHARED, Compilation.EXACT, Compilation.EXACT]
+    assert not runner.shares_starts
+
+
+def test_a_size_that_runs_out_of_memory_does_so_in_a_start_of_its_own_and_the_next_sizes_share_one(run_of, tmp_path):
+    runner = run_of(training("--largest", "8"), sizes_per_start=8, candidates=(2, 4, 8, 16))
+
+    small, large, after, last = [runner(search_probe_of(s, number=n)) for n, s in enumerate((4, 16, 8, 2))]
+    runner.close()
+
+    assert large.outcome is Outcome.OUT_OF_MEMORY
+    assert large.elapsed_s > 0 and large.probe.compilation is Compilation.EXACT
+    assert small.is_measured and after.is_measured and last.is_measured
+    assert starts(tmp_path / "run") == ["000_size_4", "001_size_16_2", "002_size_8"]
+    assert runner.shares_starts
+
+
+def test_a_training_that_ends_after_some_sizes_is_started_again_for_the_next(run_of, tmp_path):
+    runner = run_of(training("--steps", "400"), sizes_per_start=8, candidates=(4, 8))
+
+    observations = [runner(search_probe_of(8 if n % 2 else 4, number=n)) for n in range(4)]
+    runner.close()
+
+    assert all(one.is_measured for one in observations)
+    assert runner.shares_starts and len(starts(tmp_path / "run")) > 1
+
+
+def test_an_interrupt_while_a_start_serves_its_second_size_ends_all_of_its_ranks(run_of, tmp_path):
+    def is_training() -> bool:
+        return bool(list((tmp_path / "run").rglob("001_*/**/steps-*")))
+
+    runner = run_of(training(ranks=2), sizes_per_start=8, candidates=(4, 8), should_stop=is_training)
+    assert runner(search_probe_of(4)).is_measured
+
+    with pytest.raises(KeyboardInterrupt):
+        runner(search_probe_of(8, number=1))
+
+
+def test_ranks_that_wait_for_an_explorer_that_is_gone_end_by_themselves(run_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("bexplore.command.runner.PARK_S", 1.0)
+    runner = run_of(training(ranks=2), sizes_per_start=8, candidates=(4, 8))
+
+    assert runner(search_probe_of(4)).is_measured
+
+    ended = time.monotonic() + 30.0
+    while marked_processes(tmp_path / "run") and time.monotonic() < ended:
+        time.sleep(0.1)
+    assert marked_processes(tmp_path / "run") == []
+    monkeypatch.setattr("bexplore.command.runner.PARK_S", PARK_S)  # a rank may wait so long for the other one
+    assert runner(search_probe_of(8, number=1)).probe.compilation is Compilation.SHARED  # in a new start
+    runner.close()
+
+
+def test_a_python_that_cannot_be_observed_is_refused_after_one_start(run_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "UNOBSERVED_S", 2.0)
+    argv = (sys.executable, "-I", str(TRAIN), "--micro-batch-size", "{micro_batch_size}")
+    runner = run_of(Command(argv=argv), sizes_per_start=8, candidates=(4, 8))
+
+    with pytest.raises(UserProgramError, match="the observer was not loaded"):
+        runner(search_probe_of(4))
+
+    assert starts(tmp_path / "run") == ["000_size_4"]
+
+
+def test_an_exploration_shares_a_start_verifies_its_winner_in_another_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(watch, "LEAST_TIMED_S", 0.2)
+    overrides = [f"explore.command={json.dumps(list(training().argv))}", "explore.candidates=[2, 8]"]
+    config = load_config(None, overrides=[*overrides, "explore.sizes_per_start=8", "explore.max_probes=3"])
+
+    events = list(explore(config, ExploreOptions(model_dir="run")))
+
+    observations = [event.observation for event in events if isinstance(event, ProbeFinished)]
+    assert [one.probe.compilation for one in observations[:2]] == [Compilation.SHARED] * 2
+    assert observations[-1].probe.compilation is Compilation.EXACT
+    assert observations[-1].micro_batch_size == events[-1].result.micro_batch_size
+    assert len(starts(tmp_path)) == 2
+    assert marked_processes(tmp_path) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -60,17 +61,57 @@ class TestCommandRunner(RunnerContract):
         )
 
 
+TRAINING_WITH_LOADER = TRAINING.replace(
+    "while True:\n    model(torch.ones(size, 4096))",
+    """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10**8
+    def __getitem__(self, index):
+        return torch.ones(1)
+for batch in torch.utils.data.DataLoader(Rows(), batch_size=size):
+    model(batch.expand(-1, 4096).contiguous())""",
+)
+
+
+@pytest.fixture(scope="module")
+def shared_start(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared_start")
+    (folder / "train.py").write_text(TRAINING_WITH_LOADER)
+    command = Command(argv=(sys.executable, str(folder / "train.py"), "{micro_batch_size}"), env=ONE_THREAD)
+    settings = CommandSettings(
+        run_dir=folder, memory_limit_bytes=2048 * MIB, sizes_per_start=8, candidates=(1, 8, 64, 400_000)
+    )
+    with contextlib.closing(CommandRunner(command, settings)) as runner:
+        shared = remembered(runner)
+        for size in (1, 8, 64):
+            assert shared(Probe(number=0, micro_batch_size=size, max_passes=5)).is_measured
+        yield shared
+
+
+class TestSharedStart(RunnerContract):
+    """A command of which one start serves several sizes."""
+
+    @pytest.fixture
+    def subject(self, shared_start):
+        return Subject(runner=shared_start, fitting=(1, 8, 64), too_large=400_000)
+
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def remembered(runner):
-    """Return a runner that starts the command once for each size and bound on its timings."""
-
-    @functools.cache
-    def first(size: int, max_passes: int) -> Observation:
-        return runner(Probe(number=0, micro_batch_size=size, max_passes=max_passes, compilation=Compilation.EXACT))
+    """Return a runner that runs each size, program and bound on its timings once."""
+    first = functools.cache(lambda probe: runner(probe))
 
     def run(probe: Probe) -> Observation:
-        return dataclasses.replace(first(probe.micro_batch_size, probe.max_passes), probe=probe)
+        asked = Probe(
+            number=0,
+            micro_batch_size=probe.micro_batch_size,
+            max_passes=probe.max_passes,
+            compilation=probe.compilation,
+            fresh_worker=probe.fresh_worker and probe.compilation is Compilation.SHARED,
+        )
+        return dataclasses.replace(first(asked), probe=probe)
 
     return run

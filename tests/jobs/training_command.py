@@ -34,6 +34,10 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--swallow", action="store_true", help="leave a batch out that runs out of memory")
     parser.add_argument("--shrink", action="store_true", help="train with half of the size after it")
     parser.add_argument("--frozen", action="store_true", help="never update")
+    parser.add_argument("--largest", type=int, default=10**6, help="samples of a batch that still fit")
+    parser.add_argument("--static", action="store_true", help="take no batch of another size than the first")
+    parser.add_argument("--batched-dataset", action="store_true", help="let the dataset make the batches")
+    parser.add_argument("--workers", type=int, default=0, help="processes of the loader")
     return parser.parse_args()
 
 
@@ -46,6 +50,7 @@ class Clock:
 
     step = 0
     is_struck = False
+    first_size = 0
 
 
 def strike(place: str) -> None:
@@ -69,6 +74,15 @@ def strike(place: str) -> None:
         sys.exit(3)
 
 
+def check(size: int) -> None:
+    """Refuse a batch that does not fit, or that is not of the size of the first."""
+    if size > OPTIONS.largest:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    Clock.first_size = Clock.first_size or size
+    if OPTIONS.static and size != Clock.first_size:
+        raise ValueError(f"expected a batch of {Clock.first_size} samples")
+
+
 class Model(torch.nn.Module):
     """Two layers."""
 
@@ -78,6 +92,7 @@ class Model(torch.nn.Module):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         strike("forward")
+        check(len(batch))
         loss = self.layers(batch).square().mean()
         loss.register_hook(lambda gradient: strike("backward"))
         return loss
@@ -91,6 +106,13 @@ class Optimizer(torch.optim.SGD):
         return super().step(closure)
 
 
+def loader(samples: TensorDataset, size: int, sampler: DistributedSampler | None) -> DataLoader:
+    """Return the batches of one epoch."""
+    if OPTIONS.batched_dataset:
+        return DataLoader([(batch,) for batch in samples.tensors[0].split(size)], batch_size=None)
+    return DataLoader(samples, batch_size=size, sampler=sampler, num_workers=OPTIONS.workers)
+
+
 def train(model: torch.nn.Module, size: int) -> None:
     """Train until the number of steps is reached."""
     optimizer = Optimizer(model.parameters(), lr=1e-3, momentum=0.9)
@@ -98,7 +120,7 @@ def train(model: torch.nn.Module, size: int) -> None:
     sampler = DistributedSampler(samples) if WORLD_SIZE > 1 else None
     num_passes = 0
     while Clock.step < OPTIONS.steps:
-        for (batch,) in DataLoader(samples, batch_size=size, sampler=sampler):
+        for (batch,) in loader(samples, size, sampler):
             try:
                 model(batch).backward()
                 num_passes += 1

@@ -18,16 +18,16 @@ ORDER = {
     "": "errors units host job batching config workloads trace measurement search engine command replay testing "
     "exploration guard output cli pytest_plugin lightning transformers __main__",
     "host": "blas_threads logs locks json_files accelerators machine contention",
-    "config": "training_step document field_types schema command config dialects load",
+    "config": "training_step document field_types schema command config dialects starter load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
-    "command": "observer reports timing verdicts failures processes attach probe_folder watch runner",
+    "command": "observer reports timing verdicts failures processes attach probe_folder watch open_start runner",
     "exploration": "bottlenecks result journal run_directory memory_budget fingerprint events event_records estimate "
     "apply finish one_shot doctor resumable of_command exploration start_again decorator",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
-    "cli": "streams entry training_command common apply attach doctor explore guard one_shot report tables",
+    "cli": "streams entry training_command common init apply attach doctor explore guard one_shot report tables",
 }
 
 # Package -> the only places that may import it.
@@ -35,7 +35,9 @@ DOORS = {
     "torch": {"workloads", "trace", "engine.worker", "command.observer", "config.training_step"},
     "optuna": {"search.study", "search.loop"},
     "pydantic": {"config.schema", "config.field_types", "exploration.result"},
-    "ruamel": {"config.document"},
+    "ruamel": {"config.document.reader"},
+    "tomlkit": {"config.document.toml"},
+    "omegaconf": {"config.document.values"},
     "click": {"cli"},
     "jinja2": {"output.report"},
     "matplotlib": {"output.report"},

@@ -12,14 +12,16 @@ The explorer reads these files of the probe's `reports` folder, each written who
     error-HOST-PID.json   the first exception that left the process or a backward pass, or was caught for lack of memory
 
 The explorer writes `last_step`, the number of the step after which all ranks stop, and `release` once every rank has
-its record. A rank that waits goes on where the number is raised, because another rank had passed it already. Settings
-come from `probe.json` beside this file.
+its record. A rank that waits goes on where the number is raised, because another rank had passed it already; and with
+another size where the explorer writes `next`, the settings of a further probe, whose `reports` folder is another one.
+The first settings come from `probe.json` beside this file.
 """
 
 import os
 import sys
 import threading
 import time
+from collections import deque
 
 _clock = time.perf_counter
 FORWARD_CALLS = 4  # calls of the model whose inputs are looked at, where no loader shows the size
@@ -43,14 +45,19 @@ class Observer:
 
     def __init__(self, folder, torch):
         self.torch = torch
-        self.probe = _read(os.path.join(folder, "probe.json"))
-        self.reports = self.probe["reports"]
-        self.last_step_path = os.path.join(self.reports, "last_step")
-        self.most_passes = PASSES_WITHOUT_STEP + 4 * self.probe.get("accumulation", 1)
+        self.lists = IndexLists()
+        self._use(_read(os.path.join(folder, "probe.json")))
         self.started_at_s = _process_start()
         self.resident_at_attach_bytes = _status_bytes("VmRSS")
         self.attached_at_s = time.time()
         self.reset()
+
+    def _use(self, probe):
+        """Take over the settings of a probe."""
+        self.probe, self.reports = probe, probe["reports"]
+        self.last_step_path = os.path.join(self.reports, "last_step")
+        self.most_passes = PASSES_WITHOUT_STEP + 4 * probe.get("accumulation", 1)
+        self.lists.begin(probe["micro_batch_size"], probe.get("capacity"))
 
     def reset(self):
         """Forget what was seen; after a fork it was the parent's."""
@@ -58,6 +65,15 @@ class Observer:
         self.thread = None  # of the autograd calls that are counted
         self.in_backward = False
         self.updated_in_backward = False
+        self.numel_of_optimizers = {}
+        self.clock_optimizer, self.clock_numel = None, -1
+        self.optimizer_names = {}
+        self.parameters, self.versions = None, []
+        self.first_backward_at_s = None
+        self._reset_counts()
+
+    def _reset_counts(self):
+        """Forget what was seen of a probe."""
         self.steps = []  # one record per optimizer step
         self.passes = self.updates = self.total_passes = 0
         self.fetches = self.samples = self.elements = 0
@@ -67,16 +83,11 @@ class Observer:
         self.update_events = []
         self.is_pending = False  # an update ended; the next backward pass begins the next step
         self.updates_of_steps = []
-        self.numel_of_optimizers = {}
-        self.clock_optimizer, self.clock_numel = None, -1
-        self.optimizer_names = {}
-        self.parameters, self.versions = None, []
         self.digests = []
         self.forward_rows = []
         self.forward_handles = []
         self.memory = {}
         self.profiler = None
-        self.first_backward_at_s = None
         self.is_done = self.was_observed = False
         self.has_error = False
         self.notes = []
@@ -162,15 +173,14 @@ class Observer:
         @functools.wraps(inner)
         def __next__(iterator):
             batch = inner(iterator)
+            while observer.lists.is_stale(iterator):
+                batch = inner(iterator)
             observer.fetched(batch)
             return batch
 
         @functools.wraps(next_index)
         def _next_index(iterator):
-            index = next_index(iterator)
-            size = observer.probe.get("trim_to")
-            # Before anything is loaded: samples that are cut cost nothing, and collation gets a batch of that size.
-            return index[:size] if size and isinstance(index, list) else index
+            return observer.lists.next_of(iterator, next_index)
 
         base.__next__, base._next_index = __next__, _next_index
 
@@ -371,7 +381,7 @@ class Observer:
 
     def _watch_forward(self):
         """Look at the inputs of the model's next calls, where no loader returned micro-batches of the size."""
-        if self.probe["micro_batch_size"] in self.rows or self.probe.get("trim_to") in self.rows:
+        if self.probe["micro_batch_size"] in self.rows:
             return
         import gc
 
@@ -479,6 +489,7 @@ class Observer:
             rows={str(rows): count for rows, count in self.rows.items()},
             forward_rows=self.forward_rows,
             digests=self.digests,
+            num_cut_lists=self.lists.num_cut,
             optimizers=sorted(self.optimizer_names),
             memory=self.memory,
             compiler=_compiler_counters(),
@@ -521,10 +532,23 @@ class Observer:
             if len(self.steps) < self._last_step() and self.was_observed:  # another rank was ahead
                 self.is_done = False
                 return
+            if self.was_observed and os.access(os.path.join(self.reports, "next"), os.F_OK):
+                self._begin_next(_read(os.path.join(self.reports, "next")))
+                return
             time.sleep(0.01)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+    def _begin_next(self, probe):
+        """Go on with the training under the settings of a further probe."""
+        for handle in self.forward_handles:
+            handle.remove()
+        if self.steps_file is not None:
+            os.close(self.steps_file)
+        self._use(probe)
+        self.write("hello-%s-%d.json" % (_host(), self.pid), self._hello())
+        self._reset_counts()
 
     def _at_exit(self):
         """Record a training that ended by itself before the last observed step."""
@@ -581,6 +605,51 @@ class Observer:
         with open(path + ".part", "w", encoding="utf-8") as stream:
             json.dump(record, stream)
         os.replace(path + ".part", path)
+
+
+class IndexLists:
+    """The lists of samples that loaders take their batches from, cut to the size of a probe before anything is loaded.
+
+    A list is cut into as many lists as it has: an epoch keeps its samples. Batches that a loader had loaded ahead at
+    another size are dropped, as many on every rank.
+    """
+
+    def __init__(self):
+        self.size = self.longest = None  # of the batches that are wanted, and of the command's; None cuts nothing
+        self.num_cut = 0
+
+    def begin(self, size, longest):
+        """Cut to a size from now on; lists that are longer than the command's batches are not of what is explored."""
+        self.size, self.longest = (size, longest) if longest else (None, None)
+        self.num_cut = 0
+
+    def next_of(self, iterator, next_index):
+        """Return the next list of an iterator."""
+        state = self._state(iterator)
+        size = self.size
+        if size and len(state["rest"]) >= size:
+            index = state["rest"]
+        else:
+            index = next_index(iterator)
+        state["rest"] = ()
+        state["sizes"].append(size)
+        if not size or not isinstance(index, list) or len(index) > self.longest:
+            return index
+        self.num_cut += 1
+        state["rest"] = index[size:]
+        return index[:size]
+
+    def is_stale(self, iterator):
+        """Return whether the batch that an iterator has returned was loaded for another size."""
+        sizes = self._state(iterator)["sizes"]
+        return bool(sizes) and sizes.popleft() != self.size
+
+    def _state(self, iterator):
+        sampler = getattr(iterator, "_sampler_iter", None)
+        state = iterator.__dict__.get("_bexplore")
+        if state is None or state["sampler"] is not sampler:  # persistent workers begin an epoch with another one
+            state = iterator._bexplore = {"sampler": sampler, "rest": (), "sizes": deque()}
+        return state
 
 
 def leading_dimension(leaves):

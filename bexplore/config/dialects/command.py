@@ -2,75 +2,161 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bexplore.config.command import ACCUMULATION_KEYS, PLACEHOLDERS, Command, CommandFile, unknown_placeholders
+from bexplore.config.command import PLACEHOLDERS, Command, CommandFile, FileKey, unknown_placeholders
 from bexplore.config.config import Config, Request, RequestKind
+from bexplore.config.dialects.launchers import launched
+from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.dialects.recognition import FamilyFile
+from bexplore.config.dialects.values import is_integer, read_bounds
 from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath
+from bexplore.config.document.writer import without_section
 from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.errors import close_match
 from bexplore.job import CompileSettings, Job
 
+# Keys of a file that hold the accumulation. Sources: `TrainingArguments` of transformers; Lightning's `Trainer`.
+_ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
 _RESUME_KEY = re.compile(r"(^|[-_.])(resume|resume_from_checkpoint|auto_resume_from_checkpoints)$")
 _IS_OFF = ("", "none", "null", "false", "no", "0")
-_SECTION = re.compile(r"^explore[ \t]*:.*?(?=^[^\s#]|\Z)", re.MULTILINE | re.DOTALL)
-_TABLE = re.compile(r"^\[explore(\.[^\]]*)?\].*?(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
 
 
-def load(problems: Problems, *, text: str | None) -> Config:
+def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None, written_size: Any = None) -> Config:
     """Return the Config of a training command, or raise one error with every mistake.
 
     Args:
         problems: Of the file, or of an empty document where the command has none.
         text: The file's text; None for no file.
+        own: The file's numbers by its family; None where no family is recognised.
+        written_size: Micro-batch size of the file where the command line replaces it.
     """
     document = problems.document
     settings = read_settings(document.values.get("explore"), problems)
     problems.raise_if_any()
-    file = None if text is None else _file(problems, text)
+    numbers = _numbers(settings, own, written_size)
+    replica_batch_size = _replica_batch_size(problems, settings, own, numbers, written_size)
+    if replica_batch_size is not None:
+        total = replica_batch_size * (numbers.num_replicas or 1)
+        numbers = dataclasses.replace(numbers, global_batch_size=total)
     command = Command(
-        argv=tuple(settings.command or ()),
+        argv=tuple(settings.command or ()) or _usual(problems, own, settings, numbers),
         env=settings.env,
-        file=file,
-        num_replicas=settings.replicas,
+        file=None if text is None else _file(problems, text, own),
+        num_replicas=numbers.num_replicas,
         writes_are_fine=settings.writes_are_fine,
         is_typed=bool(document.position(("explore", "command")).override),
     )
-    _check(problems, command)
+    request = _request(problems, own, command.file)
+    if request.is_search:
+        _check(problems, command, own)
     problems.raise_if_any()
-    request = _request(document, file)
+    job = _job(command, numbers, own, document)
     return Config(
         path=document.path,
-        layout="command",
-        mode=_job(command, settings).mode,
+        layout="command" if own is None else own.family.name,
+        mode=job.mode,
         request=request,
-        batch_size=settings.global_batch_size,
-        batch_size_path=("explore", "global_batch_size"),
-        num_replicas=settings.replicas or 1,
+        batch_size=numbers.global_batch_size,
+        batch_size_path=(own.places.get("global_batch_size") if own else None) or ("explore", "global_batch_size"),
+        has_replica_batch_size=replica_batch_size is not None,
+        num_replicas=numbers.num_replicas or 1,
         model_dir="model_dir",
-        job=_job(command, settings),
+        job=job,
         explore=settings,
         command=command,
-        warnings=tuple(problems.warnings),
+        recognised="" if own is None else own.why,
+        warnings=(*problems.warnings, *_notices(own, command)),
     )
 
 
-def _job(command: Command, settings: ExploreSettings) -> Job:
-    """Return what decides the program: the command, its variables and its file."""
+def _numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: Any) -> Numbers:
+    """Return the numbers of the file; those of the section `explore` go before, and a size that is replaced counts."""
+    numbers = Numbers() if own is None else own.numbers
+    given = {"num_replicas": settings.replicas, "global_batch_size": settings.global_batch_size}
+    numbers = dataclasses.replace(numbers, **{name: number for name, number in given.items() if number is not None})
+    if own is not None and is_integer(written_size) and numbers.micro_batch_size is None:
+        size = int(written_size) // own.tokens_of_a_sample
+        steps = numbers.accumulation or (1 if numbers.global_batch_size is None else None)
+        before = dataclasses.replace(numbers, micro_batch_size=size, accumulation=steps).solved()
+        return dataclasses.replace(before, micro_batch_size=None, accumulation=numbers.accumulation)
+    return numbers
+
+
+def _replica_batch_size(
+    problems: Problems, settings: ExploreSettings, own: FamilyFile | None, numbers: Numbers, written_size: Any
+) -> int | None:
+    """Return the samples of one replica in a step, where they are fixed and the global batch is not."""
+    given = settings.replica_batch_size
+    if given is not None and numbers.global_batch_size is not None:
+        problems.error(
+            ("explore", "replica_batch_size"),
+            f"the global batch size {numbers.global_batch_size} is fixed already",
+            "give one of the two",
+        )
+        return None
+    if given is not None or own is None or numbers.global_batch_size is not None or not is_integer(written_size):
+        return given
+    return int(written_size) // own.tokens_of_a_sample * (numbers.accumulation or 1)
+
+
+def _usual(problems: Problems, own: FamilyFile | None, settings: ExploreSettings, numbers: Numbers) -> tuple[str, ...]:
+    """Return the usual command of the file's family, behind the launcher that the settings name."""
+    if own is None:
+        return ()
+    num_processes = settings.processes or numbers.num_replicas or 1
+    family, launcher = own.family, settings.launcher
+    if family.program is None:
+        return ()
+    program = family.program(own.values, num_processes)
+    if launcher is None and (program.words and (num_processes == 1 or not program.launched)):
+        return program.words
+    if not program.launched:
+        problems.error(
+            ("explore", "launcher"),
+            f"{family.title} starts its own processes, so launcher: {launcher} does not go with it",
+            f"remove it; the command is: {' '.join(program.words)}",
+        )
+        return program.words
+    return launched(launcher or "torchrun", num_processes, program.launched)
+
+
+def _job(command: Command, numbers: Numbers, own: FamilyFile | None, document: Document) -> Job:
+    """Return what decides the program: the command, its variables and the values of its file but for its batch."""
     model: dict[str, Any] = {"command": list(command.argv), "env": dict(command.env)}
     if command.file is not None:
-        model |= {"file": command.file.name, "file_sha256": _digest(command.file.text.encode())}
+        batch = {key.path for key in command.file.keys}
+        rest = {dotted_path(path): value for path, value in _leaves(document.values) if path not in batch}
+        own_keys = {name: value for name, value in rest.items() if name.partition(".")[0] != "explore"}
+        values = json.dumps(own_keys, sort_keys=True, default=str)
+        model |= {"file": command.file.name, "values_sha256": _digest(values.encode())}
+    if own is not None:
+        model |= {"family": own.family.name, "memory": own.memory()}
     if code := {word: _digest(Path(word).read_bytes()) for word in command.argv if _is_code(word)}:
         model["code_sha256"] = code
-    replicas = settings.replicas or 1
     return Job(
-        workload="command", model=model, num_replicas=replicas, device="auto", compile=CompileSettings(enabled=False)
+        workload="command",
+        model=model,
+        num_replicas=numbers.num_replicas or 1,
+        sequence_length=numbers.sequence_length,
+        device="auto",
+        compile=CompileSettings(enabled=False),
     )
+
+
+def _notices(own: FamilyFile | None, command: Command) -> Iterator[str]:
+    """Yield what is done to the file's copies that the user has not asked for."""
+    if own is None or command.file is None:
+        return
+    for path, value in command.file.probing.items():
+        yield f"{dotted_path(path)} is {str(value).lower()} in each start, so that the requested size runs"
 
 
 def _digest(content: bytes) -> str:
@@ -82,25 +168,61 @@ def _is_code(word: str) -> bool:
     return word.endswith(".py") and Path(word).is_file()
 
 
-def _file(problems: Problems, text: str) -> CommandFile:
-    """Return the user's file without the section of bexplore, and where its size and its accumulation stand."""
+def _file(problems: Problems, text: str, own: FamilyFile | None) -> CommandFile:
+    """Return the user's file without the section of bexplore, and its keys that change from start to start."""
     document = problems.document
-    section = _TABLE if document.path.suffix == ".toml" else _SECTION
     leaves = [(path, value) for path, value in _leaves(document.values) if path[0] != "explore"]
+    for path, value in leaves:
+        if _RESUME_KEY.search(str(path[-1])) and _is_on(value) and (own is None or path[-1] not in own.family.probing):
+            _refuse_resume(problems, path, f"{dotted_path(path)}: {value}")
     sizes = [path for path, value in leaves if _asks(value)]
+    _check_place_of_word(problems, sizes, own)
+    keys = _keys_of_any_file(sizes, leaves) if own is None else tuple(_keys_of_family(own, sizes))
+    probing = {} if own is None else dict(_probing(own))
+    name = document.path.name
+    return CommandFile(name=name, text=without_section(text, "explore", source=name), keys=keys, probing=probing)
+
+
+def _check_place_of_word(problems: Problems, sizes: list[KeyPath], own: FamilyFile | None) -> None:
     if len(sizes) > 1:
         where = ", ".join(dotted_path(path) for path in sizes)
         problems.error(sizes[1], f"more than one value is explore: {where}", "leave the word at the micro-batch size")
-    for path, value in leaves:
-        if _RESUME_KEY.search(str(path[-1])) and _is_on(value):
-            _refuse_resume(problems, path, f"{dotted_path(path)}: {value}")
-    is_key = [path for path, value in leaves if path[-1] in ACCUMULATION_KEYS and type(value) is int]
-    return CommandFile(
-        name=document.path.name,
-        text=section.sub("", text),
-        size_path=sizes[0] if sizes else None,
-        accumulation_paths=tuple(is_key),
-    )
+    elif sizes and own is not None and sizes[0] != own.size_path:
+        keys = " or ".join(own.family.micro_batch_size[:2])
+        problems.error(
+            sizes[0],
+            f"{dotted_path(sizes[0])} is explore, and {own.family.title} keeps its micro-batch size in {keys}",
+            f"type {dotted_path(own.size_path)}: explore, or --dialect for another family",
+        )
+
+
+def _keys_of_any_file(sizes: list[KeyPath], leaves: list[tuple[KeyPath, Any]]) -> tuple[FileKey, ...]:
+    """Return the keys of a file of no known family: the place of the word, and what is named as accumulation is."""
+    steps = [path for path, value in leaves if path[-1] in _ACCUMULATION_KEYS and type(value) is int]
+    size = [FileKey(path=path, name="micro_batch_size") for path in sizes]
+    return (*size, *(FileKey(path=path, name="accumulation") for path in steps))
+
+
+def _keys_of_family(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey]:
+    """Yield the keys of a family's file: size, accumulation, global batch, and the folder of its output."""
+    if sizes:
+        yield FileKey(path=own.size_path, name="micro_batch_size", factor=own.tokens_of_a_sample)
+    steps, total = own.places.get("accumulation"), own.places.get("global_batch_size")
+    if steps is not None and own.values.at(steps) is not None:
+        yield FileKey(path=steps, name="accumulation")
+    if total is not None and own.numbers.global_batch_size is not None:
+        yield FileKey(path=total, name="global_batch_size", factor=own.tokens_of_a_sample)
+    if own.family.output_dir:
+        place = own.values.first(own.family.output_dir) or tuple(own.family.output_dir[0].split("."))
+        yield FileKey(path=place, name="output_dir")
+
+
+def _probing(own: FamilyFile) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield what each start's copy sets, where the file has it otherwise."""
+    for key, value in own.family.probing.items():
+        path = own.values.path(key)
+        if path is not None and own.values.at(path) not in (None, value):
+            yield path, value
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -124,35 +246,42 @@ def _asks(value: Any) -> bool:
     return value == "explore" or is_bounded
 
 
-def _request(document: Document, file: CommandFile | None) -> Request:
-    path: KeyPath = ("micro_batch_size",) if file is None or file.size_path is None else file.size_path
-    written = document.get(path)
-    bounds = (written.get("explore") or {}) if isinstance(written, Mapping) else {}
-    return Request(
-        kind=RequestKind.EXPLORE,
-        minimum=bounds.get("min"),
-        maximum=bounds.get("max"),
-        path=path,
-        position=document.position(path) if document.has(path) else None,
+def _request(problems: Problems, own: FamilyFile | None, file: CommandFile | None) -> Request:
+    """Return the request of the file: a search, unless a family's file has a number and the command no placeholder."""
+    document = problems.document
+    sizes = [] if file is None else file.paths("micro_batch_size")
+    path: KeyPath = sizes[0] if sizes else (("micro_batch_size",) if own is None else own.size_path)
+    position = document.position(path) if document.has(path) else None
+    is_filled = file is None or own is None or document.get(("explore", "command")) is not None
+    if not sizes and own is not None and not is_filled:
+        number = own.numbers.micro_batch_size
+        kind = RequestKind.NONE if number is None else RequestKind.FIXED
+        return Request(kind=kind, value=number, path=path, position=position)
+    minimum, maximum = (
+        read_bounds(problems, (*path, "explore")) if isinstance(document.get(path), Mapping) else (None, None)
     )
+    return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
 
 
-def _check(problems: Problems, command: Command) -> None:
+def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None:
     """Note what would make every start useless or harmful."""
     place: KeyPath = () if command.is_typed else ("explore", "command")
+    if not command.argv:
+        note = f"type it behind --, with {{config}} for the file ({own.family.note})" if own else "type it behind --"
+        problems.error(own.size_path if own else (), "there is no command that trains with this file", note)
+        return
     used = command.placeholders
     for name in unknown_placeholders(command.argv):
         near = close_match(name, PLACEHOLDERS, cutoff=0.75)
         if near is not None:
             problems.error(place, f"{{{name}}} is no placeholder", f"did you mean {{{near}}}?")
-    has_size = "micro_batch_size" in used or (command.file is not None and command.file.size_path is not None)
-    if not has_size:
+    if "micro_batch_size" not in used:
         problems.error(
             place,
             "nothing of the command changes with the micro-batch size",
             "write {micro_batch_size} where the command takes it, or micro_batch_size: explore in its file",
         )
-    if command.file is not None and "config" not in used and command.file.size_path is not None:
+    if command.file is not None and "config" not in used and "micro_batch_size" in command.file.names:
         problems.error(
             place, f"the command does not read {command.file.name}", "write {config} where the command takes the file"
         )
@@ -163,6 +292,13 @@ def _check(problems: Problems, command: Command) -> None:
             place,
             "the command does not take {output_dir}, so each start may write over your checkpoints and logs",
             "write {output_dir} where the command takes its output folder, or consent: --writes-are-fine",
+        )
+    if own is not None and "global_batch_size" in used and command.num_replicas is None:
+        problems.error(
+            own.places.get("global_batch_size", own.size_path),
+            f"{own.family.title} derives the accumulation from the global batch and the replicas, and the file has no "
+            "number of replicas",
+            "type --replicas N, or replicas: N in the section explore",
         )
     _check_resume(problems, command, place)
 

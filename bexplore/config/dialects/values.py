@@ -13,6 +13,8 @@ from bexplore.errors import close_match
 
 _NEAR_MISS = 0.85  # similarity from which a key is taken for a misspelt one; lower values catch real foreign keys
 
+_NEAR_BOUND = 0.4  # similarity from which a key is taken for min or max; "minimum" has 0.6, "lower" none
+
 
 def as_flag(value: Any) -> bool | None:
     """Return true and false, and what YAML 1.1 takes for them; None for anything else.
@@ -78,6 +80,26 @@ def read_number(problems: Problems, path: KeyPath, default: float) -> float:
         problems.error(path, f"{path[-1]} must be a number, not {quoted(value)}")
         return default
     return float(value)
+
+
+def read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | None]:
+    """Read `{min: N, max: M}`, either of which may be missing."""
+    bounds = problems.document.get(path)
+    if bounds is None:
+        return None, None
+    if not isinstance(bounds, dict):
+        problems.error(path, f"explore must be {{min: N, max: M}}, not {quoted(bounds)}")
+        return None, None
+    for key in bounds:
+        if key not in ("min", "max"):
+            near = close_match(key, ["min", "max"], cutoff=_NEAR_BOUND)
+            hint = f'did you mean "{near}"?' if near else "known here: min, max"
+            problems.error((*path, key), f"unknown key {quoted(key)} under explore", hint)
+    minimum, maximum = read_positive(problems, (*path, "min")), read_positive(problems, (*path, "max"))
+    if minimum is not None and maximum is not None and minimum > maximum:
+        problems.error((*path, "min"), f"min {minimum} is above max {maximum}", f"type min: {maximum} or less")
+        return None, None
+    return minimum, maximum
 
 
 def require_mapping(problems: Problems, path: KeyPath) -> None:

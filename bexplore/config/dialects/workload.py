@@ -1,4 +1,4 @@
-"""Make a `Job` of `explore.workload`, or of the decoder that a dialect has read."""
+"""Make a `Job` of `explore.workload`, or of the model that a dialect has read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from bexplore.config.document.reader import quoted
 from bexplore.config.schema import ExploreSettings, TransformersOptions, WorkloadOptions
 from bexplore.job import CompileSettings, Job, Precision, TorchSettings
 
+_CHECKPOINTING = ("decoder", "transformers")
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 
 
-def decoder_job(settings: ExploreSettings, common: Mapping[str, Any], decoder: Mapping[str, Any]) -> Job:
-    """Make the job of a built-in decoder.
+def described_job(
+    settings: ExploreSettings, common: Mapping[str, Any], described: Mapping[str, Any], problems: Problems
+) -> Job:
+    """Make the job of a model that the file describes.
 
     Args:
         common: Fields of `Job` that do not depend on the kind of workload.
-        decoder: `model`, `data` and `sequence_length` of the decoder.
+        described: `workload` (without one, the built-in decoder), `model`, `data` and `sequence_length`.
     """
-    fields = dict(common) | dict(decoder) | {"workload": "decoder"} | _process(settings)
-    if settings.activation_checkpointing:
+    fields = {"workload": "decoder"} | dict(common) | dict(described) | _process(settings)
+    if settings.activation_checkpointing and fields["workload"] in _CHECKPOINTING:
         fields["model"] = fields["model"] | {"activation_checkpointing": True}
+    elif settings.activation_checkpointing:
+        rule = "only decoders and models of transformers recompute activations"
+        problems.error(("explore", "activation_checkpointing"), rule, "remove it")
     return Job(**fields)
 
 

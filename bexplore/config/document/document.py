@@ -11,7 +11,7 @@ from typing import Any
 from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, shown
 from bexplore.errors import UserInputError, close_match
 
-MAX_FILE_BYTES = 128 * 1024  # the largest public parameter file has 23 KiB
+MAX_FILE_BYTES = 256 * 1024  # the largest public file of any family, with a list of its data, has 175 KiB
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
 
 

@@ -169,6 +169,8 @@ class YamlReader:
 
     def read(self, text: str) -> Any:
         """Return the value of the only document of a text; None for an empty text."""
+        if self.source.endswith(".json"):
+            text = text.replace("\t", " ")  # JSON is indented with tabs too, and has none inside its texts
         self._check_brackets(text)
         yaml = YAML(typ="safe", pure=True)
         yaml.Resolver = _Resolver

@@ -1,12 +1,14 @@
-"""Replace or add one number of a YAML text, and keep every other character."""
+"""Replace or add one value of a YAML, JSON or TOML text, and keep every other character."""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
+from bexplore.config.document import toml
 from bexplore.config.document.reader import KeyPath, Position, YamlReader
 from bexplore.errors import UserInputError
 
@@ -14,9 +16,12 @@ _ANCHOR = re.compile(r"&\S+\s*")
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
+_WORD = "explore"
+Scalar: TypeAlias = int | str | bool
 
-def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), source: str) -> str:
-    """Return the text with a number at a path; comments, order and quoting stay.
+
+def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (), source: str) -> str:
+    """Return the text with a value at a path; comments, order, quoting and line breaks stay.
 
     The result is read again: where keys share a value (an anchor, a merged mapping), the change is refused, because it
     would change the other keys too.
@@ -24,24 +29,49 @@ def with_number(text: str, path: KeyPath, number: int, *, beside: KeyPath = (), 
     Args:
         path: Keys and list indices from the top.
         beside: A key of the same mapping, before which an absent path is added in the style of what is around it.
-        source: The file, for messages.
+        source: The file, for messages; its ending decides between TOML and YAML, of which JSON is a part.
 
     Raises:
-        UserInputError: The number cannot be written without changing something else.
+        UserInputError: The value cannot be written without changing something else.
     """
+    if source.endswith(".toml"):
+        return toml.with_value(text, path, value, source=source)
     reader = YamlReader(source)
     before = reader.read(text)
     place = reader.positions.get(path)
     if place is not None and place.span is not None:
-        changed = _replaced(text, place, number)
+        changed = _replaced(text, place, value)
     else:
-        changed = _grown(text, _depth_present(before, path), reader.positions, path, number, beside)
-    _check(before, changed, path, number, source)
+        changed = _grown(text, _depth_present(before, path), reader.positions, path, value, beside)
+    _check(before, changed, path, value, source)
     return changed
 
 
-def fragment(text: str, path: KeyPath, number: int, *, source: str) -> tuple[list[str], KeyPath]:
-    """Return the YAML lines to write for a number at a path, and the path of what they belong under.
+def without_section(text: str, name: str, *, source: str) -> str:
+    """Return the text without a section of its top level; every other character stays.
+
+    Args:
+        name: Key of the section; a text without it is returned as it is.
+        source: The file, for messages; its ending decides between TOML and YAML, of which JSON is a part.
+    """
+    key = re.escape(name)
+    if source.endswith(".toml"):
+        return re.sub(rf"^\[{key}(\.[^\]]*)?\].*?(?=^\[|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+    if not text.lstrip("\ufeff \t\r\n").startswith("{"):
+        return re.sub(rf"^{key}[ \t]*:.*?(?=^[^\s#]|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+    reader = YamlReader(source)
+    reader.read(text)
+    place = reader.positions.get((name,))
+    if place is None or place.span is None or place.key_span is None:
+        return text
+    before, after = text[: place.key_span[0]], text[place.span[1] :]
+    if (comma := re.match(r"\s*,\s*", after)) is not None:
+        return before + after[comma.end() :]
+    return re.sub(r"\s*,?\s*\Z", "", before) + after
+
+
+def fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tuple[list[str], KeyPath]:
+    """Return the YAML lines to write for a value at a path, and the path of what they belong under.
 
     Raises:
         UserInputError: The text is not YAML.
@@ -50,7 +80,7 @@ def fragment(text: str, path: KeyPath, number: int, *, source: str) -> tuple[lis
     depth = min(_depth_present(reader.read(text), path), len(path) - 1)
     parent, rest = path[:depth], path[depth:]
     start = (reader.positions.get(parent, Position()).span or (0, 0))[0]
-    return [_entry(text, rest, number)] if text.startswith(("{", "["), start) else _block(rest, number), parent
+    return [_entry(text, rest, value)] if text.startswith(("{", "["), start) else _block(text, rest, value), parent
 
 
 def _depth_present(values: Any, path: KeyPath) -> int:
@@ -65,7 +95,7 @@ def _depth_present(values: Any, path: KeyPath) -> int:
 
 
 def _grown(
-    text: str, depth: int, positions: Mapping[KeyPath, Position], path: KeyPath, number: int, beside: KeyPath
+    text: str, depth: int, positions: Mapping[KeyPath, Position], path: KeyPath, value: Scalar, beside: KeyPath
 ) -> str:
     """Return the text with what is missing of a path behind its first `depth` keys."""
     parent, rest = path[:depth], path[depth:]
@@ -75,7 +105,7 @@ def _grown(
         if not text[start:end].strip(" :"):  # nothing stands behind the key
             start = end = text.index(":", empty.key_span[1]) + 1
         gap = "" if text[start - 1].isspace() else " "
-        return f"{text[:start]}{gap}{_flow(text, rest[1:], number)}{text[end:]}"
+        return f"{text[:start]}{gap}{_flow(text, rest[1:], value)}{text[end:]}"
     own = positions.get(parent, Position()).span or (0, len(text))
     inside = [
         known
@@ -85,49 +115,56 @@ def _grown(
     if not inside:
         return text  # inherited from another mapping: the check refuses it
     if isinstance(rest[0], int):
-        return _appended(text, positions[inside[-1]], rest, number, flow=text.startswith("[", own[0]))
+        return _appended(text, positions[inside[-1]], rest, value, flow=text.startswith("[", own[0]))
     starts = {known: place.key_span[0] for known in inside if (place := positions[known]).key_span is not None}
     index = starts.get(beside, min(starts.values()))
     if text.startswith("{", own[0]):
-        return f"{text[:index]}{_entry(text, rest, number)}, {text[index:]}"
+        return f"{text[:index]}{_entry(text, rest, value)}, {text[index:]}"
     indented = _line_break(text) + " " * (index - _start_of_line(text, index))
-    return text[:index] + "".join(line + indented for line in _block(rest, number)) + text[index:]
+    return text[:index] + "".join(line + indented for line in _block(text, rest, value)) + text[index:]
 
 
-def _appended(text: str, last: Position, rest: KeyPath, number: int, *, flow: bool) -> str:
+def _appended(text: str, last: Position, rest: KeyPath, value: Scalar, *, flow: bool) -> str:
     """Return the text with an element behind the last one of a list."""
     assert last.span is not None  # the caller has checked
     start, end = last.span
     if flow:
-        return f"{text[:end]}, {_flow(text, rest[1:], number)}{text[end:]}"
+        return f"{text[:end]}, {_flow(text, rest[1:], value)}{text[end:]}"
     dash = text.rfind("-", 0, start)
     rest_of_line = _LINE_BREAK.search(text, end)
     index = rest_of_line.start() if rest_of_line else len(text)
     indented = _line_break(text) + " " * (dash - _start_of_line(text, dash))
-    return text[:index] + "".join(indented + line for line in _block(rest, number)) + text[index:]
+    return text[:index] + "".join(indented + line for line in _block(text, rest, value)) + text[index:]
 
 
-def _block(rest: KeyPath, number: int) -> list[str]:
+def _block(text: str, rest: KeyPath, value: Scalar) -> list[str]:
     """Return the lines of a path in block style; an index begins an element of a list."""
     head, *tail = rest
-    inner = _block(tuple(tail), number) if tail else []
+    inner = _block(text, tuple(tail), value) if tail else []
     if isinstance(head, int):
         return [("- " if index == 0 else "  ") + line for index, line in enumerate(inner)]
-    return [f"{head}:", *(f"  {line}" for line in inner)] if inner else [f"{head}: {number}"]
+    return [f"{head}:", *(f"  {line}" for line in inner)] if inner else [f"{head}: {_scalar(value, text)}"]
 
 
-def _entry(text: str, rest: KeyPath, number: int) -> str:
+def _entry(text: str, rest: KeyPath, value: Scalar) -> str:
     """Return a path in flow style, as an entry of a mapping or an element of a list."""
-    return _flow(text, rest, number)[1:-1]
+    return _flow(text, rest, value)[1:-1]
 
 
-def _flow(text: str, rest: KeyPath, number: int) -> str:
+def _flow(text: str, rest: KeyPath, value: Scalar) -> str:
     """Return the value of a path in flow style; keys are quoted where the whole text is, as JSON is."""
     if not rest:
-        return str(number)
+        return _scalar(value, text)
     quote = '"' if text.lstrip().startswith("{") else ""
-    inner = _flow(text, rest[1:], number)
+    inner = _flow(text, rest[1:], value)
     return f"[{inner}]" if isinstance(rest[0], int) else f"{{{quote}{rest[0]}{quote}: {inner}}}"
+
+
+def _scalar(value: Scalar, text: str) -> str:
+    """Return a value as YAML and JSON write it; a text is quoted, but for our word in a text that is not JSON."""
+    if value == _WORD and not text.lstrip().startswith("{"):
+        return _WORD
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _line_break(text: str) -> str:
@@ -139,7 +176,7 @@ def _start_of_line(text: str, index: int) -> int:
     return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
 
 
-def _replaced(text: str, place: Position, number: int) -> str:
+def _replaced(text: str, place: Position, value: Scalar) -> str:
     """Replace a value on its key's own line alone, and a block below its key with its lines."""
     assert place.span is not None  # the caller has checked
     start, end = place.span
@@ -153,13 +190,13 @@ def _replaced(text: str, place: Position, number: int) -> str:
         if line is not None and is_whole and header.lstrip().startswith(":"):
             colon = place.key_span[1] + header.index(":") + 1
             comment = text[colon : place.key_span[1] + line.start()]
-            return f"{text[:colon]} {number}{comment}{text[end_of_line.end() :]}"
-    return f"{text[:start]}{number}{text[end:]}"
+            return f"{text[:colon]} {_scalar(value, text)}{comment}{text[end_of_line.end() :]}"
+    return f"{text[:start]}{_scalar(value, text)}{text[end:]}"
 
 
-def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -> None:
-    """Read the new text: it must hold the same values as the old one, but for the number."""
-    expected = _with(copy.deepcopy(before), path, number)
+def _check(before: Any, changed: str, path: KeyPath, value: Scalar, source: str) -> None:
+    """Read the new text: it must hold the same values as the old one, but for the one at the path."""
+    expected = _with(copy.deepcopy(before), path, value)
     try:
         is_same = _plain(YamlReader(source).read(changed)) == _plain(expected)
     except UserInputError:
@@ -167,19 +204,19 @@ def _check(before: Any, changed: str, path: KeyPath, number: int, source: str) -
     if not is_same:
         raise UserInputError(
             f"{source}: {path[-1]} shares its value with other keys, which would change with it",
-            hint=f"write {path[-1]}: {number} yourself, without the anchor or the merge",
+            hint=f"write {path[-1]}: {value} yourself, without the anchor or the merge",
         )
 
 
-def _with(value: Any, path: KeyPath, number: int) -> Any:
-    """Return a value with a number at a path below it; make what is absent or empty on the way."""
+def _with(values: Any, path: KeyPath, value: Scalar) -> Any:
+    """Return the values with another at a path; make what is absent or empty on the way."""
     if not path:
-        return number
+        return value
     key, rest = path[0], path[1:]
     if isinstance(key, int):
-        listed = list(value or [])
-        return [*listed[:key], _with(listed[key] if key < len(listed) else None, rest, number), *listed[key + 1 :]]
-    return {**(value or {}), key: _with((value or {}).get(key), rest, number)}
+        listed = list(values or [])
+        return [*listed[:key], _with(listed[key] if key < len(listed) else None, rest, value), *listed[key + 1 :]]
+    return {**(values or {}), key: _with((values or {}).get(key), rest, value)}
 
 
 def _plain(value: Any) -> Any:

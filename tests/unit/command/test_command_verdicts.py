@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.command.reports import Rank, Step
 from bexplore.command.timing import in_groups, slowest, timing_of
-from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas
+from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas, is_cut
 
 
 def step(ended_s: float, *, passes: int = 1, rows: int = 4, update_s: float = 0.0) -> Step:
@@ -127,3 +127,20 @@ def test_the_slowest_rank_is_the_timing_and_a_rank_without_timed_steps_leaves_no
 
 def test_many_short_timings_become_means_of_equal_groups():
     assert in_groups([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_cut", "verdict"),
+    [
+        pytest.param(4, 9, True, id="every batch was cut"),
+        pytest.param(4, 0, False, id="nothing was cut"),
+        pytest.param(4, 5, False, id="batches of another loader were cut"),
+        pytest.param(16, 9, False, id="whole batches of the command arrived"),
+    ],
+)
+def test_a_size_counts_as_cut_where_all_batches_of_every_rank_come_from_cut_lists(rows, num_cut, verdict):
+    one = dataclasses.replace(rank(rows=rows), record={"num_cut_lists": num_cut})
+    stage = dataclasses.replace(rank(), rows={}, record={"num_cut_lists": 0})
+    of_pipeline = dataclasses.replace(stage, steps=tuple(dataclasses.replace(s, num_fetches=0) for s in stage.steps))
+
+    assert is_cut([one, of_pipeline], 4, 16) is verdict

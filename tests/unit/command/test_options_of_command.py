@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bexplore.cli.training_command import overrides_of_command, refuse_without_command
+from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
+from bexplore.exploration.fingerprint import search_settings
+from bexplore.measurement.probe import Compilation
 
 
 def test_an_option_of_a_training_command_is_refused_where_there_is_no_command():
@@ -20,3 +23,22 @@ def test_a_variable_without_a_value_is_refused_with_what_to_type():
         list(overrides_of_command(command=("train",), env=("OMP_NUM_THREADS",)))
 
     assert "--env OMP_NUM_THREADS=1" in raised.value.hint
+
+
+def test_sizes_per_start_is_a_setting_of_the_explore_section():
+    assert "explore.sizes_per_start=8" in list(overrides_of_command(command=("train",), sizes_per_start=8))
+
+    with pytest.raises(UserInputError, match="--sizes-per-start goes with a training command"):
+        refuse_without_command({"sizes_per_start": 8})
+
+
+@pytest.mark.parametrize(("sizes_per_start", "compilation"), [(1, Compilation.EXACT), (2, Compilation.SHARED)])
+def test_a_search_whose_starts_serve_several_sizes_verifies_its_winner(sizes_per_start, compilation):
+    typed = ["explore.command='train {micro_batch_size}'", "explore.writes_are_fine=true"]
+    config = load_config(None, overrides=[*typed, f"explore.sizes_per_start={sizes_per_start}"])
+
+    settings = search_settings(config)
+
+    assert settings.search_compilation is compilation
+    assert settings.verify_exact is (compilation is Compilation.SHARED)
+    assert settings.user_compilation is Compilation.EXACT

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bexplore.cli.common import Common
 from bexplore.config.config import Config
 from bexplore.config.document.reader import YamlReader
-from bexplore.config.document.writer import with_number
+from bexplore.config.document.writer import with_value
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
@@ -141,7 +141,7 @@ def test_a_value_that_other_keys_share_is_not_touched(tmp_path):
 @given(comment=st.text(st.characters(codec="utf-8", exclude_categories=("C", "Zl", "Zp"))), size=st.integers(1, 10**6))
 def test_whatever_a_comment_holds_it_is_kept(comment, size):
     text = f"a: # {comment}\n  b: {{c: explore}} # {comment}\n# {comment}\nd: é\n"
-    changed = with_number(text, ("a", "b", "c"), size, source="job.yaml")
+    changed = with_value(text, ("a", "b", "c"), size, source="job.yaml")
 
     assert changed == text.replace("{c: explore}", f"{{c: {size}}}", 1) or "{c: explore}" in comment
 

@@ -23,7 +23,7 @@ OTHER_ARCHITECTURES = frozenset(
     (
         *("disable_nsp", "num_segments", "pooler_nonlinearity", "mlm_nonlinearity", "num_classes"),
         *("encoder_num_hidden_layers", "decoder_num_hidden_layers", "src_vocab_size", "tgt_vocab_size"),
-        *("d_model", "d_kv", "image_size", "patch_size", "vit_model", "projection_layer", "image_model", "dpo"),
+        *("d_model", "d_kv", "image_size", "patch_size", "vit_model", "projection_layer", "image_model"),
     )
 )
 
@@ -69,7 +69,7 @@ READ = frozenset(
         *("use_position_embedding", "rotary_dim", "rope_theta", "norm_type", "layer_norm_epsilon", "nonlinearity"),
         *("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "attention_inner_dim"),
         *("attention_module", "extra_attention_params", "mixed_precision", "fp16_type", "use_bfloat16"),
-        *("moe", "moe_params", PARALLEL_KEY),
+        *("moe", "moe_params", PARALLEL_KEY, "dpo", "model_name"),
     )
 )
 NO_EFFECT = frozenset(  # on time and memory: initial values, scales of the loss, generation, metrics, their compiler

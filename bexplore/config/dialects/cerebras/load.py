@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from bexplore.config.config import Config, Request, RequestKind
+from bexplore.config.dialects.cerebras.architectures import find_architecture
 from bexplore.config.dialects.cerebras.layout import Layout, sections_layout, trainer_layout
 from bexplore.config.dialects.cerebras.model import read_decoder
 from bexplore.config.dialects.cerebras.optimizer import read_max_gradient_norm, read_optimizer
@@ -20,8 +21,9 @@ from bexplore.config.dialects.cerebras.request import (
     notice_unread,
     read_request,
 )
+from bexplore.config.dialects.cerebras.section import Section
 from bexplore.config.dialects.values import as_number, is_number, notice_near_misses, read_flag, read_positive
-from bexplore.config.dialects.workload import decoder_job, workload_job
+from bexplore.config.dialects.workload import described_job, workload_job
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings, read_settings
@@ -105,7 +107,15 @@ def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettin
             hint = "write a model section, or explore.workload; configs/ has examples of both"
             problems.error((), "no model section describes what is trained", hint)
         return Job(workload="decoder")
-    return decoder_job(settings, common, read_decoder(problems, layout.model, layout.data.get(side, ())))
+    return described_job(settings, common, _described(layout, problems, layout.data.get(side, ())), problems)
+
+
+def _described(layout: Layout, problems: Problems, data_path: KeyPath) -> dict[str, Any]:
+    """Return the fields of `Job` that the model section decides."""
+    architecture = find_architecture(problems.document.get(layout.model))
+    if architecture is None:
+        return read_decoder(problems, layout.model, data_path)
+    return architecture.read(Section(problems, layout.model), Section(problems, data_path))
 
 
 def _precision(layout: Layout, problems: Problems) -> Precision:
@@ -115,7 +125,7 @@ def _precision(layout: Layout, problems: Problems) -> Precision:
     if section is not None:
         enabled, default = read_flag(problems, (*section, "enabled"), True), "bfloat16"
     else:
-        section = layout.model
+        section = _section_of_precision(layout, problems)
         enabled = read_flag(problems, (*section, "mixed_precision"), False)
         default = "bfloat16" if read_flag(problems, (*section, "use_bfloat16"), False) else "float16"
     path = (*section, "fp16_type")
@@ -127,6 +137,12 @@ def _precision(layout: Layout, problems: Problems) -> Precision:
     elif half not in ("float16", "bfloat16"):
         problems.error(path, f"fp16_type must be float16, bfloat16 or cbfloat16, not {quoted(half)}")
     return Precision.AUTOCAST_FLOAT16 if half == "float16" else Precision.AUTOCAST_BFLOAT16
+
+
+def _section_of_precision(layout: Layout, problems: Problems) -> KeyPath:
+    """Return the model section, or that of its first encoder, where DPR keeps the precision."""
+    encoder: KeyPath = (*layout.model, "q_encoder")
+    return encoder if problems.document.has((*encoder, "mixed_precision")) else layout.model
 
 
 def _read_max_steps(problems: Problems, loop: KeyPath) -> int | None:

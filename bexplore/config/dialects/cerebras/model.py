@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bexplore.config.dialects.cerebras import known_keys
-from bexplore.config.dialects.values import is_integer, read_flag, read_number, read_positive
+from bexplore.config.dialects.values import read_flag, read_number, read_positive
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
 from bexplore.errors import close_match
@@ -53,12 +53,8 @@ def _is_decoder(problems: Problems, path: KeyPath, values: Mapping[str, Any]) ->
     """Return whether the section describes a built-in model; note it if not."""
     name = values.get("name")
     lowered = str(name).lower()
-    experts = values.get("moe") or values.get("moe_params")
-    num_experts = experts.get("num_experts", 1) if isinstance(experts, dict) else 1
     foreign = sorted(known_keys.OTHER_ARCHITECTURES.intersection(values))
-    if is_integer(num_experts) and num_experts > 1:
-        problems.error((*path, "moe"), f"a mixture of {num_experts} experts is not built in", _DESCRIBE_IT)
-    elif name is not None and lowered not in known_keys.DECODERS | known_keys.PARALLEL_DECODERS:
+    if name is not None and lowered not in known_keys.DECODERS | known_keys.PARALLEL_DECODERS:
         known = () if lowered in known_keys.OTHER_MODELS else sorted(known_keys.DECODERS | known_keys.PARALLEL_DECODERS)
         near = close_match(lowered, known, cutoff=_NEAR_NAME)
         hint = f"did you mean {near}? If not, {_DESCRIBE_IT}" if near else _DESCRIBE_IT

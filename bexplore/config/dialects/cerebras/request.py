@@ -9,7 +9,7 @@ from bexplore import batching
 from bexplore.batching import MAX_SAMPLES
 from bexplore.config.config import Request, RequestKind
 from bexplore.config.dialects.cerebras.layout import FLAG, Layout
-from bexplore.config.dialects.values import as_flag, is_integer, read_positive
+from bexplore.config.dialects.values import as_flag, is_integer, read_bounds
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings
@@ -17,7 +17,6 @@ from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode
 
 _NO_MICRO_BATCHING = ("none", "None", "disable")  # the documentation writes the first two, which are texts in YAML
-_NEAR_BOUND = 0.4  # similarity from which a key is taken for min or max; "minimum" has 0.6, "lower" none
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"
 
 
@@ -36,7 +35,7 @@ def read_request(problems: Problems, path: KeyPath) -> Request:
         return Request(kind=RequestKind.FIXED, value=value, path=path, position=position)
     minimum, maximum = None, None
     if isinstance(value, dict) and set(value) == {"explore"}:
-        minimum, maximum = _read_bounds(problems, (*path, "explore"))
+        minimum, maximum = read_bounds(problems, (*path, "explore"))
     else:
         problems.error(path, f"micro_batch_size must be {_FORMS}, not {quoted(value)}", _form_hint(value))
     return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
@@ -57,26 +56,6 @@ def _form_hint(value: Any) -> str:
     if is_integer(value) and value > MAX_SAMPLES:
         return f"no sensible value is above {MAX_SAMPLES}; type explore"
     return "type explore, or a number from 1 up"
-
-
-def _read_bounds(problems: Problems, path: KeyPath) -> tuple[int | None, int | None]:
-    """Read `{min: N, max: M}`, either of which may be missing."""
-    bounds = problems.document.get(path)
-    if bounds is None:
-        return None, None
-    if not isinstance(bounds, dict):
-        problems.error(path, f"explore must be {{min: N, max: M}}, not {quoted(bounds)}")
-        return None, None
-    for key in bounds:
-        if key not in ("min", "max"):
-            near = close_match(key, ["min", "max"], cutoff=_NEAR_BOUND)
-            hint = f'did you mean "{near}"?' if near else "known here: min, max"
-            problems.error((*path, key), f"unknown key {quoted(key)} under explore", hint)
-    minimum, maximum = read_positive(problems, (*path, "min")), read_positive(problems, (*path, "max"))
-    if minimum is not None and maximum is not None and minimum > maximum:
-        problems.error((*path, "min"), f"min {minimum} is above max {maximum}", f"type min: {maximum} or less")
-        return None, None
-    return minimum, maximum
 
 
 def choose_side(problems: Problems, requests: Mapping[Mode, Request], mode: Mode | None) -> Mode:

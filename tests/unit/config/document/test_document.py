@@ -70,7 +70,7 @@ def test_a_file_of_a_hundred_megabytes_is_refused_unread(tmp_path):
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserInputError, match="larger than 128 KiB"):
+    with pytest.raises(UserInputError, match="larger than 256 KiB"):
         document.read(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
 

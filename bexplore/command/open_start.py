@@ -1,0 +1,74 @@
+"""A start that is under way: its processes, its folders, and whether its parked ranks can serve another size."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from bexplore.command.probe_folder import ProbeFolder
+from bexplore.command.processes import Start
+from bexplore.command.watch import Watch
+
+# Seconds that the launcher gets to end by itself once its ranks have ended.
+GRACE_S = 4.0
+# Seconds that a rank waits after its last step for what comes next. Source: a judgement: a search decides within
+# seconds, and where the explorer is gone, the ranks end by themselves soon.
+PARK_S = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStart:
+    """A start of the command.
+
+    Attributes:
+        start: Its processes.
+        folder: Its folder.
+        latest: Folder of its latest probe: the same, or one for each further probe.
+        number: Number of its first probe.
+        accumulation: Micro-batches of a step that were asked for; None where the command chooses.
+        capacity: The size that the command was given, from whose batches smaller ones are cut; None where the start
+            has one probe, of the command's own batches.
+        served: Sizes that it has run.
+        watch: The watch over its latest probe; None before.
+    """
+
+    start: Start
+    folder: ProbeFolder
+    latest: ProbeFolder
+    number: int
+    accumulation: int | None = None
+    capacity: int | None = None
+    served: list[int] = field(default_factory=list)
+    watch: Watch | None = None
+    _parked_s: float = 0.0
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the latest probe is not its first."""
+        return len(self.served) > 1
+
+    @property
+    def needs_least(self) -> bool:
+        """Whether no larger size ran before the latest, whose free memory the process would still hold."""
+        return self.served[-1] >= max(self.served)
+
+    def park(self) -> bool:
+        """Note that the latest probe is over; return whether all ranks wait for another."""
+        self._parked_s = time.monotonic()
+        ranks = self.watch.reports.ranks if self.watch else ()
+        # An allocator that had to retry holds no room for what comes next, and its counts are of the whole process.
+        retried = any(rank.memory.get("num_ooms") or rank.memory.get("num_alloc_retries") for rank in ranks)
+        return not retried and all(rank.outcome == "observed" for rank in ranks)
+
+    def can_serve(self, micro_batch_size: int, accumulation: int | None) -> bool:
+        """Return whether the parked ranks can go on with a size."""
+        fits = self.capacity is not None and micro_batch_size <= self.capacity and accumulation == self.accumulation
+        return fits and self.start.return_code is None and time.monotonic() - self._parked_s < PARK_S / 2
+
+    def end(self) -> list[int]:
+        """End all of its processes, and remove what the training wrote; return the processes that are left."""
+        is_whole = self.watch is not None and self.watch.reports.are_whole
+        self.latest.release()
+        left = self.start.end(grace_s=GRACE_S if is_whole else 0.0)
+        self.folder.clean()
+        return left

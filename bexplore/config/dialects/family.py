@@ -1,0 +1,119 @@
+"""A family of training configurations: where its numbers stand, its own rules, and its usual command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from bexplore.config.dialects.numbers import Numbers
+from bexplore.config.document.reader import KeyPath
+from bexplore.config.document.values import Values
+
+# A dotted path, or alternatives of which the first that is present counts.
+Keys: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Keys by which a file is recognised.
+
+    Attributes:
+        all_of: Dotted keys that must be present.
+        any_of: Dotted keys of which one must be present; none for no such rule.
+        none_of: Dotted keys that must be absent.
+        suffixes: Endings of the file's name; empty for any.
+    """
+
+    all_of: Keys = ()
+    any_of: Keys = ()
+    none_of: Keys = ()
+    suffixes: tuple[str, ...] = ()
+
+    def evidence(self, values: Values, suffix: str) -> tuple[str, ...]:
+        """Return the keys that show the family; empty where the file is of another."""
+        found = [key for key in self.any_of if values.has(key)]
+        fits = all(map(values.has, self.all_of)) and not any(map(values.has, self.none_of))
+        if not fits or (self.any_of and not found) or (self.suffixes and suffix not in self.suffixes):
+            return ()
+        return (*self.all_of, *found[:2])
+
+
+class Remainder(StrEnum):
+    """What a family does with samples of the global batch that fill no whole micro-batch."""
+
+    REFUSED = "refused"
+    DROPPED = "dropped"  # without a message: the training runs with a smaller global batch
+    SMALLER = "smaller"  # the last micro-batch is smaller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The usual command of a family.
+
+    Attributes:
+        words: Command without a launcher, or with the launcher of the family.
+        launched: Words that stand behind the options of a launcher, such as `-m axolotl.cli.train {config}`; empty
+            where the family starts its own processes.
+    """
+
+    words: tuple[str, ...] = ()
+    launched: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of training configurations.
+
+    Attributes:
+        name: Name on the command line.
+        title: Name for people.
+        signatures: Signatures, of which one must fit.
+        micro_batch_size: Keys of the samples of one replica in one pass.
+        find_size: Returns the path of the micro-batch size where its key is the user's own; None for the keys alone.
+        global_batch_size: Keys of the samples of one optimizer step over all replicas.
+        accumulation: Keys of the micro-batches of one replica in one step.
+        replicas: Factors of the number of replicas, each with its alternatives; an absent factor is 1.
+        model_parallel: Factors by which the product of `replicas` is divided: devices of one replica.
+        sequence_length: Keys of the tokens of a sample.
+        output_dir: Keys of folders that the training writes to; each start gets a folder of its own.
+        memory: Further keys that decide the memory or the speed of a pass: a change of one is named.
+        counts_tokens: Whether micro-batch and global batch stand in tokens.
+        probing: Value that a key has in each start, where the file has it: what would change the size by itself.
+        unset: Values of a number that mean "derived", such as -1 or "auto".
+        remainder: What the family does where the global batch is no multiple of micro-batch and replicas.
+        rules: Yields the family's own objections to the numbers.
+        program: Returns the usual command of a file for a number of processes; None where only the user has it.
+        source: Public document or code that the keys and rules come from.
+        note: What a reader of the table of families should have in mind.
+    """
+
+    name: str
+    title: str
+    signatures: tuple[Signature, ...]
+    micro_batch_size: Keys
+    source: str
+    find_size: Callable[[Values], KeyPath | None] = lambda values: None
+    global_batch_size: Keys = ()
+    accumulation: Keys = ()
+    replicas: tuple[Keys, ...] = ()
+    model_parallel: tuple[Keys, ...] = ()
+    sequence_length: Keys = ()
+    output_dir: Keys = ()
+    memory: Keys = ()
+    counts_tokens: bool = False
+    probing: Mapping[str, Any] = field(default_factory=dict)
+    unset: tuple[Any, ...] = (None, "auto", -1)
+    remainder: Remainder = Remainder.REFUSED
+    rules: Callable[[Numbers, Values], Iterable[str]] = lambda numbers, values: ()
+    program: Callable[[Values, int], Program] | None = None
+    note: str = ""
+
+    def size_path(self, values: Values) -> KeyPath | None:
+        """Return the path of the micro-batch size; None where the file has none."""
+        return values.first(self.micro_batch_size) or self.find_size(values)
+
+    def evidence(self, values: Values, suffix: str) -> tuple[str, ...]:
+        """Return the keys that show the family; empty where the file is of another."""
+        return next(filter(None, (one.evidence(values, suffix) for one in self.signatures)), ())

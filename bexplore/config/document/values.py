@@ -1,0 +1,96 @@
+"""Values of a document by dotted key, with references such as `${seq_len}` followed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from bexplore.config.document.reader import KeyPath
+
+_REFERENCE = re.compile(r"\$\{")
+
+
+class Values:
+    """The values of a file.
+
+    Args:
+        values: Top-level mapping, as it was read.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def path(self, dotted: str) -> KeyPath | None:
+        """Return the path of a dotted key as the file spells it; None where it is absent.
+
+        A key of the file may itself contain dots, and hyphens where the family writes underscores.
+        """
+        return _path(self.values, tuple(dotted.split(".")))
+
+    def has(self, dotted: str) -> bool:
+        """Return whether a key is present; null counts."""
+        return self.path(dotted) is not None
+
+    def first(self, keys: Iterable[str]) -> KeyPath | None:
+        """Return the path of the first key that is present; one that is not null goes before."""
+        present = [path for key in keys if (path := self.path(key)) is not None]
+        return next((path for path in present if self.at(path) is not None), present[0] if present else None)
+
+    def get(self, dotted: str, default: Any = None) -> Any:
+        """Return the value of a dotted key, references followed; the default where it is absent."""
+        path = self.path(dotted)
+        return default if path is None else self.at(path)
+
+    def at(self, path: KeyPath) -> Any:
+        """Return the value at a path, references followed; the written text where a reference leads nowhere."""
+        value: Any = self.values
+        for key in path:
+            value = value[key]
+        if not isinstance(value, str) or not _REFERENCE.search(value):
+            return value
+        return self._followed(value)
+
+    def _followed(self, text: str) -> Any:
+        """Return what a text with references means."""
+        from omegaconf import OmegaConf  # heavy; needed for a file with references only
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            root = OmegaConf.create(dict(self.values) | {_PROBE: text})
+            return OmegaConf.select(root, _PROBE, throw_on_missing=False)
+        except (OmegaConfBaseException, ValueError, TypeError, RecursionError, AttributeError):
+            return text
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether no value is a mapping or a list."""
+        return not any(isinstance(value, dict | list) for value in self.values.values())
+
+
+def paths_below(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """Yield the path of each plain value below a path, through mappings."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from paths_below(inner, (*path, key))
+    else:
+        yield path
+
+
+_PROBE = "__bexplore_value__"
+
+
+def _path(values: Any, parts: tuple[str, ...]) -> KeyPath | None:
+    if not parts:
+        return ()
+    if not isinstance(values, Mapping):
+        return None
+    for length in range(len(parts), 0, -1):
+        joined = ".".join(parts[:length])
+        for spelt in (joined, joined.replace("_", "-")):
+            if spelt in values:
+                rest = _path(values[spelt], parts[length:])
+                if rest is not None:
+                    return (spelt, *rest)
+    return None

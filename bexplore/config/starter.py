@@ -1,0 +1,204 @@
+"""The smallest file with which a training can be explored: from its configuration, its command or its script."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from bexplore.config.command import PLACEHOLDERS
+from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
+from bexplore.config.document import document
+from bexplore.config.document.document import Problems, dotted_path
+from bexplore.config.document.writer import with_value
+from bexplore.errors import UserInputError
+
+# Options of training scripts, as `--name`, `-name` or `name=`, with `_` for `-`. Sources: the arguments of
+# transformers, DeepSpeed, Megatron-LM, timm, torchvision's references and PyTorch's examples.
+_OPTIONS = {
+    "micro_batch_size": (
+        "micro_batch_size",
+        "per_device_train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "device_batch_size",
+        "train_batch_size",
+        "batch_size",
+        "batchsize",
+        "mbs",
+        "bs",
+        "b",
+    ),
+    "accumulation": (
+        "gradient_accumulation_steps",
+        "grad_accum_steps",
+        "accumulation_steps",
+        "accumulation",
+        "grad_accum",
+    ),
+    "output_dir": (
+        "output_dir",
+        "out_dir",
+        "output",
+        "save_dir",
+        "log_dir",
+        "checkpoint_dir",
+        "default_root_dir",
+        "out",
+    ),
+}
+_OF = {"global_batch_size": " over all replicas", "replica_batch_size": " on one replica"}
+
+
+def of_file(path: Path) -> tuple[str, list[str]]:
+    """Return a family's file with the word at its micro-batch size, and notes on what was decided.
+
+    Raises:
+        UserInputError: The file is of no known family, or its numbers are wrong.
+    """
+    read = document.read(path)
+    found = recognise(read)
+    if found is None:
+        raise UserInputError(
+            f"{path}: the family was not recognised", hint="bexplore init -- COMMAND, with the command that trains"
+        )
+    problems = Problems(document=read)
+    own = read_family(problems, *found)
+    problems.raise_if_any()
+    text = document.read_text(path)
+    size, numbers = own.numbers.micro_batch_size, own.numbers
+    text = with_value(text, own.size_path, "explore", source=str(path))
+    notes = [f"{path} is of {own.why}", f"{dotted_path(own.size_path)}: {size or 'absent'} -> explore"]
+    text = _with_batch_of_a_step(text, own, path)
+    if own.family.program is None:
+        notes.append("its command is yours: bexplore explore FILE -- COMMAND {config}")
+    if numbers.num_replicas is None:
+        notes.append("replicas are not in the file: the first start shows them, or type --replicas N")
+    return text, notes
+
+
+def _with_batch_of_a_step(text: str, own: FamilyFile, path: Path) -> str:
+    """Return a text with the batch of a step that the file's own size gave, where the file does not hold it itself."""
+    numbers = own.numbers
+    if numbers.global_batch_size is not None or not numbers.micro_batch_size or own.values.has("explore"):
+        return text
+    name, samples = "replica_batch_size", numbers.micro_batch_size * (numbers.accumulation or 1)
+    if numbers.num_replicas is not None:
+        name, samples = "global_batch_size", samples * numbers.num_replicas
+    if path.suffix == ".json":
+        return with_value(text, ("explore", name), samples, source=str(path))
+    comment = f"# samples of one optimizer step{_OF[name]}, as the file had them"
+    is_toml, line_break = path.suffix == ".toml", "\r\n" if "\r\n" in text else "\n"
+    lines = [f"{name} = {samples}  {comment}"] if is_toml else [f"  {name}: {samples}  {comment}"]
+    lines = ["", "[explore]" if is_toml else "explore:", *lines, ""]
+    return text + ("" if not text or text.endswith("\n") else line_break) + line_break.join(lines)
+
+
+def of_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return a file for a training command, whose values are replaced by placeholders, and notes.
+
+    Raises:
+        UserInputError: No word of the command is the micro-batch size.
+    """
+    known = _options_of_scripts(words)
+    filled, found = _with_placeholders(list(words))
+    filled, added = _with_options(filled, found, known)
+    if "micro_batch_size" not in found | added:
+        raise UserInputError(
+            "no word of the command is a micro-batch size",
+            hint="write {micro_batch_size} where the command takes it",
+        )
+    notes = [f"{name} is filled in by bexplore" for name in PLACEHOLDERS if name in found | added]
+    return _file_of_command(filled, found | added), notes
+
+
+def _file_of_command(words: Sequence[str], found: set[str]) -> str:
+    """Return the YAML file of a command."""
+    shown = " ".join(word if re.search(r"\{\w+\}", word) else shlex.quote(word) for word in words)
+    lines = [
+        "# bexplore explore FILE: starts this command once for each size worth a start, and ends it after a few steps.",
+        "explore:",
+        f"  command: {_quoted(shown)}",
+    ]
+    if "output_dir" not in found:
+        lines += [
+            "  # The command has no output folder of its own for each start: it may write over what is there.",
+            "  writes_are_fine: false  # true: that is fine",
+        ]
+    lines += [
+        "  # global_batch_size: 256  # samples of one optimizer step over all replicas, to be kept",
+        "  # replicas: 8             # data-parallel replicas; the first start shows them",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Return a text for YAML: plain where that reads back the same."""
+    return (
+        f"'{text.replace(chr(39), chr(39) * 2)}'"
+        if re.search(r"[:#'\"]\s|^[\[{&*!|>%@`'\"]|: |^\s|\s$", text)
+        else text
+    )
+
+
+def _with_placeholders(words: list[str]) -> tuple[list[str], set[str]]:
+    """Return the words with the values of known options replaced, and the placeholders that stand in them."""
+    found = {name for word in words for name in re.findall(r"\{(\w+)\}", word) if name in PLACEHOLDERS}
+    for placeholder, names in _OPTIONS.items():
+        place = None if placeholder in found else _place_of(words, names)
+        if place is not None:
+            index, head = place
+            words[index] = f"{head}{{{placeholder}}}"
+            found.add(placeholder)
+    return words, found
+
+
+def _place_of(words: Sequence[str], names: Iterable[str]) -> tuple[int, str] | None:
+    """Return the index of the word with an option's value, and what stands before the value in it."""
+    for name in names:
+        for index, word in enumerate(words):
+            option, equals, _value = word.partition("=")
+            if option.lstrip("-+").replace("-", "_").rpartition(".")[2] != name or option == word.lstrip("-") != option:
+                continue
+            if equals:
+                return index, f"{option}="
+            if word.startswith("-") and index + 1 < len(words) and not words[index + 1].startswith("--"):
+                return index + 1, ""
+    return None
+
+
+def _with_options(words: list[str], found: set[str], known: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Return the words with options that the script has and the command lacks."""
+    added = set()
+    for placeholder in ("micro_batch_size", "output_dir"):
+        names = [option for option in known if option.lstrip("-").replace("-", "_") in _OPTIONS[placeholder]]
+        if placeholder not in found and names:
+            best = min(names, key=lambda option: _OPTIONS[placeholder].index(option.lstrip("-").replace("-", "_")))
+            words += [best, f"{{{placeholder}}}"]
+            added.add(placeholder)
+    return words, added
+
+
+def _options_of_scripts(words: Sequence[str]) -> list[str]:
+    """Return the options that the Python scripts among the words define; nothing is run."""
+    options: list[str] = []
+    for word in words:
+        if word.endswith(".py") and Path(word).is_file():
+            options += _options_in(Path(word))
+    return options
+
+
+def _options_in(path: Path) -> Iterator[str]:
+    """Yield each option that a script gives to `add_argument` or `option`; `TrainingArguments` brings its own."""
+    try:
+        tree = ast.parse(document.read_text(path))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UserInputError(f"{path} is not Python: {error}") from None
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if {"HfArgumentParser", "TrainingArguments"} <= names:
+        yield from ("--per_device_train_batch_size", "--output_dir")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add_argument", "option"):
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            yield from (text for text in texts if text.startswith("--"))

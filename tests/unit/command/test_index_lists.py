@@ -1,0 +1,82 @@
+"""Lists of samples that the observer cuts: what a loader gets for each size, and which batches are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bexplore.command.observer.bexplore_observer import IndexLists
+
+
+class LoaderIterator:
+    """What the observer needs of a loader's iterator: the command's lists of sixteen samples, and shorter last ones."""
+
+    def __init__(self, num_samples: int, length: int = 16) -> None:
+        numbers = list(range(num_samples))
+        self._sampler_iter: Iterator = iter([numbers[at : at + length] for at in range(0, num_samples, length)])
+
+
+def next_index(iterator: LoaderIterator):
+    return next(iterator._sampler_iter)
+
+
+def lists_of(size: int, longest: int | None = 16) -> IndexLists:
+    lists = IndexLists()
+    lists.begin(size, longest)
+    return lists
+
+
+def all_of(lists: IndexLists, iterator: LoaderIterator) -> list:
+    found = []
+    with pytest.raises(StopIteration):
+        while True:
+            found.append(lists.next_of(iterator, next_index))
+    return found
+
+
+def test_without_a_capacity_the_lists_are_those_of_the_command():
+    assert all_of(lists_of(4, None), LoaderIterator(20)) == [list(range(16)), [16, 17, 18, 19]]
+
+
+def test_a_list_is_cut_into_as_many_as_it_has_and_an_epoch_keeps_its_samples():
+    samples = [sample for one in all_of(lists_of(4), LoaderIterator(34)) for sample in one]
+
+    assert samples == list(range(34))
+
+
+def test_every_list_has_the_size_but_the_last_of_an_epoch():
+    lengths = [len(one) for one in all_of(lists_of(6), LoaderIterator(35))]
+
+    assert lengths == [6, 6, 6, 6, 3]  # four samples of each list of sixteen make no batch
+
+
+def test_longer_lists_and_single_indices_are_not_of_the_size_that_is_explored():
+    lists = lists_of(4)
+
+    assert all_of(lists, LoaderIterator(40, length=20)) == [list(range(20)), list(range(20, 40))]
+    single = LoaderIterator(0)
+    single._sampler_iter = iter([7])
+    assert lists.next_of(single, next_index) == 7
+    assert lists.num_cut == 0
+
+
+def test_batches_that_were_loaded_ahead_are_stale_once_the_size_changes():
+    lists, iterator = lists_of(4), LoaderIterator(64)
+    for _ in range(3):
+        lists.next_of(iterator, next_index)
+    assert not lists.is_stale(iterator)
+
+    lists.begin(8, 16)
+    lists.next_of(iterator, next_index)
+
+    assert [lists.is_stale(iterator) for _ in range(3)] == [True, True, False]
+
+
+def test_an_epoch_of_persistent_workers_begins_without_what_the_epoch_before_left():
+    lists, iterator = lists_of(4), LoaderIterator(16)
+    lists.next_of(iterator, next_index)
+    iterator._sampler_iter = LoaderIterator(16)._sampler_iter
+
+    assert lists.next_of(iterator, next_index) == [0, 1, 2, 3]
+    assert not lists.is_stale(iterator)
