@@ -200,6 +200,7 @@ PARTS = {
     "total": readme_tables.total,
     "rivals": readme_tables.rivals,
     "one-way-to-measure": readme_tables.one_way_to_measure,
+    "families": readme_tables.families,
 }
 
 if __name__ == "__main__":

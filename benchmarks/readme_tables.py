@@ -10,6 +10,10 @@ from typing import Any
 from benchmarks.engine_cost import OURS, SWEEP, beats_every_rival, finders, sums
 from benchmarks.search_problems import IN_TURNS
 from benchmarks.search_total_cost import AS_IT_WORKS, EACH_COMPILED
+from bexplore.config.dialects.families import FAMILIES
+from bexplore.config.dialects.family import Keys
+from bexplore.config.dialects.launchers import launched
+from bexplore.config.document.values import Values
 
 RESULTS = Path(__file__).parent / "results"
 FINDERS = {  # name for people, and how its answer was run
@@ -207,3 +211,23 @@ def _engine_jobs() -> dict[str, Any]:
 def _interval(shares: tuple[float, float, float]) -> str:
     share, low, high = (100.0 * value for value in shares)
     return f"{share:.1f} % ({low:.1f} to {high:.1f})"
+
+
+def families() -> str:
+    """Return the table of the families of configurations."""
+    lines = ["| family (`--dialect`) | micro-batch | global batch | accumulation | usual command, or how to type it |"]
+    lines.append("|---|---|---|---|---|")
+    for family in FAMILIES.values():
+        program = None if family.program is None else family.program(Values({}), 1)
+        words = () if program is None else program.words or launched("torchrun", 1, program.launched)
+        total = _key(family.global_batch_size) or "derived"
+        steps = _key(family.accumulation) or "derived"
+        usual = f"`{' '.join(words)}`" if words else family.note.replace("|", "/")
+        tokens = " (tokens)" if family.counts_tokens else ""
+        size = f"{_key(family.micro_batch_size)}{tokens}"
+        lines.append(f"| {family.title} (`{family.name}`) | {size} | {total} | {steps} | {usual} |")
+    return "\n".join(lines)
+
+
+def _key(keys: Keys) -> str:
+    return f"`{keys[0]}`" if keys else ""

@@ -1,0 +1,237 @@
+"""Files of real packages, explored as their users would: `python -m benchmarks.families`.
+
+For each job of `benchmarks/family_jobs` the file's number is replaced by the word with `bexplore init`, explored with
+the family's usual command (where the family has one), and the answer is written back with `bexplore apply`. Beside it
+stands an exhaustive sweep: every size that keeps the file's global batch, started several times under the same
+observer, interleaved. The regret of the answer is what its median is below the fastest's; a difference within twice
+the standard error of both counts as none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bexplore.command.runner import PROBING_ACCUMULATION, CommandRunner, CommandSettings
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.host.machine import package_version, processor_name
+from bexplore.measurement.probe import Compilation, Probe
+
+ROOT = Path(__file__).parent.parent
+JOBS, SHARED = Path(__file__).parent / "family_jobs", Path(__file__).parent / "command_jobs"
+RESULTS = Path(__file__).parent / "results"
+GLOBAL_BATCH = 48
+SIZES = [size for size in range(1, GLOBAL_BATCH + 1) if GLOBAL_BATCH % size == 0]
+# accelerate launch, of the environment that has DeepSpeed
+ACCELERATE = ("python", "-m", "accelerate.commands.launch", "--use_deepspeed", "--num_processes", "1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyJob:
+    """A file of a family and what its user types beside it.
+
+    Attributes:
+        name: Family, as in the documentation.
+        file: File of the folder.
+        package: Package that trains.
+        command: What stands behind `--`; empty for the family's usual command.
+        options: Further options.
+    """
+
+    name: str
+    file: str
+    package: str
+    command: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @property
+    def explored(self) -> str:
+        """The file that `bexplore init` writes."""
+        stem, dot, suffix = self.file.rpartition(".")
+        return f"{stem}.explore{dot}{suffix}"
+
+
+FAMILY_JOBS = (
+    FamilyJob(name="LitGPT", file="litgpt.yaml", package="litgpt"),
+    FamilyJob(name="TRL", file="trl.yaml", package="trl"),
+    FamilyJob(
+        name="Transformers TrainingArguments",
+        file="transformers.json",
+        package="transformers",
+        command=("python", "transformers_train.py", "{config}"),
+    ),
+    FamilyJob(
+        name="accelerate with DeepSpeed",
+        file="deepspeed.json",
+        package="deepspeed",
+        command=(*ACCELERATE, "deepspeed_train.py", "{config}"),
+        options=("--replicas", "1", "--writes-are-fine"),
+    ),
+    FamilyJob(
+        name="Lightning CLI",
+        file="lightning.yaml",
+        package="lightning",
+        command=("python", "lightning_main.py", "fit", "--config", "{config}"),
+    ),
+    FamilyJob(
+        name="torchtune",
+        file="torchtune.yaml",
+        package="torchtune",
+        # The family's usual command by its module: Ray, of the same environment, installs a `tune` of its own.
+        command=("python", "-m", "torchtune._cli.tune", "run", "full_finetune_single_device", "--config", "{config}"),
+    ),
+    FamilyJob(name="Axolotl", file="axolotl.yaml", package="axolotl"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each size for the sweep")
+    parser.add_argument("--jobs", nargs="*", default=[job.file for job in FAMILY_JOBS])
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv-command", help="packages of all but Axolotl")
+    options = parser.parse_args()
+    records = _earlier()
+    for job in (job for job in FAMILY_JOBS if job.file in options.jobs):
+        with _workplace(options.environment):
+            records[job.name] = _record(job, options.rounds)
+        print(json.dumps({job.name: records[job.name]}), flush=True)
+        _write(records, options.rounds)
+
+
+def _earlier() -> dict[str, Any]:
+    path = RESULTS / "families.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+@contextmanager
+def _workplace(environment: Path) -> Iterator[None]:
+    """A folder with the files of all jobs, a small model and texts; the packages come first on PATH."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        for source in (*JOBS.iterdir(), *(SHARED / one for one in ("litgpt_tokens.py", "torchtune_parts.py"))):
+            if source.is_file() and source.name != "__init__.py":
+                shutil.copy(source, folder)
+        shutil.copy(SHARED / "common.py", folder)
+        path = [str(environment.resolve() / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+        os.environ |= {"PATH": os.pathsep.join(path), "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        os.chdir(folder)
+        subprocess.run(["python", "inputs.py", "."], check=True, capture_output=True)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+def _record(job: FamilyJob, rounds: int) -> dict[str, Any]:
+    """Explore a job, write the answer back, and sweep it."""
+    behind = ["--", *job.command] if job.command else []
+    _bexplore("init", job.file)
+    began_s = time.monotonic()
+    log = _bexplore("explore", job.explored, *job.options, "--set", "explore.candidates=divisors", "--json", *behind)
+    elapsed_s = time.monotonic() - began_s
+    result = next(event for event in map(json.loads, log.splitlines()) if event["event"] == "result")
+    before = Path(job.explored).read_text().splitlines()
+    _bexplore("apply", job.explored, "--yes", *job.options, "--set", "explore.candidates=divisors", *behind)
+    after = Path(job.explored).read_text().splitlines()
+    config = load_config(job.explored, overrides=["explore.writes_are_fine=true", *_command_of(job)])
+    return {
+        "package": f"{job.package} {package_version(job.package)}",
+        "micro_batch_size": result["micro_batch_size"],
+        "confidence": result["confidence"],
+        "num_probes": result["num_probes"],
+        "elapsed_s": elapsed_s,
+        "batch_size": result["batch_size"],
+        "changed": [line.strip() for old, line in zip(before, after, strict=True) if old != line],
+        "speeds": _sweep(config, rounds),
+    }
+
+
+def _command_of(job: FamilyJob) -> list[str]:
+    command = [f"explore.command={json.dumps(list(job.command))}"] if job.command else []
+    return [*command, "micro_batch_size=explore", "explore.replicas=1", "explore.replica_batch_size=null"]
+
+
+def _bexplore(*words: str) -> str:
+    done = subprocess.run(["bexplore", *words], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"bexplore {' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def _sweep(config: Config, rounds: int) -> dict[int, list[float]]:
+    """Return samples/s in each start, by size; sizes are interleaved."""
+    assert config.command is not None
+    speeds: dict[int, list[float]] = {size: [] for size in SIZES}
+    for number in range(rounds):
+        for size in SIZES if number % 2 == 0 else reversed(SIZES):
+            with tempfile.TemporaryDirectory() as folder:
+                runner = CommandRunner(config.command, CommandSettings(run_dir=Path(folder)))
+                probe = Probe(number=0, micro_batch_size=size, compilation=Compilation.EXACT, time_limit_s=600.0)
+                observation = runner.run(probe, PROBING_ACCUMULATION if config.command.sets_accumulation else None)
+            if observation.is_measured:
+                speeds[size].append(observation.samples_per_s)
+    return speeds
+
+
+def _regret(speeds: dict[int, list[float]], size: int) -> tuple[int, float, float]:
+    """Return the fastest size, what another is below it, and that less twice the standard error of both medians."""
+    middles = {one: statistics.median(found) for one, found in speeds.items() if found}
+    best = max(middles, key=lambda one: middles[one])
+    below = 1.0 - middles[size] / middles[best]
+    return best, below, max(0.0, below - 2.0 * math.hypot(_relative_se(speeds[size]), _relative_se(speeds[best])))
+
+
+def _relative_se(speeds: list[float]) -> float:
+    if len(speeds) < 2:
+        return 0.0
+    return statistics.stdev(speeds) / statistics.fmean(speeds) / math.sqrt(len(speeds))
+
+
+def _write(records: dict[str, Any], rounds: int) -> None:
+    rows = []
+    for name, one in records.items():
+        speeds = {int(size): found for size, found in one["speeds"].items()}
+        best, below, beyond = _regret(speeds, one["micro_batch_size"])
+        rows.append(
+            f"| {name} | {one['package']} | {one['micro_batch_size']} | {one['confidence']} | {one['num_probes']} | "
+            f"{one['elapsed_s']:.0f} | {best} | {below:.1%} | {beyond:.1%} | {one['batch_size']} | "
+            f"`{'`, `'.join(one['changed'])}` |"
+        )
+    text = [
+        "# Files of real packages, explored as their users would",
+        "",
+        f"Command: `python -m benchmarks.families --rounds {rounds}`, {datetime.now(UTC):%Y-%m-%d}. "
+        f"{processor_name()}, {os.cpu_count()} processors, Python {platform.python_version()}, "
+        f"torch {package_version('torch')}, one process a training.",
+        "",
+        f"Each file has a global batch of {GLOBAL_BATCH}; the sizes that keep it are {', '.join(map(str, SIZES))}. The "
+        f"fastest is that of {rounds} interleaved starts of each size.",
+        "",
+        "| family | package | answer | score | probes | seconds | fastest | below the fastest | beyond the interval | "
+        "global batch | lines that `apply` changed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+        *rows,
+        "",
+    ]
+    (RESULTS / "families.md").write_text("\n".join(text))
+    (RESULTS / "families.json").write_text(json.dumps(records, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
