@@ -117,6 +117,9 @@ bench-guard: $(STAMP)
 bench-faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
+bench-hostile: $(STAMP)
+	$(BIN)/python -m benchmarks.hostile_files $(ARGS)
+
 bench-warm-start: $(STAMP)
 	$(BIN)/python -m benchmarks.warm_start $(ARGS)
 

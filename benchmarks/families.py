@@ -151,7 +151,7 @@ def _record(job: FamilyJob, rounds: int) -> dict[str, Any]:
     after = Path(job.explored).read_text().splitlines()
     config = load_config(job.explored, overrides=["explore.writes_are_fine=true", *_command_of(job)])
     return {
-        "package": f"{job.package} {package_version(job.package)}",
+        "package": f"{job.package} {_version(job.package)}",
         "micro_batch_size": result["micro_batch_size"],
         "confidence": result["confidence"],
         "num_probes": result["num_probes"],
@@ -160,6 +160,12 @@ def _record(job: FamilyJob, rounds: int) -> dict[str, Any]:
         "changed": [line.strip() for old, line in zip(before, after, strict=True) if old != line],
         "speeds": _sweep(config, rounds),
     }
+
+
+def _version(package: str) -> str:
+    """Return a package's version in the environment of the jobs."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    return subprocess.run(["python", "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _command_of(job: FamilyJob) -> list[str]:

@@ -35,10 +35,11 @@ def main():
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     draw = random.Random(0)
-    with (folder / "texts.jsonl").open("w") as stream:
-        for _ in range(TEXTS):
-            text = " ".join(f"w{draw.randrange(WORDS)}" for _ in range(LENGTH))
-            stream.write(json.dumps({"text": text}) + "\n")
+    texts = [" ".join(f"w{draw.randrange(WORDS)}" for _ in range(LENGTH)) for _ in range(TEXTS)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "texts.jsonl").write_text(lines)
+    (folder / "dataset").mkdir()
+    (folder / "dataset" / "train.jsonl").write_text(lines)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,6 @@ DOORS = {
     "optuna": {"search.study", "search.loop"},
     "pydantic": {"config.schema", "config.field_types", "exploration.result"},
     "ruamel": {"config.document.reader"},
-    "tomlkit": {"config.document.toml"},
-    "omegaconf": {"config.document.values"},
     "click": {"cli"},
     "jinja2": {"output.report"},
     "matplotlib": {"output.report"},

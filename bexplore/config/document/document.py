@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bexplore.config.document import toml
 from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, shown
 from bexplore.errors import UserInputError, close_match
 
@@ -219,7 +219,8 @@ def read(path: Path) -> Document:
     """
     text = read_text(path)
     if path.suffix == ".toml":
-        return Document(path=path, values=_read_toml(text, path))
+        table, positions = toml.read(text, str(path))
+        return Document(path=path, values=table, positions=positions)
     reader = YamlReader(str(path))
     values = reader.read(text)
     if values is None:
@@ -227,13 +228,6 @@ def read(path: Path) -> Document:
     if not isinstance(values, dict):
         raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {kind_of(values)}")
     return Document(path=path, values=values, positions=reader.positions, warnings=reader.warnings)
-
-
-def _read_toml(text: str, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserInputError(f"{path} is not TOML: {error}") from None
 
 
 def dotted_path(path: Sequence[str | int]) -> str:

@@ -26,7 +26,7 @@ from ruamel.yaml.tag import Tag
 
 from bexplore.errors import UserInputError
 
-MAX_EVENTS = 8_000  # parser events, a third of a second on a slow core; the largest public file has 1,850
+MAX_EVENTS = 4_000  # parser events, a sixth of a second on a slow core; the largest public file has 1,850
 MAX_DEPTH = 64  # nested mappings and lists
 MAX_VALUES = 50_000  # after aliases have been followed
 _SHOWN_CHARACTERS = 60

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from bexplore.config.document import references
 from bexplore.config.document.reader import KeyPath
-
-_REFERENCE = re.compile(r"\$\{")
 
 
 class Values:
@@ -48,20 +46,7 @@ class Values:
         value: Any = self.values
         for key in path:
             value = value[key]
-        if not isinstance(value, str) or not _REFERENCE.search(value):
-            return value
-        return self._followed(value)
-
-    def _followed(self, text: str) -> Any:
-        """Return what a text with references means."""
-        from omegaconf import OmegaConf  # heavy; needed for a file with references only
-        from omegaconf.errors import OmegaConfBaseException
-
-        try:
-            root = OmegaConf.create(dict(self.values) | {_PROBE: text})
-            return OmegaConf.select(root, _PROBE, throw_on_missing=False)
-        except (OmegaConfBaseException, ValueError, TypeError, RecursionError, AttributeError):
-            return text
+        return references.followed(value, self.values, path) if references.has_reference(value) else value
 
     @cached_property
     def is_flat(self) -> bool:
@@ -76,9 +61,6 @@ def paths_below(value: Any, path: KeyPath) -> Iterator[KeyPath]:
             yield from paths_below(inner, (*path, key))
     else:
         yield path
-
-
-_PROBE = "__bexplore_value__"
 
 
 def _path(values: Any, parts: tuple[str, ...]) -> KeyPath | None:

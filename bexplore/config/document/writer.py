@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import json
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from bexplore.config.document import toml
+from bexplore.config.document.edit_check import is_edit_of
 from bexplore.config.document.reader import KeyPath, Position, YamlReader
 from bexplore.errors import UserInputError
 
@@ -36,13 +37,12 @@ def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (),
     """
     if source.endswith(".toml"):
         return toml.with_value(text, path, value, source=source)
-    reader = YamlReader(source)
-    before = reader.read(text)
-    place = reader.positions.get(path)
+    before, positions = _read(text, source)
+    place = positions.get(path)
     if place is not None and place.span is not None:
         changed = _replaced(text, place, value)
     else:
-        changed = _grown(text, _depth_present(before, path), reader.positions, path, value, beside)
+        changed = _grown(text, _depth_present(before, path), positions, path, value, beside)
     _check(before, changed, path, value, source)
     return changed
 
@@ -54,20 +54,17 @@ def without_section(text: str, name: str, *, source: str) -> str:
         name: Key of the section; a text without it is returned as it is.
         source: The file, for messages; its ending decides between TOML and YAML, of which JSON is a part.
     """
-    key = re.escape(name)
     if source.endswith(".toml"):
-        return re.sub(rf"^\[{key}(\.[^\]]*)?\].*?(?=^\[|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+        return toml.without_section(text, name, source=source)
     if not text.lstrip("\ufeff \t\r\n").startswith("{"):
-        return re.sub(rf"^{key}[ \t]*:.*?(?=^[^\s#]|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
-    reader = YamlReader(source)
-    reader.read(text)
-    place = reader.positions.get((name,))
+        return re.sub(rf"^{re.escape(name)}[ \t]*:.*?(?=^[^\s#]|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
+    place = _read(text, source)[1].get((name,))
     if place is None or place.span is None or place.key_span is None:
         return text
     before, after = text[: place.key_span[0]], text[place.span[1] :]
     if (comma := re.match(r"\s*,\s*", after)) is not None:
         return before + after[comma.end() :]
-    return re.sub(r"\s*,?\s*\Z", "", before) + after
+    return before.rstrip().removesuffix(",").rstrip() + after
 
 
 def fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tuple[list[str], KeyPath]:
@@ -76,11 +73,18 @@ def fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tuple[l
     Raises:
         UserInputError: The text is not YAML.
     """
-    reader = YamlReader(source)
-    depth = min(_depth_present(reader.read(text), path), len(path) - 1)
+    values, positions = _read(text, source)
+    depth = min(_depth_present(values, path), len(path) - 1)
     parent, rest = path[:depth], path[depth:]
-    start = (reader.positions.get(parent, Position()).span or (0, 0))[0]
+    start = (positions.get(parent, Position()).span or (0, 0))[0]
     return [_entry(text, rest, value)] if text.startswith(("{", "["), start) else _block(text, rest, value), parent
+
+
+@functools.lru_cache(maxsize=2)  # several keys are written one after the other: each text is read once, not twice
+def _read(text: str, source: str) -> tuple[Any, Mapping[KeyPath, Position]]:
+    """Return the values of a text and their positions, which are shared: nobody changes them."""
+    reader = YamlReader(source)
+    return reader.read(text), reader.positions
 
 
 def _depth_present(values: Any, path: KeyPath) -> int:
@@ -196,9 +200,8 @@ def _replaced(text: str, place: Position, value: Scalar) -> str:
 
 def _check(before: Any, changed: str, path: KeyPath, value: Scalar, source: str) -> None:
     """Read the new text: it must hold the same values as the old one, but for the one at the path."""
-    expected = _with(copy.deepcopy(before), path, value)
     try:
-        is_same = _plain(YamlReader(source).read(changed)) == _plain(expected)
+        is_same = is_edit_of(before, _read(changed, source)[0], path, value)
     except UserInputError:
         is_same = False
     if not is_same:
@@ -206,21 +209,3 @@ def _check(before: Any, changed: str, path: KeyPath, value: Scalar, source: str)
             f"{source}: {path[-1]} shares its value with other keys, which would change with it",
             hint=f"write {path[-1]}: {value} yourself, without the anchor or the merge",
         )
-
-
-def _with(values: Any, path: KeyPath, value: Scalar) -> Any:
-    """Return the values with another at a path; make what is absent or empty on the way."""
-    if not path:
-        return value
-    key, rest = path[0], path[1:]
-    if isinstance(key, int):
-        listed = list(values or [])
-        return [*listed[:key], _with(listed[key] if key < len(listed) else None, rest, value), *listed[key + 1 :]]
-    return {**(values or {}), key: _with((values or {}).get(key), rest, value)}
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with mappings as sets of pairs, in any order, and NaN equal to itself."""
-    if isinstance(value, dict):
-        return frozenset((key, _plain(inner)) for key, inner in value.items())
-    return tuple(_plain(inner) for inner in value) if isinstance(value, list) else repr(value)
