@@ -88,7 +88,7 @@ TOKENS = (
 
 def seeds() -> list[tuple[str, str]]:
     """Return texts of the families, the ModelZoo and the configurations of this tree, each with an ending."""
-    found = [(text, suffix) for text, suffix, _ in TEXTS.values()]
+    found = [(text, suffix) for suffix, text, _ in TEXTS.values()]
     found += [(json.dumps(file_of(name), indent=1), ".yaml") for name in TINY]
     folders = (ROOT / "configs", ROOT / "benchmarks" / "family_jobs")
     for path in sorted(path for folder in folders for path in folder.iterdir()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -215,8 +216,12 @@ def _interval(shares: tuple[float, float, float]) -> str:
 
 def families() -> str:
     """Return the table of the families of configurations."""
-    lines = ["| family (`--dialect`) | micro-batch | global batch | accumulation | usual command, or how to type it |"]
-    lines.append("|---|---|---|---|---|")
+    lines = [
+        "| family (`--dialect`) | micro-batch | global batch | accumulation | command, or how to type it | evidence |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    num_read = Counter(one.get("found") for one in json.loads((RESULTS / "dialects.json").read_text()))
+    started = json.loads((RESULTS / "families.json").read_text())
     for family in FAMILIES.values():
         program = None if family.program is None else family.program(Values({}), 1)
         words = () if program is None else program.words or launched("torchrun", 1, program.launched)
@@ -225,7 +230,10 @@ def families() -> str:
         usual = f"`{' '.join(words)}`" if words else family.note.replace("|", "/")
         tokens = " (tokens)" if family.counts_tokens else ""
         size = f"{_key(family.micro_batch_size)}{tokens}"
-        lines.append(f"| {family.title} (`{family.name}`) | {size} | {total} | {steps} | {usual} |")
+        packages = [f"run with {one['package']}" for name, one in started.items() if family.title in name]
+        evidence = "; ".join([*packages, f"{num_read[family.name]} files read"] if num_read[family.name] else packages)
+        evidence = evidence or "the family's own documentation"
+        lines.append(f"| {family.title} (`{family.name}`) | {size} | {total} | {steps} | {usual} | {evidence} |")
     return "\n".join(lines)
 
 

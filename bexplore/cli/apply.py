@@ -32,6 +32,9 @@ from bexplore.exploration.run_directory import open_run
     help="In that case: write the recommended size, and the nearest batch_size that is valid with it.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE instead of CONFIG.")
+@click.option(
+    "--drop-section", is_flag=True, help="Remove the section explore, for a program that refuses keys of others."
+)
 @click.option("--force", is_flag=True, help="Write even if the job has changed since it was explored.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
 @common_options
@@ -42,6 +45,7 @@ def apply(
     run_path: Path | None,
     batch_size: str | None,
     output: Path | None,
+    drop_section: bool,
     force: bool,
     yes: bool,
     common: Common,
@@ -57,6 +61,7 @@ def apply(
       bexplore apply job.yaml --keep-batch-size --yes    write the fastest size that keeps batch_size
       bexplore apply job.yaml --change-batch-size --yes  move batch_size to what goes with the fastest size of all
       bexplore apply job.yaml -o tuned.yaml              leave job.yaml alone
+      bexplore apply trl.explore.yaml --drop-section -o trl.yaml    the file without what bexplore added
       bexplore apply axolotl.yaml -- axolotl train {config} --output-dir {output_dir}   as it was explored
     """
     for override in overrides_of_command(command=context.meta.get(COMMAND, ())):
@@ -71,6 +76,7 @@ def apply(
         run=run,
         batch_size=None if batch_size is None else BatchSizeRule(batch_size),
         choose=_choose if can_ask else refuse,
+        drop_section=drop_section,
         force=force,
     )
     if common.overrides and common.verbosity >= 0:
@@ -93,6 +99,8 @@ def _show(edit: Edit) -> None:
         f"{edit.base_micro_batch_size}, confidence {answer.confidence} out of 100 ({edit.run.directory})"
     )
     click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.path} has this size already")
+    if edit.keeps_section:
+        click.echo("the section explore stays; --drop-section removes it, for a program that refuses keys of others")
     if edit.batch_size_change is not None:
         before, after = edit.batch_size_change
         click.echo(

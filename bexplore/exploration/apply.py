@@ -14,7 +14,7 @@ from typing import Any
 from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
-from bexplore.config.document.writer import fragment, with_value
+from bexplore.config.document.writer import fragment, values_of, with_value, without_section
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.result import KeepsBatchSize, RunResult
@@ -91,6 +91,7 @@ class Edit:
         answer: The size to write, with its relative performance and confidence.
         base_micro_batch_size: The size that the performance is relative to.
         batch_size_change: The global batch size before and after; None if it stays.
+        keeps_section: Whether the new file is another package's and has a section `explore`.
     """
 
     path: Path
@@ -100,6 +101,7 @@ class Edit:
     answer: RunResult | KeepsBatchSize
     base_micro_batch_size: int
     batch_size_change: tuple[int, int] | None
+    keeps_section: bool
 
     @property
     def diff(self) -> str:
@@ -115,6 +117,7 @@ def plan_edit(
     run: Run | None = None,
     batch_size: BatchSizeRule | None = None,
     choose: Callable[[Choice], BatchSizeRule] = refuse,
+    drop_section: bool = False,
     force: bool = False,
 ) -> Edit:
     """Plan the change of a configuration's file, from a run of the same job.
@@ -122,6 +125,7 @@ def plan_edit(
     Args:
         run: The run; None for the newest finished one of this job.
         batch_size: The rule where the global batch size is not valid with the recommended size; None calls `choose`.
+        drop_section: Remove the section `explore` as well, for a program that refuses keys that are not its own.
         force: Use the run even if the job has changed since.
 
     Raises:
@@ -152,6 +156,8 @@ def plan_edit(
     if new_batch_size is not None:
         factor = _factor(config, "global_batch_size")
         changed = with_value(changed, config.batch_size_path, new_batch_size * factor, source=source)
+    if drop_section:
+        changed = without_section(changed, "explore", source=source)
     return Edit(
         path=config.path,
         before=before,
@@ -160,6 +166,7 @@ def plan_edit(
         answer=answer,
         base_micro_batch_size=result.base_micro_batch_size or 0,
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
+        keeps_section=bool(config.recognised) and "explore" in values_of(changed, source=source),
     )
 
 

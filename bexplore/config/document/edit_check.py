@@ -10,7 +10,7 @@ from bexplore.config.document.reader import KeyPath
 def is_edit_of(before: Any, after: Any, path: KeyPath, value: int | str | bool) -> bool:
     """Return whether two files' values differ by the value at a path alone, whatever the order of their keys."""
     try:
-        return bool(_comparable(after) == _comparable(_with(before, path, value)))
+        return bool(comparable(after) == comparable(_with(before, path, value)))
     except (TypeError, AttributeError):  # the path leads through a value that holds no others
         return False
 
@@ -26,8 +26,8 @@ def _with(values: Any, path: KeyPath, value: int | str | bool) -> Any:
     return {**(values or {}), key: _with((values or {}).get(key), rest, value)}
 
 
-def _comparable(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """Return the value with mappings as sets of pairs, numbers of another type unequal, and NaN equal to itself."""
     if isinstance(value, dict):
-        return frozenset((key, _comparable(inner)) for key, inner in value.items())
-    return tuple(_comparable(inner) for inner in value) if isinstance(value, list) else repr(value)
+        return frozenset((key, comparable(inner)) for key, inner in value.items())
+    return tuple(comparable(inner) for inner in value) if isinstance(value, list) else repr(value)

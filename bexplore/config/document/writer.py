@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from bexplore.config.document import toml
-from bexplore.config.document.edit_check import is_edit_of
+from bexplore.config.document.edit_check import comparable, is_edit_of
 from bexplore.config.document.reader import KeyPath, Position, YamlReader
 from bexplore.errors import UserInputError
 
@@ -53,14 +53,44 @@ def without_section(text: str, name: str, *, source: str) -> str:
     Args:
         name: Key of the section; a text without it is returned as it is.
         source: The file, for messages; its ending decides between TOML and YAML, of which JSON is a part.
+
+    Raises:
+        UserInputError: Other values would change too: they repeat parts of the section, say.
     """
+    before = values_of(text, source=source)
+    if name not in before:
+        return text
+    try:
+        after = _cut(text, name, source)
+        is_same = comparable(values_of(after, source=source) or {}) == comparable(
+            {key: value for key, value in before.items() if key != name}
+        )
+    except UserInputError:
+        is_same = False
+    if not is_same:
+        raise UserInputError(f"{source}: the section {name} cannot be removed alone", hint="remove it yourself")
+    return after
+
+
+def values_of(text: str, *, source: str) -> Any:
+    """Return the values of a text, which are shared: nobody changes them.
+
+    Raises:
+        UserInputError: Not TOML, or not YAML.
+    """
+    return toml.read(text, source)[0] if source.endswith(".toml") else _read(text, source)[0]
+
+
+def _cut(text: str, name: str, source: str) -> str:
+    """Return the text without the lines of a section, or in JSON without its characters and its comma."""
     if source.endswith(".toml"):
         return toml.without_section(text, name, source=source)
-    if not text.lstrip("\ufeff \t\r\n").startswith("{"):
-        return re.sub(rf"^{re.escape(name)}[ \t]*:.*?(?=^[^\s#]|\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
-    place = _read(text, source)[1].get((name,))
-    if place is None or place.span is None or place.key_span is None:
+    place = _read(text, source)[1][name,]
+    if place.span is None or place.key_span is None:
         return text
+    if not text.lstrip("\ufeff \t\r\n").startswith("{"):
+        end_of_line = _LINE_BREAK.search(text, max(place.span[1], place.key_span[1]))
+        return text[: _start_of_line(text, place.key_span[0])] + text[end_of_line.end() if end_of_line else len(text) :]
     before, after = text[: place.key_span[0]], text[place.span[1] :]
     if (comma := re.match(r"\s*,\s*", after)) is not None:
         return before + after[comma.end() :]

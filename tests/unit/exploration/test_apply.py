@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bexplore.cli.common import Common
 from bexplore.config.config import Config
 from bexplore.config.document.reader import YamlReader
-from bexplore.config.document.writer import with_value
+from bexplore.config.document.writer import with_value, without_section
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
@@ -373,3 +373,40 @@ def test_a_password_in_the_url_of_a_storage_is_not_repeated(tmp_path):
     common = Common(as_json=False, overrides=overrides, model_dir=None, allow_code=True, mode=None, verbosity=0)
 
     assert common.load(path := job_file(tmp_path)).typed == f"{path} --set explore.seed=3"
+
+
+FAMILY = """\
+model_name_or_path: m  # of mine
+dataset_name: d
+per_device_train_batch_size: explore
+gradient_accumulation_steps: 2
+
+explore:
+  replica_batch_size: 12  # of one step
+  max_probes: 5
+# the end
+output_dir: o
+"""
+
+
+def test_the_section_of_a_packages_file_stays_with_a_note_unless_it_is_dropped(tmp_path):
+    path = tmp_path / "trl.yaml"
+    path.write_text(FAMILY)
+    config = load_config(path)
+    finished_run(path, config=config)
+    written = FAMILY.replace("size: explore", "size: 6")
+
+    stays, dropped = plan_edit(config), plan_edit(config, drop_section=True)
+
+    assert (stays.after.decode(), stays.keeps_section) == (written, True)
+    start, end = written.index("explore:\n"), written.index("# the end")
+    assert (dropped.after.decode(), dropped.keeps_section) == (written[:start] + written[end:], False)
+    assert "-  replica_batch_size: 12" in dropped.diff
+
+
+def test_a_section_whose_values_stand_elsewhere_too_is_not_dropped(tmp_path):
+    path = tmp_path / "trl.yaml"
+    path.write_text(FAMILY.replace("max_probes: 5", "max_probes: &five 5") + "seed: *five\n")
+
+    with pytest.raises(UserInputError, match="the section explore cannot be removed alone"):
+        without_section(path.read_text(), "explore", source=str(path))
