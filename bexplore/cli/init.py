@@ -19,29 +19,28 @@ from bexplore.errors import UserInputError
 def init(context: click.Context, source: Path | None, output: Path | None, force: bool) -> None:
     """Write the smallest file with which a training can be explored, from its configuration, script or command.
 
-    A configuration of a known family gets the word at its own key; its global batch stays what it was. Of a script or
-    a command, the options that are the size, the accumulation and the output folder become placeholders. SOURCE is
-    read and not changed; nothing is run.
+    A configuration of a known family gets the word at its own key; its global batch stays what it was. Of a script, a
+    command or a Hydra tree, the options that are the size, the accumulation and the output folder become placeholders.
+    SOURCE is read and not changed; nothing is run.
 
     \b
     Examples:
       bexplore init axolotl.yaml                                  writes axolotl.explore.yaml
       bexplore init train.py                                      writes train.explore.yaml
+      bexplore init conf/config.yaml                              a Hydra tree: writes explore.yaml
       bexplore init -- torchrun --nproc-per-node 8 train.py --batch-size 16    writes explore.yaml
     """
     command = context.meta.get(COMMAND, ())
     if (source is None) == (not command):
         raise click.UsageError("Give one of SOURCE and a training command behind --.")
     if command:
-        (text, notes), target = starter.of_command(command), Path("explore.yaml")
-    elif source is not None and source.suffix == ".py":
-        (text, notes), target = starter.of_command(("python", str(source))), source.with_suffix(".explore.yaml")
+        made = starter.of_command(command)
     else:
         assert source is not None  # one of the two is given
-        (text, notes), target = starter.of_file(source), source.with_suffix(f".explore{source.suffix}")
-    target = output or target
-    _write(target, text, force=force)
-    for note in notes:
+        made = starter.of_script(source) if source.suffix == ".py" else starter.of_file(source)
+    target = output or made.target
+    _write(target, made.text, force=force)
+    for note in made.notes:
         click.echo(note)
     click.echo(f"wrote {target}; next: bexplore explore {target} --dry-run")
 

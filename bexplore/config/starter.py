@@ -6,10 +6,13 @@ import ast
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from bexplore.config import hydra_tree
 from bexplore.config.command import PLACEHOLDERS
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
+from bexplore.config.dialects.values import is_integer
 from bexplore.config.document import document
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.writer import with_value
@@ -36,8 +39,10 @@ _OPTIONS = {
         "accumulation_steps",
         "accumulation",
         "grad_accum",
+        "accumulate_grad_batches",
     ),
     "output_dir": (
+        "hydra.run.dir",
         "output_dir",
         "out_dir",
         "output",
@@ -48,17 +53,46 @@ _OPTIONS = {
         "out",
     ),
 }
-_OF = {"global_batch_size": " over all replicas", "replica_batch_size": " on one replica"}
+OF_A_COMMAND = Path("explore.yaml")
+_HYDRA_MAIN = re.compile(r"\bhydra\.main\b")
+_OF_REPLICA = " on one replica, as the file had them"
+_OF = {"global_batch_size": " over all replicas, as the file had them", "replica_batch_size": _OF_REPLICA}
+_OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference)(?![a-z])")
 
 
-def of_file(path: Path) -> tuple[str, list[str]]:
-    """Return a family's file with the word at its micro-batch size, and notes on what was decided.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """A file to explore.
+
+    Attributes:
+        text: Its text.
+        notes: What was decided, for people.
+        target: Where it is written unless another place is named.
+    """
+
+    text: str
+    notes: list[str]
+    target: Path
+
+
+def of_script(path: Path) -> Starter:
+    """Return a file for a training script: of its Hydra configuration, or of its options."""
+    tree = _hydra_configuration(path)
+    return (
+        of_command(("python", str(path)), target=path.with_suffix(".explore.yaml")) if tree is None else of_file(tree)
+    )
+
+
+def of_file(path: Path) -> Starter:
+    """Return a family's file with the word at its micro-batch size.
 
     Raises:
         UserInputError: The file is of no known family, or its numbers are wrong.
     """
     read = document.read(path)
     found = recognise(read)
+    if found is None and hydra_tree.is_tree(read.values):
+        return _of_tree(path)
     if found is None:
         raise UserInputError(
             f"{path}: the family was not recognised", hint="bexplore init -- COMMAND, with the command that trains"
@@ -75,7 +109,7 @@ def of_file(path: Path) -> tuple[str, list[str]]:
         notes.append("its command is yours: bexplore explore FILE -- COMMAND {config}")
     if numbers.num_replicas is None:
         notes.append("replicas are not in the file: the first start shows them, or type --replicas N")
-    return text, notes
+    return Starter(text=text, notes=notes, target=path.with_suffix(f".explore{path.suffix}"))
 
 
 def _with_batch_of_a_step(text: str, own: FamilyFile, path: Path) -> str:
@@ -88,15 +122,77 @@ def _with_batch_of_a_step(text: str, own: FamilyFile, path: Path) -> str:
         name, samples = "global_batch_size", samples * numbers.num_replicas
     if path.suffix == ".json":
         return with_value(text, ("explore", name), samples, source=str(path))
-    comment = f"# samples of one optimizer step{_OF[name]}, as the file had them"
+    comment = f"# samples of one optimizer step{_OF[name]}"
     is_toml, line_break = path.suffix == ".toml", "\r\n" if "\r\n" in text else "\n"
     lines = [f"{name} = {samples}  {comment}"] if is_toml else [f"  {name}: {samples}  {comment}"]
     lines = ["", "[explore]" if is_toml else "explore:", *lines, ""]
     return text + ("" if not text or text.endswith("\n") else line_break) + line_break.join(lines)
 
 
-def of_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return a file for a training command, whose values are replaced by placeholders, and notes.
+def _of_tree(path: Path) -> Starter:
+    """Return a file whose command overrides values of a Hydra tree.
+
+    Raises:
+        UserInputError: No value of the tree is a micro-batch size.
+    """
+    leaves = hydra_tree.leaves(path)
+    size = _leaf(leaves, "micro_batch_size")
+    if size is None:
+        raise UserInputError(
+            f"{path}: no value of its tree is a micro-batch size",
+            hint="bexplore init -- python train.py KEY=16 'hydra.run.dir={output_dir}'",
+        )
+    script, chosen = _hydra_script(path)
+    words = ["python", str(script or "train.py"), *chosen, f"{size.override}={{micro_batch_size}}"]
+    notes = [f"{path} is of Hydra, by defaults", f"{size.override}: {size.value} -> explore ({size.where})"]
+    found, replica_batch_size = {"micro_batch_size", "output_dir"}, size.value
+    accumulation = _leaf(leaves, "accumulation")
+    if accumulation is not None:
+        words.append(f"{accumulation.override}={{accumulation}}")
+        found.add("accumulation")
+        replica_batch_size *= accumulation.value
+        notes.append(f"{accumulation.override}: {accumulation.value} -> {{accumulation}} ({accumulation.where})")
+    if script is None:
+        notes.append("no script with hydra.main was found: write its name for train.py")
+    words.append("hydra.run.dir={output_dir}")
+    text = _file_of_command(words, found, replica_batch_size=replica_batch_size)
+    return Starter(text=text, notes=notes, target=OF_A_COMMAND)
+
+
+def _leaf(leaves: Sequence[hydra_tree.Leaf], placeholder: str) -> hydra_tree.Leaf | None:
+    """Return the value that a placeholder stands for, that of the training before that of an evaluation."""
+    for name in _OPTIONS[placeholder]:
+        named = [leaf for leaf in leaves if leaf.path[-1] == name and is_integer(leaf.value) and leaf.value > 0]
+        if named:
+            return min(named, key=lambda leaf: (bool(_OF_EVALUATION.search(leaf.override)), len(leaf.path)))
+    return None
+
+
+def _hydra_script(path: Path) -> tuple[Path | None, list[str]]:
+    """Return the script that a tree belongs to, and the option that chooses its primary file."""
+    for folder in dict.fromkeys((path.resolve().parent.parent, Path.cwd(), path.resolve().parent)):
+        for script in sorted(folder.glob("*.py")):
+            if _HYDRA_MAIN.search(document.read_text(script)):
+                shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+                chosen = _hydra_configuration(script)
+                is_chosen = chosen is not None and chosen.resolve() == path.resolve()
+                return shown, [] if is_chosen else [f"--config-name={path.stem}"]
+    return None, []
+
+
+def _hydra_configuration(script: Path) -> Path | None:
+    """Return the primary file that a script's `hydra.main` names; None where it names none that is there."""
+    text = document.read_text(script)
+    named = {name: re.search(rf"""{name}\s*=\s*["']([^"'\n]+)["']""", text) for name in ("config_path", "config_name")}
+    if not _HYDRA_MAIN.search(text) or named["config_name"] is None:
+        return None
+    folder = script.parent / (named["config_path"][1] if named["config_path"] else "")
+    path = folder / f"{named['config_name'][1].removesuffix('.yaml')}.yaml"
+    return path if path.is_file() else None
+
+
+def of_command(words: Sequence[str], *, target: Path | None = None) -> Starter:
+    """Return a file for a training command, whose values are replaced by placeholders.
 
     Raises:
         UserInputError: No word of the command is the micro-batch size.
@@ -110,10 +206,10 @@ def of_command(words: Sequence[str]) -> tuple[str, list[str]]:
             hint="write {micro_batch_size} where the command takes it",
         )
     notes = [f"{name} is filled in by bexplore" for name in PLACEHOLDERS if name in found | added]
-    return _file_of_command(filled, found | added), notes
+    return Starter(text=_file_of_command(filled, found | added), notes=notes, target=target or OF_A_COMMAND)
 
 
-def _file_of_command(words: Sequence[str], found: set[str]) -> str:
+def _file_of_command(words: Sequence[str], found: set[str], *, replica_batch_size: int | None = None) -> str:
     """Return the YAML file of a command."""
     shown = " ".join(word if re.search(r"\{\w+\}", word) else shlex.quote(word) for word in words)
     lines = [
@@ -126,6 +222,8 @@ def _file_of_command(words: Sequence[str], found: set[str]) -> str:
             "  # The command has no output folder of its own for each start: it may write over what is there.",
             "  writes_are_fine: false  # true: that is fine",
         ]
+    if replica_batch_size is not None:
+        lines.append(f"  replica_batch_size: {replica_batch_size}  # samples of one optimizer step{_OF_REPLICA}")
     lines += [
         "  # global_batch_size: 256  # samples of one optimizer step over all replicas, to be kept",
         "  # replicas: 8             # data-parallel replicas; the first start shows them",
@@ -159,7 +257,8 @@ def _place_of(words: Sequence[str], names: Iterable[str]) -> tuple[int, str] | N
     for name in names:
         for index, word in enumerate(words):
             option, equals, _value = word.partition("=")
-            if option.lstrip("-+").replace("-", "_").rpartition(".")[2] != name or option == word.lstrip("-") != option:
+            spelt = option.lstrip("-+").replace("-", "_")
+            if name not in (spelt, spelt.rpartition(".")[2]) or option == word.lstrip("-") != option:
                 continue
             if equals:
                 return index, f"{option}="
@@ -175,7 +274,8 @@ def _with_options(words: list[str], found: set[str], known: Sequence[str]) -> tu
         names = [option for option in known if option.lstrip("-").replace("-", "_") in _OPTIONS[placeholder]]
         if placeholder not in found and names:
             best = min(names, key=lambda option: _OPTIONS[placeholder].index(option.lstrip("-").replace("-", "_")))
-            words += [best, f"{{{placeholder}}}"]
+            filled = f"{{{placeholder}}}"
+            words += [best, filled] if best.startswith("-") else [f"{best}={filled}"]
             added.add(placeholder)
     return words, added
 
@@ -198,6 +298,8 @@ def _options_in(path: Path) -> Iterator[str]:
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if {"HfArgumentParser", "TrainingArguments"} <= names:
         yield from ("--per_device_train_batch_size", "--output_dir")
+    if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "hydra.main" for node in ast.walk(tree)):
+        yield "hydra.run.dir"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add_argument", "option"):
             texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]

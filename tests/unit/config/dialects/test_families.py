@@ -253,7 +253,7 @@ def test_the_section_of_bexplore_is_left_out_of_json(text, expected):
 def test_a_copy_of_what_init_wrote_has_the_keys_of_the_users_file_alone(tmp_path, name):
     suffix, text, (_, _, total, _) = TEXTS[name]
     own = text.replace("'explore'", "4").replace('"explore"', "4").replace("explore", "4")
-    made, _ = starter.of_file(written(tmp_path, own, suffix))
+    made = starter.of_file(written(tmp_path, own, suffix)).text
 
     copied = copy(loaded(tmp_path, made, suffix, *(["explore.replicas=1"] if total else [])), micro_batch_size=4)
 
@@ -298,7 +298,8 @@ def test_init_changes_the_size_and_fixes_the_batch_of_a_step_that_the_file_had(t
     own = text.replace('"explore"', "4").replace("'explore'", "4").replace("explore", "4")
     path = written(tmp_path, own, suffix)
 
-    made, notes = starter.of_file(path)
+    starter_file = starter.of_file(path)
+    made, notes = starter_file.text, starter_file.notes
 
     assert path.read_text() == own
     assert notes[0].startswith(f"{path} is of {FAMILIES[name].title}, by ")
