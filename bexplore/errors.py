@@ -14,6 +14,7 @@ from typing import Any
 WITHOUT_TRACE = "An exploration works without a trace; only the memory is not known beforehand."  # a hint
 
 _MOST_LISTED = 30  # names in a hint
+_LONGEST_LINE = 1_000  # characters of a message; the longest of our own, with a list of names, have 700
 
 
 class ExitCode(IntEnum):
@@ -39,9 +40,19 @@ class BexploreError(Exception):
     exit_code = ExitCode.ENGINE_BROKE
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(printable(message))
+        self.message = printable(message)
+        self.hint = printable(hint)
+
+
+def printable(text: str) -> str:
+    """Return a text with characters that a terminal would obey, or not show, escaped, and with long lines cut."""
+    lines = (line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+    return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..." for line in lines)
+
+
+def _escaped(line: str) -> str:
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in line)
 
 
 class UserInputError(BexploreError):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bexplore.config.document import toml
-from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, shown
-from bexplore.errors import UserInputError, close_match
+from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, read_yaml, shown
+from bexplore.errors import UserInputError, close_match, printable
 
 MAX_FILE_BYTES = 256 * 1024  # the largest public file of any family, with a list of its data, has 175 KiB
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
@@ -194,7 +195,7 @@ class Problems:
 
     def warn(self, path: Sequence[str | int], text: str) -> None:
         """Note something dubious at a path."""
-        line = f"{self.document.where(path)}: {text}"
+        line = printable(f"{self.document.where(path)}: {text}")
         if line not in self.warnings:
             self.warnings.append(line)
 
@@ -219,15 +220,14 @@ def read(path: Path) -> Document:
     """
     text = read_text(path)
     if path.suffix == ".toml":
-        table, positions = toml.read(text, str(path))
-        return Document(path=path, values=table, positions=positions)
-    reader = YamlReader(str(path))
-    values = reader.read(text)
+        table, places = toml.read(text, str(path))
+        return Document(path=path, values=table, positions=places)
+    values, positions, warnings = read_yaml(text, str(path))
     if values is None:
         raise UserInputError(f"{path} is empty", hint="start from one of the files in configs/")
     if not isinstance(values, dict):
         raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {kind_of(values)}")
-    return Document(path=path, values=values, positions=reader.positions, warnings=reader.warnings)
+    return Document(path=path, values=copy.deepcopy(values), positions=dict(positions), warnings=list(warnings))
 
 
 def dotted_path(path: Sequence[str | int]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from bexplore.errors import UserInputError
 
 MAX_EVENTS = 4_000  # parser events, a sixth of a second on a slow core; the largest public file has 1,850
 MAX_DEPTH = 64  # nested mappings and lists
-MAX_VALUES = 50_000  # after aliases have been followed
+MAX_VALUES = 10_000  # after aliases have been followed
 _SHOWN_CHARACTERS = 60
 
 KeyPath = tuple[str | int, ...]
@@ -282,6 +282,17 @@ class YamlReader:
         where = self.source if mark is None else self._where(mark.line + 1)
         hint = "indent with spaces, not with tabs" if "\\t" in str(problem) or "\t" in str(problem) else ""
         return UserInputError(f"{where}: not YAML: {shown(str(problem))}", hint=hint)
+
+
+@functools.lru_cache(maxsize=4)  # a text is loaded, written to key by key, and checked: each is read once
+def read_yaml(text: str, source: str) -> tuple[Any, Mapping[KeyPath, Position], tuple[str, ...]]:
+    """Return the values of a text, their positions and warnings. They are shared: copy what you change.
+
+    Raises:
+        UserInputError: Not YAML, hostile, or larger than any configuration.
+    """
+    reader = YamlReader(source)
+    return reader.read(text), reader.positions, tuple(reader.warnings)
 
 
 def resolve_plain(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any, TypeAlias
 
 from bexplore.config.document import toml
 from bexplore.config.document.edit_check import comparable, is_edit_of
-from bexplore.config.document.reader import KeyPath, Position, YamlReader
+from bexplore.config.document.reader import KeyPath, Position, read_yaml
 from bexplore.errors import UserInputError
 
 _ANCHOR = re.compile(r"&\S+\s*")
@@ -37,7 +36,7 @@ def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (),
     """
     if source.endswith(".toml"):
         return toml.with_value(text, path, value, source=source)
-    before, positions = _read(text, source)
+    before, positions, _ = read_yaml(text, source)
     place = positions.get(path)
     if place is not None and place.span is not None:
         changed = _replaced(text, place, value)
@@ -78,14 +77,14 @@ def values_of(text: str, *, source: str) -> Any:
     Raises:
         UserInputError: Not TOML, or not YAML.
     """
-    return toml.read(text, source)[0] if source.endswith(".toml") else _read(text, source)[0]
+    return toml.read(text, source)[0] if source.endswith(".toml") else read_yaml(text, source)[0]
 
 
 def _cut(text: str, name: str, source: str) -> str:
     """Return the text without the lines of a section, or in JSON without its characters and its comma."""
     if source.endswith(".toml"):
         return toml.without_section(text, name, source=source)
-    place = _read(text, source)[1][name,]
+    place = read_yaml(text, source)[1][name,]
     if place.span is None or place.key_span is None:
         return text
     if not text.lstrip("\ufeff \t\r\n").startswith("{"):
@@ -103,18 +102,11 @@ def fragment(text: str, path: KeyPath, value: Scalar, *, source: str) -> tuple[l
     Raises:
         UserInputError: The text is not YAML.
     """
-    values, positions = _read(text, source)
+    values, positions, _ = read_yaml(text, source)
     depth = min(_depth_present(values, path), len(path) - 1)
     parent, rest = path[:depth], path[depth:]
     start = (positions.get(parent, Position()).span or (0, 0))[0]
     return [_entry(text, rest, value)] if text.startswith(("{", "["), start) else _block(text, rest, value), parent
-
-
-@functools.lru_cache(maxsize=2)  # several keys are written one after the other: each text is read once, not twice
-def _read(text: str, source: str) -> tuple[Any, Mapping[KeyPath, Position]]:
-    """Return the values of a text and their positions, which are shared: nobody changes them."""
-    reader = YamlReader(source)
-    return reader.read(text), reader.positions
 
 
 def _depth_present(values: Any, path: KeyPath) -> int:
@@ -231,7 +223,7 @@ def _replaced(text: str, place: Position, value: Scalar) -> str:
 def _check(before: Any, changed: str, path: KeyPath, value: Scalar, source: str) -> None:
     """Read the new text: it must hold the same values as the old one, but for the one at the path."""
     try:
-        is_same = is_edit_of(before, _read(changed, source)[0], path, value)
+        is_same = is_edit_of(before, read_yaml(changed, source)[0], path, value)
     except UserInputError:
         is_same = False
     if not is_same:
