@@ -288,3 +288,32 @@ def test_any_override_text_is_read_or_refused(text):
         Override.parse(text)
     except UserInputError as error:
         assert "--set" in error.message
+
+
+def test_an_override_of_one_reading_is_not_in_the_next(tmp_path):
+    first = read(tmp_path, "a:\n  b: 1\n")
+    first.apply_override(Override.parse("a.b=2"))
+
+    second = read(tmp_path, "a:\n  b: 1\n")
+
+    assert (first.values, second.values) == ({"a": {"b": 2}}, {"a": {"b": 1}})
+    assert second.where(("a", "b")).endswith(":2")
+
+
+@pytest.mark.parametrize("word", ["\x1b[2J", "\u202e", "\u2028", "\ufeff", "\ud800", "x" * 5_000])
+def test_a_message_never_holds_what_a_terminal_would_obey_nor_goes_on_without_end(tmp_path, word):
+    problems = Problems(document=read(tmp_path, "a: 1\n"))
+    problems.error(("a",), f"a is {word}", f"type {word}")
+    problems.warn(("a",), f"a is {word}")
+
+    with pytest.raises(UserInputError) as raised:
+        problems.raise_if_any()
+
+    for text in (str(raised.value), raised.value.message, raised.value.hint, *problems.warnings):
+        assert text.isprintable() and text.isascii()
+        assert len(text) < 1_100
+
+
+def test_a_message_keeps_its_lines_and_every_alphabet():
+    error = UserInputError("größer als 模型\n  zwei", hint="a\nb")
+    assert (error.message, error.hint) == ("größer als 模型\n  zwei", "a\nb")
