@@ -14,6 +14,7 @@ from typing import Any
 from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
+from bexplore.config.document.values import Values
 from bexplore.config.document.writer import fragment, values_of, with_value, without_section
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
@@ -148,14 +149,13 @@ def plan_edit(
     mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
     source = str(config.path)
     if config.command is not None:
-        changed = _of_command(config, text, answer.micro_batch_size or 0)
+        changed = _of_command(config, text, answer.micro_batch_size or 0, new_batch_size)
     else:
         changed = with_value(
             text, config.request.path, answer.micro_batch_size or 0, beside=config.batch_size_path, source=source
         )
-    if new_batch_size is not None:
-        factor = _factor(config, "global_batch_size")
-        changed = with_value(changed, config.batch_size_path, new_batch_size * factor, source=source)
+        if new_batch_size is not None:
+            changed = with_value(changed, config.batch_size_path, new_batch_size, source=source)
     if drop_section:
         changed = without_section(changed, "explore", source=source)
     return Edit(
@@ -170,8 +170,11 @@ def plan_edit(
     )
 
 
-def _of_command(config: Config, text: str, micro_batch_size: int) -> str:
-    """Return the file of a training command with the size and, where the global batch is given, its accumulation."""
+def _of_command(config: Config, text: str, micro_batch_size: int, new_batch_size: int | None) -> str:
+    """Return the file of a training command with the size, the accumulation that belongs to it, and a new global batch.
+
+    The global batch is written wherever the file gives it; where the family derives it, the accumulation does.
+    """
     file = config.command.file if config.command else None
     sizes = [] if file is None else [key for key in file.keys if key.name == "micro_batch_size"]
     if file is None or not sizes:
@@ -181,9 +184,21 @@ def _of_command(config: Config, text: str, micro_batch_size: int) -> str:
     for key in sizes:
         text = with_value(text, key.path, micro_batch_size * key.factor, source=file.name)
     share = micro_batch_size * config.num_replicas
-    if config.batch_size is not None and config.batch_size % share == 0:
+    batch_size = new_batch_size or config.batch_size
+    if batch_size is not None and batch_size % share == 0:
         for path in file.paths("accumulation"):
-            text = with_value(text, path, config.batch_size // share, source=file.name)
+            text = with_value(text, path, batch_size // share, source=file.name)
+    if new_batch_size is None:
+        return text
+    given = {
+        ("explore", "global_batch_size"): new_batch_size,
+        ("explore", "replica_batch_size"): new_batch_size // config.num_replicas,
+        config.batch_size_path: new_batch_size * _factor(config, "global_batch_size"),
+    }
+    values = Values(values_of(text, source=file.name))
+    for path, number in given.items():
+        if values.stands_at(path):
+            text = with_value(text, path, number, source=file.name)
     return text
 
 

@@ -31,6 +31,14 @@ class Values:
         """Return whether a key is present; null counts."""
         return self.path(dotted) is not None
 
+    def stands_at(self, path: KeyPath) -> bool:
+        """Return whether something stands at a path of keys and indices; null counts."""
+        try:
+            self.at(path)
+        except (KeyError, IndexError, TypeError):
+            return False
+        return True
+
     def first(self, keys: Iterable[str]) -> KeyPath | None:
         """Return the path of the first key that is present; one that is not null goes before."""
         present = [path for key in keys if (path := self.path(key)) is not None]

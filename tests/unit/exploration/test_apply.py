@@ -410,3 +410,45 @@ def test_a_section_whose_values_stand_elsewhere_too_is_not_dropped(tmp_path):
 
     with pytest.raises(UserInputError, match="the section explore cannot be removed alone"):
         without_section(path.read_text(), "explore", source=str(path))
+
+
+TRL = "model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: explore\n"
+LITGPT = "devices: 2\nout_dir: o\ntrain:\n  save_interval: 9\n  micro_batch_size: explore\n  global_batch_size: 24\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (  # the section gives it
+            f"{TRL}gradient_accumulation_steps: 3\nexplore:\n  replica_batch_size: 12\n",
+            {
+                "explore": "5",
+                "gradient_accumulation_steps: 3": "gradient_accumulation_steps: 2",
+                "size: 12": "size: 10",
+            },
+        ),
+        (
+            f"{TRL}gradient_accumulation_steps: 3\nexplore:\n  global_batch_size: 24\n  replicas: 2\n",
+            {
+                "explore": "5",
+                "gradient_accumulation_steps: 3": "gradient_accumulation_steps: 2",
+                "size: 24": "size: 20",
+            },
+        ),
+        (LITGPT, {"explore": "5", "global_batch_size: 24": "global_batch_size: 20"}),  # the family's own key
+    ],
+)
+def test_a_changed_global_batch_of_a_packages_file_is_written_wherever_the_file_gives_it(tmp_path, text, written):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    config = load_config(path)
+    run = finished_run(path, config=config)
+    result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91, "micro_batch_size": 5}
+    run.write_result(RunResult.from_record(result | {"num_replicas": 2}))
+
+    edit = plan_edit(config, batch_size=BatchSizeRule.CHANGE)
+
+    for old, new in written.items():
+        text = text.replace(old, new, 1)
+    assert edit.after.decode() == text
+    assert edit.batch_size_change == (24, 20)
