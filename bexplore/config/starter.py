@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bexplore.config import hydra_tree
+from bexplore.config import hydra_tree, training_script
 from bexplore.config.command import PLACEHOLDERS
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.dialects.values import is_integer
@@ -54,7 +53,6 @@ _OPTIONS = {
     ),
 }
 OF_A_COMMAND = Path("explore.yaml")
-_HYDRA_MAIN = re.compile(r"\bhydra\.main\b")
 _OF_REPLICA = " on one replica, as the file had them"
 _OF = {"global_batch_size": " over all replicas, as the file had them", "replica_batch_size": _OF_REPLICA}
 _OF_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test|predict|inference)(?![a-z])")
@@ -77,7 +75,7 @@ class Starter:
 
 def of_script(path: Path) -> Starter:
     """Return a file for a training script: of its Hydra configuration, or of its options."""
-    tree = _hydra_configuration(path)
+    tree = training_script.hydra_configuration(path)
     return (
         of_command(("python", str(path)), target=path.with_suffix(".explore.yaml")) if tree is None else of_file(tree)
     )
@@ -172,23 +170,12 @@ def _hydra_script(path: Path) -> tuple[Path | None, list[str]]:
     """Return the script that a tree belongs to, and the option that chooses its primary file."""
     for folder in dict.fromkeys((path.resolve().parent.parent, Path.cwd(), path.resolve().parent)):
         for script in sorted(folder.glob("*.py")):
-            if _HYDRA_MAIN.search(document.read_text(script)):
+            if training_script.is_of_hydra(script):
                 shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
-                chosen = _hydra_configuration(script)
+                chosen = training_script.hydra_configuration(script)
                 is_chosen = chosen is not None and chosen.resolve() == path.resolve()
                 return shown, [] if is_chosen else [f"--config-name={path.stem}"]
     return None, []
-
-
-def _hydra_configuration(script: Path) -> Path | None:
-    """Return the primary file that a script's `hydra.main` names; None where it names none that is there."""
-    text = document.read_text(script)
-    named = {name: re.search(rf"""{name}\s*=\s*["']([^"'\n]+)["']""", text) for name in ("config_path", "config_name")}
-    if not _HYDRA_MAIN.search(text) or named["config_name"] is None:
-        return None
-    folder = script.parent / (named["config_path"][1] if named["config_path"] else "")
-    path = folder / f"{named['config_name'][1].removesuffix('.yaml')}.yaml"
-    return path if path.is_file() else None
 
 
 def of_command(words: Sequence[str], *, target: Path | None = None) -> Starter:
@@ -197,16 +184,24 @@ def of_command(words: Sequence[str], *, target: Path | None = None) -> Starter:
     Raises:
         UserInputError: No word of the command is the micro-batch size.
     """
-    known = _options_of_scripts(words)
+    scripts = [Path(word) for word in words if word.endswith(".py") and Path(word).is_file()]
+    known = [option for script in scripts for option in training_script.options(script)]
     filled, found = _with_placeholders(list(words))
     filled, added = _with_options(filled, found, known)
     if "micro_batch_size" not in found | added:
-        raise UserInputError(
-            "no word of the command is a micro-batch size",
-            hint="write {micro_batch_size} where the command takes it",
-        )
+        raise _without_size(scripts)
     notes = [f"{name} is filled in by bexplore" for name in PLACEHOLDERS if name in found | added]
     return Starter(text=_file_of_command(filled, found | added), notes=notes, target=target or OF_A_COMMAND)
+
+
+def _without_size(scripts: Sequence[Path]) -> UserInputError:
+    """Return the error for a command whose words hold no size, which a script of it may fix itself."""
+    for script in scripts:
+        fixed = training_script.fixed_size(script, _OPTIONS["micro_batch_size"])
+        if fixed is not None:
+            return UserInputError(f"{fixed.where}: {fixed.text} is fixed in the script", hint=fixed.hint)
+    message = "no word of the command is a micro-batch size"
+    return UserInputError(message, hint="write {micro_batch_size} where the command takes it")
 
 
 def _file_of_command(words: Sequence[str], found: set[str], *, replica_batch_size: int | None = None) -> str:
@@ -278,29 +273,3 @@ def _with_options(words: list[str], found: set[str], known: Sequence[str]) -> tu
             words += [best, filled] if best.startswith("-") else [f"{best}={filled}"]
             added.add(placeholder)
     return words, added
-
-
-def _options_of_scripts(words: Sequence[str]) -> list[str]:
-    """Return the options that the Python scripts among the words define; nothing is run."""
-    options: list[str] = []
-    for word in words:
-        if word.endswith(".py") and Path(word).is_file():
-            options += _options_in(Path(word))
-    return options
-
-
-def _options_in(path: Path) -> Iterator[str]:
-    """Yield each option that a script gives to `add_argument` or `option`; `TrainingArguments` brings its own."""
-    try:
-        tree = ast.parse(document.read_text(path))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise UserInputError(f"{path} is not Python: {error}") from None
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if {"HfArgumentParser", "TrainingArguments"} <= names:
-        yield from ("--per_device_train_batch_size", "--output_dir")
-    if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "hydra.main" for node in ast.walk(tree)):
-        yield "hydra.run.dir"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add_argument", "option"):
-            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            yield from (text for text in texts if text.startswith("--"))

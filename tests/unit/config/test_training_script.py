@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bexplore.config import starter
+from bexplore.errors import UserInputError
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "hint"),
+    [
+        (
+            "from torch.utils.data import DataLoader\nDataLoader([], shuffle=True,\n  batch_size=32)\n",
+            ":3: batch_size=32 is fixed in the script",
+            'write int(os.environ.get("MICRO_BATCH_SIZE", 32)) there',
+        ),
+        ("BATCH_SIZE = 16\n", ":1: BATCH_SIZE=16 is fixed", "--env MICRO_BATCH_SIZE={micro_batch_size} -- python"),
+        (
+            "from transformers import Trainer, TrainingArguments\n"
+            "Trainer(args=TrainingArguments(per_device_train_batch_size=8))\n",
+            ":2: per_device_train_batch_size=8 is fixed",
+            "bexplore.transformers.explore",
+        ),
+        ("import lightning.pytorch as pl\nbatch_size = 4\n", ":2: batch_size=4 is fixed", "MicroBatchSizeFinder"),
+        ("print()\n", "no word of the command", "write {micro_batch_size} where"),
+        ("batch_size = True\n", "no word of the command", "write {micro_batch_size} where"),
+    ],
+)
+def test_a_size_that_a_script_fixes_is_named_with_its_line_and_the_way_out(tmp_path, script, text, hint):
+    path = tmp_path / "train.py"
+    path.write_text(script)
+
+    with pytest.raises(UserInputError) as raised:
+        starter.of_script(path)
+
+    assert text in raised.value.message
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize("text", ["def", "x = (" * 500, "\0"])
+def test_a_script_that_is_not_python_is_one_error(tmp_path, text):
+    path = Path(tmp_path / "train.py")
+    path.write_text(text)
+    with pytest.raises(UserInputError, match="is not Python"):
+        starter.of_script(path)
