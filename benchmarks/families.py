@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.command.runner import PROBING_ACCUMULATION, CommandRunner, CommandSettings
-from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Probe
@@ -104,14 +103,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="starts of each size for the sweep")
     parser.add_argument("--jobs", nargs="*", default=[job.file for job in FAMILY_JOBS])
+    parser.add_argument(
+        "--more", action="store_true", help="add the starts to the sweep that is there; explore nothing"
+    )
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv-command", help="packages of all but Axolotl")
     options = parser.parse_args()
     records = _earlier()
     for job in (job for job in FAMILY_JOBS if job.file in options.jobs):
         with _workplace(options.environment):
-            records[job.name] = _record(job, options.rounds)
+            records[job.name] = (
+                _more(job, records[job.name], options.rounds) if options.more else _record(job, options.rounds)
+            )
         print(json.dumps({job.name: records[job.name]}), flush=True)
-        _write(records, options.rounds)
+        _write(records)
 
 
 def _earlier() -> dict[str, Any]:
@@ -149,7 +153,6 @@ def _record(job: FamilyJob, rounds: int) -> dict[str, Any]:
     before = Path(job.explored).read_text().splitlines()
     _bexplore("apply", job.explored, "--yes", *job.options, "--set", "explore.candidates=divisors", *behind)
     after = Path(job.explored).read_text().splitlines()
-    config = load_config(job.explored, overrides=["explore.writes_are_fine=true", *_command_of(job)])
     return {
         "package": f"{job.package} {_version(job.package)}",
         "micro_batch_size": result["micro_batch_size"],
@@ -158,8 +161,14 @@ def _record(job: FamilyJob, rounds: int) -> dict[str, Any]:
         "elapsed_s": elapsed_s,
         "batch_size": result["batch_size"],
         "changed": [line.strip() for old, line in zip(before, after, strict=True) if old != line],
-        "speeds": _sweep(config, rounds),
+        "speeds": _sweep(job.explored, job, rounds),
     }
+
+
+def _more(job: FamilyJob, record: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Add starts of each size to a record."""
+    more = _sweep(job.file, job, rounds)
+    return record | {"speeds": {size: [*record["speeds"][str(size)], *found] for size, found in more.items()}}
 
 
 def _version(package: str) -> str:
@@ -180,8 +189,9 @@ def _bexplore(*words: str) -> str:
     return done.stdout
 
 
-def _sweep(config: Config, rounds: int) -> dict[int, list[float]]:
-    """Return samples/s in each start, by size; sizes are interleaved."""
+def _sweep(file: str, job: FamilyJob, rounds: int) -> dict[int, list[float]]:
+    """Return samples/s in each start of a file, by size; sizes are interleaved."""
+    config = load_config(file, overrides=["explore.writes_are_fine=true", *_command_of(job)])
     assert config.command is not None
     speeds: dict[int, list[float]] = {size: [] for size in SIZES}
     for number in range(rounds):
@@ -209,29 +219,30 @@ def _relative_se(speeds: list[float]) -> float:
     return statistics.stdev(speeds) / statistics.fmean(speeds) / math.sqrt(len(speeds))
 
 
-def _write(records: dict[str, Any], rounds: int) -> None:
+def _write(records: dict[str, Any]) -> None:
     rows = []
     for name, one in records.items():
         speeds = {int(size): found for size, found in one["speeds"].items()}
         best, below, beyond = _regret(speeds, one["micro_batch_size"])
+        starts = min(map(len, speeds.values()))
         rows.append(
             f"| {name} | {one['package']} | {one['micro_batch_size']} | {one['confidence']} | {one['num_probes']} | "
-            f"{one['elapsed_s']:.0f} | {best} | {below:.1%} | {beyond:.1%} | {one['batch_size']} | "
+            f"{one['elapsed_s']:.0f} | {starts} | {best} | {below:.1%} | {beyond:.1%} | {one['batch_size']} | "
             f"`{'`, `'.join(one['changed'])}` |"
         )
     text = [
         "# Files of real packages, explored as their users would",
         "",
-        f"Command: `python -m benchmarks.families --rounds {rounds}`, {datetime.now(UTC):%Y-%m-%d}. "
+        f"Command: `python -m benchmarks.families`, {datetime.now(UTC):%Y-%m-%d}. "
         f"{processor_name()}, {os.cpu_count()} processors, Python {platform.python_version()}, "
         f"torch {package_version('torch')}, one process a training.",
         "",
         f"Each file has a global batch of {GLOBAL_BATCH}; the sizes that keep it are {', '.join(map(str, SIZES))}. The "
-        f"fastest is that of {rounds} interleaved starts of each size.",
+        f"fastest has the highest median over as many interleaved starts of each size.",
         "",
-        "| family | package | answer | score | probes | seconds | fastest | below the fastest | beyond the interval | "
-        "global batch | lines that `apply` changed |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+        "| family | package | answer | score | probes | seconds | starts a size | fastest | below the fastest | "
+        "beyond the interval | global batch | lines that `apply` changed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
         *rows,
         "",
     ]

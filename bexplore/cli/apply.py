@@ -6,11 +6,18 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
-from bexplore.cli.training_command import COMMAND, CommandBehindDashes, overrides_of_command
+from bexplore.cli.training_command import (
+    COMMAND,
+    CommandBehindDashes,
+    command_options,
+    overrides_of_command,
+    refuse_without_command,
+)
 from bexplore.errors import UserInputError
 from bexplore.exploration.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
 from bexplore.exploration.run_directory import open_run
@@ -37,6 +44,7 @@ from bexplore.exploration.run_directory import open_run
 )
 @click.option("--force", is_flag=True, help="Write even if the job has changed since it was explored.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
+@command_options
 @common_options
 @click.pass_context
 def apply(
@@ -49,6 +57,7 @@ def apply(
     force: bool,
     yes: bool,
     common: Common,
+    **of_command: Any,
 ) -> None:
     """Write the micro-batch size that was found into CONFIG; every other byte of the file stays as it is.
 
@@ -64,9 +73,12 @@ def apply(
       bexplore apply trl.explore.yaml --drop-section -o trl.yaml    the file without what bexplore added
       bexplore apply axolotl.yaml -- axolotl train {config} --output-dir {output_dir}   as it was explored
     """
-    for override in overrides_of_command(command=context.meta.get(COMMAND, ())):
+    given = common.overrides
+    for override in overrides_of_command(command=context.meta.get(COMMAND, ()), **of_command):
         common = common.with_override(override)
     loaded = common.load(config)
+    if loaded.command is None:
+        refuse_without_command(of_command)
     if common.model_dir is not None:
         loaded = dataclasses.replace(loaded, model_dir=common.model_dir)
     run = open_run(run_path) if run_path is not None else None
@@ -79,8 +91,8 @@ def apply(
         drop_section=drop_section,
         force=force,
     )
-    if common.overrides and common.verbosity >= 0:
-        click.echo(f"note: values of --set are not written into {config}: {', '.join(common.overrides)}", err=True)
+    if given and common.verbosity >= 0:
+        click.echo(f"note: values of --set are not written into {config}: {', '.join(given)}", err=True)
     is_change = edit.before != edit.after or output is not None
     if not common.as_json:
         _show(edit)

@@ -18,7 +18,13 @@ from rich.console import Console
 
 from bexplore.cli.common import Common, common_options
 from bexplore.cli.streams import silence, watched_reader
-from bexplore.cli.training_command import COMMAND, CommandBehindDashes, overrides_of_command, refuse_without_command
+from bexplore.cli.training_command import (
+    COMMAND,
+    CommandBehindDashes,
+    command_options,
+    overrides_of_command,
+    refuse_without_command,
+)
 from bexplore.config.config import Config
 from bexplore.engine.process.worker_process import is_waiting
 from bexplore.errors import BexploreError, ExitCode
@@ -40,11 +46,7 @@ from bexplore.search.policy.decision import StopReason
 @click.option("--fresh", is_flag=True, help="Start over, even if there is an earlier run.")
 @click.option("--dry-run", is_flag=True, help="Only report the plan and its expected duration.")
 @click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///study.db, postgresql://...).")
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for COMMAND; repeatable.")
-@click.option("--replicas", type=click.IntRange(min=1), help="Data-parallel replicas that COMMAND starts.")
-@click.option("--global-batch-size", type=click.IntRange(min=1), help="Samples of one optimizer step of COMMAND.")
-@click.option("--sizes-per-start", type=click.IntRange(min=1), help="Sizes that one start of COMMAND may serve.")
-@click.option("--writes-are-fine", is_flag=True, help="Let COMMAND write where it likes, without {output_dir}.")
+@command_options
 @common_options
 @click.pass_context
 def explore(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -26,6 +27,24 @@ class CommandBehindDashes(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show where the command stands."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def command_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that go with a training command; the values reach the function as further keywords."""
+    options = (
+        click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for COMMAND; repeatable."),
+        click.option("--replicas", type=click.IntRange(min=1), help="Data-parallel replicas that COMMAND starts."),
+        click.option(
+            "--global-batch-size", type=click.IntRange(min=1), help="Samples of one optimizer step of COMMAND."
+        ),
+        click.option(
+            "--sizes-per-start", type=click.IntRange(min=1), help="Sizes that one start of COMMAND may serve."
+        ),
+        click.option("--writes-are-fine", is_flag=True, help="Let COMMAND write where it likes, without {output_dir}."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 def overrides_of_command(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bexplore.cli.apply import apply
+from bexplore.cli.explore import explore
 from bexplore.cli.training_command import overrides_of_command, refuse_without_command
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError
@@ -42,3 +44,8 @@ def test_a_search_whose_starts_serve_several_sizes_verifies_its_winner(sizes_per
     assert settings.search_compilation is compilation
     assert settings.verify_exact is (compilation is Compilation.SHARED)
     assert settings.user_compilation is Compilation.EXACT
+
+
+def test_apply_takes_every_option_of_a_command_that_explore_takes():
+    of_explore, of_apply = ({option.name for option in command.params} for command in (explore, apply))
+    assert of_explore - of_apply == {"fresh", "dry_run", "storage"}
