@@ -3,8 +3,8 @@
 For each job of `benchmarks/family_jobs` the file's number is replaced by the word with `bexplore init`, explored with
 the family's usual command (where the family has one), and the answer is written back with `bexplore apply`. Beside it
 stands an exhaustive sweep: every size that keeps the file's global batch, started several times under the same
-observer, interleaved. The regret of the answer is what its median is below the fastest's; a difference within twice
-the standard error of both counts as none.
+observer, interleaved. The regret of the answer is what it is below the fastest in the same round, in the median; the
+fastest of ten is itself chosen with luck.
 """
 
 from __future__ import annotations
@@ -206,17 +206,20 @@ def _sweep(file: str, job: FamilyJob, rounds: int) -> dict[int, list[float]]:
 
 
 def _regret(speeds: dict[int, list[float]], size: int) -> tuple[int, float, float]:
-    """Return the fastest size, what another is below it, and that less twice the standard error of both medians."""
-    middles = {one: statistics.median(found) for one, found in speeds.items() if found}
+    """Return the fastest size, what another is below it, and that less twice its standard error.
+
+    Sizes are compared within each round, because the machine's speed changes from round to round.
+    """
+    rounds = list(zip(*speeds.values(), strict=True))
+    means = [math.exp(statistics.fmean(map(math.log, found))) for found in rounds]
+    middles = {
+        one: statistics.median(speed / mean for speed, mean in zip(found, means, strict=True))
+        for one, found in speeds.items()
+    }
     best = max(middles, key=lambda one: middles[one])
-    below = 1.0 - middles[size] / middles[best]
-    return best, below, max(0.0, below - 2.0 * math.hypot(_relative_se(speeds[size]), _relative_se(speeds[best])))
-
-
-def _relative_se(speeds: list[float]) -> float:
-    if len(speeds) < 2:
-        return 0.0
-    return statistics.stdev(speeds) / statistics.fmean(speeds) / math.sqrt(len(speeds))
+    below = [1.0 - ours / theirs for ours, theirs in zip(speeds[size], speeds[best], strict=True)]
+    error = statistics.stdev(below) / math.sqrt(len(below)) if len(below) > 1 else 0.0
+    return best, statistics.median(below), max(0.0, statistics.median(below) - 2.0 * error)
 
 
 def _write(records: dict[str, Any]) -> None:
@@ -238,7 +241,8 @@ def _write(records: dict[str, Any]) -> None:
         f"torch {package_version('torch')}, one process a training.",
         "",
         f"Each file has a global batch of {GLOBAL_BATCH}; the sizes that keep it are {', '.join(map(str, SIZES))}. The "
-        f"fastest has the highest median over as many interleaved starts of each size.",
+        "fastest has the highest median over as many interleaved starts of each size, compared within a round; `beyond` "
+        "is less twice the standard error of that difference.",
         "",
         "| family | package | answer | score | probes | seconds | starts a size | fastest | below the fastest | "
         "beyond the interval | global batch | lines that `apply` changed |",
