@@ -241,8 +241,8 @@ def _write(records: dict[str, Any]) -> None:
         f"torch {package_version('torch')}, one process a training.",
         "",
         f"Each file has a global batch of {GLOBAL_BATCH}; the sizes that keep it are {', '.join(map(str, SIZES))}. The "
-        "fastest has the highest median over as many interleaved starts of each size, compared within a round; `beyond` "
-        "is less twice the standard error of that difference.",
+        "fastest has the highest median over as many interleaved starts of each size, compared within a round; what is "
+        "beyond the interval is the difference less twice its standard error.",
         "",
         "| family | package | answer | score | probes | seconds | starts a size | fastest | below the fastest | "
         "beyond the interval | global batch | lines that `apply` changed |",
