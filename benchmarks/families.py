@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bexplore.command import watch
 from bexplore.command.runner import PROBING_ACCUMULATION, CommandRunner, CommandSettings
 from bexplore.config.load import load_config
 from bexplore.host.machine import package_version, processor_name
@@ -107,13 +108,13 @@ def main() -> None:
         "--more", action="store_true", help="add the starts to the sweep that is there; explore nothing"
     )
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv-command", help="packages of all but Axolotl")
+    parser.add_argument("--timed-s", type=float, default=10.0, help="seconds of timed steps in each start of the sweep")
     options = parser.parse_args()
+    watch.LEAST_TIMED_S = watch.MOST_TIMED_S = options.timed_s  # of this process, which runs the sweep alone
     records = _earlier()
     for job in (job for job in FAMILY_JOBS if job.file in options.jobs):
         with _workplace(options.environment):
-            records[job.name] = (
-                _more(job, records[job.name], options.rounds) if options.more else _record(job, options.rounds)
-            )
+            records[job.name] = _more(job, records[job.name], options) if options.more else _record(job, options)
         print(json.dumps({job.name: records[job.name]}), flush=True)
         _write(records)
 
@@ -142,7 +143,7 @@ def _workplace(environment: Path) -> Iterator[None]:
             os.chdir(before)
 
 
-def _record(job: FamilyJob, rounds: int) -> dict[str, Any]:
+def _record(job: FamilyJob, options: argparse.Namespace) -> dict[str, Any]:
     """Explore a job, write the answer back, and sweep it."""
     behind = ["--", *job.command] if job.command else []
     _bexplore("init", job.file)
@@ -161,13 +162,16 @@ def _record(job: FamilyJob, rounds: int) -> dict[str, Any]:
         "elapsed_s": elapsed_s,
         "batch_size": result["batch_size"],
         "changed": [line.strip() for old, line in zip(before, after, strict=True) if old != line],
-        "speeds": _sweep(job.explored, job, rounds),
+        "timed_s": options.timed_s,
+        "speeds": _sweep(job.explored, job, options.rounds),
     }
 
 
-def _more(job: FamilyJob, record: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Add starts of each size to a record."""
-    more = _sweep(job.file, job, rounds)
+def _more(job: FamilyJob, record: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Add starts of each size to a record, or put them in the place of starts that were timed for another while."""
+    more = _sweep(job.file, job, options.rounds)
+    if record["timed_s"] != options.timed_s:
+        return record | {"timed_s": options.timed_s, "speeds": more}
     return record | {"speeds": {size: [*record["speeds"][str(size)], *found] for size, found in more.items()}}
 
 
@@ -227,10 +231,11 @@ def _write(records: dict[str, Any]) -> None:
     for name, one in records.items():
         speeds = {int(size): found for size, found in one["speeds"].items()}
         best, below, beyond = _regret(speeds, one["micro_batch_size"])
-        starts = min(map(len, speeds.values()))
+        starts, timed = min(map(len, speeds.values())), one["timed_s"] or "2 to 8"
         rows.append(
             f"| {name} | {one['package']} | {one['micro_batch_size']} | {one['confidence']} | {one['num_probes']} | "
-            f"{one['elapsed_s']:.0f} | {starts} | {best} | {below:.1%} | {beyond:.1%} | {one['batch_size']} | "
+            f"{one['elapsed_s']:.0f} | {starts} | {timed} | {best} | {below:.1%} | {beyond:.1%} | "
+            f"{one['batch_size']} | "
             f"`{'`, `'.join(one['changed'])}` |"
         )
     text = [
@@ -244,9 +249,9 @@ def _write(records: dict[str, Any]) -> None:
         "fastest has the highest median over as many interleaved starts of each size, compared within a round; what is "
         "beyond the interval is the difference less twice its standard error.",
         "",
-        "| family | package | answer | score | probes | seconds | starts a size | fastest | below the fastest | "
+        "| family | package | answer | score | probes | seconds | starts a size | s timed | fastest | below the fastest | "
         "beyond the interval | global batch | lines that `apply` changed |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
         *rows,
         "",
     ]
