@@ -249,8 +249,8 @@ def _write(records: dict[str, Any]) -> None:
         "fastest has the highest median over as many interleaved starts of each size, compared within a round; what is "
         "beyond the interval is the difference less twice its standard error.",
         "",
-        "| family | package | answer | score | probes | seconds | starts a size | s timed | fastest | below the fastest | "
-        "beyond the interval | global batch | lines that `apply` changed |",
+        "| family | package | answer | score | probes | seconds | starts a size | s timed | fastest | "
+        "below the fastest | beyond the interval | global batch | lines that `apply` changed |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
         *rows,
         "",
