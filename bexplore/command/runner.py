@@ -177,6 +177,8 @@ class CommandRunner:
                 self.close()
         if observation is None or not observation.is_measured:
             ranks = seen.watch.reports.ranks if seen is not None else ()
+            if held.is_reused and seen is not None and seen.ending is Ending.ENDED and not ranks:
+                return self._serve(probe, accumulation)  # it was ending when it was asked: a new start serves the size
             return None, held.is_reused and any(rank.outcome == "ended" for rank in ranks)
         if observation.num_graphs:  # the compiler makes another program of the second size than of the first
             self.shares_starts = False
