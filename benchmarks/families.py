@@ -249,8 +249,8 @@ def _write(records: dict[str, Any]) -> None:
         "fastest has the highest median over as many interleaved starts of each size, compared within a round; what is "
         "beyond the interval is the difference less twice its standard error. Rows timed for 2 to 8 s have the window "
         "of a probe, from before the option `--timed-s`; the others were swept again with `--more --timed-s 10`, "
-        "because the first steps of a large size are slow: by the short window LitGPT's 48 was 8.5 % below 16 (5 starts), "
-        "DeepSpeed's 48 3.7 % below 16 (3) and TRL's 24 2.3 % below 16 (5).",
+        "because the first steps of a large size are slow: by the short window LitGPT's 48 was 8.5 % below 16 "
+        "(5 starts), DeepSpeed's 48 3.7 % below 16 (3) and TRL's 24 2.3 % below 16 (5).",
         "",
         "| family | package | answer | score | probes | seconds | starts a size | s timed | fastest | "
         "below the fastest | beyond the interval | global batch | lines that `apply` changed |",
