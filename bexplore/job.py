@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bexplore.errors import UserInputError
+
 # Modes of torch.compile that record CUDA graphs. Source: `list_mode_options` in torch/_inductor/__init__.py, torch 2.11
 # to 2.13.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -79,6 +81,102 @@ class TorchSettings:
     cudnn_benchmark: bool | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """How the ranks of a training share its work. Names as in torchtitan's `ParallelismConfig`.
+
+    Attributes:
+        data_parallel_replicate_degree: Copies of the (sharded) model; above 1 without sharding this is
+            DistributedDataParallel, with it HSDP.
+        data_parallel_shard_degree: Ranks that share the parameters of one copy by `fully_shard` (FSDP2).
+        tensor_parallel_degree: Ranks that share each layer's matrices.
+        fsdp_reshard_after_forward: `always`, `never`, or `default`: blocks are, the root is not.
+        mixed_precision_param: Type of sharded parameters and arithmetic in a pass; None for that of the parameters.
+        mixed_precision_reduce: Type in which sharded gradients are reduced; None for that of the parameters.
+        bucket_cap_mb: Size of a gradient bucket of DistributedDataParallel, MiB; None for its default.
+        gradient_as_bucket_view: As in DistributedDataParallel.
+        find_unused_parameters: As in DistributedDataParallel.
+        gradient_sync: `last` reduces gradients in the last accumulation pass of a step alone, `every` in each pass.
+        blocks: Paths of the modules that are sharded and compiled each by itself, such as `decoder.blocks.*`; empty to
+            take the repeated blocks of the module tree.
+    """
+
+    data_parallel_replicate_degree: int = 1
+    data_parallel_shard_degree: int = 1
+    tensor_parallel_degree: int = 1
+    fsdp_reshard_after_forward: str = "default"
+    mixed_precision_param: str | None = None
+    mixed_precision_reduce: str | None = None
+    bucket_cap_mb: float | None = None
+    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
+    gradient_sync: str = "last"
+    blocks: tuple[str, ...] = ()
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks with a micro-batch of their own; ranks of one tensor-parallel group share theirs."""
+        return self.data_parallel_replicate_degree * self.data_parallel_shard_degree
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks, one a device."""
+        return self.num_replicas * self.tensor_parallel_degree
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is more than one rank."""
+        return self.num_ranks > 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are sharded over data-parallel ranks (FSDP2, HSDP)."""
+        return self.data_parallel_shard_degree > 1
+
+    @property
+    def is_replicated_only(self) -> bool:
+        """Whether replicas hold whole copies that DistributedDataParallel keeps equal."""
+        return self.data_parallel_replicate_degree > 1 and not self.is_sharded
+
+    @property
+    def synchronizes_last(self) -> bool:
+        """Whether passes differ: only the last one of a step reduces gradients."""
+        return self.num_replicas > 1 and self.gradient_sync == "last"
+
+    def of_ranks(self, num_ranks: int) -> Parallelism:
+        """Return the same on another number of ranks: the outermost data-parallel degree takes the difference.
+
+        Raises:
+            UserInputError: The other degrees do not divide it.
+        """
+        inner = self.tensor_parallel_degree
+        if not self.is_sharded:
+            return dataclasses.replace(self, data_parallel_replicate_degree=_share(num_ranks, inner))
+        inner *= self.data_parallel_replicate_degree
+        return dataclasses.replace(self, data_parallel_shard_degree=_share(num_ranks, inner))
+
+    def __str__(self) -> str:
+        parts = [
+            f"DDP over {self.data_parallel_replicate_degree} ranks" if self.is_replicated_only else "",
+            f"FSDP over {self.data_parallel_shard_degree} ranks" if self.is_sharded else "",
+            f"{self.data_parallel_replicate_degree} copies"
+            if self.is_sharded and self.data_parallel_replicate_degree > 1
+            else "",
+            f"tensor parallel over {self.tensor_parallel_degree}" if self.tensor_parallel_degree > 1 else "",
+        ]
+        return ", ".join(part for part in parts if part) or "one device"
+
+
+def _share(num_ranks: int, inner: int) -> int:
+    if num_ranks % inner:
+        below = num_ranks // inner * inner
+        raise UserInputError(
+            f"{num_ranks} devices are not a multiple of the {inner} that the other degrees of parallelism take",
+            hint=f"type {below or inner} or {below + inner}",
+        )
+    return num_ranks // inner
+
+
 # Workloads whose modules come from the transformers package, whose version is part of what is measured.
 OF_TRANSFORMERS = frozenset(("transformers", "dual_encoder", "self_distillation"))
 
@@ -98,6 +196,7 @@ class Job:
         precision: Number formats.
         device: A torch device, such as `cpu`, `cuda` or `cuda:1`.
         num_replicas: Data-parallel replicas.
+        parallelism: How ranks share the work; the default is one device, whatever the replicas.
         sequence_length: Tokens a sample; None where samples are not sequences.
         compile: Arguments of torch.compile.
         torch: Process-wide settings of torch.
@@ -115,6 +214,7 @@ class Job:
     precision: Precision = Precision.FLOAT32
     device: str = "cpu"
     num_replicas: int = 1
+    parallelism: Parallelism = field(default_factory=Parallelism)
     sequence_length: int | None = None
     compile: CompileSettings = field(default_factory=CompileSettings)
     torch: TorchSettings = field(default_factory=TorchSettings)
@@ -122,8 +222,14 @@ class Job:
     import_root: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary that `from_dict` turns back into an equal job."""
-        return dataclasses.asdict(self)
+        """Return a JSON-ready dictionary that `from_dict` turns back into an equal job.
+
+        A job of one device has no `parallelism`, so that its identity is that of the program alone.
+        """
+        record = dataclasses.asdict(self)
+        if self.parallelism == Parallelism():
+            del record["parallelism"]
+        return record
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Job:
@@ -133,6 +239,8 @@ class Job:
         fields["precision"] = Precision(fields["precision"])
         fields["compile"] = CompileSettings(**fields["compile"])
         fields["torch"] = TorchSettings(**fields["torch"])
+        shared = fields.get("parallelism", {})
+        fields["parallelism"] = Parallelism(**shared | {"blocks": tuple(shared.get("blocks", ()))})
         return cls(**fields)
 
     def fingerprint(self, **environment: object) -> str:

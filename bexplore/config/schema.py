@@ -183,6 +183,53 @@ class WorkloadOptions(_Section):
         return self
 
 
+Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+HalfOrFull = Literal["float32", "bfloat16", "float16"]
+
+
+class ParallelismOptions(_Section):
+    """How the ranks of the training share its work; names as in torchtitan. Without the section: one device.
+
+    The data-parallel degrees multiply to `num_csx`, where the file gives it.
+    """
+
+    data_parallel_replicate_degree: Degree = Field(
+        1, description="Copies of the model; without sharding: DistributedDataParallel, with it: HSDP."
+    )
+    data_parallel_shard_degree: Annotated[int, Field(ge=-1, le=1_000_000)] = Field(
+        -1, description="Ranks that shard the parameters of a copy (FSDP2); -1: num_csx over the copies."
+    )
+    tensor_parallel_degree: Degree = Field(1, description="Ranks that share each layer's matrices.")
+    fsdp_reshard_after_forward: Literal["default", "always", "never"] = Field(
+        "default", description="Whether parameters are sharded again behind the forward pass; default: those of blocks."
+    )
+    mixed_precision_param: HalfOrFull | None = Field(
+        None, description="Type of sharded parameters in a pass (FSDP2); null: as they are."
+    )
+    mixed_precision_reduce: HalfOrFull | None = Field(
+        None, description="Type in which sharded gradients are reduced (FSDP2); null: as they are."
+    )
+    bucket_cap_mb: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="MiB of a gradient bucket of DistributedDataParallel; null: its default."
+    )
+    gradient_as_bucket_view: bool = Field(False, description="As in DistributedDataParallel.")
+    find_unused_parameters: bool = Field(False, description="As in DistributedDataParallel.")
+    gradient_sync: Literal["last", "every"] = Field(
+        "last", description="Whether gradients are reduced in the last accumulation pass of a step, or in every pass."
+    )
+    blocks: list[str] = Field(
+        default_factory=list,
+        description="Modules that are sharded and compiled each by itself, such as model.layers.*; empty: the repeated "
+        "blocks of the model.",
+    )
+
+    @model_validator(mode="after")
+    def _no_shard_of_none(self) -> ParallelismOptions:
+        if self.data_parallel_shard_degree == 0:
+            raise ValueError("data_parallel_shard_degree is at least 1, or -1 for what num_csx leaves")
+        return self
+
+
 class ExploreSettings(_Section):
     """The optional top-level section `explore:`. Every key has a default; `--set explore.KEY=VALUE` overrides one."""
 
@@ -259,6 +306,9 @@ class ExploreSettings(_Section):
         default_factory=lambda: TorchOptions.model_validate({}),
         description="Process-wide settings of torch that the training makes; part of the job's fingerprint.",
     )
+    parallelism: ParallelismOptions | None = Field(
+        None, description="How the ranks of the training share its work; null: one device, num_csx times."
+    )
     depth: Literal["auto", "whole", "reduced"] = Field(
         "auto",
         description="Search deep models of identical blocks at two reduced depths and extrapolate: auto (where it is "
@@ -287,8 +337,11 @@ class ExploreSettings(_Section):
     dialect: str | None = Field(
         None, description="Family of the file, such as axolotl; null: recognised from its keys. See docs/dialects.md."
     )
-    launcher: Literal["python", "torchrun", "accelerate", "deepspeed", "srun"] | None = Field(
-        None, description="Launcher of the usual command of the file's family; null: torchrun for several replicas."
+    launcher: str | None = Field(
+        None,
+        description="Starts the ranks. Of a job with `parallelism`: none (one rank of N, whose times hold no "
+        "communication), torchrun, srun, ray, or your own words with {worker} and {num_ranks}; null: none. Of a file's "
+        "usual command: python, torchrun, accelerate, deepspeed or srun; null: torchrun for several replicas.",
     )
     processes: Samples | None = Field(
         None, description="Processes that the launcher starts; null: one for each replica."
@@ -411,6 +464,7 @@ _SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
     (): ExploreSettings,
     ("compile",): CompileOptions,
     ("torch",): TorchOptions,
+    ("parallelism",): ParallelismOptions,
     ("workload",): WorkloadOptions,
     ("workload", "transformers"): TransformersOptions,
     ("workload", "optimizer"): OptimizerOptions,

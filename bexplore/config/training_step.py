@@ -20,7 +20,9 @@ class TrainingStep(Protocol):
     seeded. A class need not inherit from this one. `configs/own_step.py` is an example that runs.
 
     An optimizer step calls `forward_backward` once for each accumulation step, each with a batch of `micro_batch_size`
-    samples, and then `update` once. The step itself has precision, clipping and the weights of the losses.
+    samples, and then `update` once. The step itself has precision, clipping and the weights of the losses. On several
+    ranks (`explore.parallelism`) what makes it is given `mesh`, a `torch.distributed.device_mesh.DeviceMesh` with
+    torchtitan's names of dimensions, and shares the work itself.
 
     Two more members are optional:
 
@@ -51,7 +53,8 @@ class TrainingStep(Protocol):
         """Run one forward and backward pass.
 
         It calls `backward()`, which adds to `.grad`, and does not clear gradients. It may also take
-        `loss_scale: float = 1.0`, by which it multiplies what it calls `backward()` on.
+        `loss_scale: float = 1.0`, by which it multiplies what it calls `backward()` on, and, on several ranks,
+        `synchronize: bool = True`: whether this pass reduces the gradients over the replicas.
 
         Args:
             batch: As `make_batch` gave it, on the device.

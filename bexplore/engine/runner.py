@@ -36,7 +36,7 @@ from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_
 from bexplore.errors import EngineError, UserInputError, UserProgramError
 from bexplore.host.contention import Contention
 from bexplore.host.machine import package_version
-from bexplore.job import Job
+from bexplore.job import Job, Parallelism
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.units import format_bytes
@@ -62,6 +62,7 @@ class RunnerSettings:
         environment: Variables of the worker beside this process's own.
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
         depth: Identical blocks of the model to keep, and how many there are; None for all of them.
+        replica_batch_size: Samples of one replica in a step; None where that is not known.
     """
 
     job: Job
@@ -74,6 +75,7 @@ class RunnerSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     keeps_artifacts: bool = False
     depth: tuple[int, int] | None = None
+    replica_batch_size: int | None = None
 
     @property
     def lock_name(self) -> str:
@@ -109,6 +111,7 @@ class RunnerSettings:
             pass_budget_s=self.pass_budget_s,
             free_memory_bytes=free_memory_bytes,
             artifacts_dir=str(self.artifacts_dir(probe.micro_batch_size)) if is_kept else None,
+            replica_batch_size=self.replica_batch_size,
         )
 
 
@@ -195,12 +198,15 @@ class EngineRunner:
 
         The worker that ran the final answer does it if it is still there; its process changed nothing of the program.
         """
+        # How samples are split changes the gradients, or not, on one device as on many.
+        whole = dataclasses.replace(self.job, parallelism=Parallelism())
         request = CompareGradients(
-            job=self.job, base_micro_batch_size=base_micro_batch_size, micro_batch_size=micro_batch_size
+            job=whole, base_micro_batch_size=base_micro_batch_size, micro_batch_size=micro_batch_size
         )
         worker = self._workers.current
         found = None
-        if worker is not None and worker.compilation is not Compilation.SHARED and worker.process.is_alive:
+        is_usable = worker is not None and worker.compilation is not Compilation.SHARED and worker.process.is_alive
+        if is_usable and not self.job.parallelism.is_distributed:
             found = self._ask(request, limit_s=STEP_LIMIT_S)
         self.close()
         if not isinstance(found, Done):

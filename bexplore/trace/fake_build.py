@@ -33,7 +33,8 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
         UserProgramError: The user's code fails in both ways.
         Exception: Any error of the user's code on an accelerator, where all attempts use fake tensors.
     """
-    fake_mode = FakeTensors()
+    # A mesh is real, and operators of tensors that ranks share read it.
+    fake_mode = FakeTensors(allow_non_fake_inputs=job.parallelism.is_distributed)
     try:
         with fake_mode:
             workload = build(job)
@@ -42,6 +43,8 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
     except BexploreError:
         raise
     except Exception:  # user code fails in any way without values; a real bug fails again
+        if job.parallelism.is_distributed:
+            raise  # what ranks share cannot be made of real tensors first
         is_on_host = torch.device(job.device).type == "cpu"  # any other memory is for the probes
     return _from_real(_build_real(job)) if is_on_host else _build_with_real_host(job)
 

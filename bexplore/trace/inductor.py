@@ -17,7 +17,7 @@ import torch
 
 from bexplore.errors import TraceError
 from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
-from bexplore.trace.plan import Alias, Allocate, Drop, Output, Plan, Step
+from bexplore.trace.plan import Alias, Allocate, Constant, Drop, Output, Plan, Step
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
 from bexplore.trace.torch_private import (
@@ -167,9 +167,11 @@ class _Reader:
             yield Allocate(name, size, _place(node))
             yield Drop(name)
 
-    def output(self, node: Any) -> Output | int | None:
+    def output(self, node: Any) -> Output | Constant | int | None:
         if isinstance(node, ir.NoneAsConstantBuffer):
             return None
+        if isinstance(node, ir.TorchBindObject):
+            return Constant(node.get_real_obj())
         if isinstance(node, ir.ShapeAsConstantBuffer):
             return self._at_hint(node.expr)
         layout = node.get_layout()

@@ -22,8 +22,9 @@ from bexplore.errors import WITHOUT_TRACE, TraceError
 from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
-from bexplore.trace.torch_private import is_in_backward, storage_key
+from bexplore.trace.torch_private import is_in_backward, is_shared, storage_key, storage_key_of
 from bexplore.trace.workspaces import ctc_outputs, is_ctc_loss, workspace_sizes
+from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import TorchDispatchMode, tree_leaves
 
 _OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs
@@ -125,6 +126,7 @@ class LifetimeTracker:
 
     def adopt(self, tensor: torch.Tensor, place: Place, size: Polynomial | None = None) -> bool:
         """Watch a tensor's storage without an event; False if it is watched already."""
+        tensor = local(tensor)
         key = storage_key(tensor)
         if key in self._storages:
             return False
@@ -136,7 +138,24 @@ class LifetimeTracker:
 
     def size_of(self, tensor: torch.Tensor) -> Polynomial:
         """Return the bytes of a tensor's whole storage."""
-        return Polynomial.of_value(int(tensor.untyped_storage().nbytes()), self.probe_batch)
+        return self._polynomial(int(tensor.untyped_storage().nbytes()))
+
+    def _polynomial(self, num_bytes: int) -> Polynomial:
+        return Polynomial.of_value(num_bytes, self.probe_batch)
+
+    def resize(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        """Record that a watched storage gets another size: FSDP2 so frees parameters of all ranks, and takes them."""
+        key = storage_key_of(storage)
+        if key in self._storages:
+            reference, size, place = self._storages[key]
+            self.append(-size, place)
+            size = self._polynomial(num_bytes)
+            self.append(size, place)
+            self._storages[key] = (reference, size, place)
+
+    def alive(self) -> Polynomial:
+        """Return the bytes of all watched storages."""
+        return sum((size for _, size, _ in self._storages.values()), start=NOTHING)
 
     def allocate(self, tensor: torch.Tensor, place: Place) -> None:
         """Record the allocation of a tensor's storage, unless it is watched."""
@@ -189,7 +208,9 @@ class LifetimeMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and record new tensors."""
+        """Run the operator and record new tensors; of those that ranks share, the operators on a rank's own part."""
+        if any(map(is_shared, types)):
+            return NotImplemented
         if func in _SCALAR_READS:
             if self._scalar is not None:
                 return self._scalar

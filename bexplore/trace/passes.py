@@ -22,11 +22,13 @@ from bexplore.trace.torch_private import (
     SpecializationError,
     foreach_of_fake_tensors,
     keep_symbolic,
+    resizes_reported,
     scalers_that_never_skip,
     storage_bytes,
     storage_key,
 )
 from bexplore.workloads import Workload
+from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import tree_leaves
 
 # Micro-batch sizes of the fake step: large enough for the compiler to decide as for a real batch, and prime, so that
@@ -48,6 +50,7 @@ class TracedPass:
         operators: Operators and their shapes, one line each.
         trained: Identities of the parameters that got a gradient.
         batch_size: Bytes of the batch.
+        accumulated: Bytes of the gradients of the first pass, as they lie between the passes.
         num_graphs: Compiled graphs that ran; a forward and a backward graph unless there are graph breaks.
     """
 
@@ -56,6 +59,7 @@ class TracedPass:
     operators: tuple[str, ...]
     trained: frozenset[int]
     batch_size: Polynomial
+    accumulated: Polynomial
     num_graphs: int
 
 
@@ -100,7 +104,12 @@ def _trace_pass(
         return replay(graph.plan, arguments, tracker, fake_mode)
 
     device_type = torch.device(workload.job.device).type
-    with planning_only(probe_batch, device_type, run, observe), fake_mode, LifetimeMode(tracker):
+    with (
+        planning_only(probe_batch, device_type, run, observe),
+        fake_mode,
+        LifetimeMode(tracker),
+        resizes_reported(tracker.resize),
+    ):
         batch = _make_batch(workload, probe_batch)
         batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
         parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
@@ -108,7 +117,9 @@ def _trace_pass(
             tracker.adopt(tensor, Place("weights"))
         for module in workload.compiled_modules:
             _compile(module, workload.job)
-        workload.forward_backward(batch)
+        before = tracker.alive()
+        workload.forward_backward(batch, synchronize=not workload.job.parallelism.synchronizes_last)
+        accumulated = tracker.alive() - before
         graphs.clear()
         with tracker.record():
             workload.forward_backward(batch)
@@ -121,6 +132,7 @@ def _trace_pass(
         operators=(*(line for graph in graphs for line in graph.operators), *tracker.operators),
         trained=trained,
         batch_size=batch_size,
+        accumulated=accumulated,
         num_graphs=len(graphs),
     )
 
@@ -176,13 +188,27 @@ def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
     Raises:
         TraceError: The model has a multiple of every prime that is tried.
     """
-    sizes = {size for module in modules_of(workload) for tensor in tensors_of(module) for size in tensor.shape}
+    tensors = [tensor for module in modules_of(workload) for tensor in tensors_of(module)]
+    sizes = {size for tensor in tensors for shape in (tensor.shape, local(tensor).shape) for size in shape}
+    if workload.job.parallelism.is_sharded:
+        sizes |= _gathered_sizes(workload)
     with fake_mode:
         sizes |= {size for leaf in tree_leaves(_make_batch(workload, 1)) for size in getattr(leaf, "shape", ())}
     for probe_batch in PRIMES:
         if all(size % probe_batch for size in sizes):
             return probe_batch
     raise TraceError("No micro-batch size can be distinguished from the dimensions of the model.")
+
+
+def _gathered_sizes(workload: Workload) -> set[int]:
+    """Return the elements of what ranks gather at once: the parameters of a block, and of all that is in no block."""
+    blocks = [list(block.parameters()) for block in workload.compiled_modules]
+    in_blocks = {id(parameter) for block in blocks for parameter in block}
+    assert workload.loss_module is not None  # only a model of a loss module is sharded here
+    rest = [one for one in workload.loss_module.parameters() if id(one) not in in_blocks]
+    shards = workload.job.parallelism.data_parallel_shard_degree
+    own = {sum(local(parameter).numel() for parameter in group) for group in (*blocks, rest)}
+    return own | {shards * size for size in own}
 
 
 def modules_of(workload: Workload) -> list[nn.Module]:

@@ -69,6 +69,13 @@ class Output:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An output that is no tensor, such as a mesh of ranks that the backward graph needs."""
+
+    value: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The memory of one compiled graph.
@@ -76,12 +83,12 @@ class Plan:
     Attributes:
         input_names: Names of the inputs in order, numbers included.
         steps: Allocations, aliases and drops in order.
-        outputs: Outputs in order; None and numbers as they are returned.
+        outputs: Outputs in order; None, numbers and constants as they are returned.
     """
 
     input_names: tuple[str, ...]
     steps: tuple[Step, ...]
-    outputs: tuple[Output | int | None, ...]
+    outputs: tuple[Output | Constant | int | None, ...]
 
 
 class _Memory:
@@ -158,8 +165,14 @@ def _return_outputs(
     results = []
     with tracker.silence(), fake_mode, torch.no_grad():
         for output in plan.outputs:
-            results.append(_materialize(output, memories, tracker) if isinstance(output, Output) else output)
+            results.append(_returned(output, memories, tracker))
     return tuple(results)
+
+
+def _returned(output: Output | Constant | int | None, memories: dict[str, _Memory], tracker: LifetimeTracker) -> Any:
+    if isinstance(output, Output):
+        return _materialize(output, memories, tracker)
+    return output.value if isinstance(output, Constant) else output
 
 
 def _materialize(output: Output, memories: dict[str, _Memory], tracker: LifetimeTracker) -> torch.Tensor:

@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 
 from bexplore.errors import TraceError
+from bexplore.workloads.placement import local
 
 try:
     import torch._dynamo
@@ -144,12 +145,39 @@ def is_in_backward() -> bool:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's memory, which views of it share."""
-    return tensor.untyped_storage()._cdata
+    return storage_key_of(tensor.untyped_storage())
+
+
+def storage_key_of(storage: torch.UntypedStorage) -> int:
+    """Return the identity of a piece of memory."""
+    return storage._cdata
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the memory of tensors, each piece once."""
-    return sum({storage_key(tensor): int(tensor.untyped_storage().nbytes()) for tensor in tensors}.values())
+    """Return the bytes of the memory of tensors, each piece once; of those that ranks share, of the rank's own part."""
+    parts = map(local, tensors)
+    return sum({storage_key(part): int(part.untyped_storage().nbytes()) for part in parts}.values())
+
+
+def is_shared(kind: type) -> bool:
+    """Return whether a type of tensor is one that ranks share, of which each has a part."""
+    return issubclass(kind, torch.Tensor) and hasattr(kind, "full_tensor")
+
+
+@contextlib.contextmanager
+def resizes_reported(report: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+    """Call `report` with a storage and its new bytes before its size changes, which no operator shows.
+
+    Source: `free_storage` and `alloc_storage` of torch/distributed/fsdp/_fully_shard/_fsdp_param.py.
+    """
+    resize = torch.UntypedStorage.resize_
+
+    def reported(storage: torch.UntypedStorage, size: int) -> Any:
+        report(storage, int(size))
+        return resize(storage, size)
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", reported):
+        yield
 
 
 @contextlib.contextmanager

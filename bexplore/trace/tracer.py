@@ -21,6 +21,7 @@ from bexplore.job import Job, Mode, Precision
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.flops import Cost
+from bexplore.trace.gradients import gradient_memory
 from bexplore.trace.inductor import Observe
 from bexplore.trace.passes import (
     TracedPass,
@@ -70,7 +71,7 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
     started = time.perf_counter()
     local_job, notes = _on_this_machine(job, why_cpu)
     try:
-        with _rare_collections():
+        with _rare_collections(), _meshes(local_job):
             model = _trace(local_job, full_depth, observe)
     except UserProgramError as error:
         if local_job is job:
@@ -104,6 +105,14 @@ def _rare_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
+def _meshes(job: Job) -> contextlib.AbstractContextManager[None]:
+    if not job.parallelism.is_distributed:
+        return contextlib.nullcontext()
+    from bexplore.workloads.parallel import real_meshes  # a second of imports, which one device does without
+
+    return real_meshes()
+
+
 def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     """Return the job itself, or its CPU program where this torch cannot trace for the job's device."""
     device = torch.device(job.device)
@@ -118,8 +127,9 @@ def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
 def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
     workload, fake_mode = build_fake(job)
     probe_batch = choose_probe_batch(workload, fake_mode)
-    # without compilation a tensor has no block, and the whole model is quick to trace
-    truncates = is_compiled(job) and not full_depth
+    # Without compilation a tensor has no block, and the whole model is quick to trace. Blocks that are compiled one by
+    # one share a program, whose buffers do not name their block.
+    truncates = is_compiled(job) and not full_depth and not workload.is_compiled_by_block
     repeats = [repeat for module in modules_of(workload) if truncates for repeat in find_repeats(module)]
     traced, kept_blocks = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
     parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
@@ -127,11 +137,21 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
     for repeat in repeats:
         if kept_blocks < repeat.copies:
             events = lengthen(repeat, events, _gradient_bytes(repeat, traced.trained), kept_blocks)
-    resident, update = _resident(
-        workload, fake_mode, traced, _trained(parameters, repeats, traced.trained), probe_batch
-    )
+    resident = _resident(workload, traced)
     if job.mode is Mode.TRAIN:
-        events = events | {Phase.UPDATE: update}
+        trained = _trained(parameters, repeats, traced.trained)
+        gradients = gradient_memory(
+            job.parallelism,
+            gradient_bytes=storage_bytes(trained),
+            bucket_bytes=workload.bucket_bytes,
+            accumulated=traced.accumulated,
+        )
+        state_bytes, update = trace_update(workload, trained, fake_mode, probe_batch)
+        resident += [*gradients.resident, Buffer(label="optimizer states", size=Polynomial(state_bytes))]
+        events = events | {
+            Phase.FORWARD: [*gradients.before_pass, *events[Phase.FORWARD]],
+            Phase.UPDATE: [*gradients.before_update, *update],
+        }
     else:
         events = {Phase.FORWARD: events[Phase.FORWARD]}
     cost = _sum_costs(traced.costs, repeats, kept_blocks)
@@ -139,7 +159,7 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
     num_blocks, block_share = _blocks(traced.costs, repeats, kept_blocks, cost)
     return CostModel(
         fingerprint=_fingerprint(job, compiler, traced.operators, parameters, repeats),
-        num_parameters=sum(parameter.numel() for parameter in parameters),
+        num_parameters=sum(parameter.numel() for parameter in parameters),  # of shared ones all elements
         model_flops=cost.model_flops,
         hardware_flops=cost.hardware_flops,
         bytes_moved=cost.bytes_moved,
@@ -150,7 +170,7 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
         device=torch.device(job.device).type,
         device_name=torch.cuda.get_device_name() if torch.device(job.device).type == "cuda" else "",
         compiler=compiler,
-        notes=tuple(_notes(job, traced)),
+        notes=tuple(_notes(job, traced, len(workload.compiled_modules) if workload.is_compiled_by_block else 1)),
         num_blocks=num_blocks,
         block_share=block_share,
     )
@@ -164,20 +184,18 @@ def _relative_sd(job: Job, operators: tuple[str, ...]) -> float:
     return _SD_WITH_CONVOLUTIONS if any("convolution" in line for line in operators) else _SD
 
 
-def _notes(job: Job, traced: TracedPass) -> list[str]:
+def _notes(job: Job, traced: TracedPass, num_compiled: int) -> list[str]:
     notes = version_note()
     if is_compiled(job) and job.compile.backend != "inductor":
         notes.append(f"the memory plan is Inductor's, the job's backend is {job.compile.backend}")
-    graphs_of_a_pass = 2 if job.mode is Mode.TRAIN else 1
+    graphs_of_a_pass = (2 if job.mode is Mode.TRAIN else 1) * num_compiled
     if traced.num_graphs > graphs_of_a_pass:
         notes.append(f"{traced.num_graphs} graphs a pass: the model has graph breaks")
     return notes
 
 
-def _resident(
-    workload: Workload, fake_mode: Any, traced: TracedPass, trained: list[torch.Tensor], probe_batch: int
-) -> tuple[list[Buffer], list[Event]]:
-    """Return what lives during the whole step, and the events of the update."""
+def _resident(workload: Workload, traced: TracedPass) -> list[Buffer]:
+    """Return what lives during the whole step, but for gradients and the states of optimizers."""
     modules = modules_of(workload)
     resident = [
         _held("weights", (parameter for module in modules for parameter in module.parameters())),
@@ -186,12 +204,7 @@ def _resident(
     ]
     if torch.device(workload.job.device).type == "cuda":
         resident.append(Buffer(label="cuBLAS workspaces", size=Polynomial(_blas_workspaces_bytes())))
-    if workload.job.mode is Mode.EVAL:
-        return resident, []
-    state_bytes, events = trace_update(workload, trained, fake_mode, probe_batch)
-    resident.append(_held("gradients", trained))
-    resident.append(Buffer(label="optimizer states", size=Polynomial(state_bytes)))
-    return resident, events
+    return resident
 
 
 def _blas_workspaces_bytes() -> int:
@@ -281,7 +294,7 @@ def _held(label: str, tensors: Iterable[torch.Tensor]) -> Buffer:
 def _fingerprint(
     job: Job, compiler: str, operators: tuple[str, ...], parameters: list[Any], repeats: list[Repeat]
 ) -> str:
-    parts = {
+    parts: dict[str, Any] = {
         "compiler": compiler,
         "device": torch.device(job.device).type,
         "mode": job.mode,
@@ -292,6 +305,8 @@ def _fingerprint(
         "parameters": [[str(parameter.dtype), *parameter.shape] for parameter in parameters],
         "depths": [repeat.copies for repeat in repeats],
     }
+    if job.parallelism.is_distributed:
+        parts["parallelism"] = dataclasses.asdict(job.parallelism)
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

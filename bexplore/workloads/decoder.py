@@ -33,6 +33,16 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
 }
 
+# Source: Megatron-LM (arXiv 1909.08053), section 3. A rank's rows of the fused query, key and value are those of its
+# own heads, as a checkpoint for tensor parallelism stores them. Embeddings, norms and output are whole on each rank.
+TENSOR_PLAN = {
+    "decoder.blocks.*.attention.query_key_value": "colwise",
+    "decoder.blocks.*.attention.output": "rowwise",
+    "decoder.blocks.*.feed_forward.up": "colwise",
+    "decoder.blocks.*.feed_forward.gate": "colwise",
+    "decoder.blocks.*.feed_forward.down": "rowwise",
+}
+
 
 def build_decoder(job: Job) -> Workload:
     """Build the decoder of `job.model` on the job's device, with uniform random tokens.
@@ -62,7 +72,8 @@ def build_decoder(job: Job) -> Workload:
         )
         return inputs.to(device), targets.to(device)
 
-    return assemble(job, loss_module, make_batch, batch_dimensions=[0, 0])
+    loss_module.share_heads(job.parallelism.tensor_parallel_degree)
+    return assemble(job, loss_module, make_batch, batch_dimensions=[0, 0], tensor_plan=TENSOR_PLAN)
 
 
 class DecoderLoss(nn.Module):
@@ -85,6 +96,27 @@ class DecoderLoss(nn.Module):
         """
         logits = self.decoder(input_ids)
         return F.cross_entropy(logits.flatten(0, 1).float(), target_ids.flatten())
+
+    def share_heads(self, num_ranks: int) -> None:
+        """Let attention compute one of so many equal parts of its heads; its matrices are shared by `TENSOR_PLAN`.
+
+        Raises:
+            UserInputError: The ranks cannot share the heads equally.
+        """
+        if num_ranks == 1:
+            return
+        config = self.decoder.config
+        for name, count in (("num_heads", config.num_heads), ("num_key_value_heads", config.key_value_heads)):
+            require(
+                count % num_ranks == 0,
+                f"{name} is {count}, which {num_ranks} tensor-parallel ranks cannot share equally.",
+                "Lower explore.parallelism.tensor_parallel_degree.",
+            )
+        for module in self.modules():
+            if isinstance(module, _Attention):
+                module.widths = tuple(width // num_ranks for width in module.widths)
+            elif isinstance(module, _Alibi):
+                module.num_heads = config.num_heads // num_ranks
 
     def init_weights(self) -> None:
         """Fill every parameter, once: the layers' own initialization is off."""
@@ -153,7 +185,7 @@ class _Attention(nn.Module):
         key_value_width = config.key_value_heads * config.head_width
         bias = config.use_bias if config.attention_bias is None else config.attention_bias
         output_bias = config.use_bias if config.attention_output_bias is None else config.attention_output_bias
-        self.widths = (query_width, key_value_width, key_value_width)
+        self.widths: tuple[int, ...] = (query_width, key_value_width, key_value_width)
         self.query_key_value = _Linear(config.hidden_size, sum(self.widths), bias=bias)
         self.output = _Linear(query_width, config.hidden_size, bias=output_bias)
 
@@ -252,10 +284,11 @@ class _Alibi(nn.Module):
         distance = (position[None, :] - position[:, None]).float()
         bias = (slopes[:, None, None] * distance).masked_fill(distance > 0, -math.inf)
         self.register_buffer("bias", bias, persistent=False)
+        self.num_heads = config.num_heads
 
     def forward(self, length: int) -> torch.Tensor:
         """Return the (heads, length, length) bias."""
-        return self.bias[:, :length, :length]
+        return self.bias[: self.num_heads, :length, :length]
 
 
 class _Linear(nn.Linear):

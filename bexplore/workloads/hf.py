@@ -81,7 +81,30 @@ def build_transformers(job: Job) -> Workload:
         return ({key: _on_device(value, device, dtype) for key, value in samples.items()},)
 
     batch_dimensions: list[int | None] = [0] * len(tree_leaves(make_batch(1)))
-    return assemble(job, _OwnLoss(model), make_batch, batch_dimensions=batch_dimensions)
+    plan = _tensor_plan(model, job.parallelism.tensor_parallel_degree)
+    return assemble(job, _OwnLoss(model), make_batch, batch_dimensions=batch_dimensions, tensor_plan=plan)
+
+
+def _tensor_plan(model: Any, degree: int) -> dict[str, str] | None:
+    """Return the library's own plan for the layers of a model, by their names in the loss module; None for none.
+
+    What it shares otherwise than by columns or rows (an output that is gathered) stays whole on each rank.
+
+    Raises:
+        UserInputError: The ranks cannot share the model's heads equally.
+    """
+    plan = getattr(model.config, "base_model_tp_plan", None)
+    if degree == 1 or not plan:
+        return None
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(model.config, name, None) or degree
+        require(
+            count % degree == 0,
+            f"{name} is {count}, which {degree} tensor-parallel ranks cannot share equally.",
+            "Lower explore.parallelism.tensor_parallel_degree.",
+        )
+    prefix = f"model.{model.base_model_prefix}"
+    return {f"{prefix}.{name}": kind for name, kind in plan.items() if kind in ("colwise", "rowwise")}
 
 
 class _OwnLoss(nn.Module):

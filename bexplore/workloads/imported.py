@@ -177,8 +177,9 @@ def _no_loss(output: Any) -> UserInputError:
 def _build_step(job: Job) -> Workload:
     """Build `{"step", "batch", "loader", "samples_of", "arguments"}` of `job.model`.
 
-    `step` is a path that returns a `TrainingStep`. `batch`, optional, is a path that makes the batches instead of the
-    step's own `make_batch`; `loader` and `samples_of` are as in `build_imported`. Each callable gets those of
+    `step` is a path that returns a `TrainingStep`; on several ranks it is given `mesh`, the `DeviceMesh` of
+    `explore.parallelism`, and shares its work itself. `batch`, optional, is a path that makes the batches instead of
+    the step's own `make_batch`; `loader` and `samples_of` are as in `build_imported`. Each callable gets those of
     `arguments` that its signature names. The step itself has precision, optimizers and clipping.
 
     Raises:
@@ -187,7 +188,10 @@ def _build_step(job: Job) -> Workload:
     check_keys(job.model, (*_STEP_PATHS, "arguments"), "An imported step")
     _check_step_settings(job)
     paths = {name: job.model[name] for name in _STEP_PATHS if job.model.get(name) is not None}
-    callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
+    arguments = dict(job.model.get("arguments") or {})
+    if job.parallelism.is_distributed:
+        arguments |= _mesh(job)
+    callables = load_callables(paths, arguments, import_root=job.import_root)
     check_call(callables["step"], setting="step")
     device = torch.device(job.device)
     with creation_device(device):
@@ -212,6 +216,13 @@ def _build_step(job: Job) -> Workload:
         samples_are_seen=batches.layout.is_seen,
         make_other_batch=batches.make_other,
     )
+
+
+def _mesh(job: Job) -> dict[str, Any]:
+    """Return the mesh of the job's ranks as an argument of the user's builder."""
+    from bexplore.workloads.parallel import mesh_of  # a second of imports, which one device does without
+
+    return {"mesh": mesh_of(job)}
 
 
 def _check_step_settings(job: Job) -> None:
@@ -258,18 +269,19 @@ def _listed(members: Any, kind: type, name: str) -> list[Any]:
 
 
 def _training_pass(step: Any) -> Callable[..., torch.Tensor]:
-    takes_scale = "loss_scale" in inspect.signature(step.forward_backward).parameters
+    taken = inspect.signature(step.forward_backward).parameters
 
-    def forward_backward(batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
-        loss = step.forward_backward(batch, loss_scale=loss_scale) if takes_scale else step.forward_backward(batch)
+    def forward_backward(batch: Batch, loss_scale: float = 1.0, *, synchronize: bool = True) -> torch.Tensor:
+        given = {"loss_scale": loss_scale, "synchronize": synchronize}
+        loss = step.forward_backward(batch, **{name: value for name, value in given.items() if name in taken})
         return _detached(loss, "forward_backward")
 
     return forward_backward
 
 
 def _evaluation_pass(step: Any) -> Callable[..., torch.Tensor]:
-    def forward_backward(batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
-        del loss_scale  # nothing is differentiated
+    def forward_backward(batch: Batch, loss_scale: float = 1.0, *, synchronize: bool = True) -> torch.Tensor:
+        del loss_scale, synchronize  # nothing is differentiated
         with torch.no_grad():
             return _detached(step.evaluate(batch), "evaluate")
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bexplore.errors import UserInputError, check_keys, require, suggestion
+from bexplore.workloads.placement import whole
 
 _REFUSED = {
     "LBFGS": "it evaluates the loss several times within one update, so a pass and an update cannot be told apart",
@@ -39,12 +40,32 @@ def build_optimizer(
         "Leave some parameters unfrozen, or explore evaluation instead of training.",
     )
     try:
-        return optimizer_class(trainable, **arguments)
+        return optimizer_class(_groups(trainable), **arguments)
     except (TypeError, ValueError, RuntimeError) as error:  # how torch.optim refuses a value
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise UserInputError(
             f"torch.optim.{name}({given}) was refused: {error}", hint="Correct the optimizer's arguments."
         ) from error
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+    """Scale all gradients of an optimizer so that their global norm is at most a bound."""
+    groups = [[one for one in group["params"] if one.grad is not None] for group in optimizer.param_groups]
+    if len(groups) == 1:
+        torch.nn.utils.clip_grad_norm_(groups[0], max_norm)
+        return
+    norms = [whole(torch.nn.utils.get_total_norm([one.grad for one in group])) for group in groups if group]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, max_norm, total)
+
+
+def _groups(parameters: list[nn.Parameter]) -> Any:
+    """Return the parameters, in groups where ranks share only some of them: no kernel takes both kinds at once."""
+    kinds: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return parameters if len(kinds) < 2 else [{"params": group} for group in kinds.values()]
 
 
 def optimizer_names() -> list[str]:

@@ -80,3 +80,19 @@ def _placed(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | Non
     if moved.dtype == tensor.dtype and moved.device == tensor.device:
         return tensor
     return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a rank's own part of a tensor that ranks share; any other tensor as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = to_local()
+    return part
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor that ranks share; any other tensor as it is."""
+    full_tensor = getattr(tensor, "full_tensor", None)
+    return tensor if full_tensor is None else full_tensor()

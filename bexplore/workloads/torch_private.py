@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch._guards
@@ -17,6 +18,7 @@ __all__ = [
     "FakeTensorMode",  # makes every new tensor a fake one
     "TorchDispatchMode",
     "current_fake_mode",
+    "register_fake_process_group",
     "tree_leaves",
     "tree_map",
     "tree_map_only",
@@ -27,3 +29,12 @@ __all__ = [
 def current_fake_mode() -> Any:
     """Return the mode of the fake tensors that are made now; None where tensors are real."""
     return torch._guards.detect_fake_mode()
+
+
+def register_fake_process_group() -> None:
+    """Make the backend `fake` known to `torch.distributed`: a group whose other ranks are not there.
+
+    Collectives are copies in it: all_gather repeats the own shard, reduce_scatter returns the own chunk, all_reduce and
+    broadcast change nothing. Importing the module registers the backend.
+    """
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from bexplore.errors import require
 from bexplore.job import Job, Mode, Precision
-from bexplore.workloads.optimizers import build_optimizer
+from bexplore.workloads.optimizers import build_optimizer, clip_gradients
 from bexplore.workloads.placement import place
 
 Batch = Any  # a pytree of tensors whose dimension 0 is the sample, but for `batch_dimensions` of the workload
@@ -37,7 +37,8 @@ class Workload:
             covers both; None for a step of the user's own.
         compiled_modules: Modules to compile in place (`nn.Module.compile`) before the first pass.
         make_batch: micro_batch_size -> batch on the job's device; deterministic, sample i does not depend on the size.
-        forward_backward: (batch, loss_scale) -> detached loss; adds to `.grad` in training, forward only in evaluation.
+        forward_backward: (batch, loss_scale, synchronize) -> detached loss; adds to `.grad` in training, forward only
+            in evaluation. Where replicas share the work, `synchronize` (True by default) reduces the gradients.
         update: Clips, steps the optimizers and clears the gradients; does nothing in evaluation.
         optimizers: Optimizers that `update` steps; empty in evaluation.
         batch_dimensions: Dimension of the sample for each tensor leaf of a batch; None for a tensor without. It is None
@@ -45,6 +46,9 @@ class Workload:
         samples_are_seen: Whether `make_batch` checks the number of samples of a batch.
         make_other_batch: (micro_batch_size, number) -> a batch of the user's own code with the random numbers of a
             number from 1 on; None for synthetic samples.
+        bucket_bytes: Bytes of gradient buckets, which no tensor of the modules shows.
+        is_compiled_by_block: Whether `compiled_modules` are the blocks of a model, and what is between them runs
+            eagerly.
     """
 
     job: Job
@@ -57,6 +61,8 @@ class Workload:
     batch_dimensions: list[int | None] | None = None
     samples_are_seen: bool = True
     make_other_batch: Callable[[int, int], Batch] | None = None
+    bucket_bytes: int = 0
+    is_compiled_by_block: bool = False
 
 
 def check_precision(job: Job) -> None:
@@ -78,61 +84,92 @@ def assemble(
     make_batch: Callable[[int], Batch],
     *,
     batch_dimensions: list[int | None] | None = None,
+    tensor_plan: Mapping[str, str] | None = None,
 ) -> Workload:
     """Make the workload of a loss module, whose parameters are on the job's device.
 
     Args:
-        job: Mode, precision, optimizer and clipping.
+        job: Mode, precision, parallelism, optimizer and clipping.
         loss_module: `loss_module(*batch)` gives the scalar loss.
         make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
         batch_dimensions: Dimension of the sample for each tensor leaf of a batch, as in `Workload`.
+        tensor_plan: How ranks share its linear layers: see `parallel.TensorPlan`; None where that is not known.
 
     Raises:
-        UserInputError: The optimizer or its arguments are wrong.
+        UserInputError: The optimizer or its arguments are wrong, or the ranks of the job cannot share the model.
     """
     if job.precision is Precision.BFLOAT16:
         place(loss_module, torch.device(job.device), torch.bfloat16)
-    if job.mode is Mode.EVAL:
-        loss_module.eval()
-        optimizer = None
-    else:
-        loss_module.train()
+    loss_module.train(job.mode is Mode.TRAIN)
+    shared = None
+    if job.parallelism.is_distributed:
+        from bexplore.workloads.parallel import parallelize  # a second of imports, which one device does without
+
+        shared = parallelize(job, loss_module, tensor_plan)
+    optimizer = None
+    if job.mode is Mode.TRAIN:
         optimizer = build_optimizer(job.optimizer, job.optimizer_arguments, loss_module.parameters())
-    halves = _Halves(job, loss_module, optimizer)
+    halves = _Halves(
+        job,
+        shared.loss_module if shared else loss_module,
+        optimizer,
+        shared.synchronize if shared else _nothing_to_synchronize,
+    )
     return Workload(
         job=job,
         loss_module=loss_module,
-        compiled_modules=[loss_module],
+        compiled_modules=shared.compiled_modules if shared else [loss_module],
         make_batch=make_batch,
         forward_backward=halves.forward_backward,
         update=halves.update,
         optimizers=[] if optimizer is None else [optimizer],
         batch_dimensions=batch_dimensions,
+        bucket_bytes=shared.bucket_bytes if shared and optimizer is not None else 0,
+        is_compiled_by_block=shared.is_compiled_by_block if shared else False,
     )
+
+
+def _nothing_to_synchronize(_is_synchronized: bool) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext()
 
 
 class _Halves:
     """Forward and backward, and the update, with a gradient scaler that both use."""
 
-    def __init__(self, job: Job, loss_module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        loss_module: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        synchronize: Callable[[bool], contextlib.AbstractContextManager[object]],
+    ) -> None:
         self._loss_module = loss_module
         self._optimizer = optimizer
+        self._synchronize = synchronize
         self._device_type = torch.device(job.device).type
         self._autocast_dtype = _AUTOCAST_DTYPES.get(job.precision)
         self._max_gradient_norm = job.max_gradient_norm
         scales = job.precision is Precision.AUTOCAST_FLOAT16 and optimizer is not None
         self._scaler = torch.amp.GradScaler(self._device_type, init_scale=_INITIAL_SCALE) if scales else None
 
-    def forward_backward(self, batch: Batch, loss_scale: float = 1.0) -> torch.Tensor:
-        """Add `loss_scale` times the gradients to `.grad` (not in evaluation), and return the detached loss."""
-        # no_grad rather than inference_mode: both compile to the same program, and the batch stays an ordinary tensor
-        with torch.set_grad_enabled(self._optimizer is not None), self._autocast():
-            loss = self._loss_module(*batch)
-        if self._optimizer is not None:
-            scaled_loss = loss * loss_scale
-            if self._scaler is not None:
-                scaled_loss = self._scaler.scale(scaled_loss)
-            scaled_loss.backward()
+    def forward_backward(self, batch: Batch, loss_scale: float = 1.0, *, synchronize: bool = True) -> torch.Tensor:
+        """Add `loss_scale` times the gradients to `.grad` (not in evaluation), and return the detached loss.
+
+        Args:
+            batch: Arguments of the loss module.
+            loss_scale: Factor of the loss that is differentiated.
+            synchronize: Whether replicas reduce their gradients.
+        """
+        with self._synchronize(synchronize):
+            # no_grad rather than inference_mode: both compile to the same program, and the batch stays an ordinary
+            # tensor
+            with torch.set_grad_enabled(self._optimizer is not None), self._autocast():
+                loss = self._loss_module(*batch)
+            if self._optimizer is not None:
+                scaled_loss = loss * loss_scale
+                if self._scaler is not None:
+                    scaled_loss = self._scaler.scale(scaled_loss)
+                scaled_loss.backward()
         return loss.detach()
 
     def update(self) -> None:
@@ -142,7 +179,7 @@ class _Halves:
         if self._max_gradient_norm is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self._optimizer)
-            torch.nn.utils.clip_grad_norm_(self._loss_module.parameters(), self._max_gradient_norm)
+            clip_gradients(self._optimizer, self._max_gradient_norm)
         if self._scaler is None:
             self._optimizer.step()
         else:

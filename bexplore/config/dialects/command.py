@@ -12,12 +12,12 @@ from typing import Any
 
 from bexplore.config.command import PLACEHOLDERS, Command, CommandFile, FileKey, unknown_placeholders
 from bexplore.config.config import Config, Request, RequestKind
-from bexplore.config.dialects.launchers import launched
+from bexplore.config.dialects.launchers import LAUNCHERS, launched
 from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.dialects.recognition import FamilyFile
 from bexplore.config.dialects.values import is_integer, read_bounds
 from bexplore.config.document.document import Document, Problems, dotted_path
-from bexplore.config.document.reader import KeyPath
+from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.document.writer import without_section
 from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.errors import close_match
@@ -40,6 +40,7 @@ def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None,
     """
     document = problems.document
     settings = read_settings(document.values.get("explore"), problems)
+    _check_ranks(problems, settings)
     problems.raise_if_any()
     numbers = _numbers(settings, own, written_size)
     replica_batch_size = _replica_batch_size(problems, settings, own, numbers, written_size)
@@ -75,6 +76,19 @@ def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None,
         recognised="" if own is None else own.why,
         warnings=(*problems.warnings, *_notices(own, command)),
     )
+
+
+def _check_ranks(problems: Problems, settings: ExploreSettings) -> None:
+    """Note what a training command decides by itself, and a launcher that no usual command has."""
+    if settings.parallelism is not None:
+        problems.error(
+            ("explore", "parallelism"), "a training command decides itself how its ranks share the work", "remove it"
+        )
+    if settings.launcher is not None and settings.launcher not in LAUNCHERS:
+        known = f"known here: {', '.join(LAUNCHERS)}"
+        near = close_match(settings.launcher, LAUNCHERS)
+        hint = f"did you mean {near}?" if near else known
+        problems.error(("explore", "launcher"), f"{quoted(settings.launcher)} is no launcher of a command", hint)
 
 
 def _numbers(settings: ExploreSettings, own: FamilyFile | None, written_size: Any) -> Numbers:

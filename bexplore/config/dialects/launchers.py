@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
-Launcher: TypeAlias = Literal["python", "torchrun", "accelerate", "deepspeed", "srun"]
+LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun")
 
 
 def launched(launcher: str, num_processes: int, program: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words that start a program on one host.
 
     Args:
-        launcher: A `Launcher`.
+        launcher: One of `LAUNCHERS`.
         num_processes: Processes to start.
         program: A script or `-m` and a module, with arguments.
 

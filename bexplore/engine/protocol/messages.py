@@ -93,6 +93,8 @@ class ProbeRequest(Request):
         pass_budget_s: Seconds of timed passes after which the probe stops.
         free_memory_bytes: Free on the device before any worker; None to wait for no memory.
         artifacts_dir: Keeps what the compiler makes; None for the compiler's usual cache.
+        replica_batch_size: Samples of one replica in a step, which decides what the reduction of gradients costs a
+            pass; None where that is not known.
     """
 
     job: Job
@@ -103,6 +105,7 @@ class ProbeRequest(Request):
     pass_budget_s: float = 4.0
     free_memory_bytes: int | None = None
     artifacts_dir: str | None = None
+    replica_batch_size: int | None = None
 
 
 class Prepare(ProbeRequest):

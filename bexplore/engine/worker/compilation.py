@@ -87,7 +87,7 @@ def feasible_mode(workload: Workload, wanted: SharedMode, block_classes: Sequenc
     allowed = set(
         shared_modes(device_type, torch.__version__, has_convolutions=has_convolutions(modules) and not is_hidden)
     )
-    if not block_classes:
+    if not block_classes or workload.is_compiled_by_block:
         allowed.discard(SharedMode.NESTED)
     return next(mode for mode in order[order.index(wanted) :] if mode in allowed)
 

@@ -7,8 +7,9 @@ stand for it, and the second pass is the first that counts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -75,7 +76,11 @@ class MemoryStep:
 
     def peak_of_one(self, batch: Batch) -> PeakMemory | None:
         """Return the peak of one step of another program than the one that is measured."""
-        return measure_peak(lambda: self._take(batch, 1), self._device, alive=self._steps.alive(batch))
+        return self._peak_during(lambda: self._take(batch, 1), batch)
+
+    def _peak_during(self, step: Callable[[], Any], batch: Batch) -> PeakMemory | None:
+        alive, hidden_bytes = self._steps.alive(batch), self._steps.bucket_bytes
+        return measure_peak(step, self._device, alive=alive, hidden_bytes=hidden_bytes)
 
     def _measured(
         self, batch: Batch, micro_batch_size: int, *, num_steps: int, zeros_for: Sequence[torch.nn.Parameter] | None
@@ -89,9 +94,7 @@ class MemoryStep:
             passes.extend(ran)
             gradients.extend(left)
 
-        peak = measure_peak(
-            lambda: resident.append(self._limit.resident_during(steps)), self._device, alive=self._steps.alive(batch)
-        )
+        peak = self._peak_during(lambda: resident.append(self._limit.resident_during(steps)), batch)
         self._steps.attach(gradients)
         self._trained = with_dense_gradients(gradients)
         reserved = peak.reserved_bytes if peak else None
@@ -111,7 +114,7 @@ class MemoryStep:
         Zeros for these parameters are as good as the first pass, where they are given.
         """
         if zeros_for is None:
-            self._steps.forward_backward(batch)
+            self._steps.forward_backward(batch, is_last=False)
         else:
             attach_zeros(zeros_for)
         passes = []

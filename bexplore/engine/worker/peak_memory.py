@@ -15,6 +15,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
+from bexplore.workloads.placement import local
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
@@ -31,7 +33,9 @@ class PeakMemory:
     num_alloc_retries: int = 0
 
 
-def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterable[Any]) -> PeakMemory | None:
+def measure_peak(
+    step: Callable[[], Any], device: torch.device, *, alive: Iterable[Any], hidden_bytes: int = 0
+) -> PeakMemory | None:
     """Run `step` once and return the peak memory meanwhile; None where the device keeps no account.
 
     Args:
@@ -39,9 +43,10 @@ def measure_peak(step: Callable[[], Any], device: torch.device, *, alive: Iterab
             find.
         alive: Pytrees of the tensors that live before the step (weights, optimizer states, the batch); their
             storages are counted once each. Only needed on the CPU, whose events begin with the step.
+        hidden_bytes: Of what lives before the step and no tensor shows, as gradient buckets; likewise.
     """
     if device.type == "cpu":
-        peak = storage_bytes(alive) + _profiled_peak(step)
+        peak = storage_bytes(alive) + hidden_bytes + _profiled_peak(step)
         return PeakMemory(allocated_bytes=peak)
     memory: Any = getattr(torch, device.type, None)
     if not hasattr(memory, "max_memory_allocated"):
@@ -74,11 +79,11 @@ def idle_bytes(device: torch.device) -> int:
 
 
 def storage_bytes(trees: Iterable[Any]) -> int:
-    """Return the bytes of all distinct storages in the pytrees."""
+    """Return the bytes of all distinct storages in the pytrees; of tensors that ranks share, of the rank's own part."""
     storages: dict[int, int] = {}
     for leaf in tree_leaves(list(trees)):
         if isinstance(leaf, torch.Tensor):
-            storage = leaf.untyped_storage()
+            storage = local(leaf).untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 

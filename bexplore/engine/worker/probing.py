@@ -122,6 +122,7 @@ class _Probing:
             report=self._report,
             depth=request.depth,
             artifacts_dir=Path(request.artifacts_dir) if request.artifacts_dir else None,
+            replica_batch_size=request.replica_batch_size,
         )
         return self._session, time.perf_counter() - began
 

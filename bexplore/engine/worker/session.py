@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from bexplore.engine.protocol.messages import CompareEager
 from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.block_inputs import mark_inputs, sample_dimensions
 from bexplore.engine.worker.compilation import (
     Toolchain,
     compile_workload,
@@ -39,7 +40,7 @@ from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_
 from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
 from bexplore.engine.worker.processors import Placement
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
-from bexplore.engine.worker.steps import Steps, len_of, warm_device
+from bexplore.engine.worker.steps import Ranks, Steps, len_of, warm_device
 from bexplore.engine.worker.timing import Report, SizeTimer, headline
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
@@ -73,6 +74,8 @@ class Session:
         budget_bytes: Memory budget of the job's tensors; None for no limit.
         depth: Identical blocks to keep, and how many there are; None for all of them.
         artifacts_dir: Keeps what the compiler makes, and nothing else; None for the compiler's usual cache.
+        ranks: The other ranks of the job; None where none is there.
+        replica_batch_size: Samples of one replica in a step; None where that is not known.
         report: Called with `stage=...` or `pass_time_s=...` as the probe goes on.
     """
 
@@ -86,6 +89,8 @@ class Session:
         report: Report,
         depth: tuple[int, int] | None = None,
         artifacts_dir: Path | None = None,
+        ranks: Ranks | None = None,
+        replica_batch_size: int | None = None,
     ) -> None:
         self.job = job
         self.compilation = compilation
@@ -114,7 +119,13 @@ class Session:
         block_classes = repeated_classes(self.workload)
         if depth is not None:
             truncate_layers(self.workload, *depth)
-        self.steps = Steps(self.workload, self.device, uses_cuda_graphs=self.uses_cuda_graphs)
+        self.steps = Steps(
+            self.workload,
+            self.device,
+            uses_cuda_graphs=self.uses_cuda_graphs,
+            ranks=ranks,
+            replica_batch_size=replica_batch_size,
+        )
         self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
         self._timer = SizeTimer(
             self.steps,
@@ -125,6 +136,10 @@ class Session:
             report=report,
         )
         self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
+        if self.workload.is_compiled_by_block and self._marks:
+            with self._around_steps():
+                dimensions = sample_dimensions(self.workload)
+            mark_inputs(self.workload.compiled_modules, dimensions, self._mark)
         compile_workload(self.workload, job.compile, compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
             self.toolchain.wait()
@@ -339,10 +354,18 @@ class Session:
     def _make_batch(self, micro_batch_size: int) -> Batch:
         self.report(stage="batch")
         batch = tree_map(_with_standard_strides, self.workload.make_batch(micro_batch_size))
-        if self.compilation is Compilation.SHARED and self.job.compile.enabled:
+        if self._marks:
             self._hint = self._hint or (None if self.device.type == "cpu" else micro_batch_size)
-            mark_batch_dimension(batch, self.workload.batch_dimensions, self.shared_mode, hint=self._hint)
+            self._mark(batch, self.workload.batch_dimensions)
         return batch
+
+    @property
+    def _marks(self) -> bool:
+        """Whether one program serves several sizes, so that the compiler is shown what grows with the samples."""
+        return self.compilation is Compilation.SHARED and self.job.compile.enabled
+
+    def _mark(self, tree: Any, dimensions: list[int | None] | None) -> None:
+        mark_batch_dimension(tree, dimensions, self.shared_mode, hint=self._hint)
 
     def _memory(self, batch: Batch, probe: Probe) -> StepMemory:
         self.report(stage="memory", headroom_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from bexplore.engine.worker.peak_memory import storage_bytes
 from bexplore.engine.worker.processors import longest_wait_s, waits_s
 from bexplore.engine.worker.torch_private import zero_in_place
+from bexplore.job import Mode
 from bexplore.workloads import Batch, Workload
 
 WARM_DEVICE_S = 0.3
@@ -38,20 +40,79 @@ class CompiledEachPassError(Exception):
     """The compiler runs in each pass, so that none can be timed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The slowest rank's view of one timed call, which all ranks share, so that they decide alike.
+
+    Attributes:
+        seconds: Of the slowest rank.
+        waited_s: As `Steps.waited_s`, of the rank that waited longest.
+        num_compilations: Begun during the call, on the rank with most.
+    """
+
+    seconds: float
+    waited_s: float
+    num_compilations: int
+
+
+class Ranks(Protocol):
+    """The other ranks of a distributed job."""
+
+    def begin_together(self) -> None:
+        """Wait until every rank is here."""
+
+    def agree(self, own: Agreement) -> Agreement:
+        """Return the largest of each number over all ranks."""
+
+    def worst_loss(self, loss: float) -> float:
+        """Return the largest loss; one that is not finite goes before."""
+
+
+class Alone:
+    """The only rank that is there."""
+
+    def begin_together(self) -> None:
+        """Wait for nobody."""
+
+    def agree(self, own: Agreement) -> Agreement:
+        """Return what was given."""
+        return own
+
+    def worst_loss(self, loss: float) -> float:
+        """Return what was given."""
+        return loss
+
+
 class Steps:
     """Runs and times the passes and updates of a workload.
 
     Args:
         uses_cuda_graphs: Whether its passes are recorded into CUDA graphs.
+        ranks: The other ranks of the job.
+        replica_batch_size: Samples of one replica in a step, which decides how often a pass reduces gradients; None
+            where that is not known, for seldom.
 
     Attributes:
         num_compilations: Begun by the compiler so far, as its session counts them.
         num_repeated: Passes that were run again so far, because the compiler ran in them.
         waited_s: For how long one of the threads of the call that was timed last waited for a processor; of
             passes back to back, the mean.
+        pass_times_by_kind_s: Seconds of each timed pass without and with the reduction of gradients, where they differ.
     """
 
-    def __init__(self, workload: Workload, device: torch.device, *, uses_cuda_graphs: bool = False) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        *,
+        uses_cuda_graphs: bool = False,
+        ranks: Ranks | None = None,
+        replica_batch_size: int | None = None,
+    ) -> None:
+        self._ranks = ranks or Alone()
+        self._replica_batch_size = replica_batch_size
+        self.synchronizes_last = workload.job.mode is Mode.TRAIN and workload.job.parallelism.synchronizes_last
+        self.pass_times_by_kind_s: list[tuple[float, float]] = []
         self._workload, self._device, self._uses_cuda_graphs = workload, device, uses_cuda_graphs
         self._last_loss = torch.tensor(float("nan"))
         self.num_compilations = self.num_repeated = 0
@@ -61,13 +122,18 @@ class Steps:
             optimizer.register_step_post_hook(self._count_optimizer_step)
         self.waited_s = 0.0
 
-    def forward_backward(self, batch: Batch) -> None:
-        """Run one forward and backward pass, which adds to the gradients that there are."""
+    def forward_backward(self, batch: Batch, *, is_last: bool = True) -> None:
+        """Run one forward and backward pass, which adds to the gradients that there are.
+
+        Args:
+            batch: Of one replica.
+            is_last: Whether it is the last pass of a step, in which replicas reduce their gradients in any case.
+        """
         if self._uses_cuda_graphs:
             # Each pass is an iteration of its own, also after one that failed between forward and backward: without
             # the mark, CUDA graph trees wait for that backward for ever (`can_start_new_generation`).
             torch.compiler.cudagraph_mark_step_begin()
-        self._last_loss = self._workload.forward_backward(batch)
+        self._last_loss = self._workload.forward_backward(batch, synchronize=is_last or not self.synchronizes_last)
 
     def update(self) -> None:
         """Update the parameters; kept gradients are zeros afterwards, the others are gone."""
@@ -98,25 +164,46 @@ class Steps:
 
     def first_pass(self, batch: Batch) -> float:
         """Return the seconds of a pass in which the compiler may run."""
-        return self._timed(lambda: self.forward_backward(batch))
+        return self._timed(lambda: self.forward_backward(batch)).seconds
 
     def timed_pass(self, batch: Batch, num_passes: int = 1) -> float:
         """Return the mean seconds of passes back to back; those in which the compiler ran are run again.
 
+        Where only the last pass of a step reduces gradients, it is the mean over the passes of a step: t_in + (t_last -
+        t_in) / A, with the times of a pass without and with the reduction, and the accumulation steps A.
+
         Raises:
             CompiledEachPassError: It ran in each of them.
         """
+        if not self.synchronizes_last:
+            return self._timed_passes(batch, num_passes, is_last=True)
+        accumulation_steps = self.accumulation_steps(len_of(batch))
+        inner_s = 0.0 if accumulation_steps == 1 else self._timed_passes(batch, num_passes, is_last=False)
+        waited_s = self.waited_s
+        last_s = self._timed_passes(batch, num_passes, is_last=True)
+        if accumulation_steps == 1:
+            inner_s = last_s
+        share = 0.0 if accumulation_steps is None else 1.0 / accumulation_steps
+        self.waited_s = waited_s + (self.waited_s - waited_s) * share
+        self.pass_times_by_kind_s.append((inner_s, last_s))
+        return inner_s + (last_s - inner_s) * share
 
+    def accumulation_steps(self, micro_batch_size: int) -> int | None:
+        """Return the passes of a step at a size, at least one; None where the batch of a replica is not known."""
+        if self._replica_batch_size is None:
+            return None
+        return max(1, round(self._replica_batch_size / micro_batch_size))
+
+    def _timed_passes(self, batch: Batch, num_passes: int, *, is_last: bool) -> float:
         def passes() -> None:
             for _ in range(num_passes):
-                self.forward_backward(batch)
+                self.forward_backward(batch, is_last=is_last)
 
         for _ in range(1 + MAX_REPEATED_PASSES):
-            before = self.num_compilations
-            seconds = self._timed(passes) / num_passes
-            if self.num_compilations == before:
-                self.waited_s /= num_passes
-                return seconds
+            agreed = self._timed(passes)
+            if agreed.num_compilations == 0:
+                self.waited_s = agreed.waited_s / num_passes
+                return agreed.seconds / num_passes
             self.num_repeated += num_passes
         raise CompiledEachPassError(
             f"the compiler ran again in each of {1 + MAX_REPEATED_PASSES} passes of one size, so that no pass can be "
@@ -136,9 +223,8 @@ class Steps:
         times_s = []
         for _ in range(num_updates):
             self.attach(gradients)
-            before = self.num_compilations
-            seconds = self._timed(self.update)
-            times_s += [seconds] if self.num_compilations == before else []
+            agreed = self._timed(self.update)
+            times_s += [agreed.seconds] if agreed.num_compilations == 0 else []
         return times_s
 
     def _updates_behind_a_pass(self, num_updates: int, batch: Batch, gradients: Sequence[Gradient]) -> list[float]:
@@ -161,26 +247,31 @@ class Steps:
         end.record(stream)
         return start, end
 
-    def _timed(self, run: Callable[[], None]) -> float:
-        """Time one call by device events on CUDA, by the wall clock elsewhere; note how long its threads waited."""
-        self.waited_s = 0.0
+    def _timed(self, run: Callable[[], None]) -> Agreement:
+        """Time one call by device events on CUDA, by the wall clock elsewhere; all ranks get the slowest one's time."""
+        self._ranks.begin_together()
+        before = self.num_compilations
+        seconds, waited_s = self._timed_here(run)
+        return self._ranks.agree(Agreement(seconds, waited_s, self.num_compilations - before))
+
+    def _timed_here(self, run: Callable[[], None]) -> tuple[float, float]:
+        """Return the seconds of a call, and for how long one of its threads waited for a processor."""
         synchronize(self._device)
         if self._device.type == "cuda":
             start, end = self._between_events(run)
             synchronize(self._device)
-            return float(start.elapsed_time(end) / 1e3)
+            return float(start.elapsed_time(end) / 1e3), 0.0
         before_s = waits_s()
         begin = time.perf_counter()
         run()
         synchronize(self._device)
         seconds = time.perf_counter() - begin
-        self.waited_s = longest_wait_s(before_s, waits_s())
-        return seconds
+        return seconds, longest_wait_s(before_s, waits_s())
 
     def loss(self) -> float:
-        """Return the loss of the last pass that was timed."""
+        """Return the loss of the last pass that was timed; of all ranks, the worst."""
         with torch.no_grad():
-            return float(self._last_loss)
+            return self._ranks.worst_loss(float(self._last_loss))
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return all parameters that the optimizers step and the modules hold."""
@@ -232,8 +323,13 @@ class Steps:
         return [self.parameters(), buffers, [list(s.values()) for s in states], batch]
 
     def live_bytes(self, batch: Batch = ()) -> int:
-        """Return the bytes of the distinct storages of `alive`."""
-        return storage_bytes(self.alive(batch))
+        """Return the bytes of the distinct storages of `alive`, and of gradient buckets."""
+        return storage_bytes(self.alive(batch)) + self._workload.bucket_bytes
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of gradient buckets, which no tensor of the modules shows."""
+        return self._workload.bucket_bytes
 
 
 def with_dense_gradients(gradients: Sequence[Gradient]) -> list[torch.nn.Parameter] | None:

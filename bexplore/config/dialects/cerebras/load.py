@@ -22,12 +22,13 @@ from bexplore.config.dialects.cerebras.request import (
     read_request,
 )
 from bexplore.config.dialects.cerebras.section import Section
+from bexplore.config.dialects.parallelism import read_parallelism
 from bexplore.config.dialects.values import as_number, is_number, notice_near_misses, read_flag, read_positive
 from bexplore.config.dialects.workload import described_job, workload_job
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings, read_settings
-from bexplore.job import Job, Mode, Precision
+from bexplore.job import Job, Mode, Parallelism, Precision
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
 
@@ -59,13 +60,14 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
         problems.warn(layout.data[side], "micro_batch_size is absent, which means auto; type explore to try every size")
     effort = "quick" if request.kind is RequestKind.AUTO else "normal"
     settings = read_settings(document.values.get("explore"), problems, allow_code=allow_code, effort=effort)
-    num_replicas = read_positive(problems, layout.num_csx) or 1
+    parallelism = read_parallelism(problems, settings, layout.num_csx)
+    num_replicas = read_positive(problems, layout.num_csx) or parallelism.num_replicas
     batch_path: KeyPath = (*layout.data.get(side, ()), "batch_size")
     global_batch_size = read_positive(problems, batch_path)
     check_accumulation_flag(problems, request, global_batch_size, num_replicas)
     check_batch(problems, request, batch_path, global_batch_size, num_replicas, settings)
     check_bounds(problems, request, settings)
-    job = _job(layout, problems, side, settings, num_replicas)
+    job = _job(layout, problems, side, settings, num_replicas, parallelism)
     max_steps = _read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
     problems.raise_if_any()
     model_dir = document.get(layout.model_dir)
@@ -85,7 +87,14 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     )
 
 
-def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettings, num_replicas: int) -> Job:
+def _job(
+    layout: Layout,
+    problems: Problems,
+    side: Mode,
+    settings: ExploreSettings,
+    num_replicas: int,
+    parallelism: Parallelism,
+) -> Job:
     """Return one replica's program, from `explore.workload` or from the model section."""
     document = problems.document
     precision = Precision(settings.precision) if settings.precision is not None else _precision(layout, problems)
@@ -94,6 +103,7 @@ def _job(layout: Layout, problems: Problems, side: Mode, settings: ExploreSettin
         "precision": precision,
         "device": settings.device,
         "num_replicas": num_replicas,
+        "parallelism": parallelism,
         "seed": settings.seed,
         "import_root": str(document.path.resolve().parent),
     }

@@ -1,0 +1,284 @@
+"""One rank of a distributed training: its process group, its mesh, and a model that shares its work with the others.
+
+Where no process group exists, one is made in which this process is the only rank that is there: a rank of N on one
+device, with real tensors and the memory of a real rank. Its collectives are copies, so its times hold no communication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from bexplore.errors import require
+from bexplore.job import Job, Parallelism
+from bexplore.workloads.placement import is_fake
+from bexplore.workloads.torch_private import register_fake_process_group, unset_fake_temporarily
+
+# Names of the dimensions of a mesh, the outermost first, as in torchtitan.
+REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
+
+Synchronize = Callable[[bool], contextlib.AbstractContextManager[object]]
+# Path of a linear layer, `*` for any name -> `colwise` (its outputs are shared) or `rowwise` (its inputs are).
+TensorPlan = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelModel:
+    """A loss module whose work is shared.
+
+    Attributes:
+        loss_module: What a pass calls.
+        compiled_modules: What the training compiles, each in place.
+        synchronize: Context around a pass; given False, the pass does not reduce gradients over the replicas.
+        bucket_bytes: Bytes of gradient buckets, which no tensor of the model shows.
+        is_compiled_by_block: Whether blocks are compiled one by one, and what is between them is not.
+    """
+
+    loss_module: nn.Module
+    compiled_modules: list[nn.Module]
+    synchronize: Synchronize
+    bucket_bytes: int = 0
+    is_compiled_by_block: bool = False
+
+
+def mesh_of(job: Job) -> DeviceMesh:
+    """Return the mesh of a job's ranks; without a process group, as the first rank of one that is not there.
+
+    Raises:
+        UserInputError: The process group has another number of ranks than the job.
+    """
+    shared = job.parallelism
+    degrees = {
+        REPLICATE: shared.data_parallel_replicate_degree,
+        SHARD: shared.data_parallel_shard_degree,
+        TENSOR: shared.tensor_parallel_degree,
+    }
+    used = {name: degree for name, degree in degrees.items() if degree > 1}
+    if not dist.is_initialized():
+        register_fake_process_group()
+        dist.init_process_group("fake", rank=0, world_size=shared.num_ranks, store=dist.HashStore())
+    require(
+        dist.get_world_size() == shared.num_ranks,
+        f"The launcher started {dist.get_world_size()} ranks, and the job has {shared.num_ranks} ({shared}).",
+        "Correct the launcher's number of ranks, or explore.parallelism.",
+    )
+    with unset_fake_temporarily():
+        return init_device_mesh(torch.device(job.device).type, tuple(used.values()), mesh_dim_names=tuple(used))
+
+
+@contextlib.contextmanager
+def real_meshes() -> Iterator[None]:
+    """Make meshes of real tensors within, under a mode of fake ones too: which ranks they hold is read."""
+    make = DeviceMesh.__init__
+
+    def make_real(self: DeviceMesh, *arguments: Any, **named: Any) -> None:
+        with unset_fake_temporarily():
+            make(self, *arguments, **named)
+
+    DeviceMesh.__init__ = make_real  # type: ignore[method-assign]  # torch has no door for it
+    try:
+        yield
+    finally:
+        DeviceMesh.__init__ = make  # type: ignore[method-assign]  # as above
+
+
+def is_alone() -> bool:
+    """Return whether the other ranks of this process's group are not there."""
+    return dist.is_initialized() and dist.get_backend() == "fake"
+
+
+def leave_group() -> None:
+    """Leave a group of one rank that is there, so that a job of another number of ranks can be built."""
+    if is_alone():
+        dist.destroy_process_group()
+
+
+def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None) -> ParallelModel:
+    """Share the work of a loss module over the ranks of its job; before its optimizer is made.
+
+    Args:
+        job: Parallelism and device.
+        loss_module: Whole, with its parameters on the device.
+        tensor_plan: How its linear layers are shared by tensor parallelism; None where that is not known.
+
+    Raises:
+        UserInputError: The model cannot be shared so: it has no blocks, or no plan, or too few heads.
+    """
+    shared = job.parallelism
+    mesh = mesh_of(job)
+    if shared.tensor_parallel_degree > 1:
+        _share_matrices(loss_module, mesh[TENSOR], tensor_plan)
+    if shared.is_replicated_only:
+        return _replicate(loss_module, mesh[REPLICATE], shared)
+    blocks = blocks_of(loss_module, shared.blocks)
+    if not shared.is_sharded:
+        return ParallelModel(
+            loss_module=loss_module, compiled_modules=blocks, synchronize=_always, is_compiled_by_block=True
+        )
+    _shard(loss_module, blocks, mesh, shared)
+    return ParallelModel(
+        loss_module=loss_module,
+        compiled_modules=blocks,
+        synchronize=_of_sharded(loss_module),
+        is_compiled_by_block=True,
+    )
+
+
+def blocks_of(module: nn.Module, patterns: tuple[str, ...] = ()) -> list[nn.Module]:
+    """Return the modules that are sharded and compiled each by itself, in order.
+
+    Args:
+        module: The model with its loss.
+        patterns: Paths, `*` for any name; empty to take the members of the outermost lists whose class is there twice.
+
+    Raises:
+        UserInputError: A pattern fits no module, or there is no such list.
+    """
+    if patterns:
+        return [block for pattern in patterns for block in _named(module, pattern)]
+    found: dict[str, nn.Module] = {}
+    for name, container in module.named_modules():
+        is_inside = any(f"{name}.".startswith(f"{block}.") for block in found)
+        if isinstance(container, (nn.ModuleList, nn.Sequential, nn.ModuleDict)) and not is_inside:
+            prefix = f"{name}." if name else ""
+            found |= {f"{prefix}{child}": block for child, block in _repeated(container)}
+    require(
+        bool(found),
+        "The model has no list of repeated blocks to shard and compile one by one.",
+        "Name them in explore.parallelism.blocks, such as model.layers.*.",
+    )
+    return list(found.values())
+
+
+def _repeated(container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children whose class, none of torch's own layers, is there twice."""
+    children = [(name, child) for name, child in container.named_children() if any(True for _ in child.parameters())]
+    counts = Counter(type(child) for _, child in children)
+    for name, child in children:
+        is_layer = type(child).__module__.startswith("torch.nn.modules") and not isinstance(child, nn.Sequential)
+        if counts[type(child)] > 1 and not is_layer:
+            yield name, child
+
+
+def _named(module: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules whose path, or whose path within the user's own model, fits a pattern, name by name."""
+    own = {name: child for name, child in module.named_modules() if name}
+    found = [
+        child
+        for name, child in own.items()
+        if any(_fits(part, pattern) for part in (name, name.partition(".")[2]))  # the loss module wraps the model
+    ]
+    require(
+        bool(found),
+        f"explore.parallelism.blocks has {pattern!r}, which fits no module.",
+        f"Modules have names such as {', '.join(list(own)[:4])}.",
+    )
+    return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    names, patterns = name.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
+
+
+def _share_matrices(loss_module: nn.Module, mesh: DeviceMesh, plan: TensorPlan | None) -> None:
+    require(
+        plan is not None,
+        "There is no tensor-parallel plan for this model.",
+        "Use the built-in decoder, a model of transformers that has one (base_model_tp_plan), or tensor_parallel_degree"
+        ": 1.",
+    )
+    assert plan is not None  # as required
+    styles: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    for name, module in loss_module.named_modules():
+        style = next((kind for pattern, kind in plan.items() if _fits(name, pattern)), None)
+        if style is None:
+            continue
+        shared = module.out_features if style == "colwise" else module.in_features
+        require(
+            int(shared) % mesh.size() == 0,
+            f"{name} has {shared} {'outputs' if style == 'colwise' else 'inputs'}, which {mesh.size()} ranks cannot "
+            "share equally.",
+            "Lower explore.parallelism.tensor_parallel_degree.",
+        )
+        parallelize_module(module, mesh, styles[style]())
+
+
+def _replicate(loss_module: nn.Module, mesh: DeviceMesh, shared: Parallelism) -> ParallelModel:
+    """Wrap in DistributedDataParallel; what is inside is compiled, which gives one graph without a break."""
+    trained = [parameter for parameter in loss_module.parameters() if parameter.requires_grad]
+    bucket_bytes = sum(parameter.numel() * parameter.itemsize for parameter in trained)
+    if is_fake() or not trained:
+        # Its reducer is C++ and reads the memory of parameters, which fake ones lack: only its buckets are accounted.
+        return ParallelModel(
+            loss_module=loss_module,
+            compiled_modules=[loss_module],
+            synchronize=_always,
+            bucket_bytes=bucket_bytes if trained else 0,
+        )
+    wrapped = DistributedDataParallel(
+        loss_module,
+        process_group=mesh.get_group(),
+        bucket_cap_mb=shared.bucket_cap_mb,
+        gradient_as_bucket_view=shared.gradient_as_bucket_view,
+        find_unused_parameters=shared.find_unused_parameters,
+    )
+    if is_alone():
+        wrapped.register_comm_hook(None, _stays_here)
+    return ParallelModel(
+        loss_module=wrapped,
+        compiled_modules=[loss_module],
+        synchronize=lambda is_synchronized: contextlib.nullcontext() if is_synchronized else wrapped.no_sync(),
+        bucket_bytes=bucket_bytes,
+    )
+
+
+def _stays_here(_state, bucket):  # without annotations: torch takes none that are texts
+    """Complete the reduction of a bucket at once: the reducer waits for a value that no other rank sends."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _shard(loss_module: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, shared: Parallelism) -> None:
+    """Shard each block, then what is left, as torchtitan does."""
+    copies = shared.data_parallel_replicate_degree > 1
+    options: dict[str, Any] = {"mesh": mesh[REPLICATE, SHARD] if copies else mesh[SHARD]}
+    types = {"param_dtype": shared.mixed_precision_param, "reduce_dtype": shared.mixed_precision_reduce}
+    if any(types.values()):
+        given = {name: getattr(torch, dtype) for name, dtype in types.items() if dtype is not None}
+        options["mp_policy"] = MixedPrecisionPolicy(**given)
+    policy = shared.fsdp_reshard_after_forward
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=policy != "never", **options)
+    fully_shard(loss_module, reshard_after_forward=policy == "always", **options)
+
+
+def _of_sharded(module: nn.Module) -> Synchronize:
+    assert isinstance(module, FSDPModule)  # `fully_shard` has made it one
+
+    @contextlib.contextmanager
+    def synchronize(is_synchronized: bool) -> Iterator[None]:
+        module.set_requires_gradient_sync(is_synchronized)
+        try:
+            yield
+        finally:
+            module.set_requires_gradient_sync(True)
+
+    return synchronize
+
+
+def _always(_is_synchronized: bool) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext()
