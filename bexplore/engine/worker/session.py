@@ -145,7 +145,7 @@ class Session:
             self.toolchain.wait()
             keep_artifacts_in(artifacts_dir)
         report(stage="warm")
-        warm_device(self.device)
+        self._products_per_s = warm_device(self.device)
 
     def prepare(self, micro_batch_size: int) -> None:
         """Compile with one size ahead of the first probe, which then reports the compilation as its own.
@@ -173,7 +173,7 @@ class Session:
         """
         self.steps.clear_gradients()
         self._idle_before_bytes = self._idle_bytes()
-        repeated = self.steps.num_repeated
+        repeated, kinds = self.steps.num_repeated, len(self.steps.pass_times_by_kind_s)
         as_large_ran = probe.micro_batch_size <= max(self._timer.usual_pass_s, default=0)
         with self._around_steps(is_known_to_fit=as_large_ran):
             batch = self._make_batch(probe.micro_batch_size)
@@ -224,8 +224,24 @@ class Session:
                 "unfused_optimizers": names_of(could_be_fused(self.workload.optimizers)),
                 "why_unchecked": self._why_unchecked,
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
+                **self._parallel_details(probe, kinds),
             },
         }
+
+    def _parallel_details(self, probe: Probe, num_known: int) -> dict[str, Any]:
+        """Return what a rank of several reports of its passes beside their times; nothing for one device.
+
+        Args:
+            num_known: Pairs of passes of both kinds that were timed before this probe.
+        """
+        if not self.job.parallelism.is_distributed:
+            return {}
+        details = {
+            "accumulation_steps": self.steps.accumulation_steps(probe.micro_batch_size),
+            "pass_times_by_kind_s": self.steps.pass_times_by_kind_s[num_known:],
+            "products_per_s": self._products_per_s,
+        }
+        return {"parallel": details}
 
     def _check_step(self, probe: Probe, *, has_gradients: bool) -> None:
         """Check once that a step of the user's own trains, with fewer samples than were just run.

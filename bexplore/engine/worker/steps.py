@@ -352,13 +352,19 @@ def len_of(batch: Batch) -> int:
     return int(tensors[0].shape[0]) if tensors else 0
 
 
-def warm_device(device: torch.device) -> None:
-    """Keep the device busy for a moment: an idle one starts at a low clock."""
+def warm_device(device: torch.device) -> float:
+    """Keep the device busy for a moment: an idle one starts at a low clock.
+
+    Returns:
+        Products of two matrices of 512 x 512 in a second, by which ranks are compared.
+    """
     square = torch.ones(512, 512, device=device)
-    until = time.perf_counter() + WARM_DEVICE_S
-    while time.perf_counter() < until:
+    began, num_products = time.perf_counter(), 0
+    while time.perf_counter() - began < WARM_DEVICE_S:
         square = (square @ square).clamp_(max=1.0)
         synchronize(device)
+        num_products += 1
+    return num_products / (time.perf_counter() - began)
 
 
 def synchronize(device: torch.device) -> None:
