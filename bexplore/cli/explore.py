@@ -26,7 +26,7 @@ from bexplore.cli.training_command import (
     refuse_without_command,
 )
 from bexplore.config.config import Config
-from bexplore.engine.process.worker_process import is_waiting
+from bexplore.engine.process.starting import is_waiting
 from bexplore.errors import BexploreError, ExitCode
 from bexplore.exploration.apply import paste
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent

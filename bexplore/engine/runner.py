@@ -14,8 +14,7 @@ from typing import Any
 from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
-from bexplore.engine.process.timeouts import STEP_LIMIT_S, StageLimits
-from bexplore.engine.process.worker_process import Limits, Progress
+from bexplore.engine.process.timeouts import STEP_LIMIT_S, Limits, Progress, StageLimits
 from bexplore.engine.program_client import check_build
 from bexplore.engine.protocol.answers import answers_both, charged, observed
 from bexplore.engine.protocol.messages import (

@@ -27,7 +27,7 @@ import numpy as np
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.command import Command
 from bexplore.config.config import Config
-from bexplore.engine.process.worker_process import Limits
+from bexplore.engine.process.timeouts import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
 from bexplore.engine.protocol.messages import Answer, CheckCompiler, DeviceInfo, Done, Failed, Refused, Request
 from bexplore.exploration.one_shot import probe_once

@@ -10,7 +10,7 @@ from typing import Any
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers
-from bexplore.engine.process.worker_process import Progress
+from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration import run_directory

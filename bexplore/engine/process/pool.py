@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.process.timeouts import FIRST_LIMITS_S
-from bexplore.engine.process.worker_process import Limits, Progress, WorkerProcess
+from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Progress
+from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.protocol.messages import DeviceInfo, Done, Failed, Refused, Request
 from bexplore.errors import EngineError
 from bexplore.host.machine import available_memory_bytes

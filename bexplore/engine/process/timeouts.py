@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from bexplore.measurement.probe import Observation
 
+# Called with what a worker reports while it works.
+Progress = Callable[[dict[str, Any]], None]
+
 # While nothing is known of the job. Compilers are slow and silent; steps report each pass. Seconds.
-FIRST_LIMITS_S: Mapping[str, float] = {"start": 120.0, "import": 300.0, "build": 900.0, "compile": 3600.0}
+FIRST_LIMITS_S: Mapping[str, float] = {
+    "start": 120.0,
+    "import": 300.0,
+    "join": 300.0,
+    "build": 900.0,
+    "compile": 3600.0,
+}
 STEP_LIMIT_S = 900.0
 # A stage is lost when it takes this many times what is known of it ...
 PATIENCE = 20.0
@@ -80,3 +92,50 @@ class StageLimits:
         if self._flops_per_sample is not None:
             return self._flops_per_sample * micro_batch_size / SLOWEST_FLOPS_PER_S
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the answer to a request may take.
+
+    Attributes:
+        stage_s: Seconds that each stage may be silent, or a function of the stage's name; None for no limit.
+        total_s: Seconds of the whole answer; None for no limit.
+        resident_bytes: Resident memory of the worker and its children; None for no limit.
+    """
+
+    stage_s: float | Callable[[str], float] | None
+    total_s: float | None = None
+    resident_bytes: int | None = None
+
+    def of_stage_s(self, stage: str) -> float | None:
+        """Return the seconds that a stage may be silent; None for no limit."""
+        return self.stage_s(stage) if callable(self.stage_s) else self.stage_s
+
+
+class Patience:
+    """How long a worker may take: each stage, silence included, and all of them together.
+
+    Attributes:
+        stage: In which the worker was when it reported last.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.stage = "start"
+        self._began_s = self._heard_s = time.monotonic()
+
+    def heard(self, message: Mapping[str, Any]) -> None:
+        """Note that a stage begins, or that a pass of it is done."""
+        if message.get("stage") or "pass_time_s" in message:
+            self.stage, self._heard_s = str(message.get("stage") or self.stage), time.monotonic()
+
+    def lost(self) -> str:
+        """Return why the worker is lost; empty while it is not."""
+        now, limit_s = time.monotonic(), self._limits.of_stage_s(self.stage)
+        if limit_s is not None and now - self._heard_s > limit_s:
+            return f"no progress in stage '{self.stage}' for {limit_s:.0f} s"
+        total_s = self._limits.total_s
+        if total_s is not None and now - self._began_s > total_s:
+            return f"not done after {total_s:.0f} s, now in stage '{self.stage}'"
+        return ""

@@ -2,72 +2,33 @@
 
 from __future__ import annotations
 
-import atexit
-import itertools
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from bexplore.engine.process import reaper
+from bexplore.engine.process.bounded_log import BoundedLog
 from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
+from bexplore.engine.process.starting import new_mark, signal_group, start_process, waiting
+from bexplore.engine.process.timeouts import Limits, Patience, Progress
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.failures import classify_exit
 from bexplore.engine.protocol.messages import FROM_WORKER, Answer, Failed, Request, receive, send
-from bexplore.errors import EngineError
 from bexplore.host.blas_threads import users_environment
 from bexplore.host.machine import oom_kills
 from bexplore.measurement.probe import Outcome
 
-# What a worker may print before the rest is dropped; a step that prints in a loop must not fill the disk.
-MAX_LOG_BYTES = 4 * 2**20
-TAIL_BYTES = 4096
 # Importing torch and its compiler takes seconds; from a cold disk, tens of seconds.
 PRELOAD_LIMIT_S = 120.0
 # How long an end of the pipe may come before the end of the process that it announces. Seconds.
 CLOSED_PIPE_S = 2.0
-
-# Whether this thread waits for a worker just now, so that an interruption loses nothing but the probe.
-_waiting = threading.local()
-
-Progress = Callable[[dict[str, Any]], None]
-
-_numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the answer to a request may take.
-
-    Attributes:
-        stage_s: Seconds that each stage may be silent, or a function of the stage's name; None for no limit.
-        total_s: Seconds of the whole answer; None for no limit.
-        resident_bytes: Resident memory of the worker and its children; None for no limit.
-    """
-
-    stage_s: float | Callable[[str], float] | None
-    total_s: float | None = None
-    resident_bytes: int | None = None
-
-    def of_stage_s(self, stage: str) -> float | None:
-        """Return the seconds that a stage may be silent; None for no limit."""
-        return self.stage_s(stage) if callable(self.stage_s) else self.stage_s
-
-
-def is_waiting() -> bool:
-    """Return whether this thread waits for a worker just now."""
-    return getattr(_waiting, "now", False)
 
 
 class WorkerProcess:
@@ -82,15 +43,14 @@ class WorkerProcess:
     def __init__(
         self, log_path: Path, *, environment: Mapping[str, str] | None = None, preload: Sequence[str] = ()
     ) -> None:
-        # The dot ends the number: marks are compared by how they begin.
-        self._mark = f"{_Reaper.mark()}-{next(_numbers)}."
+        self._mark = new_mark()
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         self._posted: Request | None = None
         try:
-            self._log = _BoundedLog(log_path)
+            self._log = BoundedLog(log_path)
             # Must be the main thread: the kernel ends the worker when the thread that started it ends.
-            self._process = _popen(
+            self._process = start_process(
                 # -P: a file in the working folder that is called like a standard module must not be imported.
                 [sys.executable, "-P", "-m", "bexplore.engine.worker", str(theirs.fileno()), *preload],
                 stdin=subprocess.DEVNULL,
@@ -142,14 +102,11 @@ class WorkerProcess:
         Returns:
             The worker's answer, or how it ended without one.
         """
-        _waiting.now = True
-        try:
+        with waiting():
             watch = MemoryWatchdog(self.pid, limits.resident_bytes)
-            return self._converse(request, on_progress, _Patience(limits), watch)
-        finally:
-            _waiting.now = False
+            return self._converse(request, on_progress, Patience(limits), watch)
 
-    def _converse(self, request: Request, on_progress: Progress, patience: _Patience, watch: MemoryWatchdog) -> Answer:
+    def _converse(self, request: Request, on_progress: Progress, patience: Patience, watch: MemoryWatchdog) -> Answer:
         posted, self._posted = self._posted, None
         try:
             if posted != request:
@@ -172,23 +129,23 @@ class WorkerProcess:
             except (EOFError, OSError):
                 return self._ended()
             except ValueError as error:
-                return _lost(Outcome.CRASHED, f"the worker sent what is not a message: {error}")
+                return lost(Outcome.CRASHED, f"the worker sent what is not a message: {error}")
             if time.monotonic() - checked_s < POLL_S:
                 continue
             checked_s = time.monotonic()
             reason = patience.lost()
             if reason:
-                return _lost(Outcome.TIMED_OUT, reason)
+                return lost(Outcome.TIMED_OUT, reason)
             reason = watch.violation()
             if reason:
-                _signal_group(self.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
-                return _lost(Outcome.OUT_OF_MEMORY, reason)
+                signal_group(self.pid, signal.SIGSTOP)  # at once: to find and end all that it started takes a while
+                return lost(Outcome.OUT_OF_MEMORY, reason)
 
     def close(self) -> None:
         """End the worker and everything that it started; safe to call twice."""
         descendants = self._descendants()
         self._connection.close()
-        _signal_group(self.pid, signal.SIGKILL)
+        signal_group(self.pid, signal.SIGKILL)
         for process in descendants:
             try:
                 process.kill()
@@ -216,132 +173,9 @@ class WorkerProcess:
             code = None
         struck = oom_kills() > self._oom_kills_before
         failure = classify_exit(code, killed_by_kernel=struck, last_output=self._log.tail_text())
-        return _lost(failure.outcome, failure.reason, failure.traceback_text)
+        return lost(failure.outcome, failure.reason, failure.traceback_text)
 
 
-def _lost(outcome: Outcome, reason: str, last_output: str = "") -> Failed:
+def lost(outcome: Outcome, reason: str, last_output: str = "") -> Failed:
+    """Return the answer of a worker that ended, or was given up, without one."""
     return Failed(outcome=outcome, reason=reason, traceback_text=last_output, has_ended=True)
-
-
-class _Patience:
-    """How long a worker may take: each stage, silence included, and all of them together."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._stage = "start"
-        self._began_s = self._heard_s = time.monotonic()
-
-    def heard(self, message: Mapping[str, Any]) -> None:
-        """Note that a stage begins, or that a pass of it is done."""
-        if message.get("stage") or "pass_time_s" in message:
-            self._stage, self._heard_s = str(message.get("stage") or self._stage), time.monotonic()
-
-    def lost(self) -> str:
-        """Return why the worker is lost; empty while it is not."""
-        now, limit_s = time.monotonic(), self._limits.of_stage_s(self._stage)
-        if limit_s is not None and now - self._heard_s > limit_s:
-            return f"no progress in stage '{self._stage}' for {limit_s:.0f} s"
-        total_s = self._limits.total_s
-        if total_s is not None and now - self._began_s > total_s:
-            return f"not done after {total_s:.0f} s, now in stage '{self._stage}'"
-        return ""
-
-
-class _Reaper:
-    """The one program that ends this process's workers, and all that they started, if this process is killed."""
-
-    _mark: str | None = None
-    _lock = threading.Lock()
-
-    @classmethod
-    def mark(cls) -> str:
-        """Return this process's mark; the first call starts the reaper, and again in a forked process."""
-        with cls._lock:
-            owner = f"{os.getpid()}"
-            if cls._mark is None or not cls._mark.startswith(f"{owner}."):
-                mark = f"{owner}.{uuid.uuid4().hex}"
-                process = _popen(
-                    [sys.executable, "-I", "-S", reaper.__file__, mark],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-                atexit.register(cls._dismiss, mark, process)
-                cls._mark = mark
-            return cls._mark
-
-    @staticmethod
-    def _dismiss(mark: str, process: subprocess.Popen[bytes]) -> None:
-        """End what was not closed; then there is nothing left to guard."""
-        if mark.startswith(f"{os.getpid()}."):
-            reaper.end_marked(mark)
-            process.kill()
-            process.wait()
-
-
-def _popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own.
-
-    Raises:
-        EngineError: The system has no room for one more.
-    """
-    try:
-        return subprocess.Popen(command, start_new_session=True, **options)
-    except OSError as error:
-        raise EngineError(
-            f"cannot start {Path(command[0]).name}: {error.strerror}",
-            hint="end other programs or raise the limits of processes and memory, then run the same command again",
-        ) from error
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # ended already, and its number perhaps given to another
-
-
-class _BoundedLog:
-    """Drains a pipe for ever, writes its first bytes to a file and remembers the last ones."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise EngineError(
-                f"cannot write the worker's log {path}: {error.strerror}",
-                hint="make room or make the folder writable, then run the same command again: it goes on from here",
-            ) from error
-        self._tail = b""
-        self._thread: threading.Thread | None = None
-
-    def follow(self, pipe: Any) -> None:
-        self._thread = threading.Thread(target=self._drain, args=(pipe,), daemon=True)
-        self._thread.start()
-
-    def tail_text(self) -> str:
-        if self._thread is not None:
-            self._thread.join(timeout=1)  # let the last words of a dead worker arrive
-        return self._tail.decode(errors="replace").strip()
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout=1)
-        if self._thread is None or not self._thread.is_alive():
-            self._file.close()
-
-    def _write(self, chunk: bytes) -> None:
-        try:
-            self._file.write(chunk)
-        except OSError:
-            pass  # a full disk must not stop the drain: the worker would block on its full pipe
-
-    def _drain(self, pipe: Any) -> None:
-        written = 0
-        while chunk := os.read(pipe.fileno(), 65536):
-            self._tail = (self._tail + chunk)[-TAIL_BYTES:]
-            if written < MAX_LOG_BYTES:
-                written += len(chunk)
-                self._write(chunk[: MAX_LOG_BYTES - written + len(chunk)])
-        pipe.close()
