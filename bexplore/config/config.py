@@ -134,6 +134,11 @@ class Config:
             return None
 
     @property
+    def num_ranks_here(self) -> int:
+        """The ranks that share the memory of this host; torchrun starts all of a job's ranks on it."""
+        return self.job.parallelism.num_ranks if self.command is None and self.explore.launcher == "torchrun" else 1
+
+    @property
     def training_samples(self) -> int | None:
         """The samples of one replica in the whole training, from which its duration follows.
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.host.accelerators import Device, published_device
-from bexplore.job import Job, Precision
+from bexplore.job import Job, Parallelism, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted, format_seconds
@@ -30,12 +31,14 @@ BUSY_MEMORY = 0.6  # share of the published bandwidth that streaming kernels rea
 IDLE_ARITHMETIC = 0.1  # below it an accelerator mostly waits
 # Launches of a pass take milliseconds: where the peak is unknown, they do not explain a longer pass.
 SHORT_PASS_S = 0.05
+LARGE_COMMUNICATION = 0.1  # share of a pass above which communication that nothing hides is reported
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is reported
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
 LOW_WAVE_EFFICIENCY = 0.8
 TILE = (128, 256)  # rows and columns of the matrix tiles that cuBLAS prefers
 PLAYBOOK = "google-research/tuning_playbook"
 SHAPES = "NVIDIA matrix multiplication guide"
+COMMUNICATION = "PyTorch DDP (arXiv 2006.15704) and FSDP (arXiv 2304.11277)"
 TF32_CAPABILITY = 8.0  # of the first NVIDIA devices with TF32; Inductor warns from here on too (`_warn_tf32_disabled`)
 
 
@@ -44,8 +47,8 @@ class Bottleneck:
     """One finding.
 
     Attributes:
-        kind: `input`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`, `saturated`, `precision`
-            or `shape`.
+        kind: `input`, `communication`, `compute`, `bandwidth`, `launch`, `capacity`, `update`, `graph_breaks`,
+            `saturated`, `precision` or `shape`.
         finding: The observation, with its numbers.
         action: What to try; empty where nothing needs to be done.
         source: Where the rule comes from.
@@ -71,6 +74,7 @@ class JobEvidence:
         cost_model: The trace; None for none.
         device_info: torch's description of the device; empty if unknown.
         loader: The timing of the user's own data loader; None where there is none.
+        parallel: The ranks at the recommended size; None for a job of one device.
     """
 
     job: Job
@@ -80,6 +84,7 @@ class JobEvidence:
     cost_model: CostModel | None = None
     device_info: Mapping[str, Any] = field(default_factory=dict)
     loader: Mapping[str, Any] | None = None
+    parallel: ParallelResult | None = None
 
     @cached_property
     def device(self) -> Device | None:
@@ -145,7 +150,7 @@ def find_bottlenecks(evidence: JobEvidence) -> tuple[Bottleneck, ...]:
     """Return the bottlenecks of a job, the most important first; empty where there is no evidence of any."""
     if evidence.micro_batch_size not in evidence.speeds:
         return ()
-    rules = (_input, _scaling, _capacity, _update, _graph_breaks, _float32_matrices)
+    rules = (_input, _communication, _scaling, _capacity, _update, _graph_breaks, _float32_matrices)
     found = [item for rule in rules if (item := rule(evidence)) is not None]
     if evidence.is_on_accelerator:
         multiprocessors = evidence.device_info.get("num_multiprocessors")
@@ -179,6 +184,44 @@ def _input(evidence: JobEvidence) -> Bottleneck | None:
         action="raise num_workers, decode and augment less for each sample, or store samples already prepared",
         evidence={"loader_samples_per_s": given, "step_samples_per_s": taken},
     )
+
+
+def _communication(evidence: JobEvidence) -> Bottleneck | None:
+    """Report communication that computation does not hide, where all ranks ran."""
+    parallel = evidence.parallel
+    if parallel is None or not parallel.holds_communication or parallel.parallel_efficiency is None:
+        return None
+    assert parallel.exposed_communication_s is not None  # known with the efficiency
+    share = 1.0 - parallel.parallel_efficiency
+    if share <= LARGE_COMMUNICATION:
+        return None
+    return Bottleneck(
+        kind="communication",
+        finding=f"communication is the limit: {format_seconds(parallel.exposed_communication_s)} of a pass, "
+        f"{share:.0%}, are spent on it beyond what computation hides ({parallel.description})",
+        action=_less_communication(evidence.job.parallelism, parallel.accumulation_steps),
+        source=COMMUNICATION,
+        evidence={
+            "communication_share": share,
+            "exposed_communication_s": parallel.exposed_communication_s,
+            "num_ranks": parallel.num_ranks,
+        },
+    )
+
+
+def _less_communication(parallelism: Parallelism, accumulation_steps: int | None) -> str:
+    """Return what makes communication rarer or hides more of it, and is not set already."""
+    ways = []
+    if parallelism.num_replicas > 1 and parallelism.gradient_sync == "every" and accumulation_steps != 1:
+        ways.append("explore.parallelism.gradient_sync: last (reduce gradients once a step)")
+    elif parallelism.num_replicas > 1:
+        ways.append("a larger batch_size (more passes for each reduction of gradients)")
+    ways.append("a larger micro-batch, where memory allows")
+    if parallelism.is_sharded and parallelism.fsdp_reshard_after_forward != "never":
+        ways.append("fsdp_reshard_after_forward: never (parameters are gathered once a pass), where memory allows")
+    if parallelism.is_replicated_only and not parallelism.gradient_as_bucket_view:
+        ways.append("gradient_as_bucket_view: true (gradients are not copied)")
+    return f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
 
 
 def _scaling(evidence: JobEvidence) -> Bottleneck | None:

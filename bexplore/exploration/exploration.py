@@ -26,6 +26,7 @@ from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, global_batch_sizes
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.exploration.of_command import CommandExploration
+from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.exploration.resumable import ExploreOptions, ResumableExploration, keeping_sizes
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
@@ -91,7 +92,8 @@ class EngineExploration(ResumableExploration):
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
-        with Workers(started_in) as workers:
+        with ExitStack() as stack:
+            workers = stack.enter_context(Workers(started_in))
             cost_model, reason, facts = self._traced_device(workers, run)
             if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
                 self.known = []
@@ -99,11 +101,12 @@ class EngineExploration(ResumableExploration):
                 run.remember_trace(cost_model.as_dict())
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
-            runner = EngineRunner(
-                self._runner_settings(started_in, facts, budget),
-                workers=workers,
-                limits=self._stage_limits(cost_model),
-                on_progress=self.on_progress,
+            settings = self._runner_settings(started_in, facts, budget)
+            kind = EngineRunner if settings.launcher is None else AllRanksRunner
+            runner = stack.enter_context(
+                kind(
+                    settings, workers=workers, limits=self._stage_limits(cost_model), on_progress=self.on_progress
+                )
             )
             yield self._traced(cost_model, reason, budget)
             self._refuse_the_impossible(cost_model, budget)
@@ -151,7 +154,8 @@ class EngineExploration(ResumableExploration):
 
     def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
         """Begin to compile during the trace, where a processor is free and the probe does not depend on the trace."""
-        needs_gradients = self.config.num_replicas > 1 and self.config.explore.replica_reserve_bytes is None
+        keeps_a_copy = self.config.num_replicas > 1 and not self.config.job.parallelism.is_distributed
+        needs_gradients = keeps_a_copy and self.config.explore.replica_reserve_bytes is None
         trace_decides = needs_gradients or self._is_tuned_at_first_launch
         if self.known or trace_decides or num_usable_processors() < 2 or not self._compiles_ahead:
             return
@@ -168,6 +172,7 @@ class EngineExploration(ResumableExploration):
             free_memory_bytes=facts["free_memory_bytes"],
             largest_measured=max((o.micro_batch_size for o in self.known if o.is_measured), default=0),
             keeps_artifacts=True,
+            replica_batch_size=self.config.replica_batch_size,
         )
 
     def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:
@@ -222,6 +227,8 @@ class EngineExploration(ResumableExploration):
             num_replicas=self.config.num_replicas,
             gradient_bytes=gradient_bytes_of(self.config.job, num_parameters),
             host_available_bytes=self.host_available_bytes,
+            is_traced_for_ranks=self.config.job.parallelism.is_distributed,
+            num_ranks_here=self.config.num_ranks_here,
         )
 
     def _stage_limits(self, cost_model: CostModel | None) -> StageLimits:
@@ -323,7 +330,17 @@ class EngineExploration(ResumableExploration):
             max_probes=settings.max_probes,
             expected_s=None,
             warnings=self.config.warnings,
+            notices=self._notices(),
         )
+
+    def _notices(self) -> tuple[str, ...]:
+        """Say which ranks of a distributed job will run."""
+        parallelism, launcher = self.config.job.parallelism, self.config.explore.launcher or "none"
+        if not parallelism.is_distributed:
+            return ()
+        if launcher == "none":
+            return (one_rank_caution(parallelism),)
+        return (f"each probe runs all {parallelism.num_ranks} ranks, started by {launcher}",)
 
     def _planned_only(self, changes: Sequence[str]) -> Planned:
         """Return the plan of a dry run, which builds and traces the job, so that its errors show, and keeps nothing."""

@@ -20,6 +20,7 @@ from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
+from bexplore.units import counted
 
 # Seconds from a command's start to its first backward pass, until one was seen. Source: the middle of the frameworks in
 # benchmarks/results/command.md.
@@ -73,6 +74,7 @@ class Fingerprint:
             "replica_reserve": self.config.explore.replica_reserve,
             "num_replicas": self.config.num_replicas,
             "storage": self.config.explore.storage,
+            **_of_ranks(self.config),
         }
 
     def study_name(self) -> str:
@@ -94,6 +96,22 @@ class Fingerprint:
             "batch_size": self.config.batch_size,
             "created_at": created_at.isoformat(),
         }
+
+
+def _of_ranks(config: Config) -> dict[str, Any]:
+    """Return what decides the times of a job of several ranks: who starts them, and how many passes share a reduction.
+
+    Where only the last pass of a step reduces gradients, its cost is spread over the passes of a step, and sizes are
+    ranked for that number of passes: another batch size is another search.
+    """
+    job = config.job
+    if not job.parallelism.is_distributed:
+        return {}
+    ranks_by_batch = job.mode is Mode.TRAIN and job.parallelism.synchronizes_last
+    return {
+        "launcher": config.explore.launcher or "none",
+        "replica_batch_size": config.replica_batch_size if ranks_by_batch else None,
+    }
 
 
 def search_settings(config: Config, *, num_blocks: int = 0, block_share: float = 0.0) -> SearchSettings:
@@ -140,5 +158,6 @@ def describe(config: Config) -> str:
         words.append(f"{job.sequence_length} tokens")
     optimizer = "optimizers of its own" if "step" in job.model else job.optimizer
     words += [job.precision.value, optimizer if job.mode is Mode.TRAIN else "evaluation"]
-    words.append(f"{config.num_replicas} replica{'s' if config.num_replicas > 1 else ''}")
+    is_distributed = job.parallelism.is_distributed
+    words.append(str(job.parallelism) if is_distributed else counted(config.num_replicas, "replica"))
     return ", ".join(words)

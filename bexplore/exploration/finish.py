@@ -13,6 +13,7 @@ from bexplore.batching import GlobalBatchSize, near_value_message, split, valid_
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner, eager_comparison
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
+from bexplore.exploration.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
 from bexplore.exploration.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
 from bexplore.exploration.run_directory import Run
 from bexplore.job import Mode
@@ -69,21 +70,31 @@ def keeps_batch_size(
 
 
 def verified_by(observations: Sequence[Observation], micro_batch_size: int) -> Observation | None:
-    """Return the observation that verifies a size: the latest exact one, else the latest.
+    """Return the observation that verifies a size: the latest exact one, else the latest; of all ranks before of one.
 
     None where there is none: another explorer of a shared study may have measured the size.
     """
     own = [o for o in observations if o.is_measured and o.micro_batch_size == micro_batch_size]
-    exact = [o for o in own if o.probe.compilation is Compilation.EXACT]
-    return next(reversed(exact or own), None)
+    together = [o for o in own if ranks_of(o)] or own
+    exact = [o for o in together if o.probe.compilation is Compilation.EXACT]
+    return next(reversed(exact or together), None)
 
 
 def step_time_s(observation: Observation | None, accumulation_steps: int) -> float | None:
-    """Return the seconds of one optimizer step, its passes and one update, without synchronisation of replicas."""
+    """Return the seconds of one optimizer step: its passes, the last of which may reduce gradients, and one update.
+
+    They hold the communication of replicas where all ranks ran. None where nothing was timed, or where a step of one
+    pass was and one of several is wanted, whose other passes reduce nothing.
+    """
     if observation is None or not observation.is_measured:
         return None
     update_s = observation.update_time_s if observation.update_times_s else 0.0
-    return accumulation_steps * observation.pass_time_s + update_s
+    inner_s, last_s = pass_times_by_kind(observation)
+    if last_s is None:
+        return accumulation_steps * observation.pass_time_s + update_s
+    if accumulation_steps == 1:
+        return last_s + update_s
+    return None if inner_s is None else (accumulation_steps - 1) * inner_s + last_s + update_s
 
 
 def failures_of(observations: Sequence[Observation]) -> tuple[FailureGroup, ...]:
@@ -172,7 +183,7 @@ class Finish:
             memory_headroom_bytes=searched.memory_headroom_bytes,
             outcomes=dict(searched.outcomes),
             failures=failures_of(observations),
-            warnings=tuple(searched.warnings),
+            warnings=(*self._caution_of_one_rank(observations), *searched.warnings),
             device_info=dict(self.device_info),
             throughput_band=CredibleBand.of(searched.posterior),
             run_dir=str(self.run.directory),
@@ -210,7 +221,15 @@ class Finish:
             compilation=ran.probe.compilation.value if ran else None,
             optimizers=ran.details.get("optimizers") if ran else None,
             samples_are_seen=samples_are_seen([ran] if ran else []),
+            parallel=parallel_result(self.config.job.parallelism, ran, observations),
         )
+
+    def _caution_of_one_rank(self, observations: Sequence[Observation]) -> tuple[str, ...]:
+        """Warn of times that hold no communication, because one rank of several ran alone."""
+        parallelism, measured = self.config.job.parallelism, [o for o in observations if o.is_measured]
+        if not parallelism.is_distributed or not measured or any(map(ranks_of, measured)):
+            return ()
+        return (one_rank_caution(parallelism),)
 
     def _step_time_s(self, ran: Observation | None, size: GlobalBatchSize) -> float | None:
         """Return the seconds of a step: of a real one where it was run, else of its passes and its update."""
@@ -291,6 +310,7 @@ class Finish:
             cost_model=self.cost_model,
             device_info=self.device_info,
             loader=result.loader,
+            parallel=result.parallel,
         )
         return find_bottlenecks(evidence)
 

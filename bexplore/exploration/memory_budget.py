@@ -29,6 +29,8 @@ COLLECTIVES_BYTES = 2**30
 # of 0.4 to 0.6 GiB; to be measured.
 CUDA_CONTEXT_BYTES = int(0.6 * 2**30)
 
+_COUNTED_OF_RANK = "; gradient buckets and shards of a rank are in its trace and its probes"
+
 
 def judged_by(device: str) -> MemoryAccount:
     """Return the account of memory that the limit of a device is about: see `engine.worker.limits` and `device`."""
@@ -74,6 +76,8 @@ def resolve_budget(
     num_replicas: int,
     gradient_bytes: int | None,
     host_available_bytes: int | None = None,
+    is_traced_for_ranks: bool = False,
+    num_ranks_here: int = 1,
 ) -> MemoryBudget:
     """Return the user's budget, or a safe one.
 
@@ -82,6 +86,8 @@ def resolve_budget(
         num_replicas: Data-parallel replicas; a reserve is kept from two on.
         gradient_bytes: Size of one copy of the gradients; None if unknown.
         host_available_bytes: Available memory of the host before the job's own worker started; None for the present.
+        is_traced_for_ranks: Whether traces and probes are those of a rank, and hold its gradient buckets and shards.
+        num_ranks_here: Ranks that share the memory of this host, where they run on its processors.
 
     Raises:
         UserInputError: torch keeps no account of the device's memory, and the configuration gives no budget in bytes.
@@ -105,26 +111,47 @@ def resolve_budget(
                 f"the memory budget of {format_bytes(given)} is more than the {format_bytes(limit)} that are free",
             )
     elif free is None:  # on the host
-        whole = max(0, int(available * HOST_SHARE) - HOST_OVERHEAD_BYTES)
+        whole = max(0, int(available * HOST_SHARE / num_ranks_here) - HOST_OVERHEAD_BYTES)
         overhead = format_bytes(HOST_OVERHEAD_BYTES)
-        why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available, less {overhead} for torch"
+        shared = f", shared by {num_ranks_here} ranks" if num_ranks_here > 1 else ""
+        why = f"{HOST_SHARE:.0%} of {format_bytes(available)} available{shared}, less {overhead} for torch"
     else:
         margin = max(DEVICE_MARGIN_BYTES, int(DEVICE_MARGIN_SHARE * total))
         whole = max(0, free - margin)
         why = f"{format_bytes(free)} free on the device, less a margin of {format_bytes(margin)}"
         if total - free > 2 * margin:
             warnings = (f"{format_bytes(total - free)} of the device's memory are used by other processes",)
-    reserve = _reserve(settings, num_replicas=num_replicas, gradient_bytes=gradient_bytes, on_host=on_host)
-    if reserve:
-        why += f"; {format_bytes(reserve)} kept free for gradient buckets and collectives of {num_replicas} replicas"
-    return MemoryBudget(budget_bytes=max(0, whole - reserve), reserve_bytes=reserve, why=why, warnings=warnings)
+    reserve, why_reserved = _reserve(
+        settings,
+        num_replicas=num_replicas,
+        gradient_bytes=gradient_bytes,
+        on_host=on_host,
+        is_traced_for_ranks=is_traced_for_ranks,
+    )
+    return MemoryBudget(
+        budget_bytes=max(0, whole - reserve), reserve_bytes=reserve, why=why + why_reserved, warnings=warnings
+    )
 
 
-def _reserve(settings: ExploreSettings, *, num_replicas: int, gradient_bytes: int | None, on_host: bool) -> int:
-    """Return the reserve: gradient buckets take up to one more copy. Source: DistributedDataParallel's bucket views."""
-    given = settings.replica_reserve_bytes
-    if given is not None:
-        return given
-    if num_replicas < 2:
-        return 0
-    return (gradient_bytes or 0) + (0 if on_host else COLLECTIVES_BYTES)
+def _reserve(
+    settings: ExploreSettings,
+    *,
+    num_replicas: int,
+    gradient_bytes: int | None,
+    on_host: bool,
+    is_traced_for_ranks: bool,
+) -> tuple[int, str]:
+    """Return the memory that is kept free for other ranks, and why.
+
+    Gradient buckets take up to one more copy. Source: DistributedDataParallel's bucket views. Those of a rank that is
+    traced and probed are counted exactly, so that what is left are the buffers of collectives.
+    """
+    reserve_bytes = settings.replica_reserve_bytes
+    if reserve_bytes is None:
+        needs_buckets = num_replicas > 1 and not is_traced_for_ranks
+        needs_collectives = (num_replicas > 1 or is_traced_for_ranks) and not on_host
+        reserve_bytes = (gradient_bytes or 0) * needs_buckets + COLLECTIVES_BYTES * needs_collectives
+    kept = f"; {format_bytes(reserve_bytes)} kept free for " if reserve_bytes else ""
+    if is_traced_for_ranks:
+        return reserve_bytes, (f"{kept}collectives" if kept else "") + _COUNTED_OF_RANK
+    return reserve_bytes, f"{kept}gradient buckets and collectives of {num_replicas} replicas" if kept else ""

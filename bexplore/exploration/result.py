@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from bexplore.engine.eager_comparison import EagerComparison
 from bexplore.errors import UserInputError
 from bexplore.exploration.bottlenecks import Bottleneck
+from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.search.posterior.credible_band import CredibleBand
 
 
@@ -23,7 +24,8 @@ class ValidBatchSize:
         global_batch_size: Samples of one optimizer step over all replicas.
         accumulation_steps: Micro-batches of one replica in one optimizer step.
         num_tokens: Tokens of one optimizer step; None where the sequence length is unknown.
-        step_time_s: Seconds of an optimizer step, without synchronisation of replicas; None if unknown.
+        step_time_s: Seconds of an optimizer step, with the communication of replicas where all ranks ran; None if
+            unknown.
     """
 
     global_batch_size: int
@@ -45,7 +47,7 @@ class KeepsBatchSize:
         over_recommended: Its samples/s over those of `free_micro_batch_size`.
         free_micro_batch_size: The size that is recommended whatever the batch size.
         compilation: Program that it ran; None where another explorer of the study ran it.
-        step_time_s: Seconds of an optimizer step of that batch, without synchronisation; None as for `compilation`.
+        step_time_s: Seconds of an optimizer step of that batch, as in `ValidBatchSize`; None as for `compilation`.
     """
 
     micro_batch_size: int
@@ -121,6 +123,7 @@ class RunResult:
         compilation: Program that ran the recommended size.
         optimizers: Classes of the optimizers that an update steps.
         samples_are_seen: Whether the number of samples of its batch was checked.
+        parallel: Its ranks; None for a job of one device.
         warnings: Facts to know before the numbers are used.
         device_info: torch's description of the device: `device`, `device_name`, `capability`, memory and more.
         throughput_band: The final posterior of throughput.
@@ -167,6 +170,7 @@ class RunResult:
     compilation: str | None = None
     optimizers: tuple[str, ...] | None = None
     samples_are_seen: bool | None = None
+    parallel: ParallelResult | None = None
     warnings: tuple[str, ...] = ()
     device_info: Mapping[str, Any] = field(default_factory=dict)
     throughput_band: CredibleBand | None = None

@@ -177,6 +177,7 @@ def live_runner(observed: Observed, setup: Setup) -> EngineRunner:
         observed.device_info,
         num_replicas=observed.config.num_replicas,
         gradient_bytes=gradient_bytes_of(observed.config.job, observed.snapshot.any_device.num_parameters),
+        is_traced_for_ranks=observed.config.job.parallelism.is_distributed,
     )
     return EngineRunner(
         RunnerSettings(
@@ -185,6 +186,7 @@ def live_runner(observed: Observed, setup: Setup) -> EngineRunner:
             budget_bytes=budget.budget_bytes,
             environment=setup.environment,
             device_info=observed.device_info,
+            replica_batch_size=observed.config.replica_batch_size,
         ),
         on_progress=lambda message: _report_wait(message, setup),
     )

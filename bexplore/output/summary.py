@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from bexplore.engine.eager_comparison import EagerComparison, Verdict
+from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Outcome
 from bexplore.output.bexp import memory_words
@@ -25,6 +26,7 @@ STOP_REASONS: dict[str, str] = {
 WIDTH = 10  # characters of a row's label
 MAX_BOTTLENECKS = 2  # the most important; the report lists all
 MAX_TRACEBACK_LINES = 16
+MAX_HOSTS = 4  # names; a cluster has too many for a line
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 NEGLIGIBLE_GAIN = 0.0005  # of the fastest size's speed
 
@@ -86,6 +88,7 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
         ("left", left_sentence(result)),
         ("score", score_sentence(result, tolerance)),
         ("memory", _memory(result)),
+        ("ranks", ranks_sentence(result)),
         ("smaller", smaller_sentence(result, tolerance)),
         ("compiled", _compiled(result)),
         ("depth", _depth(result)),
@@ -187,6 +190,50 @@ def headroom_words(result: RunResult) -> str:
         return "nothing of the budget stays free"
     share = headroom / (headroom + max(peak, result.resident_memory_bytes or 0))
     return f"{format_bytes(headroom)} ({format_share(share)}) of the budget stay free"
+
+
+def ranks_sentence(result: RunResult) -> str | None:
+    """Return where the ranks ran, which one holds the others up, and what communication costs; None for one device."""
+    ranks = result.parallel
+    if ranks is None:
+        return None
+    texts = [_where_ranks_ran(ranks), *_worst_ranks(ranks), *_passes_of_step(ranks), *_communication(ranks)]
+    return "; ".join(texts)
+
+
+def _where_ranks_ran(ranks: ParallelResult) -> str:
+    if not ranks.holds_communication:
+        return f"one of {counted(ranks.num_ranks, 'rank')} ran, alone ({ranks.description})"
+    shown = ", ".join(ranks.hosts[:MAX_HOSTS])
+    more = f" and {len(ranks.hosts) - MAX_HOSTS} more" if len(ranks.hosts) > MAX_HOSTS else ""
+    return f"{ranks.num_ranks} ran on {shown}{more}, started by {ranks.launcher} ({ranks.description})"
+
+
+def _worst_ranks(ranks: ParallelResult) -> Iterator[str]:
+    if ranks.slowest_rank is not None and ranks.slowest_rank_lag is not None:
+        yield f"the slowest, {ranks.slowest_rank}, computes {format_share(ranks.slowest_rank_lag)} below the median"
+    if ranks.worst_peak_rank is not None:
+        yield f"rank {ranks.worst_peak_rank} needs most memory, {format_bytes(ranks.worst_peak_memory_bytes)}"
+
+
+def _passes_of_step(ranks: ParallelResult) -> Iterator[str]:
+    """Tell of the passes of a step where they differ: those of one alone, else the last and the others."""
+    if ranks.last_pass_s is None:
+        return
+    last = format_seconds(ranks.last_pass_s)
+    if ranks.inner_pass_s is None:
+        yield f"the one pass of a step reduces gradients, {last}"
+        return
+    steps = "" if ranks.accumulation_steps is None else f" of {ranks.accumulation_steps} passes"
+    inner = format_seconds(ranks.inner_pass_s)
+    yield f"a pass takes {inner}, and the last of a step{steps}, which reduces gradients, {last}"
+
+
+def _communication(ranks: ParallelResult) -> Iterator[str]:
+    if ranks.exposed_communication_s is None or ranks.parallel_efficiency is None:
+        return
+    exposed = format_seconds(max(0.0, ranks.exposed_communication_s))
+    yield f"communication adds {exposed} to a pass: parallel efficiency {min(1.0, ranks.parallel_efficiency):.0%}"
 
 
 def smaller_sentence(result: RunResult, tolerance: float) -> str | None:

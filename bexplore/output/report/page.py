@@ -94,6 +94,7 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         bottlenecks=bottlenecks(data),
         eager=eager_line(data),
         left=left_line(data),
+        ranks=summary.ranks_sentence(data.result),
         sizes=sizes_table(data),
         comparisons=comparisons_table(data),
         batch_sizes=batch_sizes_table(data),

@@ -1,0 +1,195 @@
+"""What a result tells of a job's ranks: where they ran, which one holds the others up, what communication costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bexplore.job import Parallelism
+from bexplore.measurement.probe import Compilation, Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelResult:
+    """The ranks of a job at the recommended size. None means unknown or not applicable, never 0.
+
+    Attributes:
+        description: How ranks share the work, in words.
+        num_ranks: Ranks of the training, one a device.
+        num_replicas: Ranks with a micro-batch of their own.
+        launcher: What started the ranks; None where one rank of N ran alone.
+        hosts: Where they ran, each host once; empty where one rank ran alone.
+        holds_communication: Whether all ranks ran, so that the times hold their communication.
+        accumulation_steps: Passes of a step of the user's batch size, by which passes were ranked.
+        inner_pass_s: Median seconds of a pass that reduces no gradients; None where there is none in a step.
+        last_pass_s: Median seconds of a pass that reduces gradients; None where passes do not differ.
+        effective_pass_s: Median seconds of a pass as it was ranked: the mean over the passes of a step.
+        update_s: Median seconds of an update; None in evaluation.
+        slowest_rank: The rank that computes slowest by itself.
+        slowest_rank_lag: Share by which its speed lies below the median of the ranks.
+        worst_peak_rank: The rank whose tensors need most memory.
+        worst_peak_memory_bytes: Peak of its tensors.
+        one_rank_pass_s: As `effective_pass_s`, of one rank that ran alone, which communicates with none.
+        exposed_communication_s: `effective_pass_s` less `one_rank_pass_s`; noise may make it negative.
+        parallel_efficiency: `one_rank_pass_s` over `effective_pass_s`.
+    """
+
+    description: str
+    num_ranks: int
+    num_replicas: int
+    launcher: str | None = None
+    hosts: tuple[str, ...] = ()
+    holds_communication: bool = False
+    accumulation_steps: int | None = None
+    inner_pass_s: float | None = None
+    last_pass_s: float | None = None
+    effective_pass_s: float | None = None
+    update_s: float | None = None
+    slowest_rank: int | None = None
+    slowest_rank_lag: float | None = None
+    worst_peak_rank: int | None = None
+    worst_peak_memory_bytes: int | None = None
+    one_rank_pass_s: float | None = None
+    exposed_communication_s: float | None = None
+    parallel_efficiency: float | None = None
+
+
+def parallel_result(
+    parallelism: Parallelism, ran: Observation | None, observations: Sequence[Observation]
+) -> ParallelResult | None:
+    """Return what the observations tell of the ranks; None for a job of one device.
+
+    Args:
+        ran: The observation that verifies the recommended size; None where another explorer of the study measured it.
+        observations: Every probe.
+    """
+    if not parallelism.is_distributed:
+        return None
+    common: dict[str, Any] = {
+        "description": str(parallelism),
+        "num_ranks": parallelism.num_ranks,
+        "num_replicas": parallelism.num_replicas,
+    }
+    if ran is None:
+        return ParallelResult(**common)
+    ranks = ranks_of(ran)
+    inner_s, last_s = pass_times_by_kind(ran)
+    return ParallelResult(
+        **common,
+        launcher=_details(ran).get("launcher") if ranks else None,
+        hosts=tuple(dict.fromkeys(str(rank["host"]) for rank in ranks)),
+        holds_communication=bool(ranks),
+        accumulation_steps=_details(ran).get("accumulation_steps"),
+        inner_pass_s=inner_s,
+        last_pass_s=last_s,
+        effective_pass_s=ran.pass_time_s,
+        update_s=ran.update_time_s if ran.update_times_s else None,
+        **_slowest(ranks),
+        **_worst_peak(ranks),
+        **_communication(ran, observations),
+    )
+
+
+def ranks_of(observation: Observation) -> Sequence[Mapping[str, Any]]:
+    """Return what each rank reported; empty where one rank of N ran alone, and for a job of one device."""
+    ranks: Sequence[Mapping[str, Any]] = _details(observation).get("ranks") or ()
+    return ranks
+
+
+def pass_times_by_kind(observation: Observation) -> tuple[float | None, float | None]:
+    """Return the median seconds of a pass without, and of one with the reduction of gradients.
+
+    The first is None where a step has one pass, and both are where passes do not differ.
+    """
+    details = _details(observation)
+    steps, pairs = details.get("accumulation_steps"), details.get("pass_times_by_kind_s") or ()
+    if not pairs:
+        return None, None
+    # A worker also reports the passes of sizes that were interleaved with this one, and of the step whose memory it
+    # read: the pairs behind the times that count are those whose mean over a step is among them.
+    own = set(observation.pass_times_s)
+    counted = [(inner_s, last_s) for inner_s, last_s in pairs if effective_pass_s(inner_s, last_s, steps) in own]
+    inner_s, last_s = np.median(counted or list(pairs), axis=0)
+    return None if steps == 1 else float(inner_s), float(last_s)
+
+
+def effective_pass_s(inner_s: float, last_s: float, accumulation_steps: int | None) -> float:
+    """Return the mean seconds of a pass over those of a step, of which the last alone reduces gradients.
+
+    Source: `Steps.timed_pass` of the worker, whose every rounding it repeats.
+
+    Args:
+        accumulation_steps: Passes of a step; None for many.
+    """
+    return inner_s + (last_s - inner_s) * (0.0 if accumulation_steps is None else 1.0 / accumulation_steps)
+
+
+def one_rank_caution(parallelism: Parallelism) -> str:
+    """Return what the times of one rank of N lack, and what that means for larger sizes."""
+    lacks = f"one rank of {parallelism.num_ranks}: the times hold no communication"
+    if parallelism.tensor_parallel_degree > 1:
+        return f"{lacks}, and what ranks of tensor parallelism exchange grows with the size"
+    exchanged = "gathered" if parallelism.is_sharded else "reduced"
+    shared = "sharded parameters" if parallelism.is_sharded else "replicas"
+    return (
+        f"{lacks}; with {shared} larger sizes can only gain from it, since what is {exchanged} does not grow with the "
+        "size"
+    )
+
+
+def _details(observation: Observation) -> Mapping[str, Any]:
+    details: Mapping[str, Any] = observation.details.get("parallel") or {}
+    return details
+
+
+def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the rank with the fewest products of matrices in a second, and its lag."""
+    speeds = {rank["rank"]: rank["products_per_s"] for rank in ranks if rank.get("products_per_s")}
+    if not speeds:
+        return {}
+    slowest = min(speeds, key=lambda rank: (speeds[rank], rank))
+    lag = 1.0 - speeds[slowest] / float(np.median(list(speeds.values())))
+    return {"slowest_rank": slowest, "slowest_rank_lag": lag}
+
+
+def _worst_peak(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    peaks = {rank["rank"]: rank["peak_memory_bytes"] for rank in ranks if rank.get("peak_memory_bytes")}
+    if not peaks:
+        return {}
+    worst = max(peaks, key=lambda rank: (peaks[rank], -rank))
+    return {"worst_peak_rank": worst, "worst_peak_memory_bytes": peaks[worst]}
+
+
+def _communication(ran: Observation, observations: Sequence[Observation]) -> dict[str, Any]:
+    """Return what communication adds to a pass, by one rank of N that ran the same size alone."""
+    if not ranks_of(ran):
+        return {"one_rank_pass_s": ran.pass_time_s}
+    efficiency = _efficiency(ran.micro_batch_size, observations)
+    if efficiency is None:
+        return {}
+    one_rank_s = efficiency * ran.pass_time_s
+    return {
+        "one_rank_pass_s": one_rank_s,
+        "exposed_communication_s": ran.pass_time_s - one_rank_s,
+        "parallel_efficiency": efficiency,
+    }
+
+
+def _efficiency(micro_batch_size: int, observations: Sequence[Observation]) -> float | None:
+    """Return the seconds of one rank alone over those of all ranks, in the same program: the training's own first.
+
+    Another program may be faster or slower by more than communication takes.
+    """
+    own = [one for one in observations if one.is_measured and one.micro_batch_size == micro_batch_size]
+    for compilation in (Compilation.EXACT, Compilation.EAGER, Compilation.SHARED):
+        alike = [one for one in own if one.probe.compilation is compilation]
+        alone = [one.pass_time_s for one in alike if not ranks_of(one)]
+        together = [one.pass_time_s for one in alike if ranks_of(one)]
+        if alone and together:
+            ratio = float(np.median(alone) / np.median(together))
+            return ratio if math.isfinite(ratio) else None
+    return None
