@@ -169,10 +169,10 @@ class Parallelism:
 
 def _share(num_ranks: int, inner: int) -> int:
     if num_ranks % inner:
-        below = num_ranks // inner * inner
+        near = [number for number in (num_ranks // inner * inner, (num_ranks // inner + 1) * inner) if number]
         raise UserInputError(
             f"{num_ranks} devices are not a multiple of the {inner} that the other degrees of parallelism take",
-            hint=f"type {below or inner} or {below + inner}",
+            hint=f"type {' or '.join(map(str, near))}",
         )
     return num_ranks // inner
 

@@ -19,6 +19,7 @@ from bexplore.config.schema import dotted_keys
 from bexplore.errors import BexploreError, UserInputError
 from bexplore.host import logs
 from bexplore.job import Mode
+from bexplore.units import counted
 
 _MAY_HOLD_A_PASSWORD = "explore.storage="
 _STANDS_BEHIND_DASHES = "explore.command="
@@ -84,9 +85,13 @@ class Common:
             )
 
     def report_wait(self, message: Mapping[str, Any]) -> None:
-        """Report on stderr which process a worker waits for."""
-        if message.get("stage") == "lock" and self.verbosity >= 0:
+        """Report on stderr which process a worker waits for, and each of several traces as it begins."""
+        if self.verbosity < 0:
+            return
+        if message.get("stage") == "lock":
             click.echo(f"waiting for the device, which {message['holder']} uses", err=True)
+        elif message.get("stage") == "trace":
+            click.echo(f"tracing one rank of {counted(message['num_devices'], 'device')}", err=True)
 
     def with_override(self, override: str) -> Common:
         """Return the same options with one more override."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.exploration.event_records import probe_record
-from bexplore.exploration.one_shot import probe_once, trace_once
+from bexplore.exploration.one_shot import probe_once, trace_devices, trace_once
 from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
-from bexplore.output.tables import trace_table
+from bexplore.output.tables import devices_table, trace_table
 from bexplore.search.result import ProbeFinished
 
 
@@ -66,6 +67,7 @@ def _complete_device(context: click.Context, parameter: click.Parameter, incompl
 @CONFIG
 @click.option("--memory-budget", metavar="SIZE", help="Such as 80GiB; same as --set explore.memory_budget=SIZE.")
 @click.option("--micro-batch-sizes", metavar="N,N,...", help="Sizes to print; default: powers of two.")
+@click.option("--devices", metavar="N,N,...", help="Memory of one rank on so many devices, none of which is needed.")
 @click.option(
     "--device-name",
     metavar="NAME",
@@ -78,6 +80,7 @@ def trace(
     config: Path,
     memory_budget: str | None,
     micro_batch_sizes: str | None,
+    devices: str | None,
     device_name: str | None,
     fresh: bool,
     common: Common,
@@ -90,29 +93,40 @@ def trace(
     Examples:
       bexplore trace job.yaml
       bexplore trace job.yaml --device-name h100        which sizes would fit an H100
+      bexplore trace job.yaml --devices 1,8,64          a rank of as many, by explore.parallelism
       bexplore trace job.yaml --micro-batch-sizes 6,7   these two alone
     """
     common.require_torch()
     if memory_budget is not None:
         common = common.with_override(f"explore.memory_budget={memory_budget}")
-    record = trace_once(
-        common.load_own_job(config),
-        micro_batch_sizes=_sizes(micro_batch_sizes),
-        device_name=device_name,
-        model_dir=common.model_dir,
-        fresh=fresh,
-        on_progress=common.report_wait,
-    )
-    click.echo(json.dumps(record) if common.as_json else trace_table(record))
+    options: dict[str, Any] = {
+        "micro_batch_sizes": _numbers(micro_batch_sizes, option="--micro-batch-sizes", example="1,2,4"),
+        "device_name": device_name,
+        "model_dir": common.model_dir,
+        "fresh": fresh,
+        "on_progress": common.report_wait,
+    }
+    numbers = _numbers(devices, option="--devices", example="1,8,64")
+    config_of_job = common.load_own_job(config)
+    if numbers is None:
+        records = [trace_once(config_of_job, **options)]
+    else:
+        records = trace_devices(config_of_job, num_devices=sorted(set(numbers)), **options)
+    if common.as_json:
+        for record in records:
+            click.echo(json.dumps(record))
+    else:
+        click.echo(trace_table(records[0]) if len(records) == 1 else devices_table(records))
 
 
-def _sizes(text: str | None) -> tuple[int, ...] | None:
+def _numbers(text: str | None, *, option: str, example: str) -> tuple[int, ...] | None:
+    """Return the numbers of an option; None where it is absent."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and 0 < int(part) <= 10**9 for part in parts):
         raise UserInputError(
-            f'--micro-batch-sizes must be positive integers with commas between them, not "{text}"',
-            hint="type --micro-batch-sizes 1,2,4",
+            f'{option} must be positive integers with commas between them, not "{text}"',
+            hint=f"type {option} {example}",
         )
     return tuple(int(part) for part in parts)

@@ -54,8 +54,7 @@ def trace_record(
     largest = MAX_SAMPLES if maximum is None else maximum
     fits = cost_model.max_micro_batch_size(budget_bytes / ratio, limit=largest)
     if micro_batch_sizes is None:
-        powers = {2**exponent for exponent in range(fits.bit_length() + 1)} | {minimum, largest}
-        micro_batch_sizes = [size for size in sorted(powers) if minimum <= size <= min(2 * max(fits, minimum), largest)]
+        micro_batch_sizes = listed_sizes(fits, minimum=minimum, maximum=maximum)
     return {
         "num_parameters": cost_model.num_parameters,
         "device": cost_model.device,
@@ -71,6 +70,14 @@ def trace_record(
         "fingerprint": cost_model.fingerprint,
         "notes": list(cost_model.notes),
     }
+
+
+def listed_sizes(largest_fitting: int, *, minimum: int, maximum: int | None) -> list[int]:
+    """Return the bounds and the powers of two between them, up to the first beyond the largest size that fits."""
+    largest = MAX_SAMPLES if maximum is None else maximum
+    powers = {2**exponent for exponent in range(largest_fitting.bit_length() + 1)} | {minimum, largest}
+    end = min(2 * max(largest_fitting, minimum), largest)
+    return [size for size in sorted(powers) if minimum <= size <= end]
 
 
 def probe_record(observation: Observation) -> dict[str, Any]:

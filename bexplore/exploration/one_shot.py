@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,19 @@ from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration import run_directory
-from bexplore.exploration.event_records import trace_record
-from bexplore.exploration.memory_budget import gradient_bytes_of, judged_by, memory_of_absent_device, resolve_budget
+from bexplore.exploration.event_records import listed_sizes, trace_record
+from bexplore.exploration.memory_budget import (
+    MemoryBudget,
+    gradient_bytes_of,
+    judged_by,
+    memory_of_absent_device,
+    resolve_budget,
+)
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.search.space import MemoryAccount
+from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
 
 
@@ -92,28 +102,176 @@ def trace_once(
         UserProgramError: The program also fails without the trace.
         UserInputError: The job itself is wrong, or its device's memory is unknown.
     """
-    folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "traces"
-    device = device_by_name(device_name) if device_name else None
-    log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
-    device_info = _device_info_here(config, log_dir) if device is None else _device_info_of(device)
-    job = config.on_device(str(device_info["device"])).job
-    gpu = GpuProperties.of_device_info(device_info) if device is None else GpuProperties.of_device(device)
-    traced = recall_or_trace(job, log_dir, lambda message: None, gpu=gpu, fresh=fresh)
-    if isinstance(traced, str):
-        raise _untraceable(config, traced, is_here=device is None, model_dir=model_dir, on_progress=on_progress)
-    gradient_bytes = gradient_bytes_of(job, traced.num_parameters)
-    budget = resolve_budget(
-        config.explore, device_info, num_replicas=config.num_replicas, gradient_bytes=gradient_bytes
+    tracing = _Tracing.begin(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
+    return tracing.trace(config).record(micro_batch_sizes)
+
+
+def trace_devices(
+    config: Config,
+    *,
+    num_devices: Sequence[int],
+    micro_batch_sizes: Sequence[int] | None,
+    device_name: str | None,
+    model_dir: str | None,
+    fresh: bool = False,
+    on_progress: Progress = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Trace one rank of the job on each number of devices, none of which is needed; return the `trace` events.
+
+    Args:
+        config: The job.
+        num_devices: Numbers of devices, each from 1 on.
+        micro_batch_sizes: Sizes whose peak is listed, the same in all events; None for powers of two.
+        device_name: As in `trace_once`.
+        model_dir: As in `trace_once`.
+        fresh: As in `trace_once`.
+        on_progress: Called with the workers' progress messages, and before each trace.
+
+    Raises:
+        EngineError: As in `trace_once`.
+        UserProgramError: As in `trace_once`.
+        UserInputError: As in `trace_once`; or so many devices cannot share the work.
+    """
+    shared = [on_devices(config, number) for number in num_devices]  # all are checked before the first is traced
+    tracing = _Tracing.begin(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
+    traces = []
+    for number, one in zip(num_devices, shared, strict=True):
+        on_progress({"stage": "trace", "num_devices": number})
+        traces.append(tracing.trace(one))
+    if micro_batch_sizes is None:
+        largest = max(trace.record(())["max_micro_batch_size"] or 0 for trace in traces)
+        micro_batch_sizes = listed_sizes(largest, minimum=config.minimum, maximum=config.maximum)
+    return [trace.record(micro_batch_sizes) for trace in traces]
+
+
+def on_devices(config: Config, num_devices: int) -> Config:
+    """Return the job as so many devices share it: the batch of a replica stays, and the global one follows.
+
+    Without `explore.parallelism` they are replicas of DistributedDataParallel with its defaults.
+
+    Raises:
+        UserInputError: So many devices cannot share the work, or a step of the user's own decides that by itself.
+    """
+    options, parallelism = config.explore.parallelism, config.job.parallelism
+    if options is None and "step" in config.job.model:
+        raise UserInputError(
+            "a step of your own decides itself how its ranks share the work, and explore.parallelism is absent",
+            hint="write explore.parallelism: what makes the step is given the mesh of the ranks",
+        )
+    takes_the_rest = options is not None and options.data_parallel_shard_degree == -1
+    if takes_the_rest and parallelism.data_parallel_replicate_degree == 1:
+        parallelism = dataclasses.replace(parallelism, data_parallel_shard_degree=num_devices)
+    shared = parallelism.of_ranks(num_devices)
+    if shared.is_replicated_only and shared.tensor_parallel_degree > 1:
+        raise UserInputError(
+            f"{num_devices} devices are {shared.num_replicas} whole copies of {shared.tensor_parallel_degree} ranks, "
+            "and DistributedDataParallel takes no matrices that ranks share",
+            hint=f"shard the copies (leave explore.parallelism.data_parallel_shard_degree out), or type "
+            f"{shared.tensor_parallel_degree}",
+        )
+    of_replica = config.replica_batch_size
+    return dataclasses.replace(
+        config,
+        job=dataclasses.replace(config.job, parallelism=shared, num_replicas=shared.num_replicas),
+        num_replicas=shared.num_replicas,
+        batch_size=of_replica and of_replica * shared.num_replicas,
     )
-    record = trace_record(
-        traced,
-        budget_bytes=budget.budget_bytes,
-        judged_by=judged_by(job.device),
-        minimum=config.minimum,
-        maximum=config.maximum,
-        micro_batch_sizes=micro_batch_sizes,
-    )
-    return {"event": "trace"} | record | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tracing:
+    """What the traces of one command share: the device, and where they write.
+
+    Attributes:
+        device: The device that was named; None for the job's own.
+        device_info: torch's description of the device.
+        log_dir: Receives the logs of the workers.
+        model_dir: Folder of the user's results; None for the configuration's own.
+        fresh: Whether traces of earlier runs are ignored.
+        on_progress: Called with the workers' progress messages.
+    """
+
+    device: Device | None
+    device_info: dict[str, Any]
+    log_dir: Path
+    model_dir: str | None
+    fresh: bool
+    on_progress: Progress
+
+    @classmethod
+    def begin(
+        cls, config: Config, device_name: str | None, *, model_dir: str | None, fresh: bool, on_progress: Progress
+    ) -> _Tracing:
+        folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "traces"
+        log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
+        device = device_by_name(device_name) if device_name else None
+        return cls(
+            device=device,
+            device_info=_device_info_here(config, log_dir) if device is None else _device_info_of(device),
+            log_dir=log_dir,
+            model_dir=model_dir,
+            fresh=fresh,
+            on_progress=on_progress,
+        )
+
+    def trace(self, config: Config) -> _Traced:
+        """Trace one job, in a worker of its own: the ranks of a process are those of its first job."""
+        job = config.on_device(str(self.device_info["device"])).job
+        device, info = self.device, self.device_info
+        gpu = GpuProperties.of_device_info(info) if device is None else GpuProperties.of_device(device)
+        traced = recall_or_trace(job, self.log_dir, lambda message: None, gpu=gpu, fresh=self.fresh)
+        if isinstance(traced, str):
+            raise _untraceable(
+                config, traced, is_here=device is None, model_dir=self.model_dir, on_progress=self.on_progress
+            )
+        budget = resolve_budget(
+            config.explore,
+            info,
+            num_replicas=config.num_replicas,
+            gradient_bytes=gradient_bytes_of(job, traced.num_parameters),
+            is_traced_for_ranks=job.parallelism.is_distributed,
+        )
+        return _Traced(config=config, cost_model=traced, budget=budget, judged_by=judged_by(job.device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traced:
+    """A traced job, with the budget of one of its ranks."""
+
+    config: Config
+    cost_model: CostModel
+    budget: MemoryBudget
+    judged_by: MemoryAccount
+
+    def record(self, micro_batch_sizes: Sequence[int] | None) -> dict[str, Any]:
+        """Return the `trace` event."""
+        config, budget = self.config, self.budget
+        record = trace_record(
+            self.cost_model,
+            budget_bytes=budget.budget_bytes,
+            judged_by=self.judged_by,
+            minimum=config.minimum,
+            maximum=config.maximum,
+            micro_batch_sizes=micro_batch_sizes,
+        )
+        parallelism = config.job.parallelism
+        return (
+            {"event": "trace", "num_devices": parallelism.num_ranks, "parallelism": dataclasses.asdict(parallelism)}
+            | record
+            | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
+            | {"notes": [*record["notes"], *_notes(config)]}
+        )
+
+
+def _notes(config: Config) -> list[str]:
+    """Return what is assumed of how the ranks share the work."""
+    options, parallelism = config.explore.parallelism, config.job.parallelism
+    notes = []
+    if options is None and parallelism.is_distributed:
+        notes.append("explore.parallelism is absent: each device has a whole copy (DistributedDataParallel)")
+    if options is not None and options.mixed_precision_param is not None and not parallelism.is_sharded:
+        notes.append(f"{parallelism}: nothing is sharded, so mixed_precision_param is not in force")
+    return notes
 
 
 def _untraceable(

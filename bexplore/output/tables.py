@@ -3,35 +3,122 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bexplore.batching import MAX_SAMPLES
+from bexplore.job import Parallelism
 from bexplore.units import counted, format_bytes, format_seconds
 
 
 def trace_table(record: Mapping[str, Any]) -> str:
     """Return the table of a `trace` event."""
+    largest = record["max_micro_batch_size"]
+    bound = " (the largest that may be tried)" if largest in (record["bounds"][1], MAX_SAMPLES) else ""
     lines = [
         f"{record['num_parameters']:,} parameters, {record['flops_per_sample']:.4g} flops a sample, "
         f"{_when(record)} (fingerprint {record['fingerprint']})",
+        *_of_rank(record),
         f"memory of the program for {record['device_name'] or 'the CPU'}, to within "
         f"{2 * record['relative_sd']:.0%} (two standard deviations)",
         f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
         "",
         f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits",
+        *(
+            f"  {size:>16}  {format_bytes(peak):>12}  {'yes' if _fits(record, size) else 'no'}"
+            for size, peak in record["peak_memory_bytes"].items()
+        ),
+        "",
+        f"Largest size that fits: {largest}{bound}" if largest else "Not even the smallest size fits.",
     ]
-    for size, peak in record["peak_memory_bytes"].items():
-        fits = "yes" if peak * record["reserved_over_peak"] <= record["memory_budget_bytes"] else "no"
-        lines.append(f"  {size:>16}  {format_bytes(peak):>12}  {fits}")
-    largest = record["max_micro_batch_size"]
-    bound = " (the largest that may be tried)" if largest in (record["bounds"][1], MAX_SAMPLES) else ""
-    lines += ["", f"Largest size that fits: {largest}{bound}" if largest else "Not even the smallest size fits."]
-    if record["reserved_over_peak"] > 1.0:
-        ratio = record["reserved_over_peak"]
-        lines.append(f"note: the device's allocator is expected to reserve {ratio:.3f} times the peak, which must fit")
-    lines += [f"note: {note}" for note in record["notes"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_notes([record])])
+
+
+def devices_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of `trace` events of one job on several numbers of devices: a row a size, a column a number.
+
+    Args:
+        records: Events with the same sizes, by their number of devices.
+    """
+    first = records[0]
+    heads = [counted(record["num_devices"], "device") for record in records]
+    rows = [
+        [size, *(_marked(record, size) for record in records), _fits_from(records, size)]
+        for size in first["peak_memory_bytes"]
+    ]
+    largest = [f"{record['max_micro_batch_size'] or 'none'}  " for record in records]
+    lines = [
+        f"{first['num_parameters']:,} parameters, memory of one rank, to within {2 * first['relative_sd']:.0%} (two "
+        f"standard deviations) of the program for {first['device_name'] or 'the CPU'}",
+        *_by_devices(records, lambda record: str(_parallelism(record))),
+        *_by_devices(
+            records,
+            lambda record: f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
+        ),
+        "",
+        _row(["micro_batch_size", *(f"{head}  " for head in heads), "fits"]),
+        *map(_row, rows),
+        "",
+        _row(["largest that fits", *largest, ""]),
+        "",
+        "* is more than the memory budget",
+    ]
+    return "\n".join([*lines, *_notes(records)])
+
+
+def _row(cells: Sequence[str]) -> str:
+    size, *peaks, fits = cells
+    return "  ".join([f"  {size:>17}", *(f"{peak:>14}" for peak in peaks), fits]).rstrip()
+
+
+def _marked(record: Mapping[str, Any], size: str) -> str:
+    return f"{format_bytes(record['peak_memory_bytes'][size])}{'  ' if _fits(record, size) else ' *'}"
+
+
+def _fits(record: Mapping[str, Any], size: str) -> bool:
+    needed: float = record["peak_memory_bytes"][size] * record["reserved_over_peak"]
+    return needed <= record["memory_budget_bytes"]
+
+
+def _fits_from(records: Sequence[Mapping[str, Any]], size: str) -> str:
+    """Return the number of devices from which on a size fits, among those that were traced."""
+    number = None
+    for record in reversed(records):
+        if not _fits(record, size):
+            break
+        number = record["num_devices"]
+    return "on none" if number is None else f"from {counted(number, 'device')} on"
+
+
+def _by_devices(records: Sequence[Mapping[str, Any]], describe: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """Return a line for each description, with the numbers of devices that share it."""
+    numbers: dict[str, list[str]] = {}
+    for record in records:
+        numbers.setdefault(describe(record), []).append(str(record["num_devices"]))
+    if len(numbers) == 1:
+        return list(numbers)
+    return [f"{', '.join(each)}: {description}" for description, each in numbers.items()]
+
+
+def _parallelism(record: Mapping[str, Any]) -> Parallelism:
+    return Parallelism(**record["parallelism"])
+
+
+def _of_rank(record: Mapping[str, Any]) -> list[str]:
+    """Return what of the job one rank has; empty where there is one device."""
+    number = record.get("num_devices", 1)
+    return [] if number == 1 else [f"one rank of {number}: {_parallelism(record)}"]
+
+
+def _notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    ratio = max(record["reserved_over_peak"] for record in records)
+    of_allocator = (
+        [f"the device's allocator is expected to reserve {ratio:.3f} times the peak, which must fit"]
+        if ratio > 1.0
+        else []
+    )
+    notes = dict.fromkeys([*of_allocator, *(note for record in records for note in record["notes"])])
+    return [f"note: {note}" for note in notes]
 
 
 def _when(record: Mapping[str, Any]) -> str:
