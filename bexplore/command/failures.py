@@ -9,19 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.command.reports import Reports
-from bexplore.engine.protocol.failures import COMPILER_MODULES, OUT_OF_MEMORY_MESSAGES
+from bexplore.engine.protocol.failures import COMPILER_MODULES, LOST_CONNECTION, OUT_OF_MEMORY_MESSAGES
 from bexplore.measurement.probe import Outcome
 
 _MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
 _LONGEST_REASON = 300  # characters
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?Traceback \(most recent call last\):$", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[?rank\d+\]?:\s?", re.MULTILINE)
-# What a rank reports that lost another one: gloo's transport, NCCL's watchdog and store, and the kernel's own texts.
-# Sources: gloo/transport/tcp/pair.cc and uv/device.cc; torch/csrc/distributed/c10d/NCCLUtils.cpp; errno(3).
-_LOST_CONNECTION = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|remote process (exited|has)|Socket (closed|Timeout)|"
-    r"failed to recv|DistBackendError|DistNetworkError"
-)
 # Errors of launchers: torch/distributed/elastic and torch/multiprocessing/spawn.py.
 _LAUNCHER_TYPES = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
 # The report of torch/distributed/elastic/multiprocessing/errors/__init__.py.
@@ -125,7 +119,7 @@ def _is_consequence(error: Mapping[str, Any]) -> bool:
     """Return whether an error only says that another process failed."""
     if error["chain"][0]["type"] in _LAUNCHER_TYPES:
         return True
-    return any(_LOST_CONNECTION.search(f"{link['type']}: {link['message']}") for link in error["chain"])
+    return any(LOST_CONNECTION.search(f"{link['type']}: {link['message']}") for link in error["chain"])
 
 
 def _memory_reason(error: Mapping[str, Any]) -> str | None:

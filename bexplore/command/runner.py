@@ -215,7 +215,7 @@ class CommandRunner:
             is_shared=opened.capacity is not None,
             is_reused=opened.is_reused,
         )
-        contention, kills = CpuContention(opened.start.process.pid), oom_kills()
+        contention, kills = CpuContention([opened.start.process.pid]), oom_kills()
         contention.start()
         ending = watch.until_end()
         return _Seen(

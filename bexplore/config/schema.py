@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.document.document import Problems, dotted_path
@@ -340,8 +348,13 @@ class ExploreSettings(_Section):
     launcher: str | None = Field(
         None,
         description="Starts the ranks. Of a job with `parallelism`: none (one rank of N, whose times hold no "
-        "communication), torchrun, srun, ray, or your own words with {worker} and {num_ranks}; null: none. Of a file's "
+        "communication), torchrun, srun, ray, external (you start them), or your own words with {worker} and {num_ranks}; "
+        "null: none. Of a file's "
         "usual command: python, torchrun, accelerate, deepspeed or srun; null: torchrun for several replicas.",
+    )
+    rendezvous: Annotated[str, StringConstraints(pattern=r"^[^:\s]+(:\d{1,5})?$", max_length=255)] | None = Field(
+        None,
+        description="HOST or HOST:PORT of this machine at which ranks on other hosts call; null: loopback, any port.",
     )
     processes: Samples | None = Field(
         None, description="Processes that the launcher starts; null: one for each replica."

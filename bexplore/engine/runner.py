@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine.process.device_lock import LockHolder, device_lock, lock_name, try_device_lock
+from bexplore.engine.process.device_lock import LockHolder, device_locks, lock_names, try_device_locks
+from bexplore.engine.process.launcher import Launcher
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.process.timeouts import STEP_LIMIT_S, Limits, Progress, StageLimits
@@ -62,6 +63,8 @@ class RunnerSettings:
         keeps_artifacts: Whether a verification compiles into a cache of its own, which is kept: see `artifacts_dir`.
         depth: Identical blocks of the model to keep, and how many there are; None for all of them.
         replica_batch_size: Samples of one replica in a step; None where that is not known.
+        launcher: Starts all ranks of a distributed job; None for one rank of it, or for a job of one device.
+        worker_key: That ranks must have which the user starts; None for a new one.
     """
 
     job: Job
@@ -75,11 +78,14 @@ class RunnerSettings:
     keeps_artifacts: bool = False
     depth: tuple[int, int] | None = None
     replica_batch_size: int | None = None
+    launcher: Launcher | None = None
+    worker_key: str | None = None
 
     @property
-    def lock_name(self) -> str:
-        """Name of the device's lock."""
-        return lock_name(self.job.device, self.device_info)
+    def lock_names(self) -> list[str]:
+        """Names of the locks of the devices."""
+        num_ranks = 1 if self.launcher is None else self.launcher.num_ranks
+        return lock_names(self.job.device, self.device_info, num_ranks=num_ranks)
 
     @property
     def lock_holder(self) -> LockHolder:
@@ -119,7 +125,7 @@ def begin(workers: Workers, settings: RunnerSettings, probe: Probe) -> None:
 
     Nothing is begun while another explorer holds the device.
     """
-    lock = try_device_lock(settings.lock_name, holder=settings.lock_holder)
+    lock = try_device_locks(settings.lock_names, holder=settings.lock_holder)
     if lock is not None:
         request = settings.request(Prepare, probe, settings.shared_modes[0], settings.free_memory_bytes)
         workers.begin(request, lock)
@@ -150,7 +156,9 @@ class EngineRunner:
         self.limits = limits or StageLimits()
         self.largest_measured = settings.largest_measured
         self._on_progress = on_progress
-        self._workers = workers or Workers(settings.run_dir, settings.environment)
+        self._workers = workers or Workers(
+            settings.run_dir, settings.environment, launcher=settings.launcher, key=settings.worker_key
+        )
         self._lock_holder = settings.lock_holder
         self._free_memory_bytes = settings.free_memory_bytes
         self._is_known_to_build = False
@@ -319,7 +327,7 @@ class EngineRunner:
         taken = self._workers.take_begun_lock()
         if taken is not None:
             return taken
-        return device_lock(self.settings.lock_name, holder=self._lock_holder, waiting=self._waits_for)
+        return device_locks(self.settings.lock_names, holder=self._lock_holder, waiting=self._waits_for)
 
     def _waits_for(self, holder: LockHolder | None) -> None:
         """Report who has the device, and what is wrong with the job itself before the wait."""
@@ -361,7 +369,7 @@ class EngineRunner:
             worker = self._workers.ensure()
             spawn_s = time.monotonic() - began if is_new else 0.0
             request = self._request(kind, probe)
-            with Contention(worker.process.pid, self.settings.device_info) as contention:
+            with Contention(worker.process.pids, self.settings.device_info) as contention:
                 answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
             answer = self._blamed(answer, request)
         worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size

@@ -321,7 +321,7 @@ def _has_room(name: str, path: Path, fix: str) -> Check:
 
 def _noise(seconds: float, work: Callable[[], object] = lambda: hashlib.sha256(_WORK).digest()) -> Check:
     """Measure the spread of the time of equal work on one processor."""
-    contention = CpuContention(os.getpid())
+    contention = CpuContention([os.getpid()])
     contention.start()
     times_s: list[float] = []
     end = time.monotonic() + seconds

@@ -103,7 +103,7 @@ class TimeDecision:
 
 def watch_processors() -> Callable[[], str]:
     """Return the `remark` of `decide`, about what happens from now on."""
-    contention = CpuContention(os.getpid())
+    contention = CpuContention([os.getpid()])
     contention.start()
     return contention.remark
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ CLOCK_EVENTS = {
 
 @dataclass(slots=True)
 class CpuContention:
-    """What others did to the processors since `start`: the worker, its children and this process are left out.
+    """What others did to the processors since `start`: the workers, their children and this process are left out.
 
     Attributes:
-        pid: The worker's process id.
+        pids: The workers' process ids.
     """
 
-    pid: int
+    pids: Sequence[int]
     _begin_s: float = 0.0
     _busy_s: float = 0.0
     _own_s: float = 0.0
@@ -72,8 +72,9 @@ class CpuContention:
 
     def _tree_s(self) -> float:
         try:
-            worker = psutil.Process(self.pid)
-            times = [worker.cpu_times()] + [child.cpu_times() for child in worker.children(recursive=True)]
+            workers = [psutil.Process(pid) for pid in self.pids]
+            tree = {one.pid: one for worker in workers for one in (worker, *worker.children(recursive=True))}
+            times = [process.cpu_times() for process in tree.values()]
             own = psutil.Process().cpu_times()
         except psutil.Error:
             return self._own_s
@@ -169,9 +170,10 @@ class DeviceContention:
 
 
 class Contention:
-    """What others do to a worker's processors and to its device while the block runs.
+    """What others do to the processors of workers and to their device while the block runs.
 
     Args:
+        pids: The workers' process ids.
         device_info: Its device; empty where unknown.
 
     Attributes:
@@ -180,8 +182,8 @@ class Contention:
         warnings: About times that were taken meanwhile.
     """
 
-    def __init__(self, pid: int, device_info: Mapping[str, Any]) -> None:
-        self._processors, self._device = CpuContention(pid), DeviceContention(device_info)
+    def __init__(self, pids: Sequence[int], device_info: Mapping[str, Any]) -> None:
+        self._processors, self._device = CpuContention(pids), DeviceContention(device_info)
         self.background_cpu_share = 0.0
         self.clock_events: list[str] = []
         self.warnings: list[str] = []

@@ -22,9 +22,9 @@ ORDER = {
     "load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
-    "engine": "protocol eager_comparison process worker program_client runner reduced_depth",
+    "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks",
     "command": "observer reports timing verdicts failures processes attach probe_folder watch open_start runner",
-    "exploration": "parallel_result bottlenecks result journal run_directory memory_budget fingerprint events "
+    "exploration": "parallel_result bottlenecks result journal run_directory memory_budget launching fingerprint events "
     "event_records estimate apply finish one_shot doctor resumable of_command exploration start_again decorator",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
@@ -46,6 +46,7 @@ DOORS = {
     "transformers": {"workloads", "transformers"},
     "lightning": {"lightning"},
     "pytest": {"pytest_plugin"},
+    "ray": {"engine.process.ray_launcher"},
 }
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

@@ -14,7 +14,7 @@ _PATH: KeyPath = ("explore", "parallelism")
 _OF_SHARDING = ("mixed_precision_param", "mixed_precision_reduce")
 _OF_DDP = ("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters")
 # Launchers of the ranks; anything else is a command that holds `{worker}`.
-LAUNCHERS = ("none", "torchrun", "srun", "ray")
+LAUNCHERS = ("none", "torchrun", "srun", "ray", "external")
 
 
 def read_parallelism(problems: Problems, settings: ExploreSettings, num_replicas_path: KeyPath) -> Parallelism:
@@ -35,6 +35,9 @@ def read_parallelism(problems: Problems, settings: ExploreSettings, num_replicas
     parallelism = Parallelism(**values | {"blocks": tuple(options.blocks)})
     _check_kind(problems, options, parallelism)
     _check_launcher(problems, settings)
+    if not parallelism.is_distributed:
+        key = dotted_path(num_replicas_path)
+        problems.warn(_PATH, f"explore.parallelism gives one device: type {key}, or a degree above 1")
     return parallelism
 
 
@@ -53,7 +56,7 @@ def _shards(problems: Problems, options: ParallelismOptions, num_replicas: int |
     if num_replicas is not None and copies * shards != num_replicas:
         problems.error(
             (*_PATH, "data_parallel_shard_degree"),
-            f"{copies} copies of {shards} shards are {copies * shards} replicas, and {key} is {num_replicas}",
+            f"degrees of {copies} and {shards} make {copies * shards} replicas, and {key} is {num_replicas}",
             f"type {key}: {copies * shards}, or leave data_parallel_shard_degree out",
         )
     return shards
@@ -72,15 +75,22 @@ def _check_kind(problems: Problems, options: ParallelismOptions, parallelism: Pa
         (_OF_SHARDING, parallelism.is_sharded, "sharded parameters (data_parallel_shard_degree above 1)"),
         (_OF_DDP, parallelism.is_replicated_only, "DistributedDataParallel (copies without shards)"),
         (("fsdp_reshard_after_forward",), parallelism.is_sharded, "sharded parameters"),
+        (("blocks",), not parallelism.is_replicated_only, "sharded parameters or tensor parallelism"),
     )
     for names, applies, kind in kinds:
         for name in names:
-            if getattr(options, name) != getattr(defaults, name) and not applies:
+            if getattr(parallelism, name) != getattr(defaults, name) and not applies:
                 problems.error((*_PATH, name), f"{name} goes with {kind}; these degrees are {parallelism}", "remove it")
 
 
 def _check_launcher(problems: Problems, settings: ExploreSettings) -> None:
     launcher, place = settings.launcher, ("explore", "launcher")
+    if launcher == "external" and settings.rendezvous is None:
+        problems.error(
+            place,
+            "launcher external waits for ranks at an address, and explore.rendezvous names none",
+            "type explore.rendezvous: HOST:PORT, an address of this machine",
+        )
     if launcher is None or launcher in LAUNCHERS:
         if launcher not in (None, "none") and settings.parallelism is None:
             problems.error(place, f"launcher {launcher} starts ranks, and explore.parallelism names none", "write both")

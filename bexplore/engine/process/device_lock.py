@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -35,6 +35,23 @@ class LockHolder:
 
 
 @contextmanager
+def device_locks(
+    names: Sequence[str], *, holder: LockHolder, waiting: Callable[[LockHolder | None], None]
+) -> Iterator[None]:
+    """Keep other explorers of this host off several devices; locked in one order, so that none waits in a circle.
+
+    Args:
+        names: Of the devices: see `lock_names`.
+        holder: Written into the locks' files.
+        waiting: As in `device_lock`.
+    """
+    with ExitStack() as stack:
+        for name in sorted(set(names)):
+            stack.enter_context(device_lock(name, holder=holder, waiting=waiting))
+        yield
+
+
+@contextmanager
 def device_lock(name: str, *, holder: LockHolder, waiting: Callable[[LockHolder | None], None]) -> Iterator[None]:
     """Keep a second explorer of this host off the device while one measures.
 
@@ -54,24 +71,32 @@ def device_lock(name: str, *, holder: LockHolder, waiting: Callable[[LockHolder 
         yield
 
 
-def try_device_lock(name: str, *, holder: LockHolder) -> ExitStack | None:
-    """Return the lock as a context to close; None where another explorer holds it."""
+def try_device_locks(names: Sequence[str], *, holder: LockHolder) -> ExitStack | None:
+    """Return the locks as a context to close; None where another explorer holds one."""
     with ExitStack() as stack:
-        handle = stack.enter_context(_open_lock(_lock_path(name)))
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        _write_holder(handle, holder)
+        for name in sorted(set(names)):
+            handle = stack.enter_context(_open_lock(_lock_path(name)))
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            _write_holder(handle, holder)
         return stack.pop_all()
 
 
-def lock_name(device: str, device_info: Mapping[str, Any]) -> str:
-    """Return the name by which all explorers of this host lock a device.
+def lock_names(device: str, device_info: Mapping[str, Any], *, num_ranks: int = 1) -> list[str]:
+    """Return the names by which all explorers of this host lock devices.
 
-    Its UUID where it has one, of a MIG instance its own: torch's index depends on CUDA_VISIBLE_DEVICES.
+    The UUID where a device has one, of a MIG instance its own: torch's index depends on CUDA_VISIBLE_DEVICES.
+
+    Args:
+        device: The job's.
+        device_info: torch's description of it.
+        num_ranks: Ranks of the job, each on a device of its own as far as there are some here.
     """
-    return str(device_info.get("uuid") or device)
+    if num_ranks > 1 and device_info.get("uuids"):
+        return [str(uuid) for uuid in device_info["uuids"][:num_ranks]]
+    return [str(device_info.get("uuid") or device)]
 
 
 def _lock_path(name: str) -> Path:

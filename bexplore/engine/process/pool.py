@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bexplore.engine.process.launcher import Launcher
+from bexplore.engine.process.rank_group import RankGroup
+from bexplore.engine.process.rank_listener import RankListener
 from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Progress
 from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.protocol.messages import DeviceInfo, Done, Failed, Refused, Request
@@ -24,17 +27,17 @@ IDLE_BYTES = 2**29
 
 @dataclass(slots=True)
 class Worker:
-    """A worker process and what it is good for.
+    """A worker process, or all ranks of a job, and what it is good for.
 
     Attributes:
-        process: The process.
+        process: The process, or the group of ranks.
         number: Ordinal among the runner's workers; its log has the same.
         compilation: Program that it has compiled; None for none.
         micro_batch_size: Size that it ran last; None for none.
         has_headroom: Whether a refusal in it would show that a larger size does not fit.
     """
 
-    process: WorkerProcess
+    process: WorkerProcess | RankGroup
     number: int
     compilation: Compilation | None = None
     micro_batch_size: int | None = None
@@ -47,9 +50,20 @@ class Workers:
     Args:
         run_dir: Worker logs go under `workers/` here.
         environment: Variables of a worker beside this process's own.
+        launcher: Starts all ranks of a job as one worker; None for workers of one process.
+        key: That ranks must have; None for a new one.
     """
 
-    def __init__(self, run_dir: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        launcher: Launcher | None = None,
+        key: str | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._listener = None if launcher is None else RankListener(launcher.host, launcher.port, key)
         self.current: Worker | None = None
         self._parked: Worker | None = None
         self._spare: Worker | None = None
@@ -76,7 +90,12 @@ class Workers:
 
     def start_spare(self, *, budget_bytes: int | None) -> None:
         """Start a process that imports torch and then waits, where memory beside the job's budget allows it."""
-        if self._spare is None and available_memory_bytes() - (budget_bytes or 0) > IDLE_BYTES:
+        idle_bytes = self._num_processes * IDLE_BYTES
+        if (
+            self._can_start_another
+            and self._spare is None
+            and available_memory_bytes() - (budget_bytes or 0) > idle_bytes
+        ):
             self._spare = self._start(COMPILER_MODULES)
 
     def await_spare(self) -> None:
@@ -86,7 +105,8 @@ class Workers:
 
     def park(self, *, needed_bytes: int) -> None:
         """Keep the worker at work for later, where the host has the memory that the next one needs beside it."""
-        if self._parked is None and available_memory_bytes() >= needed_bytes:
+        needed_bytes *= self._num_processes
+        if self._can_start_another and self._parked is None and available_memory_bytes() >= needed_bytes:
             self._parked, self.current = self.current, None
 
     def bring_back(self) -> None:
@@ -154,6 +174,17 @@ class Workers:
         for worker in (self._parked, self._spare):
             _end(worker)
         self._parked = self._spare = None
+        if self._listener is not None:
+            self._listener.close()
+
+    @property
+    def _num_processes(self) -> int:
+        return 1 if self._launcher is None else self._launcher.num_ranks
+
+    @property
+    def _can_start_another(self) -> bool:
+        """Whether a second worker may be there beside the one at work: a launcher of the user's starts one group."""
+        return self._launcher is None or not self._launcher.is_external
 
     def __enter__(self) -> Workers:
         return self
@@ -164,7 +195,13 @@ class Workers:
     def _start(self, preload: Sequence[str] = ()) -> Worker:
         number = self._num_started
         log_path = self._run_dir / "workers" / f"worker_{number:03d}.log"
-        process = WorkerProcess(log_path, environment=self._environment, preload=preload)
+        process: WorkerProcess | RankGroup
+        if self._launcher is None or self._listener is None:
+            process = WorkerProcess(log_path, environment=self._environment, preload=preload)
+        else:
+            process = RankGroup(
+                self._launcher, self._listener, log_path, environment=self._environment, preload=preload
+            )
         self._num_started += 1
         return Worker(process=process, number=number)
 

@@ -70,6 +70,11 @@ class WorkerProcess:
         return self._process.pid
 
     @property
+    def pids(self) -> list[int]:
+        """Process ids of all that a request runs in, but for what they start."""
+        return [self.pid]
+
+    @property
     def is_alive(self) -> bool:
         """Whether the worker can take a request."""
         return self._process.poll() is None and not self._connection.closed

@@ -83,6 +83,14 @@ STICKY_MESSAGES = (
     r"UR_RESULT_ERROR_DEVICE_LOST",
 )
 
+# What a rank reports that lost another one: gloo's transport, NCCL's watchdog and store, and the kernel's own texts.
+# Sources: gloo/transport/tcp/pair.cc and uv/device.cc; torch/csrc/distributed/c10d/NCCLUtils.cpp; errno(3).
+LOST_CONNECTION = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|remote process (exited|has)|Socket (closed|Timeout)|"
+    r"failed to recv|Application timeout caused pair closure|Timed out waiting .* for (recv|send) operation|"
+    r"DistBackendError|DistNetworkError|DistStoreError"
+)
+
 # Exceptions that are defined here are the compiler's own.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental")
 

@@ -37,6 +37,39 @@ class Request(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStore(Request):
+    """Open the store in which ranks find each other, on the first rank; answered by its `port`.
+
+    Attributes:
+        timeout_s: How long a rank may take to come.
+    """
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(Request):
+    """Join the process group of all ranks.
+
+    Attributes:
+        address: Host of the store.
+        port: Port of the store.
+        is_one_host: Whether all ranks are on one host.
+        timeout_s: How long a collective may take.
+    """
+
+    address: str
+    port: int
+    is_one_host: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhereAreYou(Request):
+    """Report what the worker's main thread does; answered at once, by `Whereabouts`, while another request runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo(Request):
     """Report what torch finds of a device; answered by the values of `engine.worker.device.device_info`."""
 
@@ -171,6 +204,44 @@ class ListLoaded(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """The first message of a rank that a launcher has started.
+
+    Attributes:
+        rank: Among all ranks, from 0.
+        local_rank: Among those of its host.
+        num_ranks: That the launcher has started.
+        host: Name of its host.
+        pid: Its process there.
+        mark: Of the group that it belongs to; empty where the user starts the launcher.
+        generation: How often its launcher has started it before.
+        slurm_step: Job and step that `scancel` takes; empty outside of Slurm.
+    """
+
+    rank: int
+    local_rank: int
+    num_ranks: int
+    host: str
+    pid: int
+    mark: str = ""
+    generation: int = 0
+    slurm_step: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts(Message):
+    """What a worker's main thread does.
+
+    Attributes:
+        place: Innermost line outside of torch, such as `model.py:33 in forward`; empty for none.
+        waits_for_ranks: Whether it is inside a collective, or where one may be waited for.
+    """
+
+    place: str
+    waits_for_ranks: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
     """What a worker reports while it works, such as `stage` or `pass_time_s`."""
 
@@ -259,6 +330,7 @@ class Refused(Message):
 
 Answer = Done | Failed | Refused
 FROM_WORKER = (Progress, Done, Failed, Refused)
+FROM_RANK = (*FROM_WORKER, Whereabouts)
 _DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "job": Job.from_dict,
     "probe": Probe.from_dict,

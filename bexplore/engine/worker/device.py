@@ -26,7 +26,7 @@ def handlers(server: Server) -> Handlers:
 
     def answer(request: DeviceInfo) -> Done:
         server.report(stage="import")
-        return Done(values=device_info(request.device))
+        return Done(values=device_info(server.own_device(request.device)))
 
     return {DeviceInfo: answer}
 
@@ -48,7 +48,7 @@ def device_info(name: str) -> dict[str, Any]:
     Returns:
         `device`, with its index where it is an accelerator; `device_name`, `total_memory_bytes`, `free_memory_bytes`
         (None on the CPU, and where torch keeps no account), `torch_version`, `num_threads`, `capability`,
-        `num_multiprocessors`; `uuid` and `pci_bus_id` (None but on CUDA).
+        `num_multiprocessors`; `uuid`, `uuids` of all devices that torch sees, and `pci_bus_id` (None but on CUDA).
 
     Raises:
         UserInputError: torch does not know the name, or sees no such device.
@@ -68,6 +68,7 @@ def device_info(name: str) -> dict[str, Any]:
         "capability": torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else None,
         "num_multiprocessors": None,
         "uuid": None,
+        "uuids": None,
         "pci_bus_id": None,
     }
     if device.type == "cuda":
@@ -76,9 +77,19 @@ def device_info(name: str) -> dict[str, Any]:
             "capability": f"{properties.major}.{properties.minor}",
             "num_multiprocessors": properties.multi_processor_count,
             "uuid": str(properties.uuid),
+            "uuids": [str(torch.cuda.get_device_properties(one).uuid) for one in _visible_accelerators()],
             "pci_bus_id": _pci_bus_id(properties),
         }
     return facts
+
+
+def of_rank(name: str, local_rank: int) -> str:
+    """Return the device of one of several ranks on this host: of a kind of accelerators, the one with its number."""
+    visible = _visible_accelerators()
+    kind = name.partition(":")[0]
+    if kind == "cpu" or not visible:
+        return name
+    return f"{visible[0].type}:{local_rank % len(visible)}"
 
 
 def resolve_device(name: str) -> torch.device:

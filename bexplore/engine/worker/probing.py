@@ -33,6 +33,7 @@ from bexplore.engine.worker.server import Handlers, Server, failed
 from bexplore.engine.worker.session import NotFiniteError, Session
 from bexplore.engine.worker.steps import CompiledEachPassError, synchronize
 from bexplore.engine.worker.torch_private import make_limits_loud
+from bexplore.job import Job
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.trace.fake_build import build_fake
 from bexplore.workloads import build
@@ -115,7 +116,7 @@ class _Probing:
             self._report(free_memory_bytes=free_bytes)
         make_limits_loud()
         self._session = Session(
-            request.job,
+            self._own(request.job),
             compilation=request.probe.compilation,
             shared_mode=request.shared_mode,
             budget_bytes=request.budget_bytes,
@@ -123,8 +124,12 @@ class _Probing:
             depth=request.depth,
             artifacts_dir=Path(request.artifacts_dir) if request.artifacts_dir else None,
             replica_batch_size=request.replica_batch_size,
+            ranks=self._server.ranks,
         )
         return self._session, time.perf_counter() - began
+
+    def _own(self, job: Job) -> Job:
+        return dataclasses.replace(job, device=self._server.own_device(job.device))
 
     def _try_recover(self) -> bool:
         """Return whether the session is as good as before a refusal; there is none if the job was being built."""
@@ -138,9 +143,9 @@ class _Probing:
 
         Dynamo reports errors of the user's own code (a shape error met with fake tensors, say) under its own types, and
         compiled code that is wrong fails with the types of the user's code. After a sticky failure any pass would fail
-        here, so that the explorer requests it of a new process.
+        here, so that the explorer requests it of a new process. One rank of several would wait for the others.
         """
-        is_compiled = request.probe.compilation is not Compilation.EAGER
+        is_compiled = request.probe.compilation is not Compilation.EAGER and self._server.ranks is None
         if not is_compiled or failure.is_sticky or failure.outcome not in (Outcome.COMPILE_FAILED, Outcome.CRASHED):
             return failure
         self._session = None

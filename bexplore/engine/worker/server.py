@@ -12,18 +12,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.failures import Failure, classify_exception
-from bexplore.engine.protocol.messages import Answer, Done, Failed, Progress, Refused, Request, receive, send
+from bexplore.engine.protocol.messages import (
+    Answer,
+    Done,
+    Failed,
+    Message,
+    Progress,
+    Refused,
+    Request,
+    Whereabouts,
+    WhereAreYou,
+    receive,
+    send,
+)
 from bexplore.engine.worker.memory_limit import kill_own_group
+from bexplore.engine.worker.place import Place
 from bexplore.errors import BexploreError, TraceError, UserProgramError
 from bexplore.measurement.probe import Outcome
 from bexplore.trace.absent_gpu import stand_in
 from bexplore.trace.cache import imported_sources
 from bexplore.trace.gpu_properties import GpuProperties
+
+# Files in which a rank waits for others, and the function in which a collective of a backward pass may.
+_OF_RANKS = ("/torch/distributed/", "/engine/worker/ranks.py", "/torch/nn/parallel/")
+_BACKWARD = "_engine_run_backward"
 
 Handlers = Mapping[type, Callable[[Any], Answer]]
 Report = Callable[..., None]
@@ -31,28 +50,48 @@ Report = Callable[..., None]
 # What a trace may take of the memory of a device that is here: it computes nothing there. Bytes.
 TRACE_DEVICE_BYTES = 256 * 2**20
 # Requests whose handlers lie apart from those of probes: these import no more than they need.
-_APART = {messages.DeviceInfo: "device", messages.TakeMetrics: "program_metrics"}
+_APART = {
+    messages.DeviceInfo: "device",
+    messages.TakeMetrics: "program_metrics",
+    messages.OpenStore: "ranks",
+    messages.Join: "ranks",
+}
 
 
-def serve(connection: Connection, *, preload: Sequence[str] = ()) -> None:
+def serve(connection: Connection, *, place: Place, preload: Sequence[str] = ()) -> None:
     """Answer requests until the explorer is gone.
 
     Args:
+        place: Of this rank among all.
         preload: Modules to import before the first request; a progress message reports that they are.
     """
     requests: SimpleQueue[Request] = SimpleQueue()
-    threading.Thread(target=listen, args=(connection, requests), daemon=True).start()
+    mouth = Mouth(connection)
+    threading.Thread(target=listen, args=(connection, requests, mouth), daemon=True).start()
     with uncollected():
         for module in preload:
             importlib.import_module(module)
     if preload:
-        send(connection, Progress(report={}))
-    server = Server(lambda **report: send(connection, Progress(report=report)))
+        mouth.send(Progress(report={}))
+    server = Server(lambda **report: mouth.send(Progress(report=report)), place)
     while True:
-        send(connection, server.answer(requests.get()))
+        mouth.send(server.answer(requests.get()))
 
 
-def listen(connection: Connection, requests: SimpleQueue[Request]) -> None:
+class Mouth:
+    """Sends messages of several threads, each whole."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send one message."""
+        with self._lock:
+            send(self._connection, message)
+
+
+def listen(connection: Connection, requests: SimpleQueue[Request], mouth: Mouth) -> None:
     """Queue what the explorer requests; when it is gone, end this worker and all that it started.
 
     The user's code may close this end, and its number may then name another file. The explorer is still there then,
@@ -61,11 +100,31 @@ def listen(connection: Connection, requests: SimpleQueue[Request]) -> None:
     identity = _identity(connection)
     while True:
         try:
-            requests.put(receive(connection, (Request,)))
+            request = receive(connection, (Request,))
+            if isinstance(request, WhereAreYou):
+                mouth.send(whereabouts(sys._current_frames().get(threading.main_thread().ident or 0)))
+            else:
+                requests.put(request)
         except (EOFError, OSError):
             if _identity(connection) == identity:
                 kill_own_group()
             return
+
+
+def whereabouts(frame: FrameType | None) -> Whereabouts:
+    """Return what a thread does, by its innermost frame; None for a thread that is not there."""
+    inner, place = frame, ""
+    while frame is not None and not place:
+        path = frame.f_code.co_filename
+        if not any(part in path for part in (*_OF_RANKS, "/torch/", "<")):
+            place = f"{Path(path).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    waits = False
+    while inner is not None:
+        code = inner.f_code
+        waits = waits or code.co_name == _BACKWARD or any(part in code.co_filename for part in _OF_RANKS)
+        inner = inner.f_back
+    return Whereabouts(place=place, waits_for_ranks=waits)
 
 
 def _identity(connection: Connection) -> tuple[int, int] | None:
@@ -82,10 +141,21 @@ class Server:
 
     Torch takes a second of a processor and its compiler two more; a worker that only reports its device needs the one,
     and a worker that stands in for an absent device must do so before anything imports torch.
+
+    Args:
+        report: Sends a progress message.
+        place: Of this rank among all.
+
+    Attributes:
+        report: As given.
+        place: As given.
+        ranks: The group that this rank has joined (`steps.Ranks`); None without one.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, place: Place) -> None:
         self.report = report
+        self.place = place
+        self.ranks: Any = None  # the others, once this one has joined them
         self._device_is_full: Callable[[], bool] = lambda: False
         self._handlers: dict[type, Callable[[Any], Answer]] = {messages.Trace: self._trace}
 
@@ -99,9 +169,13 @@ class Server:
             The `torch.device`.
         """
         worker_device = _module("device")
-        device = worker_device.take(name, limit_bytes)
+        device = worker_device.take(self.own_device(name), limit_bytes)
         self._device_is_full = lambda: worker_device.is_nearly_full(device)
         return device
+
+    def own_device(self, name: str) -> str:
+        """Return this rank's device of a kind: of several on a host, the one with its number there."""
+        return str(_module("device").of_rank(name, self.place.local_rank)) if self.place.num_ranks > 1 else name
 
     def answer(self, request: Request) -> Answer:
         """Carry out a request; a failure of the job is an answer too."""

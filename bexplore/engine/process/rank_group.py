@@ -1,0 +1,426 @@
+"""The explorer's side of all ranks of a job: started by a launcher, asked together, ended together.
+
+Ranks never agree on a failure by collectives: each has its own connection, and the first bad answer ends all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bexplore.engine.process import reaper
+from bexplore.engine.process.bounded_log import BoundedLog
+from bexplore.engine.process.launcher import Launcher, external_hint
+from bexplore.engine.process.memory_watchdog import POLL_S, MemoryWatchdog
+from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK, Caller, RankListener
+from bexplore.engine.process.starting import new_mark, signal_group, start_process, waiting
+from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, Progress
+from bexplore.engine.process.worker_process import CLOSED_PIPE_S, lost
+from bexplore.engine.protocol import messages
+from bexplore.engine.protocol.messages import (
+    FROM_RANK,
+    Answer,
+    Done,
+    Failed,
+    Hello,
+    Join,
+    OpenStore,
+    Refused,
+    Request,
+    Whereabouts,
+    WhereAreYou,
+    receive,
+    send,
+)
+from bexplore.engine.protocol.rank_answers import blamed, merged, named
+from bexplore.errors import EngineError
+from bexplore.host import logs
+from bexplore.host.blas_threads import users_environment
+from bexplore.host.machine import oom_kills
+from bexplore.measurement.probe import Outcome
+
+# All ranks have called so long after their launcher's start; it may wait in a queue of a scheduler. Seconds.
+LAUNCH_LIMIT_S = 1800.0
+# A collective that a rank never comes to must not end before the explorer has found that rank. Seconds.
+COLLECTIVE_LIMIT_S = 24 * 3600.0
+# Ranks have so long to report where they are. Seconds.
+WHEREABOUTS_S = 1.0
+# A launcher has so long to end by itself once its ranks have. Killed, srun leaves its allocation behind. Seconds.
+LAUNCHER_END_S = 5.0
+# Source: the report of torch/distributed/elastic/multiprocessing/errors; srun's own lines ("task 1: Killed").
+_EXIT_OF_RANK = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_KILLED_TASK = re.compile(r"srun: error: .*?tasks? (\d+): (Killed|Out Of Memory|Segmentation fault|Aborted|Terminated)")
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank while a request runs."""
+
+    hello: Hello
+    connection: Connection
+    patience: Patience
+    watch: MemoryWatchdog
+    answer: Answer | None = None
+
+
+class RankGroup:
+    """All ranks of a job; takes requests as a single worker does.
+
+    Args:
+        launcher: Starts them.
+        listener: At which they call.
+        log_path: Receives what the launcher and the ranks print.
+        environment: Variables added to this process's own.
+        preload: Modules that ranks import at once.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        listener: RankListener,
+        log_path: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self._launcher, self._listener = launcher, listener
+        self._mark = "" if launcher.is_external else new_mark()
+        self._called: dict[int, Caller] = {}
+        self._has_joined = self._is_closed = False
+        self._log = BoundedLog(log_path)
+        self._oom_kills_before = oom_kills()
+        self._process: subprocess.Popen[bytes] | None = None
+        if launcher.is_external:
+            logs.log.info("waiting for ranks", hint=external_hint(listener.address, launcher.num_ranks))
+            return
+        self._process = start_process(
+            launcher.command(listener.address, preload),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=users_environment()
+            | dict(environment or {})
+            | {reaper.VARIABLE: self._mark, KEY_VARIABLE: listener.key},
+        )
+        self._log.follow(self._process.stdout)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the launcher; 0 where the user started it."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the launcher and of the ranks on this host."""
+        return [*([self.pid] if self.pid else []), *(hello.pid for hello in self._here())]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the ranks can take a request."""
+        return not self._is_closed and (self._process is None or self._process.poll() is None)
+
+    def await_preloaded(self) -> None:
+        """Return once all ranks have called, which they do before they import anything."""
+        self._failure_of_start(FIRST_LIMITS_S["start"])
+
+    def post(self, request: Request) -> None:
+        """Send nothing yet: `ask` sends the request once all ranks are there."""
+
+    def ask(
+        self,
+        request: Request,
+        *,
+        limits: Limits,
+        on_progress: Progress = lambda report: None,
+    ) -> Answer:
+        """Send a request to all ranks and wait for all answers, or for the first bad one.
+
+        Returns:
+            One answer of all ranks; of a failure, that of the rank to blame, and then the group has ended.
+        """
+        with waiting():
+            failure = self._joined(on_progress)
+            return failure if failure is not None else self._asked_all(request, limits, on_progress)
+
+    def _joined(self, on_progress: Progress) -> Failed | Refused | None:
+        """Let all ranks call and join; return why they have not."""
+        if self._has_joined:
+            return None
+        on_progress({"stage": "join", "num_ranks": self._launcher.num_ranks})
+        failure = self._failure_of_start(LAUNCH_LIMIT_S)
+        if failure is not None:
+            return failure
+        limits = Limits(stage_s=FIRST_LIMITS_S["join"])
+        opened = self._asked([0], OpenStore(timeout_s=FIRST_LIMITS_S["join"]), limits, lambda report: None)
+        if not isinstance(opened, Done):
+            return opened
+        address = self._called[0].address
+        is_one_host = len({hello.host for hello in self._hellos.values()}) == 1
+        request = Join(
+            address=LOOPBACK if is_one_host else address,
+            port=int(opened.values["port"]),
+            is_one_host=is_one_host,
+            timeout_s=COLLECTIVE_LIMIT_S,
+        )
+        joined = self._asked(range(self._launcher.num_ranks), request, limits, lambda report: None)
+        if not isinstance(joined, Done):
+            return joined
+        self._has_joined = True
+        return None
+
+    def _failure_of_start(self, limit_s: float) -> Failed | Refused | None:
+        """Wait until all ranks have called; return why they do not."""
+        until_s = time.monotonic() + limit_s
+        while len(self._called) < self._launcher.num_ranks:
+            caller = self._listener.next_caller(POLL_S)
+            if caller is not None:
+                wrong = self._admit(caller)
+                if wrong:
+                    return wrong
+            elif self._process is not None and self._process.poll() is not None:
+                return self._launcher_ended(self._process.returncode)
+            elif time.monotonic() > until_s:
+                there = len(self._called)
+                reason = f"{there} of {self._launcher.num_ranks} ranks called within {limit_s:.0f} s"
+                return lost(Outcome.TIMED_OUT, reason, self._log.tail_text())
+        return None
+
+    def _admit(self, caller: Caller) -> Refused | None:
+        """Take a rank in; one of another group, which has ended meanwhile, is sent away."""
+        hello = caller.hello
+        generation = max((one.hello.generation for one in self._called.values()), default=hello.generation)
+        if hello.mark != self._mark or hello.generation < generation or hello.rank in self._called:
+            caller.connection.close()
+            return None
+        if hello.generation > generation:
+            self._forget_called()  # their launcher has started all ranks again
+        if hello.num_ranks != self._launcher.num_ranks:
+            return Refused.of(
+                EngineError(
+                    f"the launcher started {hello.num_ranks} ranks, and the job has {self._launcher.num_ranks}",
+                    hint="correct the launcher's number of ranks, or explore.parallelism",
+                )
+            )
+        self._called[hello.rank] = caller
+        return None
+
+    def _forget_called(self) -> None:
+        for caller in self._called.values():
+            caller.connection.close()
+        self._called.clear()
+
+    def _launcher_ended(self, status: int) -> Refused:
+        last = next((line for line in reversed(self._log.tail_text().splitlines()) if line.strip()), "it wrote nothing")
+        return Refused.of(
+            EngineError(
+                f"the launcher ended with status {status} before its ranks called: {last.strip()}",
+                hint="run it by hand: " + " ".join(self._launcher.command("HOST:PORT", ())),
+            )
+        )
+
+    def _asked_all(self, request: Request, limits: Limits, on_progress: Progress) -> Answer:
+        return self._asked(range(self._launcher.num_ranks), request, limits, on_progress)
+
+    def _asked(self, which: Sequence[int], request: Request, limits: Limits, on_progress: Progress) -> Answer:
+        ranks = {rank: self._rank(rank, limits) for rank in which}
+        for one in ranks.values():
+            try:
+                send(one.connection, request)
+            except OSError:
+                one.answer = self._death_of(one)
+        if not any(isinstance(one.answer, Failed) for one in ranks.values()):
+            self._converse(ranks, on_progress)
+        return self._one_answer(ranks)
+
+    def _rank(self, rank: int, limits: Limits) -> _Rank:
+        caller = self._called[rank]
+        is_here = caller.hello in self._here()
+        watch = MemoryWatchdog(caller.hello.pid, limits.resident_bytes if is_here else None)
+        return _Rank(hello=caller.hello, connection=caller.connection, patience=Patience(limits), watch=watch)
+
+    def _converse(self, ranks: Mapping[int, _Rank], on_progress: Progress) -> None:
+        """Hear all ranks until each has answered, or one badly and the others have had a moment to."""
+        checked_s, until_s = time.monotonic(), None
+        while any(one.answer is None for one in ranks.values()):
+            waited_for = {one.connection: rank for rank, one in ranks.items() if one.answer is None}
+            for connection in wait(list(waited_for), POLL_S):
+                rank = waited_for[connection]  # type: ignore[index]  # they are connections
+                self._hear(rank, ranks[rank], on_progress)
+            now_s = time.monotonic()
+            if until_s is None and any(isinstance(one.answer, Failed | Refused) for one in ranks.values()):
+                until_s = now_s + CLOSED_PIPE_S
+            if until_s is not None and now_s >= until_s:
+                return
+            if now_s - checked_s >= POLL_S and until_s is None:
+                checked_s = now_s
+                self._check(ranks)
+
+    def _hear(self, rank: int, one: _Rank, on_progress: Progress) -> None:
+        try:
+            message = receive(one.connection, FROM_RANK)
+        except (EOFError, OSError):
+            one.answer = self._death_of(one)
+            return
+        except ValueError as error:
+            one.answer = lost(Outcome.CRASHED, f"it sent what is not a message: {error}")
+            return
+        if isinstance(message, messages.Progress):
+            one.patience.heard(message.report)
+            if message.report.get("headroom_bytes") is not None:
+                one.watch.allow(int(message.report["headroom_bytes"]))
+            if rank == 0:
+                on_progress(message.report)
+        elif not isinstance(message, Whereabouts):  # of an earlier question
+            one.answer = message
+
+    def _check(self, ranks: Mapping[int, _Rank]) -> None:
+        """Note what is wrong with ranks that have not answered: too much memory, or too long a silence."""
+        open_ranks = {rank: one for rank, one in ranks.items() if one.answer is None}
+        for one in open_ranks.values():
+            reason = one.watch.violation()
+            if reason:
+                signal_group(one.hello.pid, signal.SIGSTOP)
+                one.answer = lost(Outcome.OUT_OF_MEMORY, reason)
+                return
+        silent = {rank: one for rank, one in open_ranks.items() if one.patience.lost()}
+        if silent:
+            culprit, what = self._hanging(open_ranks)
+            one = open_ranks[culprit]
+            one.answer = lost(Outcome.TIMED_OUT, f"{one.patience.lost() or 'no progress'}{what}")
+
+    def _hanging(self, ranks: Mapping[int, _Rank]) -> tuple[int, str]:
+        """Return the rank for which the others wait, and what it does: one that does not answer, else one that is in no
+        collective, else the one that was silent first."""
+        found = self._whereabouts(ranks)
+        mute = [rank for rank in ranks if rank not in found]
+        if mute:
+            return mute[0], "; its process does not answer"
+        busy = [rank for rank, where in found.items() if not where.waits_for_ranks]
+        if busy and len(busy) < len(ranks):
+            return busy[0], f"; the other ranks wait for it, and it is at {found[busy[0]].place or 'no line of yours'}"
+        first = min(found)
+        return first, f"; it is at {found[first].place}" if found[first].place else ""
+
+    def _whereabouts(self, ranks: Mapping[int, _Rank]) -> dict[int, Whereabouts]:
+        for one in ranks.values():
+            try:
+                send(one.connection, WhereAreYou())
+            except OSError:
+                continue
+        found: dict[int, Whereabouts] = {}
+        until_s = time.monotonic() + WHEREABOUTS_S
+        while len(found) < len(ranks) and time.monotonic() < until_s:
+            waited_for = {one.connection: rank for rank, one in ranks.items() if rank not in found}
+            for connection in wait(list(waited_for), POLL_S):
+                rank = waited_for[connection]  # type: ignore[index]  # they are connections
+                try:
+                    message = receive(ranks[rank].connection, FROM_RANK)
+                except (EOFError, OSError, ValueError):
+                    continue
+                if isinstance(message, Whereabouts):
+                    found[rank] = message
+        return found
+
+    def _death_of(self, one: _Rank) -> Failed:
+        """Return how a rank ended whose connection has ended."""
+        if self._is_here(one.hello) and oom_kills() > self._oom_kills_before:
+            return lost(Outcome.OUT_OF_MEMORY, "the kernel's out-of-memory killer ended it")
+        return lost(Outcome.CRASHED, "it ended without an answer")
+
+    def _one_answer(self, ranks: Mapping[int, _Rank]) -> Answer:
+        """Return one answer of all ranks; after a bad one the group is closed."""
+        refused = next((one.answer for one in ranks.values() if isinstance(one.answer, Refused)), None)
+        failures = {rank: one.answer for rank, one in ranks.items() if isinstance(one.answer, Failed)}
+        if refused is None and not failures:
+            answers = {rank: one.answer for rank, one in ranks.items() if isinstance(one.answer, Done)}
+            if set(answers) != set(range(self._launcher.num_ranks)):
+                return answers[0]  # of the first rank alone
+            return merged(answers, self._hellos, launcher=self._launcher.kind)
+        self.close()
+        if refused is not None:
+            return refused
+        rank = blamed(failures)
+        failure = self._with_exit(rank, failures[rank])
+        return named(failure, ranks[rank].hello, num_ranks=self._launcher.num_ranks)
+
+    def _with_exit(self, rank: int, failure: Failed) -> Failed:
+        """Return a failure of a rank that ended, with what its launcher wrote of its end."""
+        if not failure.has_ended or failure.outcome is not Outcome.CRASHED:
+            return failure
+        log = self._log.tail_text()
+        ended = {int(one[1]): int(one[2]) for one in _EXIT_OF_RANK.finditer(log)}
+        killed = {int(one[1]): one[2] for one in _KILLED_TASK.finditer(log)}
+        if rank in ended:
+            status = ended[rank]
+            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+            return lost(Outcome.CRASHED, f"it {how}", log)
+        if killed.get(rank) == "Out Of Memory":
+            return lost(Outcome.OUT_OF_MEMORY, "the scheduler ended it for its memory", log)
+        return lost(Outcome.CRASHED, f"it was ended: {killed[rank]}" if rank in killed else failure.reason, log)
+
+    def close(self) -> None:
+        """End all ranks, wait for their launcher, and end what is left; safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for caller in self._called.values():
+            caller.connection.close()  # at its end each rank ends itself
+        if self._process is not None:
+            self._end_launcher(self._process)
+            reaper.end_marked(self._mark)
+        else:
+            self._end_here()
+        self._log.close()
+
+    def _end_launcher(self, process: subprocess.Popen[bytes]) -> None:
+        """Let the launcher end by itself: one that is killed may leave ranks on other hosts, and allocations."""
+        try:
+            if not self._called:
+                process.terminate()
+            process.wait(LAUNCHER_END_S)
+        except subprocess.TimeoutExpired:
+            self._end_here()
+            self._cancel_steps()
+            try:
+                process.wait(LAUNCHER_END_S)
+            except subprocess.TimeoutExpired:
+                pass  # it is killed now
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _end_here(self) -> None:
+        """Kill the ranks on this host: one that is stopped does not see that its connection has ended."""
+        for hello in self._here():
+            try:
+                psutil.Process(hello.pid).kill()
+            except psutil.Error:
+                pass  # it ended
+
+    def _cancel_steps(self) -> None:
+        """Cancel the steps of Slurm that ranks have named."""
+        for step in {hello.slurm_step for hello in self._hellos.values() if hello.slurm_step}:
+            subprocess.run(["scancel", step], check=False, capture_output=True, timeout=LAUNCHER_END_S)
+
+    def _here(self) -> list[Hello]:
+        return [hello for hello in self._hellos.values() if self._is_here(hello)]
+
+    @property
+    def _hellos(self) -> dict[int, Hello]:
+        return {rank: caller.hello for rank, caller in self._called.items()}
+
+    def _is_here(self, hello: Hello) -> bool:
+        """Return whether a rank is a process of this host: one that carries the group's mark."""
+        try:
+            variables: Mapping[str, Any] = psutil.Process(hello.pid).environ()
+        except psutil.Error:
+            return False
+        return bool(self._mark) and variables.get(reaper.VARIABLE) == self._mark
