@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from bexplore.batching import MAX_SAMPLES
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
+from bexplore.engine.all_ranks import AllRanksRunner
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.reduced_depth import ReducedDepthRunner
@@ -24,6 +25,7 @@ from bexplore.exploration.event_records import event_record, trace_record
 from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Traced
 from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, global_batch_sizes
+from bexplore.exploration.launching import launcher_of, worker_key
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.exploration.of_command import CommandExploration
 from bexplore.exploration.parallel_result import one_rank_caution
@@ -104,9 +106,7 @@ class EngineExploration(ResumableExploration):
             settings = self._runner_settings(started_in, facts, budget)
             kind = EngineRunner if settings.launcher is None else AllRanksRunner
             runner = stack.enter_context(
-                kind(
-                    settings, workers=workers, limits=self._stage_limits(cost_model), on_progress=self.on_progress
-                )
+                kind(settings, workers=workers, limits=self._stage_limits(cost_model), on_progress=self.on_progress)
             )
             yield self._traced(cost_model, reason, budget)
             self._refuse_the_impossible(cost_model, budget)
@@ -173,6 +173,8 @@ class EngineExploration(ResumableExploration):
             largest_measured=max((o.micro_batch_size for o in self.known if o.is_measured), default=0),
             keeps_artifacts=True,
             replica_batch_size=self.config.replica_batch_size,
+            launcher=launcher_of(self.config),
+            worker_key=worker_key(),
         )
 
     def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,8 @@ class ParallelResult:
         slowest_rank_lag: Share by which its speed lies below the median of the ranks.
         worst_peak_rank: The rank whose tensors need most memory.
         worst_peak_memory_bytes: Peak of its tensors.
-        one_rank_pass_s: As `effective_pass_s`, of one rank that ran alone, which communicates with none.
+        one_rank_pass_s: As `effective_pass_s`, of one rank that ran alone, which communicates with none; where it ran
+            the search's program alone, at the ratio that it had there.
         exposed_communication_s: `effective_pass_s` less `one_rank_pass_s`; noise may make it negative.
         parallel_efficiency: `one_rank_pass_s` over `effective_pass_s`.
     """
@@ -180,16 +180,18 @@ def _communication(ran: Observation, observations: Sequence[Observation]) -> dic
 
 
 def _efficiency(micro_batch_size: int, observations: Sequence[Observation]) -> float | None:
-    """Return the seconds of one rank alone over those of all ranks, in the same program: the training's own first.
+    """Return the seconds of a pass of one rank alone over those of all ranks, in the same program; None if unknown.
 
-    Another program may be faster or slower by more than communication takes.
+    Another program may be faster or slower by more than communication takes. One rank runs alone in the program of the
+    search, so that the ratio of the search is taken for that of the training's own program.
     """
     own = [one for one in observations if one.is_measured and one.micro_batch_size == micro_batch_size]
-    for compilation in (Compilation.EXACT, Compilation.EAGER, Compilation.SHARED):
+    for compilation in (Compilation.SHARED, Compilation.EAGER, Compilation.EXACT):
         alike = [one for one in own if one.probe.compilation is compilation]
-        alone = [one.pass_time_s for one in alike if not ranks_of(one)]
         together = [one.pass_time_s for one in alike if ranks_of(one)]
+        alone = [one.pass_time_s for one in alike if not ranks_of(one)]
+        if compilation is not Compilation.EXACT:
+            alone += [_details(one)["one_rank_pass_s"] for one in alike if _details(one).get("one_rank_pass_s")]
         if alone and together:
-            ratio = float(np.median(alone) / np.median(together))
-            return ratio if math.isfinite(ratio) else None
+            return float(np.median(alone) / np.median(together))
     return None

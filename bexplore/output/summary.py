@@ -232,8 +232,11 @@ def _passes_of_step(ranks: ParallelResult) -> Iterator[str]:
 def _communication(ranks: ParallelResult) -> Iterator[str]:
     if ranks.exposed_communication_s is None or ranks.parallel_efficiency is None:
         return
-    exposed = format_seconds(max(0.0, ranks.exposed_communication_s))
-    yield f"communication adds {exposed} to a pass: parallel efficiency {min(1.0, ranks.parallel_efficiency):.0%}"
+    if ranks.exposed_communication_s <= 0.0:
+        yield "computation hides all communication"
+        return
+    exposed = format_seconds(ranks.exposed_communication_s)
+    yield f"communication adds {exposed} to a pass: parallel efficiency {ranks.parallel_efficiency:.0%}"
 
 
 def smaller_sentence(result: RunResult, tolerance: float) -> str | None:

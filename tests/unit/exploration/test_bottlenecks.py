@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, shape_hints
+from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.host.accelerators import DEVICES
-from bexplore.job import Job, Precision, TorchSettings
+from bexplore.job import Job, Parallelism, Precision, TorchSettings
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
@@ -220,3 +221,64 @@ def test_the_capability_of_a_processor_says_nothing_of_tf32():
     assert all(
         item.kind != "precision" for item in found_in(job, sweep({1: 0.1}), micro_batch_size=1, device_info=facts)
     )
+
+
+def communicating(parallelism: Parallelism, *, efficiency: float | None = 0.75, **fields) -> tuple[Bottleneck, ...]:
+    """Bottlenecks of all ranks of a job whose pass takes a second."""
+    exposed_s = None if efficiency is None else 1.0 - efficiency
+    ranks = ParallelResult(
+        **{
+            "description": str(parallelism),
+            "num_ranks": parallelism.num_ranks,
+            "num_replicas": parallelism.num_replicas,
+            "holds_communication": True,
+            "exposed_communication_s": exposed_s,
+            "parallel_efficiency": efficiency,
+            "accumulation_steps": 4,
+        }
+        | fields
+    )
+    job = dataclasses.replace(JOB, parallelism=parallelism)
+    found = found_in(job, sweep({1: 0.3, 2: 0.5, 4: 1.0}), micro_batch_size=4, device_info=CPU, parallel=ranks)
+    return tuple(item for item in found if item.kind == "communication")
+
+
+FSDP = Parallelism(data_parallel_shard_degree=8)
+DDP = Parallelism(data_parallel_replicate_degree=8)
+
+
+def test_communication_that_computation_does_not_hide_is_a_bottleneck_with_its_share():
+    (found,) = communicating(FSDP)
+
+    assert found.finding == (
+        "communication is the limit: 250 ms of a pass, 25%, are spent on it beyond what computation hides "
+        "(FSDP over 8 ranks)"
+    )
+    assert found.evidence == {"communication_share": 0.25, "exposed_communication_s": 0.25, "num_ranks": 8}
+    assert "2006.15704" in found.source
+    assert "2304.11277" in found.source
+
+
+def test_communication_is_none_where_it_is_hidden_or_was_not_measured():
+    assert communicating(FSDP, efficiency=0.91) == ()
+    assert communicating(FSDP, efficiency=None) == ()
+    assert communicating(FSDP, holds_communication=False) == ()
+    assert communicating(FSDP, efficiency=1.02) == ()
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "advised", "left_out"),
+    [
+        (FSDP, ["a larger batch_size", "a larger micro-batch", "fsdp_reshard_after_forward: never"], ["bucket_view"]),
+        (dataclasses.replace(FSDP, gradient_sync="every"), ["gradient_sync: last"], ["batch_size"]),
+        (dataclasses.replace(FSDP, fsdp_reshard_after_forward="never"), ["micro-batch"], ["reshard"]),
+        (DDP, ["a larger batch_size", "gradient_as_bucket_view: true"], ["reshard"]),
+        (dataclasses.replace(DDP, gradient_as_bucket_view=True), ["a larger batch_size"], ["bucket_view"]),
+        (Parallelism(tensor_parallel_degree=8), ["a larger micro-batch"], ["batch_size", "reshard", "bucket_view"]),
+    ],
+)
+def test_the_advice_against_communication_names_what_is_not_set_already(parallelism, advised, left_out):
+    (found,) = communicating(parallelism)
+
+    assert all(text in found.action for text in advised)
+    assert not any(text in found.action for text in left_out)

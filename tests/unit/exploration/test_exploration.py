@@ -1,4 +1,4 @@
-"""What an exploration compiles ahead of its first probe."""
+"""What an exploration compiles ahead of its first probe, and what it says of its ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
+from bexplore.engine import RunnerSettings
+from bexplore.exploration import exploration as module
 from bexplore.exploration.exploration import EngineExploration
 from bexplore.exploration.memory_budget import MemoryBudget
 from bexplore.exploration.resumable import ExploreOptions
+from bexplore.exploration.run_directory import Run
 from bexplore.job import TorchSettings
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.polynomial import Polynomial
@@ -65,3 +68,56 @@ def test_kernels_that_are_tuned_at_their_first_launch_meet_a_middle_size(
 
 def test_settings_of_torch_reach_the_job(tmp_path):
     assert config(tmp_path, "cpu").job.torch == TorchSettings(cudnn_benchmark=True)
+
+
+FACTS = {"device": "cpu", "free_memory_bytes": None, "total_memory_bytes": None}
+
+
+def replicated(tmp_path: Path, section: str) -> EngineExploration:
+    """An exploration of a job on two replicas, with further settings."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "train_input: {micro_batch_size: explore, batch_size: 8}\n"
+        "model: {vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}\n"
+        f"runconfig: {{num_csx: 2}}\nexplore: {{device: cpu{section}}}\n"
+    )
+    return EngineExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "runs")))
+
+
+@pytest.mark.parametrize(
+    ("section", "begins"),
+    [("", False), (", parallelism: {}", True), (", replica_reserve: 1GiB", True)],
+)
+def test_only_a_copy_of_the_gradients_that_is_kept_free_waits_for_the_trace(tmp_path, monkeypatch, section, begins):
+    begun: list[RunnerSettings] = []
+    monkeypatch.setattr(module, "begin", lambda workers, settings, probe: begun.append(settings))
+    monkeypatch.setattr(module, "num_usable_processors", lambda: 2)
+    run = Run(directory=tmp_path, log_path=tmp_path / "run.log")
+
+    replicated(tmp_path, section)._begin(None, run, FACTS)
+
+    assert bool(begun) is begins
+
+
+def test_passes_are_ranked_for_the_batch_of_a_replica(tmp_path):
+    settings = replicated(tmp_path, ", parallelism: {}")._runner_settings(tmp_path, FACTS, BUDGET)
+
+    assert settings.replica_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("section", "notices"),
+    [
+        ("", ()),
+        (
+            ", parallelism: {}",
+            (
+                "one rank of 2: the times hold no communication; with sharded parameters larger sizes can only gain "
+                "from it, since what is gathered does not grow with the size",
+            ),
+        ),
+        (", parallelism: {}, launcher: torchrun", ("each probe runs all 2 ranks, started by torchrun",)),
+    ],
+)
+def test_the_plan_says_which_ranks_will_run(tmp_path, section, notices):
+    assert replicated(tmp_path, section)._plan(None, ()).notices == notices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,12 +60,14 @@ def concluded(
     others: Sequence[Observation] = (),
     stop_reason: StopReason = StopReason.NOTHING_LEFT,
     loader: str = "",
+    settings: str = "",
+    details: Mapping[str, Any] | None = None,
 ) -> tuple[RunResult, KnownRunner]:
     """The result whose size was run exactly, and the runner that was asked."""
     (folder / "programs.py").write_text((JOBS / "programs.py").read_text())
     (folder / "job.yaml").write_text(
         "train_input: {batch_size: 64, micro_batch_size: explore}\n"
-        f"explore:\n  device: cpu\n  compile: {enabled}\n"
+        f"explore:\n  device: cpu\n  compile: {enabled}\n{settings}"
         '  workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"'
         + f"{loader}}}\n"
     )
@@ -73,7 +75,10 @@ def concluded(
     for item in others:
         run.journal.append(item)
     probe = Probe(number=0, micro_batch_size=SIZE, compilation=Compilation.EXACT, purpose=Purpose.VERIFY)
-    run.journal.append(Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=(1.0, 1.0), num_graphs=2))
+    ran = Observation(
+        probe=probe, outcome=Outcome.MEASURED, pass_times_s=(1.0, 1.0), num_graphs=2, details=dict(details or {})
+    )
+    run.journal.append(ran)
     best = Recommendation(
         micro_batch_size=SIZE,
         relative_performance=1.0,
@@ -238,3 +243,31 @@ def test_a_step_takes_its_passes_and_one_update():
     assert step_time_s(observed(4, pass_times_s=(0.5,)), 3) == 1.5
     assert step_time_s(observed(4, outcome=Outcome.CRASHED, pass_times_s=()), 3) is None
     assert step_time_s(None, 3) is None
+
+
+RANKS = "  parallelism: {data_parallel_shard_degree: 2}\n"
+OF_KINDS = {"accumulation_steps": 4, "pass_times_by_kind_s": [[0.75, 1.75]], "products_per_s": 1.0}
+
+
+def test_one_rank_of_several_leaves_its_passes_in_the_result_and_a_caution_before_all_others(tmp_path):
+    result, _ = concluded(tmp_path, (1.0,), settings=RANKS, details={"parallel": OF_KINDS})
+
+    assert result.parallel is not None
+    assert (result.parallel.num_ranks, result.parallel.inner_pass_s, result.parallel.last_pass_s) == (2, 0.75, 1.75)
+    assert result.warnings[0].startswith("one rank of 2: the times hold no communication")
+    times_s = {size.accumulation_steps: size.step_time_s for size in result.global_batch_sizes}
+    assert times_s[4] == pytest.approx(3 * 0.75 + 1.75)
+    assert times_s[5] == pytest.approx(4 * 0.75 + 1.75)
+
+
+def test_all_ranks_leave_no_caution(tmp_path):
+    ranks = {"ranks": [{"rank": 0, "host": "node1"}, {"rank": 1, "host": "node2"}], "launcher": "srun"}
+    result, _ = concluded(tmp_path, (1.0,), settings=RANKS, details={"parallel": OF_KINDS | ranks})
+
+    assert result.parallel is not None
+    assert (result.parallel.hosts, result.parallel.launcher) == (("node1", "node2"), "srun")
+    assert result.warnings == ()
+
+
+def test_a_job_of_one_device_leaves_no_ranks(tmp_path):
+    assert concluded(tmp_path, (1.0,))[0].parallel is None

@@ -191,9 +191,24 @@ HOST = {"device": "cpu", "free_memory_bytes": None, "total_memory_bytes": 64 * G
 GPU = {"device": "cuda:0", "free_memory_bytes": 79 * GIB, "total_memory_bytes": 80 * GIB}
 
 
-def budget(facts=GPU, *, replicas: int = 1, gradients: int | None = None, host: int | None = None, **settings):
+def budget(
+    facts=GPU,
+    *,
+    replicas: int = 1,
+    gradients: int | None = None,
+    host: int | None = None,
+    of_rank: bool = False,
+    here: int = 1,
+    **settings,
+):
     return resolve_budget(
-        ExploreSettings(**settings), facts, num_replicas=replicas, gradient_bytes=gradients, host_available_bytes=host
+        ExploreSettings(**settings),
+        facts,
+        num_replicas=replicas,
+        gradient_bytes=gradients,
+        host_available_bytes=host,
+        is_traced_for_ranks=of_rank,
+        num_ranks_here=here,
     )
 
 
@@ -244,3 +259,46 @@ def test_the_reserve_of_replicas_is_the_users_to_set_and_never_takes_more_than_t
     assert budget(replicas=4, gradients=GIB, replica_reserve="3GiB").reserve_bytes == 3 * GIB
     assert budget(replicas=1, replica_reserve="3GiB").reserve_bytes == 3 * GIB
     assert budget(replicas=4, replica_reserve="99GiB").budget_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "replicas", "reserve", "kept"),
+    [
+        (GPU, 8, COLLECTIVES_BYTES, "; 1.00 GiB kept free for collectives"),
+        (GPU, 1, COLLECTIVES_BYTES, "; 1.00 GiB kept free for collectives"),  # of tensor parallelism
+        (HOST, 8, 0, ""),
+    ],
+)
+def test_a_rank_whose_parallelism_is_traced_keeps_no_copy_of_the_gradients_free(facts, replicas, reserve, kept):
+    alone = budget(facts, host=50 * GIB)
+    found = budget(facts, replicas=replicas, gradients=GIB, host=50 * GIB, of_rank=True)
+
+    assert found.reserve_bytes == reserve
+    assert found.budget_bytes == alone.budget_bytes - reserve
+    assert found.why == f"{alone.why}{kept}; gradient buckets and shards of a rank are in its trace and its probes"
+
+
+def test_the_users_own_reserve_goes_before_that_of_a_traced_rank():
+    assert budget(of_rank=True, replicas=4, replica_reserve="3GiB").reserve_bytes == 3 * GIB
+    none_kept = budget(of_rank=True, replicas=4, replica_reserve=0)
+    assert none_kept.reserve_bytes == 0
+    assert "kept free" not in none_kept.why
+
+
+def test_ranks_on_the_processors_of_one_host_share_its_memory():
+    found = budget(HOST, host=50 * GIB, of_rank=True, here=4)
+
+    assert found.budget_bytes == int(HOST_SHARE * 50 * GIB / 4) - HOST_OVERHEAD_BYTES
+    assert found.why.startswith("80% of 50.0 GiB available, shared by 4 ranks, less")
+    assert budget(of_rank=True, here=4).budget_bytes == budget(of_rank=True).budget_bytes  # each has a device
+
+
+def test_an_exploration_of_ranks_reserves_no_gradients(tmp_path):
+    facts = {"device": "cpu", "total_memory_bytes": None, "free_memory_bytes": None}
+    reserves = {}
+    for name, section in (("replicas", ""), ("ranks", "parallelism: {}, ")):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {" + section))
+        exploration = EngineExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "x")))
+        reserves[name] = exploration._budget(facts, cost_model()).reserve_bytes
+    assert reserves == {"replicas": 2 * cost_model().num_parameters, "ranks": 0}

@@ -289,3 +289,51 @@ SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=Fals
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
     """What the next probe takes turns with."""
     return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
+
+
+ONE_RANK = {"description": "FSDP over 8 ranks", "num_ranks": 8, "num_replicas": 8, "effective_pass_s": 1.125}
+ALL_RANKS = ONE_RANK | {
+    "launcher": "srun",
+    "hosts": ["node1", "node2"],
+    "holds_communication": True,
+    "accumulation_steps": 4,
+    "inner_pass_s": 1.0,
+    "last_pass_s": 1.5,
+    "slowest_rank": 3,
+    "slowest_rank_lag": 0.1,
+    "worst_peak_rank": 0,
+    "worst_peak_memory_bytes": 3 * 2**30,
+    "one_rank_pass_s": 0.9,
+    "exposed_communication_s": 0.225,
+    "parallel_efficiency": 0.8,
+}
+
+
+def ranks_row(**parallel) -> str:
+    lines = words(result(parallel=parallel)).splitlines()
+    return next(line.removeprefix("  ranks").strip() for line in lines if line.startswith("  ranks"))
+
+
+def test_the_last_words_tell_where_the_ranks_ran_and_what_communication_costs():
+    assert ranks_row(**ALL_RANKS) == (
+        "8 ran on node1, node2, started by srun (FSDP over 8 ranks); the slowest, 3, computes 10% below the median; "
+        "rank 0 needs most memory, 3.00 GiB; a pass takes 1.00 s, and the last of a step of 4 passes, which reduces "
+        "gradients, 1.50 s; communication adds 225 ms to a pass: parallel efficiency 80%"
+    )
+
+
+def test_the_last_words_of_one_rank_say_that_it_was_alone_and_claim_nothing_of_communication():
+    assert ranks_row(**ONE_RANK) == "one of 8 ranks ran, alone (FSDP over 8 ranks)"
+    assert ranks_row(**ONE_RANK, last_pass_s=1.5).endswith("; the one pass of a step reduces gradients, 1.50 s")
+    assert "a step, which reduces" in ranks_row(**ONE_RANK, inner_pass_s=1.0, last_pass_s=1.5)
+
+
+def test_noise_makes_no_efficiency_above_one_and_a_cluster_no_list_of_its_hosts():
+    noisy = ranks_row(**ALL_RANKS | {"exposed_communication_s": -0.01, "parallel_efficiency": 1.01})
+    assert noisy.endswith("; computation hides all communication")
+    many = ranks_row(**ALL_RANKS | {"hosts": [f"node{number}" for number in range(64)]})
+    assert "8 ran on node0, node1, node2, node3 and 60 more, started by srun" in many
+
+
+def test_a_job_of_one_device_has_no_row_of_ranks():
+    assert "  ranks" not in words(result())

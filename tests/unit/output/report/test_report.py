@@ -259,3 +259,28 @@ def test_observed_builder_of_one_probe_is_enough_for_a_report(tmp_path):
     (run.directory / "journal.jsonl").unlink()
     run.journal.append(observed(4))
     assert "1 measurement of 1 size" in Page(html(read_report_data(run))).text
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told", "times"),
+    [
+        (None, "", "Step times exclude the synchronisation of replicas."),
+        ({"holds_communication": False}, "one of 8 ranks ran, alone", "hold no communication: one rank ran alone."),
+        (
+            {"holds_communication": True, "hosts": ["node1"], "launcher": "srun"},
+            "8 ran on node1, started by srun",
+            "Step times hold the synchronisation of replicas.",
+        ),
+    ],
+)
+def test_the_ranks_stand_on_the_page_and_in_the_short_report(tmp_path, parallel, told, times):
+    ranks = parallel and {"description": "DDP over 8 ranks", "num_ranks": 8, "num_replicas": 8} | parallel
+    run = make_run(tmp_path)
+    rewrite(run, parallel=ranks)
+    data = read_report_data(run)
+
+    text = Page(html(data)).text
+
+    assert times in " ".join(text.split())
+    for shown in (text, markdown(data)):
+        assert (f"Ranks: {told}" in shown) if told else ("Ranks:" not in shown)

@@ -1,0 +1,80 @@
+"""Which settings of a job of several ranks make another run of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bexplore.exploration.fingerprint import Fingerprint, describe
+from bexplore.exploration.run_directory import differences
+from bexplore.job import Mode
+from tests.config_builders import Folder, sections
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def meta(folder: Folder, parallelism: Any, *, batch_size: int = 240, mode: Mode | None = None, **settings: Any) -> Any:
+    """What decides a run of two replicas."""
+    explore = {"device": "cpu"} | ({} if parallelism is None else {"parallelism": parallelism}) | settings
+    values = sections(batch_size=batch_size, explore=explore)
+    values["eval_input"] = values["train_input"]
+    config = folder.load(values, mode=mode)
+    fingerprint = Fingerprint(config=config, folder_name="job")
+    return {"job": config.job.as_dict(), "search_specification": fingerprint.search_specification()}
+
+
+def changes(folder: Folder, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return list(differences(meta(folder, **before), meta(folder, **after)))
+
+
+def test_another_batch_size_is_another_run_where_the_last_pass_alone_reduces_gradients(folder):
+    assert changes(folder, {"parallelism": {}}, {"parallelism": {}, "batch_size": 480}) == [
+        "replica_batch_size: 120 -> 240"
+    ]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"parallelism": None},
+        {"parallelism": {"gradient_sync": "every"}},
+        {"parallelism": {}, "mode": Mode.EVAL},
+    ],
+)
+def test_another_batch_size_resumes_the_run_where_all_passes_are_alike(folder, job):
+    assert changes(folder, job, job | {"batch_size": 480}) == []
+
+
+def test_all_ranks_and_one_rank_are_runs_of_their_own(folder):
+    assert changes(folder, {"parallelism": {}}, {"parallelism": {}, "launcher": "torchrun"}) == [
+        "launcher: none -> torchrun"
+    ]
+    assert changes(folder, {"parallelism": {}}, {"parallelism": {}, "launcher": "none"}) == []
+
+
+def test_another_way_to_share_the_work_is_another_job(folder):
+    found = changes(folder, {"parallelism": {}}, {"parallelism": {"fsdp_reshard_after_forward": "never"}})
+    assert found == ["parallelism.fsdp_reshard_after_forward: default -> never"]
+
+
+def test_a_run_of_one_device_is_decided_by_what_it_was_before_ranks_were_known(folder):
+    assert {"launcher", "replica_batch_size"}.isdisjoint(meta(folder, None)["search_specification"])
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "told"),
+    [
+        (None, "2 replicas"),
+        ({}, "FSDP over 2 ranks"),
+        ({"data_parallel_replicate_degree": 2}, "DDP over 2 ranks"),
+        ({"tensor_parallel_degree": 2}, "FSDP over 2 ranks, tensor parallel over 2"),
+    ],
+)
+def test_a_job_is_described_by_how_its_ranks_share_the_work(folder, parallelism, told):
+    explore = {} if parallelism is None else {"parallelism": parallelism}
+    assert describe(folder.load(sections(explore={"device": "cpu"} | explore))).endswith(f"AdamW, {told}")
