@@ -90,16 +90,19 @@ def _shape_of(value: Any) -> Any:
     return int(value.node.hint) if isinstance(value, torch.SymInt) else value
 
 
+def counts_flops(operator: Any) -> bool:
+    """Return whether the operations of an operator are counted."""
+    packet = getattr(operator, "overloadpacket", None)
+    return packet is not None and (packet in flop_registry or packet.__name__.startswith(_FUSED_ATTENTION))
+
+
 def operator_flops(operator: Any, arguments: Any, keywords: Any, result: Any) -> int:
     """Return the operations of one call, its tensors given as their shapes; 0 for what is not counted."""
-    packet = getattr(operator, "overloadpacket", None)
-    if packet is None:
+    if not counts_flops(operator):
         return 0
-    name = packet.__name__
-    if name.startswith(_FUSED_ATTENTION) and packet not in flop_registry:
-        return _attention_flops(name, arguments)
+    packet = operator.overloadpacket
     if packet not in flop_registry:
-        return 0
+        return _attention_flops(packet.__name__, arguments)
     return int(flop_registry[packet](*arguments, **keywords, out_val=result))
 
 

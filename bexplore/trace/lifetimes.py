@@ -8,6 +8,7 @@ the memory inside.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import weakref
@@ -19,17 +20,19 @@ from typing import Any
 import torch
 
 from bexplore.errors import WITHOUT_TRACE, TraceError
-from bexplore.trace.flops import Cost, model_share, operator_flops, shapes_of
+from bexplore.trace.flops import Cost, counts_flops, model_share, operator_flops, shapes_of
 from bexplore.trace.polynomial import NOTHING, Polynomial
 from bexplore.trace.timeline import Event, Phase, Place
 from bexplore.trace.torch_private import is_in_backward, is_shared, storage_key, storage_key_of
-from bexplore.trace.workspaces import ctc_outputs, is_ctc_loss, workspace_sizes
+from bexplore.trace.workspaces import ctc_outputs, is_ctc_loss, takes_workspace, workspace_sizes
 from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import TorchDispatchMode, tree_leaves
 
 _OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs
 _HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
 _SCALAR_READS = (torch.ops.aten._local_scalar_dense.default,)
+# Operators that make no tensor: a rank of N calls them for every parameter, 40 % of all calls of a deep model.
+_WITHOUT_TENSORS = ("prim", "profiler")
 
 
 class LifetimeTracker:
@@ -102,7 +105,9 @@ class LifetimeTracker:
             )
         shapes = shapes_of(result)
         self.operators.append(f"{operator} {shapes}")
-        flops = operator_flops(operator, shapes_of(arguments), shapes_of(keywords), shapes)
+        flops = 0
+        if counts_flops(operator):
+            flops = operator_flops(operator, shapes_of(arguments), shapes_of(keywords), shapes)
         hardware = Polynomial.of_value(flops, self.probe_batch)
         # autograd's own formulas run without gradients; a recomputed forward pass runs with them
         is_recomputed = self.current_phase() is Phase.BACKWARD and torch.is_grad_enabled()
@@ -152,6 +157,10 @@ class LifetimeTracker:
             size = self._polynomial(num_bytes)
             self.append(size, place)
             self._storages[key] = (reference, size, place)
+
+    def is_watched(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor's storage is watched."""
+        return storage_key(local(tensor)) in self._storages
 
     def alive(self) -> Polynomial:
         """Return the bytes of all watched storages."""
@@ -209,6 +218,8 @@ class LifetimeMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and record new tensors; of those that ranks share, the operators on a rank's own part."""
+        if func.namespace in _WITHOUT_TENSORS:
+            return func(*args, **(kwargs or {}))
         if any(map(is_shared, types)):
             return NotImplemented
         if func in _SCALAR_READS:
@@ -221,21 +232,35 @@ class LifetimeMode(TorchDispatchMode):
             result, own_table = ctc_outputs(func, args)
         else:
             result = func(*args, **(kwargs or {}))
-        place = Place(f"{_user_line()} {func.overloadpacket.__name__}")
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
+        place = None
+        for leaf in (*tree_leaves(result), own_table):
+            if isinstance(leaf, torch.Tensor) and not self._tracker.is_watched(leaf):
+                place = place or _place_of(func)
                 self._tracker.allocate(leaf, place)
-        if own_table is not None:
-            self._tracker.allocate(own_table, place)
-            del own_table  # the operator frees it: another event
+        leaf = own_table = None  # the operator frees its own table: another event
         self._tracker.count(func, args, kwargs or {}, result)
-        self._tracker.take_workspace(func, args, result, place)
+        if takes_workspace(func):
+            self._tracker.take_workspace(func, args, result, place or _place_of(func))
         return result
+
+
+def _place_of(operator: Any) -> Place:
+    return Place(f"{_user_line()} {operator.overloadpacket.__name__}")
 
 
 def _user_line() -> str:
     """Return the innermost frame outside of torch and of this package, as `file.py:12`."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH):
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and _is_of_torch(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "torch"
+    return f"{_file_name(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else "torch"
+
+
+@functools.cache
+def _is_of_torch(path: str) -> bool:
+    return path.startswith(_OF_TORCH)
+
+
+@functools.cache
+def _file_name(path: str) -> str:
+    return Path(path).name

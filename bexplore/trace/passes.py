@@ -140,24 +140,32 @@ def _trace_pass(
 def trace_update(
     workload: Workload, trained: list[torch.Tensor], fake_mode: Any, probe_batch: int
 ) -> tuple[int, list[Event]]:
-    """Run the update twice on fake gradients: the first makes the states, the second is the usual one.
+    """Run the update on fake gradients, after one that makes the states.
 
     Args:
         workload: Workload built under `fake_mode`, at full depth.
 
     Returns:
-        Bytes of the optimizer states, and the events of the second update.
+        Bytes of the optimizer states, and the events of the update.
     """
     tracker = LifetimeTracker(probe_batch)
     with fake_mode, LifetimeMode(tracker, scalar=1), foreach_of_fake_tensors(), scalers_that_never_skip():
         _set_gradients(trained)
-        workload.update()
+        _make_states(workload)
         _set_gradients(trained)
         states = [leaf for optimizer in workload.optimizers for leaf in tree_leaves(dict(optimizer.state))]
         tensors = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
         with tracker.record(Phase.UPDATE):
             workload.update()
     return storage_bytes(tensors), tracker.events[Phase.UPDATE]
+
+
+def _make_states(workload: Workload) -> None:
+    """Step each optimizer once; a step of the user's own may do more, and is run whole."""
+    if workload.loss_module is None:
+        workload.update()
+    for optimizer in workload.optimizers if workload.loss_module is not None else ():
+        optimizer.step()
 
 
 def is_compiled(job: Job) -> bool:

@@ -20,6 +20,7 @@ _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
 )
+_WITH_WORKSPACE = frozenset((_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD))
 _FLOAT32_BYTES = 4
 _ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
 
@@ -36,6 +37,11 @@ _HIP_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLA
 # pytorch#175344 for Blackwell, which 2.11 lacks. The change in 2.13 (pytorch#183923) was not read; it could move two
 # workspaces by 24 MiB each.
 _LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
+
+
+def takes_workspace(operator: Any) -> bool:
+    """Return whether a call of an operator may take memory beside its outputs."""
+    return operator in _WITH_WORKSPACE
 
 
 def workspace_sizes(

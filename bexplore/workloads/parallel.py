@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bexplore.errors import require
 from bexplore.job import Job, Parallelism
 from bexplore.workloads.placement import is_fake
-from bexplore.workloads.torch_private import register_fake_process_group, unset_fake_temporarily
+from bexplore.workloads.torch_private import chunks_on_demand, register_fake_process_group, unset_fake_temporarily
 
 # Names of the dimensions of a mesh, the outermost first, as in torchtitan.
 REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
@@ -261,9 +261,10 @@ def _shard(loss_module: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, sh
         given = {name: getattr(torch, dtype) for name, dtype in types.items() if dtype is not None}
         options["mp_policy"] = MixedPrecisionPolicy(**given)
     policy = shared.fsdp_reshard_after_forward
-    for block in blocks:
-        fully_shard(block, reshard_after_forward=policy != "never", **options)
-    fully_shard(loss_module, reshard_after_forward=policy == "always", **options)
+    with chunks_on_demand() if is_fake() else contextlib.nullcontext():
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=policy != "never", **options)
+        fully_shard(loss_module, reshard_after_forward=policy == "always", **options)
 
 
 def _of_sharded(module: nn.Module) -> Synchronize:
