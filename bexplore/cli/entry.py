@@ -30,6 +30,7 @@ COMMANDS = {
     "batch-sizes": ("tables", "List the global batch sizes that are valid with a size."),
     "schema": ("tables", "Print a JSON Schema of the configuration, for editors."),
     "attach": ("attach", "Let a Python that ignores PYTHONPATH be observed."),
+    "worker": ("worker", "Be one rank of a job whose ranks you start yourself."),
     "doctor": ("doctor", "Check whether this machine and a job are ready."),
 }
 

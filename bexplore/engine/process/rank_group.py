@@ -57,6 +57,7 @@ WHEREABOUTS_S = 1.0
 # A launcher has so long to end by itself once its ranks have. Killed, srun leaves its allocation behind. Seconds.
 LAUNCHER_END_S = 5.0
 # Source: the report of torch/distributed/elastic/multiprocessing/errors; srun's own lines ("task 1: Killed").
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
 _EXIT_OF_RANK = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _KILLED_TASK = re.compile(r"srun: error: .*?tasks? (\d+): (Killed|Out Of Memory|Segmentation fault|Aborted|Terminated)")
 
@@ -70,6 +71,11 @@ class _Rank:
     patience: Patience
     watch: MemoryWatchdog
     answer: Answer | None = None
+    answered_s: float = 0.0
+
+    def conclude(self, answer: Answer) -> None:
+        """Note the answer, and when it came."""
+        self.answer, self.answered_s = answer, time.monotonic()
 
 
 class RankGroup:
@@ -236,7 +242,7 @@ class RankGroup:
             try:
                 send(one.connection, request)
             except OSError:
-                one.answer = self._death_of(one)
+                one.conclude(self._death_of(one))
         if not any(isinstance(one.answer, Failed) for one in ranks.values()):
             self._converse(ranks, on_progress)
         return self._one_answer(ranks)
@@ -268,10 +274,10 @@ class RankGroup:
         try:
             message = receive(one.connection, FROM_RANK)
         except (EOFError, OSError):
-            one.answer = self._death_of(one)
+            one.conclude(self._death_of(one))
             return
         except ValueError as error:
-            one.answer = lost(Outcome.CRASHED, f"it sent what is not a message: {error}")
+            one.conclude(lost(Outcome.CRASHED, f"it sent what is not a message: {error}"))
             return
         if isinstance(message, messages.Progress):
             one.patience.heard(message.report)
@@ -280,7 +286,7 @@ class RankGroup:
             if rank == 0:
                 on_progress(message.report)
         elif not isinstance(message, Whereabouts):  # of an earlier question
-            one.answer = message
+            one.conclude(message)
 
     def _check(self, ranks: Mapping[int, _Rank]) -> None:
         """Note what is wrong with ranks that have not answered: too much memory, or too long a silence."""
@@ -289,13 +295,13 @@ class RankGroup:
             reason = one.watch.violation()
             if reason:
                 signal_group(one.hello.pid, signal.SIGSTOP)
-                one.answer = lost(Outcome.OUT_OF_MEMORY, reason)
+                one.conclude(lost(Outcome.OUT_OF_MEMORY, reason))
                 return
         silent = {rank: one for rank, one in open_ranks.items() if one.patience.lost()}
         if silent:
             culprit, what = self._hanging(open_ranks)
             one = open_ranks[culprit]
-            one.answer = lost(Outcome.TIMED_OUT, f"{one.patience.lost() or 'no progress'}{what}")
+            one.conclude(lost(Outcome.TIMED_OUT, f"{one.patience.lost() or 'no progress'}{what}"))
 
     def _hanging(self, ranks: Mapping[int, _Rank]) -> tuple[int, str]:
         """Return the rank for which the others wait, and what it does: one that does not answer, else one that is in no
@@ -339,7 +345,8 @@ class RankGroup:
     def _one_answer(self, ranks: Mapping[int, _Rank]) -> Answer:
         """Return one answer of all ranks; after a bad one the group is closed."""
         refused = next((one.answer for one in ranks.values() if isinstance(one.answer, Refused)), None)
-        failures = {rank: one.answer for rank, one in ranks.items() if isinstance(one.answer, Failed)}
+        in_order = sorted(ranks.items(), key=lambda item: item[1].answered_s)
+        failures = {rank: one.answer for rank, one in in_order if isinstance(one.answer, Failed)}
         if refused is None and not failures:
             answers = {rank: one.answer for rank, one in ranks.items() if isinstance(one.answer, Done)}
             if set(answers) != set(range(self._launcher.num_ranks)):
@@ -348,7 +355,8 @@ class RankGroup:
         self.close()
         if refused is not None:
             return refused
-        rank = blamed(failures)
+        named_by_launcher = _ROOT_CAUSE.search(self._log.tail_text())
+        rank = blamed(failures, root=int(named_by_launcher[1]) if named_by_launcher else None)
         failure = self._with_exit(rank, failures[rank])
         return named(failure, ranks[rank].hello, num_ranks=self._launcher.num_ranks)
 

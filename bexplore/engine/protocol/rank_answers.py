@@ -18,14 +18,19 @@ _SMALLEST = ("total_memory_bytes", "free_memory_bytes")
 _OF_RANK = ("peak_memory_bytes", "resident_memory_bytes")
 
 
-def blamed(failures: Mapping[int, Failed]) -> int:
+def blamed(failures: Mapping[int, Failed], *, root: int | None = None) -> int:
     """Return the rank whose failure is the cause of the others'.
 
     A rank that died explains more than one that answers: a rank out of memory may still say so, but one that was killed
     cannot, and its neighbours report the connection that they lose. So: ended by a signal or by the kernel, out of
-    memory, any other exception, and last the words of a lost connection. Of equals, the lowest rank.
+    memory, any other exception, and last the words of a lost connection. Of equals the one that the launcher names,
+    else the first.
+
+    Args:
+        failures: By rank, in the order in which they were noticed.
+        root: Rank that the launcher names as the first to end; None for none.
     """
-    return min(failures, key=lambda rank: (_precedence(failures[rank]), rank))
+    return min(failures, key=lambda rank: (_precedence(failures[rank]), rank != root))
 
 
 def _precedence(failure: Failed) -> int:
@@ -64,7 +69,7 @@ def merged(answers: Mapping[int, Done], hellos: Mapping[int, Hello], *, launcher
         known = [answer.values[name] for answer in answers.values() if answer.values.get(name) is not None]
         if known:
             values[name] = choose(known)
-    if "pass_times_s" in values:
+    if "details" in values:  # of a probe
         values["warnings"] = _warnings(answers)
         values["details"] = values["details"] | {"parallel": _parallel(answers, hellos, launcher)}
     headroom = [answer.has_headroom for answer in answers.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Client, Connection
 from typing import NamedTuple
@@ -18,6 +19,11 @@ _PLACES = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
 )
+
+
+# How long a rank waits for an explorer that does not listen yet, and how often it calls. Seconds.
+CALL_LIMIT_S = 600.0
+CALL_PERIOD_S = 0.5
 
 
 class Place(NamedTuple):
@@ -44,12 +50,12 @@ def call(address: str, place: Place) -> Connection:
 
     Raises:
         KeyError: The environment has no key.
-        OSError: Nobody listens there.
+        OSError: Nobody listens there, and nobody began to.
         AuthenticationError: The key is another one.
     """
     host, _, port = address.rpartition(":")
     key = os.environ.pop(KEY_VARIABLE)  # the user's code, and what it starts, do not need it
-    connection = Client((host, int(port)), authkey=key.encode())
+    connection = _connected(host, int(port), key.encode())
     step = ".".join(filter(None, (os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_STEP_ID"))))
     mark = os.environ.get(VARIABLE, "")
     send(
@@ -66,3 +72,15 @@ def call(address: str, place: Place) -> Connection:
         ),
     )
     return connection
+
+
+def _connected(host: str, port: int, key: bytes) -> Connection:
+    """Connect; where nobody listens yet, wait: ranks that the user starts may be there before the explorer."""
+    until_s = time.monotonic() + CALL_LIMIT_S
+    while True:
+        try:
+            return Client((host, port), authkey=key)
+        except ConnectionRefusedError:
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(CALL_PERIOD_S)

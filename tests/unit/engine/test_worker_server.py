@@ -30,7 +30,7 @@ def test_a_worker_whose_explorer_is_gone_ends_itself_and_all_that_it_started(pip
     ours.close()
     requests: SimpleQueue = SimpleQueue()
 
-    server.listen(theirs, requests)
+    server.listen(theirs, requests, server.Mouth(theirs))
 
     assert requests.get() == DeviceInfo(device="cpu")
     assert ended == [True]
@@ -49,7 +49,7 @@ def test_a_worker_whose_own_end_was_closed_does_not_take_the_explorer_for_gone(p
 
     monkeypatch.setattr(server, "receive", interrupted)
 
-    server.listen(theirs, SimpleQueue())
+    server.listen(theirs, SimpleQueue(), server.Mouth(theirs))
     theirs._handle = None  # nothing of it is left to close
 
     assert ended == []
@@ -83,3 +83,32 @@ def test_what_a_worker_imports_is_left_out_of_later_collections_and_the_collecto
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def frame_of(path: str, name: str = "work"):
+    """A frame whose code lies in a file of this path."""
+    source = f"def {name}():\n    return __import__('sys')._getframe()\n"
+    space: dict = {}
+    exec(compile(source, path, "exec"), space)
+    return space[name]()
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "waits"),
+    [
+        ("/site-packages/torch/distributed/distributed_c10d.py", "all_reduce", True),
+        ("/bexplore/engine/worker/ranks.py", "begin_together", True),
+        ("/site-packages/torch/autograd/graph.py", "_engine_run_backward", True),
+        ("/home/me/model.py", "forward", False),
+    ],
+)
+def test_a_worker_reports_whether_it_waits_for_other_ranks(path, name, waits):
+    assert server.whereabouts(frame_of(path, name)).waits_for_ranks is waits
+
+
+def test_a_worker_reports_the_line_of_the_users_code_that_runs():
+    assert server.whereabouts(frame_of("/home/me/model.py", "forward")).place == "model.py:2 in forward"
+
+
+def test_a_thread_that_is_gone_is_nowhere():
+    assert server.whereabouts(None).place == ""

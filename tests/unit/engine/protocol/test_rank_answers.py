@@ -1,0 +1,96 @@
+"""Whose failure is the cause, and one answer of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from bexplore.engine.protocol.messages import Done, Failed, Hello
+from bexplore.engine.protocol.rank_answers import blamed, merged, named
+from bexplore.measurement.probe import Outcome
+
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def failed(reason: str, outcome: Outcome = Outcome.CRASHED, **fields) -> Failed:
+    return Failed(outcome=outcome, reason=reason, **fields)
+
+
+DIED = failed("it ended without an answer", has_ended=True)
+MEMORY = failed("the CPU allocator was refused memory", Outcome.OUT_OF_MEMORY)
+BUG = failed("ValueError: the labels and the logits differ")
+SURVIVOR = failed(LOST)
+SILENT = failed("no progress in stage 'passes' for 6 s", Outcome.TIMED_OUT, has_ended=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        (SURVIVOR, DIED, 1),
+        (SURVIVOR, MEMORY, 1),
+        (SURVIVOR, BUG, 1),
+        (BUG, MEMORY, 1),
+        (MEMORY, DIED, 1),
+        (SILENT, BUG, 1),
+        (SURVIVOR, SILENT, 1),
+        (DIED, SURVIVOR, 0),
+    ],
+)
+def test_the_cause_is_the_rank_that_died_then_that_without_memory_then_another_error(first, second, cause):
+    assert blamed({0: first, 1: second}) == cause
+    assert blamed({1: second, 0: first}) == cause
+
+
+def test_of_two_that_died_the_launcher_names_the_cause_else_the_first_that_was_noticed():
+    assert blamed({0: DIED, 1: DIED}, root=1) == 1
+    assert blamed({1: DIED, 0: DIED}) == 1
+
+
+def test_a_failure_names_its_rank_and_ends_the_group():
+    hello = Hello(rank=3, local_rank=1, num_ranks=8, host="node7", pid=5)
+    found = named(BUG, hello, num_ranks=8)
+    assert found.reason == "rank 3 of 8 on node7: ValueError: the labels and the logits differ"
+    assert found.has_ended
+    assert not found.is_reusable
+    assert found.details == {"failed_rank": 3, "failed_host": "node7"}
+
+
+def measured(**values) -> Done:
+    usual = {"pass_times_s": [0.1], "peak_memory_bytes": 10, "details": {"parallel": {"products_per_s": 5.0}}}
+    return Done(values=usual | values, start_time_s=1.0, has_headroom=True)
+
+
+def hellos(num_ranks: int) -> dict[int, Hello]:
+    return {
+        rank: Hello(rank=rank, local_rank=rank, num_ranks=num_ranks, host=f"node{rank}", pid=rank)
+        for rank in range(num_ranks)
+    }
+
+
+def test_of_memory_and_compilation_the_worst_rank_counts_and_of_times_the_agreed_ones():
+    answers = {0: measured(compile_time_s=2.0), 1: measured(peak_memory_bytes=12, compile_time_s=3.0)}
+    whole = merged(answers, hellos(2), launcher="srun")
+    assert (whole.values["peak_memory_bytes"], whole.values["compile_time_s"]) == (12, 3.0)
+    assert whole.values["pass_times_s"] == [0.1]
+    parallel = whole.values["details"]["parallel"]
+    assert (parallel["launcher"], parallel["num_ranks"]) == ("srun", 2)
+    assert [(one["rank"], one["host"]) for one in parallel["ranks"]] == [(0, "node0"), (1, "node1")]
+
+
+def test_a_rank_that_compiled_alone_is_a_warning():
+    answers = {0: measured(num_recompiles=0), 1: measured(num_recompiles=2)}
+    assert "rank 1 compiled again" in merged(answers, hellos(2), launcher="ray").values["warnings"][-1]
+
+
+def test_what_only_another_rank_warns_of_has_its_number():
+    answers = {0: measured(warnings=["took 3 s"]), 1: measured(warnings=["took 5 s", "the disk is full"])}
+    assert merged(answers, hellos(2), launcher="ray").values["warnings"] == ["took 3 s", "rank 1: the disk is full"]
+
+
+def test_of_free_memory_the_smallest_counts():
+    answers = {0: Done(values={"free_memory_bytes": 7, "device": "cuda:0"}), 1: Done(values={"free_memory_bytes": 5})}
+    assert merged(answers, hellos(2), launcher="ray").values == {"free_memory_bytes": 5, "device": "cuda:0"}
+
+
+def test_a_rank_without_headroom_is_no_place_for_a_larger_size():
+    tight = Done(values={}, has_headroom=False)
+    assert merged({0: Done(values={}, has_headroom=True), 1: tight}, hellos(2), launcher="ray").has_headroom is False
