@@ -30,7 +30,10 @@ from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
 from bexplore.engine.protocol.messages import Answer, CheckCompiler, DeviceInfo, Done, Failed, Refused, Request
+from bexplore.errors import UserInputError
+from bexplore.exploration.launching import launcher_of
 from bexplore.exploration.one_shot import probe_once
+from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.host.accelerators import find_device
 from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, CpuContention, clock_events, selector
 from bexplore.host.machine import (
@@ -43,7 +46,7 @@ from bexplore.host.machine import (
 )
 from bexplore.job import Job
 from bexplore.measurement.statistics import MAD_SDS, mad
-from bexplore.units import format_bytes, format_seconds
+from bexplore.units import counted, format_bytes, format_seconds
 
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
 # Each brings the package `triton`. Source: requirements of torch's wheels for CUDA, ROCm and XPU.
@@ -352,10 +355,35 @@ def _command(command: Command) -> Iterator[Check]:
         yield Check("command", Status.OK, f"{command.shown}: bexplore explore shows whether it trains")
 
 
+def _ranks(config: Config) -> Iterator[Check]:
+    """Check what starts the ranks of a job; nothing for a job of one device."""
+    if not config.job.parallelism.is_distributed:
+        return
+    try:
+        launcher = launcher_of(config)
+    except UserInputError as error:
+        yield Check("ranks", Status.PROBLEM, error.message, error.hint)
+        return
+    if launcher is None:
+        yield Check("ranks", Status.OK, one_rank_caution(config.job.parallelism))
+        return
+    text = f"{counted(launcher.num_ranks, 'rank')}, started by {'you' if launcher.is_external else launcher.kind}"
+    if launcher.kind == "ray" and package_version("ray") == "absent":
+        yield Check("ranks", Status.PROBLEM, f"{text}: the package ray is absent", "pip install 'bexplore[ray]'")
+        return
+    program = launcher.command("HOST:PORT", ())[0]
+    if not launcher.is_external and shutil.which(program) is None:
+        message = f"{text}: there is no program {program}"
+        yield Check("ranks", Status.PROBLEM, message, "run where it is installed, or name another explore.launcher")
+        return
+    yield Check("ranks", Status.OK, f"{text}: bexplore explore shows whether they come")
+
+
 def _job(config: Config, device_info: dict[str, Any]) -> Iterator[Check]:
     """Check that the job builds and can be traced; if it cannot be traced, that one eager pass runs."""
     for text in config.warnings:
         yield Check("config", Status.WARNING, text)
+    yield from _ranks(config)
     job: Job = config.on_device(str(device_info["device"])).job
     with tempfile.TemporaryDirectory() as folder:
         traced = trace_in_worker(job, Path(folder), lambda message: None)

@@ -105,6 +105,7 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "num_recompiles": observation.num_recompiles,
         "samples_per_s": _known(observation.samples_per_s),
         "loss": observation.loss,
+        "parallel": observation.details.get("parallel"),
         "warnings": list(observation.warnings),
     }
 

@@ -337,12 +337,14 @@ class EngineExploration(ResumableExploration):
 
     def _notices(self) -> tuple[str, ...]:
         """Say which ranks of a distributed job will run."""
-        parallelism, launcher = self.config.job.parallelism, self.config.explore.launcher or "none"
+        parallelism = self.config.job.parallelism
         if not parallelism.is_distributed:
             return ()
-        if launcher == "none":
+        launcher = launcher_of(self.config)
+        if launcher is None:
             return (one_rank_caution(parallelism),)
-        return (f"each probe runs all {parallelism.num_ranks} ranks, started by {launcher}",)
+        starter = "you" if launcher.is_external else launcher.kind
+        return (f"one rank alone shows what fits, then all {launcher.num_ranks} run, started by {starter}",)
 
     def _planned_only(self, changes: Sequence[str]) -> Planned:
         """Return the plan of a dry run, which builds and traces the job, so that its errors show, and keeps nothing."""

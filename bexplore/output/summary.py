@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from bexplore.engine.eager_comparison import EagerComparison, Verdict
+from bexplore.engine.process.launcher import EXTERNAL
 from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Outcome
@@ -111,7 +112,8 @@ def _headline(result: RunResult) -> str:
     interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
     return (
         f"Use micro_batch_size {result.micro_batch_size}: {result.relative_performance:.2f}x{interval} "
-        f"the speed of size {result.base_micro_batch_size}, {result.samples_per_s:.4g} samples/s; "
+        f"the speed of size {result.base_micro_batch_size}, {result.samples_per_s:.4g} samples/s"
+        f"{' of a replica' if result.parallel else ''}; "
         f"confidence {result.confidence} out of 100."
     )
 
@@ -206,7 +208,8 @@ def _where_ranks_ran(ranks: ParallelResult) -> str:
         return f"one of {counted(ranks.num_ranks, 'rank')} ran, alone ({ranks.description})"
     shown = ", ".join(ranks.hosts[:MAX_HOSTS])
     more = f" and {len(ranks.hosts) - MAX_HOSTS} more" if len(ranks.hosts) > MAX_HOSTS else ""
-    return f"{ranks.num_ranks} ran on {shown}{more}, started by {ranks.launcher} ({ranks.description})"
+    starter = "you" if ranks.launcher == EXTERNAL else ranks.launcher
+    return f"{ranks.num_ranks} ran on {shown}{more}, started by {starter} ({ranks.description})"
 
 
 def _worst_ranks(ranks: ParallelResult) -> Iterator[str]:

@@ -7,10 +7,12 @@ import time
 
 import pytest
 
+from bexplore.engine.process.rank_listener import KEY_VARIABLE
 from bexplore.engine.protocol.messages import Done, Failed
 from bexplore.exploration import doctor
 from bexplore.exploration.doctor import Status
 from bexplore.measurement.probe import Outcome
+from tests.config_builders import Folder, sections
 
 CPU = {"device": "cpu", "device_name": "x", "capability": "y", "total_memory_bytes": None, "free_memory_bytes": None}
 
@@ -62,3 +64,39 @@ def test_a_device_without_an_account_of_its_memory_is_a_warning():
 def test_equal_work_that_takes_unequal_time_is_noise():
     waits = iter([0.001, 0.004] * 1000)
     assert doctor._noise(0.2, lambda: time.sleep(next(waits))).status is Status.WARNING
+
+
+def ranks(tmp_path, launcher: str | None, monkeypatch, *, installed: str = "absent", key: str = ""):
+    """The check of a job of four ranks, on a machine without any launcher but torch's."""
+    monkeypatch.setattr(doctor, "package_version", lambda name: installed)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: name if name == sys.executable else None)
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    settings = {"launcher": launcher, "parallelism": {"data_parallel_shard_degree": 4}, "rendezvous": "node1:29400"}
+    [check] = doctor._ranks(Folder(tmp_path).load(sections(num_csx=4, explore=settings)))
+    return check
+
+
+@pytest.mark.parametrize(
+    ("launcher", "installed", "key", "status", "told"),
+    [
+        (None, "absent", "", Status.OK, "one rank of 4: the times hold no communication"),
+        ("torchrun", "absent", "", Status.OK, "4 ranks, started by torchrun"),
+        ("srun", "absent", "", Status.PROBLEM, "there is no program srun"),
+        ("mpirun -n 4 {worker}", "absent", "", Status.PROBLEM, "there is no program mpirun"),
+        ("ray", "absent", "", Status.PROBLEM, "the package ray is absent"),
+        ("ray", "2.60.0", "", Status.OK, "4 ranks, started by ray"),
+        ("external", "absent", "", Status.PROBLEM, "and it is not set"),
+        ("external", "absent", "secret", Status.OK, "4 ranks, started by you"),
+    ],
+)
+def test_what_starts_the_ranks_is_checked(tmp_path, monkeypatch, launcher, installed, key, status, told):
+    check = ranks(tmp_path, launcher, monkeypatch, installed=installed, key=key)
+
+    assert (check.name, check.status) == ("ranks", status)
+    assert told in check.message
+    assert bool(check.fix) is (status is Status.PROBLEM)
+    assert "secret" not in check.message
+
+
+def test_a_job_of_one_device_has_no_check_of_ranks(tmp_path):
+    assert list(doctor._ranks(Folder(tmp_path).load(sections(explore={"device": "cpu"})))) == []

@@ -116,7 +116,10 @@ def test_passes_are_ranked_for_the_batch_of_a_replica(tmp_path):
                 "from it, since what is gathered does not grow with the size",
             ),
         ),
-        (", parallelism: {}, launcher: torchrun", ("each probe runs all 2 ranks, started by torchrun",)),
+        (
+            ", parallelism: {}, launcher: torchrun",
+            ("one rank alone shows what fits, then all 2 run, started by torchrun",),
+        ),
     ],
 )
 def test_the_plan_says_which_ranks_will_run(tmp_path, section, notices):
