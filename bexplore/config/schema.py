@@ -349,7 +349,8 @@ class ExploreSettings(_Section):
         None,
         description="Starts the ranks. Of a job with `parallelism`: none (one rank of N, whose times hold no "
         "communication), torchrun, srun, ray, external (you start them), or your own words with {worker} and "
-        "{num_ranks}; null: none. Of a file's usual command: python, torchrun, accelerate, deepspeed or srun; null: torchrun for several replicas.",
+        "{num_ranks}; null: none. Of a file's usual command: python, torchrun, accelerate, deepspeed or srun; null: "
+        "torchrun for several replicas.",
     )
     rendezvous: Annotated[str, StringConstraints(pattern=r"^[^:\s]+(:\d{1,5})?$", max_length=255)] | None = Field(
         None,
