@@ -22,8 +22,9 @@ def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], 
     start_time_s = answer.start_time_s + spawn_s
     if isinstance(answer, Failed):
         common |= {"outcome": answer.outcome, "reason": answer.reason, "traceback_text": answer.traceback_text}
+        common |= {"details": answer.details}
         if not answer.has_ended:
-            common |= {"details": answer.details, "start_time_s": start_time_s, "warnings": tuple(warnings)}
+            common |= {"start_time_s": start_time_s, "warnings": tuple(warnings)}
         return Observation(**common)
     values = fields_of(answer.values)
     values["warnings"] += tuple(warnings)
