@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -32,6 +33,7 @@ from benchmarks.distributed_jobs import BATCH_SIZE, JOBS, LARGEST, NUM_RANKS, Di
 from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.schema import ExploreSettings
 from bexplore.engine import EngineRunner, RunnerSettings
+from bexplore.engine.process import timeouts
 from bexplore.engine.process.launcher import Launcher
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.errors import BexploreError
@@ -123,7 +125,9 @@ def outcome_of(fault: Fault) -> dict[str, Any]:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         settings = settings_of(fault.job, fault.launcher, Path(folder))
-        with EngineRunner(settings, limits=limits) as runner:
+        # The limits of stages of which nothing is known are minutes: here they are seconds.
+        short = mock.patch.dict(timeouts.FIRST_LIMITS_S, {"build": SILENCE_S})  # type: ignore[arg-type]  # it is a dict
+        with short, EngineRunner(settings, limits=limits) as runner:
             probe = Probe(number=0, micro_batch_size=4, compilation=Compilation.EAGER, max_passes=4)
             try:
                 found = runner(probe)
