@@ -66,15 +66,20 @@ class Workload:
 
 
 def check_precision(job: Job) -> None:
-    """Refuse a precision that the device lacks.
+    """Refuse a precision that the device lacks, or that the ranks cannot share.
 
     Raises:
-        UserInputError: The precision is float16 on a device without it.
+        UserInputError: The precision is float16, on a device without it or of matrices that ranks share.
     """
     require(
         job.precision is not Precision.AUTOCAST_FLOAT16 or torch.device(job.device).type == "cuda",
         f"Precision {job.precision.value} needs a CUDA device, and the device is {job.device!r}.",
         f"Use {Precision.AUTOCAST_BFLOAT16.value}, which every device has, or a CUDA device.",
+    )
+    require(
+        job.precision is not Precision.AUTOCAST_FLOAT16 or job.parallelism.tensor_parallel_degree == 1,
+        f"Precision {job.precision.value} scales gradients, which torch cannot where ranks share some matrices only.",
+        f"Use {Precision.AUTOCAST_BFLOAT16.value}, or explore.parallelism.tensor_parallel_degree: 1.",
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from bexplore.trace.absent_gpu import streams
 from bexplore.trace.absent_gpu.attention import route_attention
 from bexplore.trace.gpu_properties import GpuProperties
 
@@ -62,6 +63,10 @@ def _replace_torch_cuda(properties: GpuProperties) -> None:
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device="cuda": None,
         "_lazy_init": lambda: None,
+        "Stream": streams.Stream,
+        "Event": streams.Event,
+        "stream": streams.stream,
+        "current_stream": streams.current_stream,
         "_exchange_device": lambda index: 0,
         "_maybe_exchange_device": lambda index: 0,
     }
