@@ -195,10 +195,12 @@ def _communication(evidence: JobEvidence) -> Bottleneck | None:
     share = 1.0 - parallel.parallel_efficiency
     if share <= LARGE_COMMUNICATION:
         return None
+    # Ranks on the processors of one host also wait for each other's work, which one rank alone does not.
+    shared = "" if evidence.is_on_accelerator else ", or on the processors of a host, which its ranks share"
     return Bottleneck(
         kind="communication",
         finding=f"communication is the limit: {format_seconds(parallel.exposed_communication_s)} of a pass, "
-        f"{share:.0%}, are spent on it beyond what computation hides ({parallel.description})",
+        f"{share:.0%}, are spent on it beyond what computation hides ({parallel.description}){shared}",
         action=_less_communication(evidence.job.parallelism, parallel.accumulation_steps),
         source=COMMUNICATION,
         evidence={
@@ -215,12 +217,12 @@ def _less_communication(parallelism: Parallelism, accumulation_steps: int | None
     if parallelism.num_replicas > 1 and parallelism.gradient_sync == "every" and accumulation_steps != 1:
         ways.append("explore.parallelism.gradient_sync: last (reduce gradients once a step)")
     elif parallelism.num_replicas > 1:
-        ways.append("a larger batch_size (more passes for each reduction of gradients)")
-    ways.append("a larger micro-batch, where memory allows")
+        ways.append("a larger batch_size (more passes for each reduction)")
+    ways.append("a larger micro-batch (where memory allows)")
     if parallelism.is_sharded and parallelism.fsdp_reshard_after_forward != "never":
-        ways.append("fsdp_reshard_after_forward: never (parameters are gathered once a pass), where memory allows")
+        ways.append("fsdp_reshard_after_forward: never (gathers parameters once a pass, and holds them)")
     if parallelism.is_replicated_only and not parallelism.gradient_as_bucket_view:
-        ways.append("gradient_as_bucket_view: true (gradients are not copied)")
+        ways.append("gradient_as_bucket_view: true (copies no gradients)")
     return f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
 
 

@@ -252,7 +252,7 @@ def test_communication_that_computation_does_not_hide_is_a_bottleneck_with_its_s
 
     assert found.finding == (
         "communication is the limit: 250 ms of a pass, 25%, are spent on it beyond what computation hides "
-        "(FSDP over 8 ranks)"
+        "(FSDP over 8 ranks), or on the processors of a host, which its ranks share"
     )
     assert found.evidence == {"communication_share": 0.25, "exposed_communication_s": 0.25, "num_ranks": 8}
     assert "2006.15704" in found.source
