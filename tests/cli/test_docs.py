@@ -72,7 +72,7 @@ PLACEHOLDERS = {
 }
 # Noise would take ten seconds of each run, times depend on what runs beside them, and nobody is there to be asked.
 EXTRA = {"doctor": ["--noise-s", "0"], "guard": ["--facts", "exact"], "apply": ["--yes"]}
-# A reference needs a repository with a history, a rank an explorer that it calls: tests/engine/test_guard.py and others.
+# A reference needs a repository with a history (tests/engine/test_guard.py), a rank an explorer that it calls.
 ONLY_ELSEWHERE = ("--against", "--connect")
 
 
