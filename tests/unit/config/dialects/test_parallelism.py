@@ -170,10 +170,21 @@ def test_ranks_are_started_by_a_launcher_or_by_the_users_own_words(folder, launc
         ({}, "x", "known here: none, torchrun, srun, ray"),
         ({}, "x", "or a command with {worker} where the command of one rank stands"),
         (None, "torchrun", "launcher torchrun starts ranks, and explore.parallelism names none | write both"),
+        ({}, "external", "explore.rendezvous names none | type explore.rendezvous: HOST:PORT, an address of this"),
     ],
 )
 def test_a_launcher_that_starts_no_ranks_is_refused(folder, parallelism, launcher, told):
     assert told in refused(folder, parallelism, launcher=launcher)
+
+
+@pytest.mark.parametrize("address", ["node1", "node1:29400", "10.0.0.1:29400"])
+def test_ranks_of_other_hosts_call_at_an_address_of_this_machine(folder, address):
+    assert loaded(folder, {}, launcher="external", rendezvous=address).explore.rendezvous == address
+
+
+@pytest.mark.parametrize("address", ["", "node1:", "node1:port", "http://node1:29400", "node 1"])
+def test_an_address_that_is_none_is_refused(folder, address):
+    assert "explore.rendezvous" in refused(folder, {}, launcher="external", rendezvous=address)
 
 
 def test_ranks_of_torchrun_share_the_memory_of_this_host_and_those_of_other_launchers_may_not(folder):
