@@ -23,6 +23,8 @@ _PRECISIONS = {  # names in other tools
 }
 _SHORTEST_S = 1.0  # of a limit; starting, compiling and timing a step takes longer
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_ADDRESS = re.compile(r"([^:\s/]+)(?::(\d{1,5}))?")
+_LARGEST_PORT = 65535
 # What pydantic requires, by the type of its error.
 _NUMBER_RULES = {
     "greater_than": "above",
@@ -149,6 +151,13 @@ def _import_path(value: Any) -> Any:
     return value
 
 
+def _address(value: Any) -> Any:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[2] or 0) > _LARGEST_PORT:
+        raise ValueError(f'must be an address such as "node1" or "node1:29400", not {quoted(value)}')
+    return value
+
+
 def _as_setting_error(parse: Callable[[Any], Any], value: Any) -> Any:
     """Call a parser; raise its error in the form that pydantic collects."""
     try:
@@ -176,6 +185,7 @@ _SECONDS_SCHEMA = {"type": ["string", "number"], "examples": ["10min", "90s", 60
 _DURATION_SCHEMA = {**_SECONDS_SCHEMA, "type": ["string", "number", "null"]}
 _ENABLED_SCHEMA = {"enum": [True, False, "both"]}
 _IMPORT_SCHEMA = {"type": "string", "pattern": f"^{_IMPORT_PATH.pattern}$"}
+_ADDRESS_SCHEMA = {"type": "string", "pattern": f"^{_ADDRESS.pattern}$"}
 _CANDIDATES_SCHEMA = {
     "anyOf": [
         {"enum": ["all", "powers_of_two", "divisors", "even"]},
@@ -194,6 +204,7 @@ PrecisionName = Annotated[
 Candidates = Annotated[str | tuple[int, ...], BeforeValidator(_candidates), WithJsonSchema(_CANDIDATES_SCHEMA)]
 Enabled = Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABLED_SCHEMA)]
 ImportPath = Annotated[str, BeforeValidator(_import_path), WithJsonSchema(_IMPORT_SCHEMA)]
+Address = Annotated[str, BeforeValidator(_address), WithJsonSchema(_ADDRESS_SCHEMA)]
 Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 Tokens = Annotated[int, Field(ge=1, le=10**8)]
 

@@ -8,20 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.field_types import (
+    Address,
     Candidates,
     Duration,
     Enabled,
@@ -352,7 +345,7 @@ class ExploreSettings(_Section):
         "{num_ranks}; null: none. Of a file's usual command: python, torchrun, accelerate, deepspeed or srun; null: "
         "torchrun for several replicas.",
     )
-    rendezvous: Annotated[str, StringConstraints(pattern=r"^[^:\s]+(:\d{1,5})?$", max_length=255)] | None = Field(
+    rendezvous: Address | None = Field(
         None,
         description="HOST or HOST:PORT of this machine at which ranks on other hosts call; null: loopback, any port.",
     )

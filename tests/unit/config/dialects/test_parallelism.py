@@ -182,9 +182,10 @@ def test_ranks_of_other_hosts_call_at_an_address_of_this_machine(folder, address
     assert loaded(folder, {}, launcher="external", rendezvous=address).explore.rendezvous == address
 
 
-@pytest.mark.parametrize("address", ["", "node1:", "node1:port", "http://node1:29400", "node 1"])
+@pytest.mark.parametrize("address", ["", "node1:", "node1:port", "node1:65536", "http://node1:29400", "node 1"])
 def test_an_address_that_is_none_is_refused(folder, address):
-    assert "explore.rendezvous" in refused(folder, {}, launcher="external", rendezvous=address)
+    told = refused(folder, {}, launcher="external", rendezvous=address)
+    assert f'must be an address such as "node1" or "node1:29400", not "{address}"' in told
 
 
 def test_ranks_of_torchrun_share_the_memory_of_this_host_and_those_of_other_launchers_may_not(folder):
