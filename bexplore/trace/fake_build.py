@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from bexplore.errors import BexploreError, UserProgramError
 from bexplore.job import Job
 from bexplore.workloads import Workload, build, torch_private
+from bexplore.workloads.workload import converting
 
 
 class FakeTensors(torch_private.FakeTensorMode):
@@ -43,10 +46,25 @@ def build_fake(job: Job) -> tuple[Workload, FakeTensors]:
     except BexploreError:
         raise
     except Exception:  # user code fails in any way without values; a real bug fails again
-        if job.parallelism.is_distributed:
-            raise  # what ranks share cannot be made of real tensors first
         is_on_host = torch.device(job.device).type == "cpu"  # any other memory is for the probes
-    return _from_real(_build_real(job)) if is_on_host else _build_with_real_host(job)
+    if not is_on_host:
+        return _build_with_real_host(job)
+    return _build_shared(job) if job.parallelism.is_distributed else _from_real(_build_real(job))
+
+
+def _build_shared(job: Job) -> tuple[Workload, FakeTensors]:
+    """Build the model of real tensors, and let ranks share it when its tensors are fake."""
+    fake_mode = FakeTensors(allow_non_fake_inputs=True)
+
+    @contextlib.contextmanager
+    def fake(loss_module: nn.Module) -> Iterator[None]:
+        _replace_tensors([loss_module], fake_mode)
+        with fake_mode:
+            yield
+
+    with converting(fake):
+        workload = _build_real(job)
+    return _with_fake_batches(workload, fake_mode), fake_mode
 
 
 def _build_real(job: Job) -> Workload:
@@ -84,6 +102,14 @@ class _RealOnHost(torch_private.TorchDispatchMode):
 
 def _from_real(workload: Workload) -> tuple[Workload, FakeTensors]:
     fake_mode = FakeTensors(allow_non_fake_inputs=True)  # tensors that are neither parameters nor buffers
+    faked = _replace_tensors(workload.compiled_modules, fake_mode)
+    for optimizer in workload.optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [faked(parameter) for parameter in group["params"]]
+    return _with_fake_batches(workload, fake_mode), fake_mode
+
+
+def _with_fake_batches(workload: Workload, fake_mode: FakeTensors) -> Workload:
     make_real_batch = workload.make_batch
 
     def make_batch(micro_batch_size: int) -> Any:
@@ -91,20 +117,22 @@ def _from_real(workload: Workload) -> tuple[Workload, FakeTensors]:
             batch = make_real_batch(micro_batch_size)
         return torch_private.tree_map_only(torch.Tensor, fake_mode.from_tensor, batch)
 
+    return dataclasses.replace(workload, make_batch=make_batch)
+
+
+def _replace_tensors(modules: Iterable[nn.Module], fake_mode: FakeTensors) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Make the parameters and buffers of modules fake; return what gives the fake tensor of a real one."""
     replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by identity, so that tied weights stay tied
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         return replaced.setdefault(id(tensor), (tensor, _fake(tensor, fake_mode)))[1]
 
-    for module in workload.compiled_modules:
+    for module in modules:
         for owner in module.modules():
             tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
             for own in tables:
                 own.update({name: faked(tensor) for name, tensor in own.items() if tensor is not None})
-    for optimizer in workload.optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [faked(parameter) for parameter in group["params"]]
-    return dataclasses.replace(workload, make_batch=make_batch), fake_mode
+    return faked
 
 
 def _fake(tensor: torch.Tensor, fake_mode: FakeTensors) -> torch.Tensor:

@@ -33,7 +33,7 @@ def gradient_memory(
     nothing of their own, unless a pass that reduces nothing has made them. Sharded gradients that are reduced in the
     last pass alone are whole until then. Source: torch/csrc/distributed/c10d/reducer.cpp; `unsharded_accumulated_grad`
     in torch/distributed/fsdp/_fully_shard/_fsdp_param.py; both checked by the allocator: benchmarks/results/
-    distributed.md.
+    distributed_trace.md.
 
     Args:
         gradient_bytes: Of one copy, as the optimizer reads it: of sharded parameters, the rank's shards.

@@ -116,7 +116,7 @@ def _trace_pass(
         for tensor in (*parameters, *(buffer for module in modules_of(workload) for buffer in module.buffers())):
             tracker.adopt(tensor, Place("weights"))
         for module in workload.compiled_modules:
-            _compile(module, workload.job)
+            _compile(module, workload.job, is_symbolic=is_symbolic)
         before = tracker.alive()
         workload.forward_backward(batch, synchronize=not workload.job.parallelism.synchronizes_last)
         accumulated = tracker.alive() - before
@@ -173,9 +173,10 @@ def is_compiled(job: Job) -> bool:
     return job.compile.enabled and job.compile.backend not in _WITHOUT_PLAN
 
 
-def _compile(module: nn.Module, job: Job) -> None:
+def _compile(module: nn.Module, job: Job, *, is_symbolic: bool) -> None:
     if is_compiled(job):
-        module.compile(options=_planning_options(job))
+        # blocks of one class and other widths are programs of their own, as the size is: none of it becomes a symbol
+        module.compile(options=_planning_options(job), dynamic=None if is_symbolic else False)
     elif job.compile.enabled and job.compile.backend == _PARTITIONED:
         module.compile(backend=_PARTITIONED, dynamic=False)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +104,34 @@ def assemble(
     Raises:
         UserInputError: The optimizer or its arguments are wrong, or the ranks of the job cannot share the model.
     """
+    with _conversion.get()(loss_module):
+        return _assemble(job, loss_module, make_batch, batch_dimensions, tensor_plan)
+
+
+Conversion = Callable[[nn.Module], contextlib.AbstractContextManager[object]]
+_conversion: ContextVar[Conversion] = ContextVar("conversion", default=lambda loss_module: contextlib.nullcontext())
+
+
+@contextlib.contextmanager
+def converting(conversion: Conversion) -> Iterator[None]:
+    """Let `assemble` pass each loss module through a context, in which it is shared and gets its optimizer.
+
+    A trace so makes fake tensors of a model that must be built of real ones.
+    """
+    token = _conversion.set(conversion)
+    try:
+        yield
+    finally:
+        _conversion.reset(token)
+
+
+def _assemble(
+    job: Job,
+    loss_module: nn.Module,
+    make_batch: Callable[[int], Batch],
+    batch_dimensions: list[int | None] | None,
+    tensor_plan: Mapping[str, str] | None,
+) -> Workload:
     if job.precision is Precision.BFLOAT16:
         place(loss_module, torch.device(job.device), torch.bfloat16)
     loss_module.train(job.mode is Mode.TRAIN)

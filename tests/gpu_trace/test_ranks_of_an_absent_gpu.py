@@ -1,4 +1,4 @@
-"""One rank of N on a GPU that is not there: the program is the GPU's, and the ranks share its memory as on any device."""
+"""One rank of N on a GPU that is not there: its program is the GPU's, and ranks share memory as on any device."""
 
 from __future__ import annotations
 
