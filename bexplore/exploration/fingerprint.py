@@ -125,7 +125,7 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
     own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
     is_shared = compiled if config.command is None else explore.sizes_per_start > 1
     # A start of a command compiles what it compiles: `start_time_s` of its first probe holds both.
-    costs = {} if config.command is None else {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
+    costs: dict[str, Any] = {} if config.command is None else {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
     return SearchSettings(
         **costs,
         tolerance=explore.tolerance,

@@ -79,6 +79,7 @@ class Probe:
         tolerance: The indifference zone, which bounds the precision of the timing.
         interleaved_with: Sizes that ran before, to be timed interleaved with this one, so that common-mode drift
             cancels; a runner without interleaved timing leaves them out.
+        variant: Which variant of the job: 0 is the file's own settings.
     """
 
     number: int
@@ -91,6 +92,7 @@ class Probe:
     time_limit_s: float | None = None
     tolerance: float = INDIFFERENCE_ZONE
     interleaved_with: tuple[int, ...] = ()
+    variant: int = 0
 
     @property
     def of_shallow_model(self) -> Probe:

@@ -63,6 +63,7 @@ class Evidence:
         update_time_s: Median seconds of an update; 0 where none was timed.
         elapsed_s: Seconds of the whole probe.
         needs_full_depth: Whether the model does not run at reduced depth.
+        variant: Which variant of the job ran.
     """
 
     micro_batch_size: int
@@ -84,6 +85,7 @@ class Evidence:
     update_time_s: float = 0.0
     elapsed_s: float = 0.0
     needs_full_depth: bool = False
+    variant: int = 0
 
     @property
     def timed_sizes(self) -> tuple[int, ...]:
@@ -147,6 +149,7 @@ class Evidence:
             update_time_s=0.0 if math.isnan(update_s) else update_s,
             elapsed_s=observation.elapsed_s,
             needs_full_depth=observation.needs_full_depth,
+            variant=observation.probe.variant,
         )
 
     def as_dict(self) -> dict[str, Any]:

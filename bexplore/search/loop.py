@@ -20,6 +20,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.policy.keep_batch_size import decide as decide_keeping
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import (
     Event,
@@ -81,6 +82,7 @@ def explore(
     space: Space,
     settings: SearchSettings | None = None,
     memory: MemoryPrior | None = None,
+    variants: Sequence[Variant] = (),
     keeping: KeepBatchSize | None = None,
     run: RunRecord | None = None,
     should_stop: Callable[[], str | None] = lambda: None,
@@ -89,6 +91,7 @@ def explore(
 
     Args:
         runner: Runs one probe; an interruption that it raises ends the exploration with the result so far.
+        variants: Of the job, each with its own `memory`; empty for one.
         keeping: The request for the second answer, which follows the search; None for none.
         run: Where the exploration is recorded and from where it resumes; None for memory only.
         should_stop: Called before each probe; words that it returns end the exploration as its stop reason.
@@ -107,7 +110,7 @@ def explore(
     # What ran stays a candidate, even if less memory is free now than it was then.
     tried = (item for item in run.history if item.probe.purpose is not Purpose.KEEP_BATCH_SIZE)
     space = space.including(item.micro_batch_size for item in tried)
-    sampler = BexploreSampler(space, settings, memory=memory)
+    sampler = BexploreSampler(space, settings, memory=memory, variants=variants)
     with _opened(sampler, run) as study:
         loop = _Loop(
             runner=runner,
@@ -147,7 +150,8 @@ class _Loop:
         with storage_errors():
             decision, evidence = self.sampler.decide(self.study), _all_evidence(self.study)
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
-            raise error_of(StopReason(reason), self.sampler.space, evidence, self.observations, self.sampler.memory)
+            memory = self.sampler.memory_of(0)
+            raise error_of(StopReason(reason), self.sampler.space, evidence, self.observations, memory)
         best = decision.recommendation
         result = self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
         return dataclasses.replace(result, posterior=decision.posterior)
@@ -189,7 +193,7 @@ class _Loop:
                     reason = stopped
                     break
                 with storage_errors():
-                    trial = self.sampler.ask(self.study, decision.micro_batch_size)
+                    trial = self.sampler.ask(self.study, decision.micro_batch_size, decision.variant)
                 observation = yield from self._run(trial, decision)
                 yield ProbeFinished(observation=observation)
                 evidence, decision = self._decide_keeping(free, keeping)
@@ -215,12 +219,18 @@ class _Loop:
         with storage_errors():
             evidence = _all_evidence(self.study)
         return evidence, decide_keeping(
-            sampler.space, evidence, sampler.settings, keeping=keeping.sizes, free=free, memory=sampler.memory
+            sampler.space,
+            evidence,
+            sampler.settings,
+            keeping=keeping.sizes,
+            free=free,
+            memory=sampler.memory_of(free.variant),
         )
 
     def _run(self, trial: optuna.Trial, decision: Decision) -> Generator[ProbeStarted, None, Observation]:
         """Run the probe of a trial; its observation is in the journal before it is in the study."""
-        probe = decision.probe(trial.number, self.sampler.settings, self.sampler.memory)
+        memory = self.sampler.memory_of(decision.variant)
+        probe = decision.probe(trial.number, self.sampler.settings, memory)
         with _abandoned_on_error(self.study, trial), trials.leased(self.study, trial, probe):
             yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
             observation = self.runner(probe)

@@ -40,6 +40,8 @@ class Recommendation:
             misses. At most the tolerance where the confidence is 90 or more; None for no bound below 1.
         left_to_gain: Expected regret, 0 to 1.
         relative_performance_interval: 95 % interval of `relative_performance`; None for the base itself.
+        variant: Which variant of the job; the base is of `base_variant`.
+        base_variant: The first variant of which the smallest candidate fits.
     """
 
     micro_batch_size: int
@@ -54,6 +56,8 @@ class Recommendation:
     regret_bound_90: float | None = None
     left_to_gain: float = 0.0
     relative_performance_interval: tuple[float, float] | None = None
+    variant: int = 0
+    base_variant: int = 0
 
 
 def recommend(
@@ -63,6 +67,7 @@ def recommend(
     base: int,
     tolerance: float,
     size: int | None = None,
+    base_variant: int = 0,
 ) -> Recommendation | None:
     """Recommend the measured size that is most likely within the tolerance of the best that fits.
 
@@ -76,17 +81,18 @@ def recommend(
     if best is None:
         return None
     near = posterior.near_best(tolerance).mean(axis=0)
-    base_index = posterior.index(base)
+    variant, chosen = int(posterior.variants[best]), int(posterior.sizes[best])
+    base_index = posterior.index(base, base_variant)
     low, gain, high = _gain(posterior, best, base_index)
-    ran = (posterior.measured > 0) & posterior.open
+    ran = (posterior.measured > 0) & posterior.open & (posterior.variants == variant)
     within = posterior.sizes[ran & (mean >= mean[best] + math.log1p(-tolerance))].tolist()
     own = nearest_to_the_users(
-        [item for item in evidence if item.is_measured and item.micro_batch_size == posterior.sizes[best]]
+        [item for item in evidence if item.is_measured and (item.micro_batch_size, item.variant) == (chosen, variant)]
     )
     grounds = grounds_of(posterior, evidence)
-    regrets = posterior.regret(int(posterior.sizes[best]))
+    regrets = posterior.regret(chosen, variant)
     return Recommendation(
-        micro_batch_size=int(posterior.sizes[best]),
+        micro_batch_size=chosen,
         relative_performance=math.exp(gain),
         relative_performance_interval=None if best == base_index else (math.exp(low), math.exp(high)),
         confidence=score(float(near[best]), grounds, tolerance=tolerance),
@@ -94,9 +100,11 @@ def recommend(
         smallest_within_tolerance=min(within),
         base_micro_batch_size=base,
         num_probes=len(evidence),
-        within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size)])),
+        within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size, variant)])),
         regret_bound_90=_regret_bound(regrets, grounds, tolerance=tolerance),
         left_to_gain=float(regrets.mean()),
+        variant=variant,
+        base_variant=base_variant,
     )
 
 
@@ -130,7 +138,7 @@ def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
 
 def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:
     """Return the grounds of a posterior."""
-    seen = {item.micro_batch_size for item in evidence if item.is_measured and item.is_clear}
+    seen = {(item.micro_batch_size, item.variant) for item in evidence if item.is_measured and item.is_clear}
     return Grounds(num_sizes=len(seen), num_candidates=int(posterior.represented.sum()))
 
 

@@ -128,8 +128,9 @@ def result_of(
     if best is None:
         return Result(stop_reason=str(reason), recommendation=None, base_micro_batch_size=space.base, outcomes=outcomes)
     measured = [item for item in evidence if item.is_measured]
-    own = [item for item in measured if item.micro_batch_size == best.micro_batch_size]
-    small = [item for item in measured if item.micro_batch_size == best.smallest_within_tolerance]
+    of_variant = [item for item in measured if item.variant == best.variant]
+    own = [item for item in of_variant if item.micro_batch_size == best.micro_batch_size]
+    small = [item for item in of_variant if item.micro_batch_size == best.smallest_within_tolerance]
     as_run = nearest_to_the_users(own)
     needed = _most(item.needed_memory_bytes for item in as_run)
     own_peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
@@ -154,8 +155,9 @@ def result_of(
 def ratio_of(evidence: Sequence[Evidence], over: Sequence[Compilation], under: Sequence[Compilation]) -> float | None:
     """Return the throughput of some programs over that of others, geometric mean over sizes; None for no such size."""
     ratios = []
-    for size in {item.micro_batch_size for item in evidence}:
-        of_size = [item for item in evidence if item.micro_batch_size == size and item.is_measured]
+    for program in {(item.micro_batch_size, item.variant) for item in evidence}:
+        measured = [item for item in evidence if item.is_measured]
+        of_size = [item for item in measured if (item.micro_batch_size, item.variant) == program]
         above, below = (
             [item.log_throughput for item in of_size if item.compilation in kinds] for kinds in (over, under)
         )

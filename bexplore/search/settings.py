@@ -30,6 +30,7 @@ class SearchSettings:
         compile_time_s: Seconds to compile; a guess until something was compiled.
         depths: Reduced depths that the search may use where they are cheaper; None for full depth only.
         forces_reduced_depth: Use the reduced depths even where they are not cheaper.
+        keeps_programs: Whether each variant of a job keeps a worker with its program while others are probed.
     """
 
     tolerance: float = INDIFFERENCE_ZONE
@@ -48,3 +49,4 @@ class SearchSettings:
     compile_time_s: float = 30.0
     depths: Depths | None = None
     forces_reduced_depth: bool = False
+    keeps_programs: bool = True

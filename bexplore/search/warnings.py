@@ -91,19 +91,19 @@ def noise_warnings(
 
 def _spread(measured: Sequence[tuple[int, Evidence]]) -> tuple[int, float, int] | None:
     """Return the size whose repeated probes differ most: size, largest over smallest less one, probes."""
-    groups: dict[tuple[int, str], list[float]] = defaultdict(list)
+    groups: dict[tuple[int, str, int], list[float]] = defaultdict(list)
     for _, item in measured:
-        groups[item.micro_batch_size, item.compilation.value].append(item.log_throughput)
+        groups[item.micro_batch_size, item.compilation.value, item.variant].append(item.log_throughput)
     repeated = {key: values for key, values in groups.items() if len(values) > 1}
     if not repeated:
         return None
-    (size, _), values = max(repeated.items(), key=lambda pair: float(np.ptp(pair[1])))
+    (size, *_), values = max(repeated.items(), key=lambda pair: float(np.ptp(pair[1])))
     return size, math.expm1(float(np.ptp(values))), len(values)
 
 
 def _drift(measured: Sequence[tuple[int, Evidence]], base: int) -> float | None:
     """Return the change of the base's samples/s from its first to its last measurement, as a share."""
-    own = [(number, item) for number, item in measured if item.micro_batch_size == base]
+    own = [(number, item) for number, item in measured if (item.micro_batch_size, item.variant) == (base, 0)]
     own = [(number, item) for number, item in own if item.compilation is own[0][1].compilation]
     if len(own) < 2 or own[-1][0] - own[0][0] < MIN_DRIFT_PROBES:
         return None

@@ -20,6 +20,7 @@ Array = NDArray[np.float64]
 # Source: sensitivity.md. Sizes that are ranked; probability of fitting below which a size is not probed, and of being
 # near the best below which a measured size is not measured again; weight of being the best among what is ranked.
 MAX_CANDIDATES = 32
+MAX_CANDIDATES_OF_VARIANT = 12  # of each, where a job has several. Source: benchmarks/settings.py, simulated jobs
 MIN_FEASIBLE = 0.02
 MIN_REPLICATE_NEAR_BEST = 0.05
 BEST_WEIGHT = 2
@@ -36,6 +37,9 @@ MOST_RISK = 3.0
 PUT_OFF = 1e-9  # Source: a sort key below any other
 # Source: sensitivity.md. Expected gain in utility below which no single probe is informative.
 WORTHLESS = 0.004
+# Probes of each contender of a job of several variants, after which sizes that have not run go first. Source:
+# benchmarks/settings.py, simulated jobs.
+ENOUGH_OF_CONTENDERS = 2
 # The noise draws are the same at every decision (common random numbers), so that the order of candidates does not
 # depend on the draws' own luck. Source: arbitrary; from the search's seed, each seed would replay another search.
 NOISE_SEED = 11
@@ -57,12 +61,23 @@ class Choice:
     is_contender: bool = False
 
 
-def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_size: int = 0) -> list[Choice]:
+def rank(
+    posterior: Posterior,
+    settings: SearchSettings,
+    costs: Costs,
+    *,
+    last: tuple[int, int] = (0, 0),
+    extra_s: Array | float = 0.0,
+) -> list[Choice]:
     """Rank every candidate probe, the one that is worth most per second first.
 
     Where no single probe is informative, or a contender would be measured again, the last two contenders alternate.
 
     Source: the value of information of Frazier's knowledge gradient, with the outcome cut into bins.
+
+    Args:
+        last: Variant and size of the last probe.
+        extra_s: (D,), seconds beyond the usual cost of a probe, of variants that have no program yet.
     """
     near = posterior.near_best(settings.tolerance)
     candidates = _candidates(posterior, near)
@@ -70,7 +85,7 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_s
         return []
     utility = _utility(posterior, near)
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
-    cost = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
+    cost = extra_s + costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     values = _values(posterior, utility, measured, candidates)
     # Every exploration starts a worker and compiles, beside which the seconds of short probes do not count.
     worth = np.maximum(values, 1e-12) / (cost[candidates] + costs.program_s)
@@ -84,7 +99,10 @@ def rank(posterior: Posterior, settings: SearchSettings, costs: Costs, *, last_s
     is_replicate = posterior.measured[ranked[0].index] > 0 and ranked[0].index in contenders
     if ranked[0].value >= WORTHLESS and not is_replicate:
         return ranked
-    first = min(contenders, key=lambda index: _order(posterior, index, last_size))
+    unseen = [choice for choice in ranked if not posterior.measured[choice.index]]
+    if posterior.variants.any() and posterior.measured[list(contenders)].min() >= ENOUGH_OF_CONTENDERS and unseen:
+        return [*unseen, *(choice for choice in ranked if choice not in unseen)]
+    first = min(contenders, key=lambda index: _order(posterior, index, last))
     return [Choice(index=first, value=ranked[0].value, is_contender=True), *ranked]
 
 
@@ -96,15 +114,29 @@ def _candidates(posterior: Posterior, near: NDArray[np.bool_]) -> NDArray[np.int
     again = posterior.measured > 0
     allowed &= ~again | (probability_near > MIN_REPLICATE_NEAR_BEST)
     merit = np.where(allowed, probability_near + BEST_WEIGHT * best, -1.0)
-    order = np.argsort(-merit, kind="stable")[:MAX_CANDIDATES]
+    order = np.argsort(-merit, kind="stable")
+    order = order[_is_among_first(posterior.variants[order])]
     return order[merit[order] >= 0]
+
+
+def _is_among_first(variants: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of some ordered positions are among the first of their variant: each has its share of candidates."""
+    most = MAX_CANDIDATES if not variants.any() else MAX_CANDIDATES_OF_VARIANT
+    place = np.empty(len(variants), dtype=np.int64)
+    for variant in np.unique(variants):
+        own = variants == variant
+        place[own] = np.arange(own.sum())
+    return place < most
 
 
 def _risk_s(posterior: Posterior, costs: Costs) -> Array:
     """Return (D,), seconds of a probe's passes at the speed of the nearest smaller size that ran."""
     measured = np.flatnonzero(posterior.measured > 0)
-    below = np.maximum(np.searchsorted(measured, np.arange(len(posterior.sizes)), side="right") - 1, 0)
-    return costs.fewest_passes_s(posterior.sizes / np.exp(posterior.mean[measured[below]]))
+    at = np.arange(len(posterior.sizes))
+    below = measured[np.maximum(np.searchsorted(measured, at, side="right") - 1, 0)]
+    # of a variant that has not run, at the speed that is expected of it
+    known = np.where(posterior.variants[below] == posterior.variants, below, at)
+    return costs.fewest_passes_s(posterior.sizes / np.exp(posterior.mean[known]))
 
 
 def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Draws:
@@ -153,14 +185,15 @@ def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray
     return (leader, int(winners.argmax())) if winners.any() else (leader,)
 
 
-def _order(posterior: Posterior, index: int, last_size: int) -> tuple[int, bool]:
+def _order(posterior: Posterior, index: int, last: tuple[int, int]) -> tuple[int, bool]:
     """Return a sort key: the fewest measurements first, and never the same twice in a row."""
-    return int(posterior.measured[index]), int(posterior.sizes[index]) == last_size
+    own = int(posterior.variants[index]), int(posterior.sizes[index])
+    return int(posterior.measured[index]), own == last
 
 
 def fantasy(posterior: Posterior, item: Evidence) -> Evidence | None:
     """Return the expected outcome of a probe in flight, for parallel explorers; None if it will hardly fit."""
-    index = posterior.index(item.micro_batch_size)
+    index = posterior.index(item.micro_batch_size, item.variant)
     if index >= len(posterior.sizes) or posterior.feasible[:, index].mean() < MIN_FITTING:
         return None
     return Evidence(
@@ -169,4 +202,5 @@ def fantasy(posterior: Posterior, item: Evidence) -> Evidence | None:
         log_throughput=float(posterior.log_throughput[:, index].mean()),
         log_throughput_se=math.nan,
         compilation=item.compilation,
+        variant=item.variant,
     )

@@ -19,8 +19,9 @@ from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.economics import NextProbe, next_probe
 from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
+from bexplore.search.posterior.joint import Variant, fit_joint
 from bexplore.search.posterior.noise_model import common_mode_sd
-from bexplore.search.posterior.posterior import Posterior, fit_posterior
+from bexplore.search.posterior.posterior import Array, Posterior, fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
@@ -85,6 +86,7 @@ class Decision:
         recommendation: The current recommendation; None where nothing was measured.
         next_probe: The further probe that would save most; None where nothing can be probed.
         posterior: The posterior; None where nothing was measured.
+        variant: Which variant of the job to probe.
     """
 
     stop_reason: StopReason | None = None
@@ -98,6 +100,7 @@ class Decision:
     recommendation: Recommendation | None = None
     next_probe: NextProbe | None = None
     posterior: Posterior | None = None
+    variant: int = 0
 
     def probe(self, number: int, settings: SearchSettings, memory: MemoryPrior | None) -> Probe:
         """Return the probe of this decision."""
@@ -114,6 +117,7 @@ class Decision:
             time_limit_s=None if limit is None else max(limit, TIME_LIMIT_SLACK * self.expected_s),
             tolerance=settings.tolerance,
             interleaved_with=self.interleaved_with,
+            variant=self.variant,
         )
 
 
@@ -124,26 +128,31 @@ def decide(
     *,
     memory: MemoryPrior | None = None,
     num_unassigned: int = 0,
+    variants: Sequence[Variant] = (),
 ) -> Decision:
     """Decide on the next probe; a pure function of its arguments.
 
     Args:
         evidence: Every probe in order; probes in flight have no outcome, probes of the second answer do not count.
         num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
+        variants: Of the job, each with its own `memory`; empty for one.
     """
     evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
     if not any(item.is_measured for item in finished):
-        return _first(space, finished, in_flight, settings)
+        return _first_of_any(space, finished, in_flight, settings, variants or (Variant(memory=memory),))
 
     def fit(known: Sequence[Evidence]) -> Posterior:
-        return fit_posterior(
-            space, known, memory=memory, seed=settings.seed, user_compilation=settings.user_compilation
-        )
+        seed, user_compilation = settings.seed, settings.user_compilation
+        if len(variants) > 1:
+            return fit_joint(space, variants, known, seed=seed, user_compilation=user_compilation)
+        return fit_posterior(space, known, memory=memory, seed=seed, user_compilation=user_compilation)
 
     fitted = fit(finished)
-    best = recommend(fitted, finished, base=space.base, tolerance=settings.tolerance)
+    best = recommend(
+        fitted, finished, base=space.base, tolerance=settings.tolerance, base_variant=_base_variant(space, finished)
+    )
     ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
     costs = Costs.learnt(finished, settings)
     compilation = search_compilation(ahead, finished, settings, costs)
@@ -178,7 +187,8 @@ class _Step:
     @cached_property
     def choices(self) -> Sequence[Choice]:
         """The possible probes, the one that is worth most first."""
-        return rank(self.fitted, self.settings, self.costs, last_size=self.finished[-1].micro_batch_size)
+        last = self.finished[-1].variant, self.finished[-1].micro_batch_size
+        return rank(self.fitted, self.settings, self.costs, last=last, extra_s=self._extra_s)
 
     @cached_property
     def next_probe(self) -> NextProbe | None:
@@ -186,8 +196,29 @@ class _Step:
         if self.best is None or not self.choices:
             return None
         candidates = np.unique([choice.index for choice in self.choices])
-        leader = self.fitted.index(self.best.micro_batch_size)
-        return next_probe(self.fitted, self.settings, self.costs, leader=leader, candidates=candidates)
+        return next_probe(
+            self.fitted,
+            self.settings,
+            self.costs,
+            leader=self._winner,
+            candidates=candidates,
+            extra_s=self._extra_s,
+        )
+
+    @cached_property
+    def _extra_s(self) -> Array | float:
+        """(D,), seconds to start and compile a variant that has no worker with its program."""
+        if not self.fitted.variants.any():
+            return 0.0
+        last, ran = self.finished[-1].variant, {item.variant for item in self.finished if item.is_measured}
+        warm = ran if self.settings.keeps_programs else {last}
+        return np.where(np.isin(self.fitted.variants, list(warm)), 0.0, self.costs.program_s)
+
+    @property
+    def _winner(self) -> int:
+        """Position of the recommended size."""
+        assert self.best is not None  # only what follows a recommendation needs it
+        return self.fitted.index(self.best.micro_batch_size, self.best.variant)
 
     def next(self, num_unassigned: int) -> Decision:
         choices = self.choices
@@ -196,7 +227,7 @@ class _Step:
             confirmation = self._confirmation()
             if confirmation is not None:
                 return confirmation
-        if reason is not None and only_base_runs(self.space, self.finished):
+        if reason is not None and only_base_runs(self.space, [item for item in self.finished if not item.variant]):
             return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
         if reason is not None:
             return self._verification() or Decision(stop_reason=reason)
@@ -238,16 +269,20 @@ class _Step:
         unlikely = self._unlikely()
         if unlikely is not None:
             return self._probe(unlikely, Purpose.REPLICATE)
-        hidden = unseen_gap(self.fitted, self.best)
+        hidden = self._unseen_gap(self.best)
         if hidden is not None:
             return self._probe(hidden, Purpose.SEARCH)
-        winner = self.fitted.index(self.best.micro_batch_size)
+        winner = self._winner
         runner_up = self._runner_up(winner)
-        if runner_up is not None and self._verifies and self._falls_short(self.best.micro_batch_size):
+        if runner_up is not None and self._verifies and self._falls_short(self.best):
             return self._exactly(runner_up)
         if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
+
+    def _unseen_gap(self, best: Recommendation) -> int | None:
+        hidden = unseen_gap(self.fitted.part(best.variant), best)
+        return None if hidden is None else self.fitted.start(best.variant) + hidden
 
     def _finds_may_pay(self) -> bool:
         """Return whether a size that is better by the tolerance would save more than a probe costs."""
@@ -265,11 +300,12 @@ class _Step:
         return next((int(index) for index in once if self._is_unlikely(int(index))), None)
 
     def _is_unlikely(self, index: int) -> bool:
-        others = [item for item in self.finished if item.micro_batch_size != self.fitted.sizes[index]]
+        own = int(self.fitted.sizes[index]), int(self.fitted.variants[index])
+        others = [item for item in self.finished if (item.micro_batch_size, item.variant) != own]
         if not any(item.is_measured for item in others):
             return False
         without = self.fit(others)
-        at = without.index(int(self.fitted.sizes[index]))
+        at = without.index(*own)
         is_slower = without.log_throughput[:, at] <= self.fitted.own_level[index]
         near = without.near_best(self.settings.tolerance)[:, at]
         return bool(is_slower.mean() <= UNLIKELY_TAIL and near.mean() >= UNLIKELY_NEAR_BEST)
@@ -282,13 +318,13 @@ class _Step:
         was_interleaved = any(item.interleaved for item in self.finished)
         if self.best is None or not was_interleaved or not self._verifies or not self.fitted.measured_exactly.any():
             return False
-        return not self._falls_short(self.best.micro_batch_size)
+        return not self._falls_short(self.best)
 
-    def _falls_short(self, size: int) -> bool:
+    def _falls_short(self, best: Recommendation) -> bool:
         """Return whether a size, the only one that ran exactly, is far slower in exact compilation."""
-        measured = [item for item in self.finished if item.is_measured]
+        measured = [item for item in self.finished if item.is_measured and item.variant == best.variant]
         user_compilation = self.settings.user_compilation
-        own = [item for item in measured if item.micro_batch_size == size]
+        own = [item for item in measured if item.micro_batch_size == best.micro_batch_size]
         exact = [item.log_throughput for item in own if item.compilation is user_compilation]
         other = [item.log_throughput for item in own if item.compilation is not user_compilation]
         if not exact or not other or (self.fitted.measured_exactly > 0).sum() > 1:
@@ -306,8 +342,7 @@ class _Step:
         """Return a probe of the winner in a fresh process and in the user's own compilation; None where it ran so."""
         if not self._verifies or self.best is None:
             return None
-        winner = self.fitted.index(self.best.micro_batch_size)
-        return None if self.fitted.measured_exactly[winner] else self._exactly(winner)
+        return None if self.fitted.measured_exactly[self._winner] else self._exactly(self._winner)
 
     def _exactly(self, index: int) -> Decision:
         return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
@@ -318,7 +353,8 @@ class _Step:
         return is_reduced and all(item.compilation is not Compilation.REDUCED for item in self.finished)
 
     def _base_is_due(self) -> bool:
-        at = [i for i, item in enumerate(self.finished) if item.micro_batch_size == self.space.base]
+        base = (self.space.base, 0)
+        at = [i for i, item in enumerate(self.finished) if (item.micro_batch_size, item.variant) == base]
         is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
         if any(item.interleaved for item in self.finished):  # in which drift cancels
             return False
@@ -334,21 +370,22 @@ class _Step:
     ) -> Decision:
         compilation = compilation or self.settings.search_compilation
         purpose = purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH)
+        variant = int(self.fitted.variants[index])
         others: tuple[int, ...] = ()
         if not fresh_worker:
             others = interleaved_with(
-                self.fitted,
-                self.finished,
+                self.fitted.part(variant),
+                [item for item in self.finished if item.variant == variant],
                 self.settings,
                 self.costs,
-                index=index,
+                index=index - self.fitted.start(variant),
                 purpose=purpose,
                 compilation=compilation,
             )
         all_pass_s, costs = expected_pass_s(self.fitted), self.costs
         pass_s = all_pass_s[index]
         max_passes = costs.passes(float(pass_s), compilation=compilation, fresh_worker=fresh_worker)
-        others_s = max_passes * sum(float(all_pass_s[self.fitted.index(size)]) for size in others)
+        others_s = max_passes * sum(float(all_pass_s[self.fitted.index(size, variant)]) for size in others)
         return Decision(
             micro_batch_size=int(self.fitted.sizes[index]),
             purpose=purpose,
@@ -357,6 +394,7 @@ class _Step:
             max_passes=max_passes,
             interleaved_with=others,
             expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
+            variant=variant,
         )
 
 
@@ -390,6 +428,37 @@ def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
             middle = math.sqrt(float(fitted.sizes[high]) * float(fitted.sizes[start]))
             widest, where = width, int(inside[np.argmin(np.abs(np.log(fitted.sizes[inside] / middle)))])
     return where
+
+
+def _base_variant(space: Space, finished: Sequence[Evidence]) -> int:
+    """Return the first variant that runs, whose smallest size is the base; the file's own unless nothing of it fits."""
+    ran = {item.variant for item in finished if item.is_measured}
+    return 0 if 0 in ran else min(ran, default=0)
+
+
+def _first_of_any(
+    space: Space,
+    finished: Sequence[Evidence],
+    in_flight: Sequence[Evidence],
+    settings: SearchSettings,
+    variants: Sequence[Variant],
+) -> Decision:
+    """Decide before any measurement: the file's own variant, then those that fit by their traces, the fastest first."""
+    stops = []
+    for number in sorted(range(len(variants)), key=lambda number: _order_of_first(space, variants, number)):
+        own = [item for item in finished if item.variant == number]
+        decision = _first(space, own, [item for item in in_flight if item.variant == number], settings)
+        if decision.stop_reason is None:
+            return dataclasses.replace(decision, variant=number)
+        stops.append(decision)
+    return stops[0]
+
+
+def _order_of_first(space: Space, variants: Sequence[Variant], number: int) -> tuple[bool, bool, float]:
+    memory = variants[number].memory
+    budget = memory.budget_bytes if memory else None
+    fits = memory is None or memory.peak_bytes is None or not budget or memory.peak_bytes(space.base) <= budget
+    return not fits, number != 0, -variants[number].log_speed
 
 
 def _first(

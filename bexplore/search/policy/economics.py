@@ -39,7 +39,13 @@ class NextProbe:
 
 
 def next_probe(
-    posterior: Posterior, settings: SearchSettings, costs: Costs, *, leader: int, candidates: Index
+    posterior: Posterior,
+    settings: SearchSettings,
+    costs: Costs,
+    *,
+    leader: int,
+    candidates: Index,
+    extra_s: Array | float = 0.0,
 ) -> NextProbe:
     """Return the candidate whose probe is expected to save most, less its cost.
 
@@ -47,9 +53,11 @@ def next_probe(
         settings: The training, and the program of the search.
         leader: Position of the recommended size in the domain.
         candidates: (C,), positions of the sizes that may be probed; at least one.
+        extra_s: As in `acquisition.rank`.
     """
     training_s = training_time_s(posterior, settings, leader)
-    cost_s = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
+    usual_s = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
+    cost_s = usual_s + extra_s
     saves = expected_savings(posterior, leader=leader, candidates=candidates)
     best = int(np.argmax(saves * training_s - cost_s[candidates]))
     return NextProbe(

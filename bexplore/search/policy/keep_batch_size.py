@@ -48,6 +48,7 @@ def decide(
         A probe, or a stop; `recommendation` and `posterior` are of the sizes that keep the batch size alone.
     """
     everything = space.including(keeping)
+    evidence = [dataclasses.replace(item, variant=0) for item in evidence if item.variant == free.variant]
     fitted = fit_posterior(
         everything,
         evidence,
@@ -58,13 +59,15 @@ def decide(
     ).among(keeping)
     own = free.micro_batch_size if free.micro_batch_size in keeping else None
     best = recommend(fitted, evidence, base=space.base, tolerance=settings.tolerance, size=own)
+    best = best and dataclasses.replace(best, variant=free.variant)
     stop = Decision(stop_reason=StopReason.NOTHING_LEFT, recommendation=best, posterior=fitted)
     if own is not None or _may_end(fitted, evidence, settings, best, goal=free.confidence):
         return stop
     index = _likeliest(fitted, settings.tolerance)
     if index is None:
         return stop
-    return dataclasses.replace(_probe(fitted, evidence, settings, index), recommendation=best)
+    probe = _probe(fitted, evidence, settings, index)
+    return dataclasses.replace(probe, recommendation=best, variant=free.variant)
 
 
 def _may_end(

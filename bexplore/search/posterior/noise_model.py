@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import CONTENTION_INTERLEAVED, Evidence, Interleaved
+from bexplore.search.posterior.kinship import Kinship
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -47,12 +48,20 @@ class Measurements:
         values: (n,), ln(samples/s) after centring.
         noise: (n, n), covariance of their own noise.
         pass_sd: ln(pass time), between two passes of one probe.
+        is_own: (n,), whether a measurement is of the curve's own variant.
     """
 
     at: Index
     values: Array
     noise: Array
     pass_sd: float
+    is_own: NDArray[np.bool_]
+
+    @property
+    def of_own_variant(self) -> Measurements:
+        """Those of the curve's own variant."""
+        own = self.is_own
+        return Measurements(self.at[own], self.values[own], self.noise[np.ix_(own, own)], self.pass_sd, own[own])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,7 @@ class _Row:
     contention_sd: float
     compilation: Compilation
     was_interleaved: bool
+    variant: int
 
     @property
     def knows_noise(self) -> bool:
@@ -75,25 +85,34 @@ class _Row:
 
 
 def measurements_of(
-    sizes: NDArray[np.int64], measured: Sequence[Evidence], user_compilation: Compilation
+    sizes: NDArray[np.int64],
+    measured: Sequence[Evidence],
+    user_compilation: Compilation,
+    *,
+    kinship: Kinship | None = None,
 ) -> tuple[Measurements, float]:
     """Return the measurements in some evidence, and the mean that was subtracted from their values.
 
     Args:
         sizes: (D,), the domain; it covers every measured size.
         measured: Measured probes, in order.
+        kinship: What measurements of other variants tell of the curve's own; None where there is one variant.
     """
+    kin = kinship or Kinship()
     rows = [row for probe, item in enumerate(measured) for row in _rows(probe, item)]
     at = np.searchsorted(sizes, [row.micro_batch_size for row in rows])
-    values = np.array([row.log_throughput for row in rows])
+    values = np.array([row.log_throughput - kin.log_speed_over_own(row.variant) for row in rows])
     noise = np.diag(np.maximum(_standard_errors(rows), MIN_SE) ** 2)
     quiet = [row for row in rows if row.contention_sd == 0.0]  # contention that was seen is no drift
     noise += _drift(rows) + _common_mode(rows, _common_mode_sd(quiet))
-    noise += _between_compilations(rows, at, values, user_compilation, _common_mode_sd(rows))
+    is_own = np.array([row.variant == kin.variant for row in rows])
+    noise += _between_compilations(rows, at, values, user_compilation, _common_mode_sd(rows), is_own)
     noise += _of_disturbed(rows, at, values, noise)
+    if not is_own.all():
+        noise += kin.covariance([row.variant for row in rows], np.log([row.micro_batch_size for row in rows]))
     center = float(values.mean())
     pass_sd = _pooled_pass_sd([row for row in rows if not row.was_interleaved])
-    return Measurements(at, values - center, noise, pass_sd), center
+    return Measurements(at, values - center, noise, pass_sd, is_own), center
 
 
 def estimates_alone(data: Measurements, probe_sd: float) -> tuple[Array, Array]:
@@ -132,6 +151,7 @@ def _rows(probe: int, item: Evidence) -> list[_Row]:
             contention_sd=item.contention_sd,
             compilation=item.compilation,
             was_interleaved=bool(item.interleaved),
+            variant=item.variant,
         )
         for part in parts
     ]
@@ -157,9 +177,9 @@ def _common_mode_sd(rows: Sequence[_Row]) -> float:
 
     Where CPU contention was seen, it explains why a size alone differs from itself interleaved: `_of_disturbed`.
     """
-    by_program: dict[tuple[int, Compilation], list[_Row]] = defaultdict(list)
+    by_program: dict[tuple[int, Compilation, int], list[_Row]] = defaultdict(list)
     for row in rows:
-        by_program[row.micro_batch_size, row.compilation].append(row)
+        by_program[row.micro_batch_size, row.compilation, row.variant].append(row)
     groups = []
     for of_size in by_program.values():
         interleaved = [row for row in of_size if row.was_interleaved]
@@ -204,17 +224,23 @@ def _together(rows: Sequence[_Row]) -> NDArray[np.bool_]:
 
 
 def _same_program(rows: Sequence[_Row]) -> NDArray[np.bool_]:
-    kinds = np.array([row.compilation.value for row in rows])
-    return np.asarray(kinds[:, None] == kinds[None, :])
+    programs = [(row.compilation, row.variant) for row in rows]
+    numbers = np.array([programs.index(program) for program in programs])
+    return np.asarray(numbers[:, None] == numbers[None, :])
 
 
 def _between_compilations(
-    rows: Sequence[_Row], at: Index, values: Array, user_compilation: Compilation, common_sd: float
+    rows: Sequence[_Row],
+    at: Index,
+    values: Array,
+    user_compilation: Compilation,
+    common_sd: float,
+    is_own: NDArray[np.bool_],
 ) -> Array:
     """Return (n, n), the covariance of programs that are not the curve's: a level for each, and a part by size."""
     other = np.array([row.compilation is not user_compilation for row in rows])
     same_other = other[:, None] & _same_program(rows)
-    own_sd = _compilation_sd(values, at, other, common_sd)
+    own_sd = _compilation_sd(values[is_own], at[is_own], other[is_own], common_sd)
     return same_other * (COMPILATION_LEVEL_SD**2 + own_sd**2 * (at[:, None] == at[None, :]))
 
 

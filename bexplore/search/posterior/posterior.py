@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.kinship import Kinship
 from bexplore.search.posterior.memory import MemoryObservations, Peak, ReservedPeak, draw_boundaries, draw_ends
 from bexplore.search.posterior.prior import ShapePrior
 from bexplore.search.posterior.throughput import NUM_DRAWS, CurveDraws, Draws, draw_curves
@@ -57,9 +58,25 @@ class Posterior(CurveDraws):
     open: NDArray[np.bool_]
     _near: dict[float, NDArray[np.bool_]] = field(default_factory=dict, repr=False)
 
-    def index(self, size: int) -> int:
+    def index(self, size: int, variant: int = 0) -> int:
         """Return the position of a size in the domain."""
+        del variant  # there is one
         return int(np.searchsorted(self.sizes, size))
+
+    def part(self, variant: int) -> Posterior:
+        """Return the posterior of one variant."""
+        del variant  # there is one
+        return self
+
+    def start(self, variant: int) -> int:
+        """Return the position of the smallest size of a variant."""
+        del variant  # there is one
+        return 0
+
+    @property
+    def variants(self) -> NDArray[np.int64]:
+        """(D,), the variant of each position."""
+        return np.zeros(len(self.sizes), dtype=np.int64)
 
     @cached_property
     def values(self) -> Draws:
@@ -93,8 +110,9 @@ class Posterior(CurveDraws):
             _near={},
         )
 
-    def regret(self, size: int) -> Array:
+    def regret(self, size: int, variant: int = 0) -> Array:
         """Return (S,), share of the best feasible speed that a size misses; 1 where it does not fit itself."""
+        del variant  # there is one
         fits = self.feasible[:, self.index(size)]
         own = self.log_throughput[:, self.index(size)].astype(np.float64)
         behind = np.subtract(own, self.best[:, 0] + self._unseen, where=fits, out=np.full(len(own), -np.inf))
@@ -124,26 +142,31 @@ def fit_posterior(
     seed: int = 0,
     user_compilation: Compilation = Compilation.EXACT,
     covered: Sequence[int] = (),
+    kinship: Kinship | None = None,
 ) -> Posterior:
     """Fit the posterior.
 
     Args:
-        evidence: Every finished probe, in order.
+        evidence: Every finished probe, in order; of all variants, where there are several.
         user_compilation: The program of the training; other compilations are evidence with an extra variance.
         covered: Candidates that the domain must hold.
+        kinship: The variant whose posterior it is, and what measurements of others tell of it; None for the only one.
 
     Raises:
         ValueError: Nothing was measured yet.
     """
-    measured = [item for item in evidence if item.is_measured]
-    if not measured:
+    variant = 0 if kinship is None else kinship.variant
+    everything = [item for item in evidence if item.is_measured]
+    if not everything:
         raise ValueError("a posterior needs at least one measurement")
-    remaining = space.after(evidence)
+    own = [item for item in evidence if item.variant == variant]
+    measured = [item for item in own if item.is_measured]
+    remaining = space.after(own)
     boundaries = _boundaries(space, measured, remaining, memory, seed)
     certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
     sizes = _domain(space, certain, boundaries, _largest_fitting(measured, remaining), remaining)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
-    curves = draw_curves(prior, sizes, measured, user_compilation=user_compilation)
+    curves = draw_curves(prior, sizes, everything, user_compilation=user_compilation, kinship=kinship)
     alive = ~np.isin(sizes, list(remaining.dropped))
     return Posterior(
         **{item.name: getattr(curves, item.name) for item in dataclasses.fields(curves)},
@@ -172,7 +195,7 @@ def _boundaries(
     boundaries = draw_boundaries(observed, memory, base=space.base, largest=space.sizes[-1], uniforms=uniforms)
     ends = draw_ends(
         remaining.failed_beyond,
-        largest_measured=max(item.micro_batch_size for item in measured),
+        largest_measured=max((item.micro_batch_size for item in measured), default=0),
         base=space.base,
         uniforms=np.random.default_rng([seed, ENDS_STREAM]).random((2, NUM_DRAWS)),
     )

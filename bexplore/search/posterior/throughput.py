@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.kinship import Kinship
 from bexplore.search.posterior.noise_model import Measurements, estimates_alone, measurements_of
 from bexplore.search.posterior.prior import (
     CLIFF_RATE,
@@ -96,6 +97,7 @@ def draw_curves(
     measured: Sequence[Evidence],
     *,
     user_compilation: Compilation,
+    kinship: Kinship | None = None,
 ) -> CurveDraws:
     """Draw curves from the exact posterior given shape and hyper-parameters, by Matheron's rule.
 
@@ -104,9 +106,10 @@ def draw_curves(
     Args:
         sizes: (D,), the domain; it covers every measured size.
         measured: Measured probes, in order.
+        kinship: What measurements of other variants tell of the curve; None where there is one variant.
     """
     shapes = prior.evaluate(sizes)
-    data, center = measurements_of(sizes, measured, user_compilation)
+    data, center = measurements_of(sizes, measured, user_compilation, kinship=kinship)
     levels = shapes[data.at].mean(axis=0)
     fields = _fields(prior.seed, tuple(sizes.tolist()))
     misfit = (data.values[:, None] - shapes[data.at] + levels).T
@@ -115,14 +118,15 @@ def draw_curves(
     z_scores = _leave_one_out(misfit[best[1]], inverse[best[0]])
     draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
     surprise = np.zeros(len(sizes))
-    surprise[data.at] = z_scores
+    surprise[data.at[data.is_own]] = z_scores[data.is_own]
+    alone = data.of_own_variant
     curves = draws + (shapes[:, weighed.shape] + (center - levels[weighed.shape])).T.astype(np.float32)
-    _turn_down(curves, np.unique(data.at), sizes, seed=prior.seed)
+    _turn_down(curves, np.unique(alone.at), sizes, seed=prior.seed)
     hyper = Hyper.grid(data.pass_sd)
     own_sd = np.sqrt(ROUGH_OWN_SHARE) * hyper.rough_sd[weighed.hyper]
-    own = np.unique(data.at)
+    own = np.unique(alone.at)
     own_level, own_level_covariance = np.full(len(sizes), np.nan), np.full((len(sizes), len(sizes)), np.nan)
-    own_level[own], own_level_covariance[np.ix_(own, own)] = estimates_alone(data, float(hyper.probe_sd[best[0]]))
+    own_level[own], own_level_covariance[np.ix_(own, own)] = estimates_alone(alone, float(hyper.probe_sd[best[0]]))
     return CurveDraws(
         log_throughput=curves,
         probe_sd=hyper.probe_sd[weighed.hyper],
@@ -302,7 +306,7 @@ def _draw(
     function += cliff_sd**2 * _column((alpha * cliff[:, data.at]).sum(axis=1)) * cliff
     for own, kernel in zip(of_length, fields.smooth, strict=True):
         function[own] += (smooth_sd[own] ** 2 * alpha[own].astype(np.float32)) @ kernel[data.at].astype(np.float32)
-    return function + _unseen_bumps(data.at, sizes, rng)
+    return function + _unseen_bumps(data.of_own_variant.at, sizes, rng)
 
 
 def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed: int) -> None:
@@ -313,6 +317,8 @@ def _turn_down(curves: Draws, measured: Index, sizes: NDArray[np.int64], *, seed
         measured: Positions of the measured sizes, ascending.
         sizes: (D,), samples.
     """
+    if not len(measured):
+        return
     last = measured[-1]
     half = measured[sizes[measured] <= sizes[last] / 2.0]
     if not len(half) or last == len(sizes) - 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bexplore.errors import UserInputError
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, decide
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
@@ -45,45 +46,58 @@ class BexploreSampler(BaseSampler):
         settings: SearchSettings | None = None,
         *,
         memory: MemoryPrior | None = None,
+        variants: Sequence[Variant] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
+        self.variants = tuple(variants)
         self.space = space
         self.settings = settings or SearchSettings()
         self.memory = memory
         self._now = now
         self._decisions: dict[int, Decision] = {}
-        self._given: int | None = None
+        self._given: tuple[int, int] | None = None
         self._last: tuple[object, Decision] | None = None
 
     @property
-    def distribution(self) -> IntDistribution:
-        """The distribution of the one parameter; the sampler returns only candidates."""
-        return IntDistribution(self.space.base, self.space.sizes[-1])
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Distributions of the size and, of a job with several, its variant; the sampler returns only candidates."""
+        found: dict[str, BaseDistribution] = {trials.PARAMETER: IntDistribution(self.space.base, self.space.sizes[-1])}
+        if len(self.variants) > 1:
+            found[trials.VARIANT] = IntDistribution(0, len(self.variants) - 1)
+        return found
 
-    def ask(self, study: optuna.Study, size: int | None = None) -> optuna.Trial:
+    def memory_of(self, variant: int) -> MemoryPrior | None:
+        """Return the prior of the memory of a variant."""
+        return self.variants[variant].memory if self.variants else self.memory
+
+    def ask(self, study: optuna.Study, size: int | None = None, variant: int = 0) -> optuna.Trial:
         """Begin a trial of a size; None for the sampler's choice."""
-        self._given = size
+        self._given = None if size is None else (size, variant)
         try:
-            return study.ask({trials.PARAMETER: self.distribution})
+            return study.ask(self.distributions)
         finally:
             self._given = None
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the distribution of the micro-batch size, the only parameter."""
-        return {trials.PARAMETER: self.distribution}
+        """Return the distributions of all parameters."""
+        return self.distributions
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the size to probe next; where no probe is worth its cost, the recommended one."""
         if self._given is not None:
-            return {trials.PARAMETER: self._given}
+            return self._parameters(*self._given)
         decision = self.decide(study, asking=trial.number)
         self._decisions[trial.number] = decision
         if decision.stop_reason is None:
-            return {trials.PARAMETER: decision.micro_batch_size}
+            return self._parameters(decision.micro_batch_size, decision.variant)
         best = decision.recommendation
-        return {trials.PARAMETER: best.micro_batch_size if best else self.space.base}
+        return self._parameters(best.micro_batch_size, best.variant) if best else self._parameters(self.space.base, 0)
+
+    def _parameters(self, size: int, variant: int) -> dict[str, Any]:
+        own = {trials.VARIANT: variant} if len(self.variants) > 1 else {}
+        return {trials.PARAMETER: size} | own
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -108,7 +122,14 @@ class BexploreSampler(BaseSampler):
         evidence, num_unassigned = self._evidence(study, asking)
         key = (tuple(evidence), num_unassigned)
         if self._last is None or self._last[0] != key:
-            decision = decide(self.space, evidence, self.settings, memory=self.memory, num_unassigned=num_unassigned)
+            decision = decide(
+                self.space,
+                evidence,
+                self.settings,
+                memory=self.memory,
+                num_unassigned=num_unassigned,
+                variants=self.variants,
+            )
             self._last = (key, decision)
         return self._last[1]
 
@@ -169,4 +190,5 @@ def _search_specification(sampler: BexploreSampler) -> Mapping[str, Any]:
         "tolerance": sampler.settings.tolerance,
         "seed": sampler.settings.seed,
         "engine_version": ENGINE_VERSION,
+        **({"num_variants": len(sampler.variants)} if len(sampler.variants) > 1 else {}),
     }

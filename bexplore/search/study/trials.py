@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import optuna
-from optuna.distributions import IntDistribution
+from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -25,6 +25,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.recommendation import Recommendation
 
 PARAMETER = "micro_batch_size"
+VARIANT = "variant"  # of the job; a parameter of studies of several variants
 ATTRIBUTE = "bexplore"
 LEASE_S = 120.0  # a probe in flight without a renewed lease is abandoned. Source: a judgement, four missed renewals
 ASKING_S = 60.0  # an explorer that has not chosen a size by then is dead. Source: a decision takes below 1 s
@@ -48,17 +49,20 @@ def evidence_of(trial: FrozenTrial) -> Evidence:
     record = trial.system_attrs.get(ATTRIBUTE, {}).get("evidence")
     if record is not None and trial.state.is_finished():
         return Evidence.from_dict(record)
-    size = int(trial.params[PARAMETER])
+    tried: dict[str, Any] = {
+        "micro_batch_size": int(trial.params[PARAMETER]),
+        "variant": int(trial.params.get(VARIANT, 0)),
+    }
     if trial.state is TrialState.COMPLETE:
         value = trial.value or math.nan
         if not value > 0 or math.isinf(value):
-            return Evidence(micro_batch_size=size, outcome=Outcome.NOT_FINITE, reason=f"value {trial.value}")
-        return Evidence(micro_batch_size=size, outcome=Outcome.MEASURED, log_throughput=math.log(value))
+            return Evidence(**tried, outcome=Outcome.NOT_FINITE, reason=f"value {trial.value}")
+        return Evidence(**tried, outcome=Outcome.MEASURED, log_throughput=math.log(value))
     if trial.state is TrialState.PRUNED:
-        return Evidence(micro_batch_size=size, outcome=Outcome.OUT_OF_MEMORY)
+        return Evidence(**tried, outcome=Outcome.OUT_OF_MEMORY)
     purpose = Purpose(trial.system_attrs.get(ATTRIBUTE, {}).get("purpose", Purpose.SEARCH))
     outcome = Outcome.CRASHED if trial.state is TrialState.FAIL else None
-    return Evidence(micro_batch_size=size, outcome=outcome, purpose=purpose)
+    return Evidence(**tried, outcome=outcome, purpose=purpose)
 
 
 def is_abandoned(trial: FrozenTrial, now: float) -> bool:
@@ -125,11 +129,18 @@ def _trial_of(observation: Observation, study: optuna.Study) -> FrozenTrial:
     sizes = search_specification_of(study)
     size = observation.micro_batch_size
     state = STATES.get(observation.outcome, TrialState.FAIL)
+    params = {PARAMETER: size}
+    distributions: dict[str, BaseDistribution] = {
+        PARAMETER: IntDistribution(min(size, sizes["smallest"]), max(size, sizes["largest"]))
+    }
+    if sizes.get("num_variants", 1) > 1:
+        params[VARIANT] = observation.probe.variant
+        distributions[VARIANT] = IntDistribution(0, sizes["num_variants"] - 1)
     return create_trial(
         state=state,
         value=observation.samples_per_s if observation.is_measured else None,
-        params={PARAMETER: size},
-        distributions={PARAMETER: IntDistribution(min(size, sizes["smallest"]), max(size, sizes["largest"]))},
+        params=params,
+        distributions=distributions,
         user_attrs=_user_attributes(observation),
         system_attrs={ATTRIBUTE: _record(observation)},
     )

@@ -127,7 +127,7 @@ def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
 
 def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    trial = asked.ask(BexploreSampler(SPACE).distributions)
 
     def lease_until() -> float:
         (running,) = asked.get_trials()
@@ -175,7 +175,7 @@ def test_an_explorer_stops_when_another_finds_enough_while_it_asks(tmp_path):
 
 def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    trial = asked.ask(BexploreSampler(SPACE).distributions)
     trials.abandon(asked, trial)
 
     trials.tell(asked, trial, observed(trial.params[trials.PARAMETER], number=trial.number))
@@ -186,7 +186,7 @@ def test_an_observation_told_after_its_trial_was_given_up_is_kept(tmp_path):
 
 def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twice(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
-    trial = asked.ask({trials.PARAMETER: BexploreSampler(SPACE).distribution})
+    trial = asked.ask(BexploreSampler(SPACE).distributions)
     observation = observed(trial.params[trials.PARAMETER], number=trial.number)
 
     trials.rebuild(asked, [observation], now=time.time())

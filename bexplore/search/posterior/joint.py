@@ -1,0 +1,138 @@
+"""The joint posterior of several variants of a job: a column for each size of each variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bexplore.measurement.probe import Compilation
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.kinship import Kinship
+from bexplore.search.posterior.posterior import Posterior, fit_posterior
+from bexplore.search.space import MemoryPrior, Space
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One variant of a job, as the search knows it before anything ran.
+
+    Attributes:
+        memory: Its prior of memory; None for no limit and no trace.
+        log_speed: Expected ln(samples/s) over that of variant 0, as its operations let expect.
+    """
+
+    memory: MemoryPrior | None = None
+    log_speed: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JointPosterior(Posterior):
+    """Joint draws of the curves of all variants, one variant's sizes behind the other's.
+
+    Attributes:
+        parts: The posterior of each variant, in order.
+    """
+
+    parts: tuple[Posterior, ...]
+
+    def index(self, size: int, variant: int = 0) -> int:
+        """Return the position of a size of a variant."""
+        return self.start(variant) + self.parts[variant].index(size)
+
+    def part(self, variant: int) -> Posterior:
+        """Return the posterior of one variant."""
+        return self.parts[variant]
+
+    def start(self, variant: int) -> int:
+        """Return the position of the smallest size of a variant."""
+        return sum(len(part.sizes) for part in self.parts[:variant])
+
+    @property
+    def variants(self) -> NDArray[np.int64]:
+        """(D,), the variant of each position."""
+        return np.repeat(np.arange(len(self.parts)), [len(part.sizes) for part in self.parts])
+
+    def regret(self, size: int, variant: int = 0) -> Array:
+        """Return (S,), share of the best feasible speed that a size of a variant misses; 1 where it does not fit."""
+        at = self.index(size, variant)
+        fits = self.feasible[:, at]
+        own = self.log_throughput[:, at].astype(np.float64)
+        behind = np.subtract(own, self.best[:, 0] + self._bonus, where=fits, out=np.full(len(own), -np.inf))
+        return -np.expm1(np.minimum(behind, 0.0))
+
+    def _near_best(self, tolerance: float) -> NDArray[np.bool_]:
+        bonus = math.log1p(-tolerance) + self._bonus
+        return self.feasible & (self.values >= self.best + bonus.astype(np.float32)[:, None])
+
+    @property
+    def _bonus(self) -> Array:
+        """(S,), ln(samples/s) of the best of all candidates over the best of those in the domain."""
+        bests = np.stack([part.best[:, 0] + part._unseen for part in self.parts])
+        return np.maximum(bests.max(axis=0) - self.best[:, 0].astype(np.float64), 0.0)
+
+
+def fit_joint(
+    space: Space,
+    variants: Sequence[Variant],
+    evidence: Sequence[Evidence],
+    *,
+    seed: int,
+    user_compilation: Compilation,
+) -> JointPosterior:
+    """Fit the posterior of every variant, each with what the measurements of the others tell of it.
+
+    Draws of two variants are independent given the measurements: what they share beyond these makes their difference
+    look less certain than it is.
+
+    Raises:
+        ValueError: Nothing was measured yet.
+    """
+    log_speeds = {number: variant.log_speed for number, variant in enumerate(variants)}
+    parts = tuple(
+        fit_posterior(
+            space,
+            evidence,
+            memory=variant.memory,
+            seed=seed,
+            user_compilation=user_compilation,
+            kinship=Kinship(variant=number, log_speeds=log_speeds),
+        )
+        for number, variant in enumerate(variants)
+    )
+    return joined(parts)
+
+
+def joined(parts: Sequence[Posterior]) -> JointPosterior:
+    """Return posteriors of several variants as one."""
+    ends = np.cumsum([0, *(len(part.sizes) for part in parts)])
+    covariance = np.full((ends[-1], ends[-1]), np.nan)
+    for part, start, end in zip(parts, ends, ends[1:], strict=False):
+        covariance[start:end, start:end] = part.own_level_covariance
+    return JointPosterior(
+        log_throughput=np.concatenate([part.log_throughput for part in parts], axis=1),
+        feasible=np.concatenate([part.feasible for part in parts], axis=1),
+        sizes=np.concatenate([part.sizes for part in parts]),
+        represented=np.concatenate([part.represented for part in parts]),
+        measured=np.concatenate([part.measured for part in parts]),
+        measured_exactly=np.concatenate([part.measured_exactly for part in parts]),
+        open=np.concatenate([part.open for part in parts]),
+        surprise=np.concatenate([part.surprise for part in parts]),
+        own_level=np.concatenate([part.own_level for part in parts]),
+        own_level_covariance=_with_independent(covariance),
+        probe_sd=np.mean([part.probe_sd for part in parts], axis=0),
+        own_sd=np.max([part.own_sd for part in parts], axis=0),
+        parts=tuple(parts),
+    )
+
+
+def _with_independent(covariance: Array) -> Array:
+    """Return a covariance whose blocks of different variants are zero where both have measurements."""
+    known = np.isfinite(np.diag(covariance))
+    both = known[:, None] & known[None, :]
+    return np.where(both & ~np.isfinite(covariance), 0.0, covariance)
