@@ -27,13 +27,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import psutil
 
 from benchmarks.distributed_jobs import BATCH_SIZE, JOBS, LARGEST, NUM_RANKS, DistributedJob, Fault, faults
 from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.schema import ExploreSettings
 from bexplore.engine import EngineRunner, RunnerSettings
-from bexplore.engine.process import timeouts
+from bexplore.engine.process import reaper, timeouts
 from bexplore.engine.process.launcher import Launcher
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.errors import BexploreError
@@ -49,6 +48,7 @@ RECORDS = RESULTS / "distributed.json"
 SLURM = Path(__file__).parents[1] / "tests" / "slurm" / "slurm.sh"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SILENCE_S = 8.0  # of a rank that hangs, in the faults
+CLEAN_UP_S = 10.0  # that the system and Slurm get to end what was killed
 FAULT_LIMIT_S = 90.0  # a probe that takes longer has hung
 ACCUMULATIONS = (1, 4, 16)
 SIZES_OF_STEPS = (2, 8)
@@ -144,7 +144,7 @@ def outcome_of(fault: Fault) -> dict[str, Any]:
         "elapsed_s": elapsed_s,
         "is_right": is_right,
         "left_over": len(left_over()),
-        "allocations": allocations(),
+        "allocations": len(allocations()),
     }
 
 
@@ -159,25 +159,28 @@ def settings_of(job: Any, launcher: str, folder: Path) -> RunnerSettings:
 
 
 def left_over() -> list[int]:
-    """Return ranks and parts of Ray that outlive a closed runner, a moment later."""
-    time.sleep(1.0)
-    words = ("--connect", "raylet", "gcs_server", "ray_launcher")
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if any(word in line for word in words) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
+    """Return processes that this one has started for ranks and that outlive a closed runner, once they had time."""
+    return _after_a_while(lambda: reaper.marked_processes(f"{os.getpid()}."))
 
 
-def allocations() -> int:
-    """Return the jobs and steps that Slurm still holds; 0 without Slurm."""
+def allocations() -> list[str]:
+    """Return the jobs and steps that Slurm still holds, once it had time to clean up; none without Slurm."""
     if "SLURM_CONF" not in os.environ:
-        return 0
-    return sum(
-        len(subprocess.run(["squeue", "-h", *what], capture_output=True, text=True, check=False).stdout.splitlines())
-        for what in ((), ("-s",))
-    )
+        return []
+    words = (["squeue", "-h"], ["squeue", "-h", "-s"])
+
+    def held() -> list[str]:
+        listed = [subprocess.run(one, capture_output=True, text=True, check=False).stdout for one in words]
+        return [line for text in listed for line in text.splitlines()]
+
+    return _after_a_while(held)
+
+
+def _after_a_while(found: Callable[[], list[Any]]) -> list[Any]:
+    until_s = time.monotonic() + CLEAN_UP_S
+    while found() and time.monotonic() < until_s:
+        time.sleep(0.5)
+    return found()
 
 
 # ---- the formula of a step
