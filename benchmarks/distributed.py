@@ -28,7 +28,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.distributed_jobs import BATCH_SIZE, JOBS, LARGEST, NUM_RANKS, DistributedJob, Fault, faults
+from benchmarks.rank_jobs import BATCH_SIZE, JOBS, LARGEST, NUM_RANKS, DistributedJob, Fault, faults
 from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.schema import ExploreSettings
 from bexplore.engine import EngineRunner, RunnerSettings
