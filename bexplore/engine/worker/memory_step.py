@@ -67,7 +67,7 @@ class MemoryStep:
         known = self._known.get(micro_batch_size)
         if known is not None:
             return dataclasses.replace(known, passes=(run_pass(self._steps, batch),))
-        is_long = needs_no_warm_up(self._device, expected_pass_s)
+        is_long = needs_no_warm_up(self._device, expected_pass_s) and self._steps.zeros_stand_for_a_pass
         return self._measured(batch, micro_batch_size, num_steps=1, zeros_for=self._trained if is_long else None)
 
     def verify(self, batch: Batch, micro_batch_size: int) -> StepMemory:

@@ -188,6 +188,14 @@ class Steps:
         self.pass_times_by_kind_s.append((inner_s, last_s))
         return inner_s + (last_s - inner_s) * share
 
+    @property
+    def zeros_stand_for_a_pass(self) -> bool:
+        """Whether gradients of zeros have the memory of those that a pass leaves: ranks may leave others than shards.
+
+        Sharded gradients of a pass that reduces nothing are whole, and those in buckets are views of them.
+        """
+        return not self._workload.job.parallelism.is_distributed
+
     def accumulation_steps(self, micro_batch_size: int) -> int | None:
         """Return the passes of a step at a size, at least one; None where the batch of a replica is not known."""
         if self._replica_batch_size is None:

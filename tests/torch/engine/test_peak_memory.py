@@ -7,8 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bexplore.engine.worker.memory_step import MemoryStep
+from bexplore.engine.worker.memory_limit import DataLimit
+from bexplore.engine.worker.memory_step import LONG_PASS_S, MemoryStep
 from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
+from bexplore.engine.worker.steps import Steps
+from bexplore.job import Job, Parallelism
+from bexplore.workloads import build
+from bexplore.workloads.parallel import leave_group
 
 GIB = 2**30
 
@@ -43,7 +48,7 @@ def test_on_an_accelerator_a_step_has_a_peak_of_tensors_and_one_of_reserved_memo
 def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_process(monkeypatch):
     gpu = AbsentGpu(monkeypatch)
     monkeypatch.setattr(MemoryStep, "_take", lambda *arguments: gpu.step() or ([], []))
-    steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None)
+    steps = SimpleNamespace(alive=lambda batch: (), attach=lambda gradients: None, bucket_bytes=0)
     limit = SimpleNamespace(resident_during=lambda step: step() or 7 * GIB)
     step = MemoryStep(steps, torch.device("cuda", 0), limit, is_training=True)
     assert step.run(None, 8, expected_pass_s=0.0).resident_bytes == 4 * GIB
@@ -52,3 +57,28 @@ def test_what_was_held_for_a_step_is_what_the_allocator_reserved_and_not_the_pro
 def test_on_the_cpu_tensors_are_all_that_the_allocator_counts():
     found = measure_peak(lambda: torch.empty(2**20), torch.device("cpu"), alive=())
     assert found == PeakMemory(allocated_bytes=4 * 2**20)
+
+
+@pytest.fixture
+def rank_of_two():
+    """A rank of two that share the parameters, alone in this process."""
+    parallelism = Parallelism(data_parallel_shard_degree=2)
+    model = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "vocab_size": 128, "max_position_embeddings": 16}
+    yield build(Job(workload="decoder", model=model, sequence_length=16, parallelism=parallelism, num_replicas=2))
+    leave_group()
+
+
+def test_a_long_pass_of_a_rank_follows_a_pass_that_leaves_whole_gradients(rank_of_two):
+    steps = Steps(rank_of_two, torch.device("cpu"))
+    batches = {size: rank_of_two.make_batch(size) for size in (2, 4)}
+    steps.forward_backward(batches[2])
+    steps.update()  # the optimizer has its states
+
+    def peak_after(expected_pass_s: float) -> int:
+        step = MemoryStep(steps, torch.device("cpu"), DataLimit(None), is_training=True)
+        for size, expected_s in ((2, 0.0), (4, expected_pass_s)):
+            steps.clear_gradients()
+            memory = step.run(batches[size], size, expected_pass_s=expected_s)
+        return memory.peak.allocated_bytes
+
+    assert peak_after(2 * LONG_PASS_S) == peak_after(0.0)
