@@ -201,6 +201,11 @@ class Job:
         compile: Arguments of torch.compile.
         torch: Process-wide settings of torch.
         seed: Seed of the initial weights and of the synthetic samples.
+        activation_checkpointing: `full` recomputes blocks in the backward pass, `selective` all of them but matrix
+            products and attention, `none` nothing.
+        checkpointed_modules: Paths of the blocks, such as `model.layers.*`; empty for the repeated blocks of the model.
+        activation_memory_budget: Share of the activations that the compiler keeps for the backward pass, 0 to 1; it
+            recomputes those that are cheapest for their bytes. 1 leaves it to its usual rules.
         import_root: Folder put first on the import path of a worker (that of the configuration); None for none.
     """
 
@@ -219,17 +224,19 @@ class Job:
     compile: CompileSettings = field(default_factory=CompileSettings)
     torch: TorchSettings = field(default_factory=TorchSettings)
     seed: int = 0
+    activation_checkpointing: str = "none"
+    checkpointed_modules: tuple[str, ...] = ()
+    activation_memory_budget: float = 1.0
     import_root: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary that `from_dict` turns back into an equal job.
 
-        A job of one device has no `parallelism`, so that its identity is that of the program alone.
+        What is at its default and was added later is left out, so that the identity of a program stays.
         """
         record = dataclasses.asdict(self)
-        if self.parallelism == Parallelism():
-            del record["parallelism"]
-        return record
+        plain = {name for name in _LEFT_OUT if getattr(self, name) == getattr(_PLAIN, name)}
+        return {name: value for name, value in record.items() if name not in plain}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Job:
@@ -239,6 +246,7 @@ class Job:
         fields["precision"] = Precision(fields["precision"])
         fields["compile"] = CompileSettings(**fields["compile"])
         fields["torch"] = TorchSettings(**fields["torch"])
+        fields["checkpointed_modules"] = tuple(fields.get("checkpointed_modules", ()))
         shared = fields.get("parallelism", {})
         fields["parallelism"] = Parallelism(**shared | {"blocks": tuple(shared.get("blocks", ()))})
         return cls(**fields)
@@ -254,6 +262,11 @@ class Job:
         record = self.as_dict() | {"import_root": None} | {"environment": environment}
         text = json.dumps(record, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Fields that a record of a job has only where they are not at their defaults.
+_LEFT_OUT = ("parallelism", "activation_checkpointing", "checkpointed_modules", "activation_memory_budget")
+_PLAIN = Job(workload="")
 
 
 def code_digests(job: Job) -> dict[str, str]:
