@@ -99,9 +99,10 @@ def test_ranks_that_report_neither_speed_nor_memory_leave_both_unknown():
     assert (found.worst_peak_rank, found.worst_peak_memory_bytes) == (None, None)
 
 
-def test_exposed_communication_is_what_all_ranks_take_longer_than_one_that_is_alone():
-    alone = ran(1.0, 1.0)
-    found = result_of(ran(1.2, 1.4, ranks=RANKS), journal=(alone,))
+@pytest.mark.parametrize("compilation", [Compilation.EXACT, Compilation.EAGER])
+def test_exposed_communication_is_what_all_ranks_take_longer_than_one_that_is_alone(compilation):
+    alone = ran(1.0, 1.0, compilation=compilation)
+    found = result_of(ran(1.2, 1.4, ranks=RANKS, compilation=compilation), journal=(alone,))
 
     assert found.effective_pass_s == pytest.approx(1.25)
     assert found.one_rank_pass_s == pytest.approx(1.0)
