@@ -12,11 +12,15 @@ from typing import Any
 from bexplore.batching import Divisibility, replica_batch_size_of
 from bexplore.config.command import Command
 from bexplore.config.document.reader import KeyPath, Position
+from bexplore.config.job_variant import JobVariant
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 
-__all__ = ["Config", "ExploreSettings", "Request", "RequestKind", "json_schema"]
+__all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind", "json_schema"]
+
+# Probes that each further variant adds to those of `explore.effort`: one finds its level, another its best size.
+PROBES_OF_VARIANT = 2
 
 
 class RequestKind(StrEnum):
@@ -76,6 +80,8 @@ class Config:
         recognised: Family of the file and the keys that show it, for people; empty where no family is needed.
         warnings: Lines that qualify the result.
         options: Options of the command line that another command needs to find the same job.
+        variants: The job with each combination of `explore.settings`, that of the file itself first; empty without any.
+        has_own_max_probes: Whether the file itself bounds the probes, and not `explore.effort`.
     """
 
     path: Path
@@ -94,6 +100,8 @@ class Config:
     recognised: str = ""
     warnings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    variants: tuple[JobVariant, ...] = ()
+    has_own_max_probes: bool = False
 
     @property
     def typed(self) -> str:
@@ -138,6 +146,15 @@ class Config:
         """The ranks that share the memory of this host; torchrun starts all of a job's ranks on it."""
         return self.job.parallelism.num_ranks if self.command is None and self.explore.launcher == "torchrun" else 1
 
+    def max_probes(self, num_variants: int) -> int:
+        """Return the most probes of a search over so many variants."""
+        further = 0 if self.has_own_max_probes else PROBES_OF_VARIANT * (max(1, num_variants) - 1)
+        return self.explore.max_probes + further
+
+    def of_variant(self, variant: JobVariant) -> Config:
+        """Return the job with the settings of a variant, and nothing further to choose from."""
+        return dataclasses.replace(self, job=variant.job, variants=())
+
     @property
     def training_samples(self) -> int | None:
         """The samples of one replica in the whole training, from which its duration follows.
@@ -166,14 +183,26 @@ class Config:
 
     def on_device(self, device: str) -> Config:
         """Return the job on a torch device; float16 becomes bfloat16 where gradients cannot be scaled."""
-        precision, warnings = self.job.precision, self.warnings
-        is_cuda = device.partition(":")[0] == "cuda"
-        if precision is Precision.AUTOCAST_FLOAT16 and not is_cuda:
-            precision = Precision.AUTOCAST_BFLOAT16
+        warnings = self.warnings
+        jobs = (self.job, *(variant.job for variant in self.variants))
+        if any(job.precision is Precision.AUTOCAST_FLOAT16 and not _scales(device) for job in jobs):
             notice = f"{self.path}: float16 needs gradient scaling, which only CUDA has; bfloat16 is used on {device}"
             warnings = (*warnings, notice)
-        job = dataclasses.replace(self.job, device=device, precision=precision)
-        return dataclasses.replace(self, job=job, warnings=warnings)
+        variants = (dataclasses.replace(one, job=_on_device(one.job, device)) for one in self.variants)
+        job = _on_device(self.job, device)
+        return dataclasses.replace(self, job=job, variants=tuple(variants), warnings=warnings)
+
+
+def _on_device(job: Job, device: str) -> Job:
+    precision = job.precision
+    if precision is Precision.AUTOCAST_FLOAT16 and not _scales(device):
+        precision = Precision.AUTOCAST_BFLOAT16
+    return dataclasses.replace(job, device=device, precision=precision)
+
+
+def _scales(device: str) -> bool:
+    """Return whether a device scales gradients, which float16 needs."""
+    return device.partition(":")[0] == "cuda"
 
 
 def json_schema() -> dict[str, Any]:

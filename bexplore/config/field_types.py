@@ -15,6 +15,7 @@ from bexplore.errors import BexploreError, close_match
 from bexplore.units import parse_device_memory, parse_seconds
 
 PRECISIONS = ("float32", "bfloat16", "autocast_bfloat16", "autocast_float16")
+CHECKPOINTING = ("none", "selective", "full")
 _PRECISIONS = {  # names in other tools
     **dict.fromkeys(("float16", "fp16", "half", "16", "16-mixed", "fp16-mixed", "amp"), "autocast_float16"),
     **dict.fromkeys(("bf16-mixed", "amp_bfloat16", "amp_bf16"), "autocast_bfloat16"),
@@ -126,6 +127,11 @@ def _precision(value: Any) -> Any:
     return value
 
 
+def _checkpointing(value: Any) -> Any:
+    """Accept true and false for the words; null is none of them."""
+    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
+
+
 def _candidates(value: Any) -> Any:
     """Accept a rule by name, or the sizes themselves."""
     words = ("all", "powers_of_two", "divisors", "even")
@@ -201,6 +207,12 @@ Fraction = Annotated[float, BeforeValidator(_fraction)]
 PrecisionName = Annotated[
     Literal["float32", "bfloat16", "autocast_bfloat16", "autocast_float16"], BeforeValidator(_precision)
 ]
+Checkpointing = Annotated[
+    Literal["none", "selective", "full"],
+    BeforeValidator(_checkpointing),
+    WithJsonSchema({"enum": [*CHECKPOINTING, True, False]}),
+]
+Share = Annotated[float, Field(ge=0, le=1)]
 Candidates = Annotated[str | tuple[int, ...], BeforeValidator(_candidates), WithJsonSchema(_CANDIDATES_SCHEMA)]
 Enabled = Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABLED_SCHEMA)]
 ImportPath = Annotated[str, BeforeValidator(_import_path), WithJsonSchema(_IMPORT_SCHEMA)]

@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.document.document import Problems, dotted_path
@@ -16,6 +24,7 @@ from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.field_types import (
     Address,
     Candidates,
+    Checkpointing,
     Duration,
     Enabled,
     Fraction,
@@ -25,6 +34,7 @@ from bexplore.config.field_types import (
     PrecisionName,
     Samples,
     Seconds,
+    Share,
     Size,
     Tokens,
     translate,
@@ -75,7 +85,9 @@ class CompileOptions(_Section):
         description="Whether the training is compiled; false: explore it eagerly; both: compare the two at the winner.",
     )
     backend: str = Field("inductor", description="Backend of torch.compile.")
-    mode: str | None = Field(None, description="Mode of torch.compile, such as reduce-overhead; null: its default.")
+    mode: str | None = Field(
+        None, description="Mode of torch.compile, such as reduce-overhead; null or default: its default."
+    )
     fullgraph: bool = Field(False, description="Whether a graph break is an error.")
     dynamic: bool | None = Field(False, description="As in torch.compile; false: each size has a static program.")
     options: dict[str, Any] | None = Field(None, description="Options of the backend; excludes mode.")
@@ -100,6 +112,13 @@ class TorchOptions(_Section):
     )
 
 
+class ImplementationOptions(_Section):
+    """Which implementation of the optimizer runs, over what the file's own optimizer says."""
+
+    fused: bool | None = Field(None, description="As in torch.optim; null: as the file's optimizer says.")
+    foreach: bool | None = Field(None, description="As in torch.optim; null: as the file's optimizer says.")
+
+
 def _words_of_command(value: Any) -> Any:
     """Split a text into words as a shell does."""
     return shlex.split(value) if isinstance(value, str) else value
@@ -110,6 +129,15 @@ def _texts(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: str(one) if type(one) in (int, float) else one for name, one in value.items()}
+
+
+def _settings(value: Any) -> Any:
+    if value is not None and value != "auto" and not isinstance(value, dict):
+        raise ValueError(f"must be auto, or a mapping of settings to lists of values, not {quoted(value)}")
+    return value
+
+
+_SETTINGS_SCHEMA = WithJsonSchema({"anyOf": [{"enum": ["auto", None]}, {"type": "object"}]})
 
 
 def _short_for_enabled(value: Any) -> Any:
@@ -296,8 +324,28 @@ class ExploreSettings(_Section):
     precision: PrecisionName | None = Field(
         None, description="Number formats; null: those of the model's own section, else float32."
     )
-    activation_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass (built-in decoder and transformers models)."
+    activation_checkpointing: Checkpointing = Field(
+        "none",
+        description="Recompute activations of blocks in the backward pass: none, selective (all but matrix products "
+        "and attention) or full; true and false for full and none.",
+    )
+    checkpointed_modules: list[str] = Field(
+        default_factory=list,
+        description="Modules that are recomputed, such as model.layers.*; empty: the repeated blocks of the model.",
+    )
+    activation_memory_budget: Share = Field(
+        1.0,
+        description="Share of the activations, 0 to 1, that the compiler keeps for the backward pass; it recomputes "
+        "those that are cheapest for their bytes. 1: its usual rules.",
+    )
+    optimizer: ImplementationOptions = Field(
+        default_factory=lambda: ImplementationOptions.model_validate({}),
+        description="Which implementation of the optimizer runs.",
+    )
+    settings: Annotated[Literal["auto"] | dict[str, Any] | None, BeforeValidator(_settings), _SETTINGS_SCHEMA] = Field(
+        None,
+        description="Settings to explore together with the size: keys of this section, each with a list of values; "
+        "auto: a few that trade memory for speed. See docs/settings.md.",
     )
     compile: Annotated[CompileOptions, BeforeValidator(_short_for_enabled)] = Field(
         default_factory=lambda: CompileOptions.model_validate({}),
@@ -469,6 +517,7 @@ def _known_keys(path: KeyPath) -> Sequence[str]:
 _SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
     (): ExploreSettings,
     ("compile",): CompileOptions,
+    ("optimizer",): ImplementationOptions,
     ("torch",): TorchOptions,
     ("parallelism",): ParallelismOptions,
     ("workload",): WorkloadOptions,

@@ -18,8 +18,8 @@ ORDER = {
     "": "errors units host job batching config workloads trace measurement search engine command replay testing "
     "exploration guard output cli pytest_plugin lightning transformers __main__",
     "host": "blas_threads logs locks json_files accelerators machine contention",
-    "config": "training_step document field_types schema command config dialects hydra_tree training_script starter "
-    "load",
+    "config": "training_step document field_types schema command job_variant config dialects hydra_tree "
+    "training_script starter load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks",

@@ -80,6 +80,12 @@ def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None,
 
 def _check_ranks(problems: Problems, settings: ExploreSettings) -> None:
     """Note what a training command decides by itself, and a launcher that no usual command has."""
+    if settings.settings is not None:
+        problems.error(
+            ("explore", "settings"),
+            "the settings of a training command stand in its own file or options, which bexplore does not change",
+            "remove it, and explore the command with each setting in turn; --model-dir keeps the runs apart",
+        )
     if settings.parallelism is not None:
         problems.error(
             ("explore", "parallelism"), "a training command decides itself how its ranks share the work", "remove it"

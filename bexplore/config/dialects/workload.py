@@ -25,9 +25,8 @@ def described_job(
         described: `workload` (without one, the built-in decoder), `model`, `data` and `sequence_length`.
     """
     fields = {"workload": "decoder"} | dict(common) | dict(described) | _process(settings)
-    if settings.activation_checkpointing and fields["workload"] in _CHECKPOINTING:
-        fields["model"] = fields["model"] | {"activation_checkpointing": True}
-    elif settings.activation_checkpointing:
+    fields |= _implementation(settings, fields)
+    if settings.activation_checkpointing != "none" and fields["workload"] not in _CHECKPOINTING:
         rule = "only decoders and models of transformers recompute activations"
         problems.error(("explore", "activation_checkpointing"), rule, "remove it")
     return Job(**fields)
@@ -38,17 +37,12 @@ def workload_job(
 ) -> Job:
     """Make the job of the workload section, whose optimizer goes before the file's."""
     fields = dict(common) | _process(settings) | _optimizer(workload)
+    fields |= _implementation(settings, fields)
     if workload.transformers is not None:
-        fields |= _transformers(workload.transformers, workload.sequence_length)
-        if settings.activation_checkpointing:
-            fields["model"] = fields["model"] | {"activation_checkpointing": True}
-        return Job(**fields)
-    if settings.activation_checkpointing:
-        problems.error(
-            ("explore", "activation_checkpointing"), "code of your own checkpoints its activations itself", "remove it"
-        )
+        return Job(**fields | _transformers(workload.transformers, workload.sequence_length))
     fields |= {"workload": "imported", "model": _imported(workload), "sequence_length": workload.sequence_length}
     if workload.step is not None:
+        _check_own_step(settings, problems)
         if settings.precision not in (None, "float32"):
             problems.error(
                 ("explore", "precision"),
@@ -61,15 +55,41 @@ def workload_job(
     return Job(**fields)
 
 
+def _check_own_step(settings: ExploreSettings, problems: Problems) -> None:
+    """Note settings that a step of the user's own decides itself."""
+    if settings.activation_checkpointing != "none":
+        problems.error(
+            ("explore", "activation_checkpointing"),
+            "a step of your own checkpoints its activations itself",
+            "remove it",
+        )
+    for name in ("fused", "foreach"):
+        if getattr(settings.optimizer, name) is not None:
+            problems.error(("explore", "optimizer", name), "a step of your own brings its own optimizers", "remove it")
+
+
 def _imported(workload: WorkloadOptions) -> dict[str, Any]:
     names = ("model", "batch", "loss", "step", "loader", "samples_of", "arguments")
     return {name: getattr(workload, name) for name in names if getattr(workload, name)}
 
 
 def _process(settings: ExploreSettings) -> dict[str, Any]:
-    """Return how the training's process compiles, and what it sets in torch."""
+    """Return how the training's process compiles and what it recomputes, and what it sets in torch."""
     compiling = settings.compile.model_dump() | {"enabled": settings.compile.enabled is not False}
-    return {"compile": CompileSettings(**compiling), "torch": TorchSettings(**settings.torch.model_dump())}
+    compiling["mode"] = None if settings.compile.mode == "default" else settings.compile.mode  # torch's own name of it
+    return {
+        "compile": CompileSettings(**compiling),
+        "torch": TorchSettings(**settings.torch.model_dump()),
+        "activation_checkpointing": settings.activation_checkpointing,
+        "checkpointed_modules": tuple(settings.checkpointed_modules),
+        "activation_memory_budget": settings.activation_memory_budget,
+    }
+
+
+def _implementation(settings: ExploreSettings, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optimizer's arguments with the implementation that the settings name; nothing where they name none."""
+    named = {name: value for name, value in settings.optimizer.model_dump().items() if value is not None}
+    return {"optimizer_arguments": {**fields.get("optimizer_arguments", {}), **named}} if named else {}
 
 
 def _optimizer(workload: WorkloadOptions) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from bexplore.config.dialects.cerebras.request import (
 from bexplore.config.dialects.cerebras.section import Section
 from bexplore.config.dialects.parallelism import read_parallelism
 from bexplore.config.dialects.values import as_number, is_number, notice_near_misses, read_flag, read_positive
+from bexplore.config.dialects.variants import find_variants, read_axes
 from bexplore.config.dialects.workload import described_job, workload_job
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
@@ -59,6 +60,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     if request.kind is RequestKind.AUTO and request.position is None:
         problems.warn(layout.data[side], "micro_batch_size is absent, which means auto; type explore to try every size")
     effort = "quick" if request.kind is RequestKind.AUTO else "normal"
+    axes = read_axes(problems)
     settings = read_settings(document.values.get("explore"), problems, allow_code=allow_code, effort=effort)
     parallelism = read_parallelism(problems, settings, layout.num_csx)
     num_replicas = read_positive(problems, layout.num_csx) or parallelism.num_replicas
@@ -67,7 +69,13 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     check_accumulation_flag(problems, request, global_batch_size, num_replicas)
     check_batch(problems, request, batch_path, global_batch_size, num_replicas, settings)
     check_bounds(problems, request, settings)
+
+    def job_of(changed: Problems) -> Job:
+        own = read_settings(changed.document.values.get("explore"), changed, allow_code=allow_code, effort=effort)
+        return _job(layout, changed, side, own, num_replicas, parallelism)
+
     job = _job(layout, problems, side, settings, num_replicas, parallelism)
+    variants = find_variants(problems, settings, axes, job, job_of)
     max_steps = _read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
     problems.raise_if_any()
     model_dir = document.get(layout.model_dir)
@@ -84,6 +92,8 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
         job=job,
         explore=settings,
         warnings=tuple(problems.warnings),
+        variants=variants,
+        has_own_max_probes=document.has(("explore", "max_probes")),
     )
 
 

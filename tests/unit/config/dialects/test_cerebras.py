@@ -418,7 +418,7 @@ def test_a_transformers_model_becomes_a_job(folder):
     job = folder.load(sections(explore=own | {"activation_checkpointing": True})).job
     assert (job.workload, job.sequence_length, job.data) == ("transformers", 128, {"sequence_length": 128})
     assert job.model["model_type"] == "bert"
-    assert job.model["activation_checkpointing"] is True
+    assert job.activation_checkpointing == "full"
     assert (job.optimizer, job.optimizer_arguments, job.max_gradient_norm) == ("SGD", {"lr": 0.1}, None)
 
 

@@ -1,0 +1,297 @@
+"""Variants of a job: `explore.settings`, whose values are checked as the keys themselves are."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bexplore.config.document.document import Document, Override, Problems, dotted_path
+from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.job_variant import ARGUMENT, JobVariant, key_path, name_of, value_of
+from bexplore.config.schema import ExploreSettings
+from bexplore.errors import close_match
+from bexplore.job import CompileSettings, Job, Mode
+
+# Each variant is traced, and most are compiled and run: more would cost more than they save.
+MAX_VARIANTS = 16
+# Combinations that are looked at: many may be alike, or contradict themselves.
+MAX_COMBINATIONS = 256
+KEYS = (
+    "activation_checkpointing",
+    "activation_memory_budget",
+    "precision",
+    "compile.mode",
+    "compile.enabled",
+    "optimizer.fused",
+    "optimizer.foreach",
+)
+AUTOMATIC: Mapping[str, tuple[Any, ...]] = {
+    "activation_memory_budget": (1.0, 0.5, 0.2),
+    "activation_checkpointing": ("none", "selective", "full"),
+}
+_SETTINGS: KeyPath = ("explore", "settings")
+_RECOMPUTED = ("decoder", "transformers", "imported")  # workloads whose blocks can be recomputed
+
+# Makes the job of a document, and notes what is wrong with it.
+JobOf = Callable[[Problems], Job]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One key of `explore.settings`.
+
+    Attributes:
+        key: Dotted, of the section `explore`.
+        values: To choose from.
+        path: Where they stand.
+        is_fixed: Whether a single value stands there and no list: every variant has it.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+    path: KeyPath
+    is_fixed: bool = False
+
+    def place(self, index: int) -> KeyPath:
+        """Return the path of one of the values."""
+        return self.path if self.is_fixed else (*self.path, index)
+
+
+def read_axes(problems: Problems) -> tuple[Axis, ...]:
+    """Return the keys of `explore.settings` with their values; none where it is absent, wrong or `auto`.
+
+    A single value is put where the key itself stands: the job is then read as if the file said so.
+    """
+    section = problems.document.get(_SETTINGS)
+    if not isinstance(section, dict):
+        return ()
+    read = (_axis(problems, key, value, path) for key, value, path in _flat(section))
+    axes = tuple(axis for axis in read if axis is not None)
+    for axis in axes:
+        if axis.is_fixed:
+            _put(problems.document, axis, 0)
+    return axes
+
+
+def find_variants(
+    problems: Problems, settings: ExploreSettings, axes: Sequence[Axis], own: Job, job_of: JobOf
+) -> tuple[JobVariant, ...]:
+    """Return the variants of a job, its own settings first; none where there is nothing to choose from.
+
+    Args:
+        problems: Of the file; receives what is wrong, and what is left out.
+        settings: Of the file.
+        axes: As `read_axes` has returned them.
+        own: The job with the file's own settings.
+        job_of: Makes the job of a document with other settings.
+    """
+    against = contradiction(own)
+    if against is not None:
+        problems.error(key_path(against.key), against.rule, against.hint)
+    for axis in axes:
+        if not axis.is_fixed:
+            _check_values(problems, axis, job_of)
+    if problems.found:
+        return ()
+    variants = _combined(problems, _automatic(own) if settings.settings == "auto" else axes, own, job_of)
+    if len(variants) < 2:
+        return ()
+    _check_other_settings(problems, settings)
+    return variants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """Settings of a job that contradict each other: the key, the rule, and what to type."""
+
+    key: str
+    rule: str
+    hint: str
+
+
+def contradiction(job: Job) -> Contradiction | None:
+    """Return the settings of a job that contradict each other; None where none do."""
+    if job.activation_memory_budget < 1.0 and not job.compile.enabled:
+        return Contradiction(
+            key="activation_memory_budget",
+            rule="activation_memory_budget below 1 is the compiler's, and nothing is compiled",
+            hint="remove it, or compile; explore.activation_checkpointing works without the compiler",
+        )
+    if job.optimizer_arguments.get("fused") and job.optimizer_arguments.get("foreach"):
+        rule = "fused and foreach exclude each other, in torch.optim too"
+        return Contradiction(key="optimizer.fused", rule=rule, hint="keep one of them")
+    return None
+
+
+def _flat(section: Mapping[str, Any]) -> Iterator[tuple[str, Any, KeyPath]]:
+    """Yield key, value and path of each setting, whether its key is dotted or stands as mappings in mappings."""
+
+    def walk(key: str, value: Any, path: KeyPath) -> Iterator[tuple[str, Any, KeyPath]]:
+        if not isinstance(value, dict) or key in KEYS or key.startswith(ARGUMENT):
+            yield key, value, path
+            return
+        for name, inner in value.items():
+            yield from walk(f"{key}.{name}", inner, (*path, name))
+
+    for name, value in section.items():
+        yield from walk(str(name), value, (*_SETTINGS, name))
+
+
+def _axis(problems: Problems, key: str, value: Any, path: KeyPath) -> Axis | None:
+    """Return one key, or note why it cannot be explored."""
+    if key not in KEYS and key.removeprefix(ARGUMENT) == key:
+        near = close_match(key, [*KEYS, f"{ARGUMENT}NAME"])
+        hint = f"did you mean {near}?" if near else f"known here: {', '.join(KEYS)}, {ARGUMENT}NAME"
+        problems.error(path, f"unknown key {quoted(key)} in {dotted_path(_SETTINGS)}", hint)
+        return None
+    workload = problems.document.get(("explore", "workload"))
+    if key.startswith(ARGUMENT) and not (isinstance(workload, dict) and {"model", "step"} & workload.keys()):
+        rule = f"{key} is an argument of your own code, and explore.workload names neither model nor step"
+        problems.error(path, rule, "remove it")
+        return None
+    if value == []:
+        problems.error(path, f"{key} has no value to choose from", "list some, or remove it")
+        return None
+    is_list = isinstance(value, list)
+    axis = Axis(key=key, values=tuple(value) if is_list else (value,), path=path, is_fixed=not is_list)
+    for index, one in enumerate(axis.values):
+        if key == "compile.enabled" and one == "both":
+            rule = "compile.enabled: both compares two programs at the end, and is none of them"
+            problems.error(axis.place(index), rule, "list true and false, or write explore.compile: both")
+            return None
+    return axis
+
+
+def _put(document: Document, axis: Axis, index: int) -> None:
+    """Put a value where its key itself stands, so that messages about it name the line of the value."""
+    path, compiling = key_path(axis.key), document.get(("explore", "compile"))
+    if path[1] == "compile" and compiling is not None and not isinstance(compiling, dict):
+        document.values["explore"]["compile"] = {"enabled": compiling}  # what `compile: true` is short for
+    place = document.position(axis.place(index))
+    document.put(path, Override(parts=(), value=copy.deepcopy(axis.values[index]), source=""))
+    document.positions[path] = place
+
+
+def _with(problems: Problems, values: Sequence[tuple[Axis, int]]) -> Problems:
+    """Return the problems, none so far, of a document with other values."""
+    changed = copy.deepcopy(problems.document)
+    for axis, index in values:
+        _put(changed, axis, index)
+    return Problems(document=changed)
+
+
+def _check_values(problems: Problems, axis: Axis, job_of: JobOf) -> None:
+    """Note each value that the key itself could not have in this file."""
+    for index in range(len(axis.values)):
+        alone = _with(problems, [(axis, index)])
+        job_of(alone)
+        problems.found.extend(one for one in alone.found if one not in problems.found)
+
+
+def _automatic(own: Job) -> tuple[Axis, ...]:
+    """Return the setting that trades memory for speed in a job and leaves its training as it is."""
+    is_compiled = own.compile.enabled and own.compile.backend == "inductor"
+    if own.mode is Mode.EVAL or own.workload not in _RECOMPUTED or ("step" in own.model and not is_compiled):
+        return ()
+    key = "activation_memory_budget" if is_compiled else "activation_checkpointing"
+    return (Axis(key=key, values=AUTOMATIC[key], path=_SETTINGS),)
+
+
+def _combined(problems: Problems, axes: Sequence[Axis], own: Job, job_of: JobOf) -> tuple[JobVariant, ...]:
+    """Return a variant for each program that the values make, the file's own first."""
+    listed = [axis for axis in axes if not axis.is_fixed]
+    num_combinations = math.prod(len(axis.values) for axis in listed)
+    if num_combinations > MAX_COMBINATIONS:
+        _refuse(problems, listed, num_combinations)
+        return ()
+    programs = {_program(own): own}
+    left_out: Counter[str] = Counter()
+    for chosen in itertools.product(*(range(len(axis.values)) for axis in listed)):
+        job = job_of(_with(problems, list(zip(listed, chosen, strict=True))))
+        against = contradiction(job)
+        if against is None:
+            programs.setdefault(_program(job), job)
+        else:
+            left_out[against.rule] += 1
+    if len(programs) > MAX_VARIANTS:
+        _refuse(problems, listed, len(programs))
+        return ()
+    for rule, count in left_out.items():
+        problems.warn(_SETTINGS, f"{count} of {num_combinations} combinations are left out: {rule}")
+    if not left_out:
+        _notice_without_effect(problems, listed, list(programs.values()))
+    return tuple(_variant(job, axes) for job in programs.values())
+
+
+def _program(job: Job) -> str:
+    """Return a text that is the same for jobs whose settings make one program."""
+    if not job.compile.enabled:
+        job = dataclasses.replace(job, compile=CompileSettings(enabled=False))
+    if job.mode is Mode.EVAL:
+        job = dataclasses.replace(
+            job, optimizer_arguments={}, activation_checkpointing="none", activation_memory_budget=1.0
+        )
+    return json.dumps(job.as_dict(), sort_keys=True, default=str)
+
+
+def _variant(job: Job, axes: Sequence[Axis]) -> JobVariant:
+    values = dict(_values(job, axes))
+    listed = {axis.key for axis in axes if not axis.is_fixed}
+    name = name_of({key: value for key, value in values.items() if key in listed})
+    return JobVariant(values=values, job=job, name=name)
+
+
+def _values(job: Job, axes: Sequence[Axis]) -> Iterator[tuple[str, Any]]:
+    for axis in axes:
+        if axis.key == "compile.mode" and not job.compile.enabled:
+            continue  # decides nothing
+        try:
+            yield axis.key, value_of(axis.key, job)
+        except KeyError:  # an argument that the file does not give
+            continue
+
+
+def _refuse(problems: Problems, listed: Sequence[Axis], count: int) -> None:
+    product = " x ".join(str(len(axis.values)) for axis in listed)
+    longest = max(listed, key=lambda axis: len(axis.values))
+    problems.error(
+        _SETTINGS,
+        f"explore.settings makes {count} variants of {product} values; {MAX_VARIANTS} are the most",
+        f"shorten {longest.key}, which has {len(longest.values)} values; a single value without brackets fixes a key",
+    )
+
+
+def _notice_without_effect(problems: Problems, listed: Sequence[Axis], jobs: Sequence[Job]) -> None:
+    """Warn of keys whose values all make the same program."""
+    for axis in listed:
+        if len(axis.values) > 1 and len({repr(_value_or_none(axis.key, job)) for job in jobs}) == 1:
+            why = ", since an evaluation has no backward pass" if jobs[0].mode is Mode.EVAL else ""
+            problems.warn(axis.path, f"{axis.key} changes nothing here{why}")
+
+
+def _value_or_none(key: str, job: Job) -> Any:
+    try:
+        return value_of(key, job)
+    except KeyError:
+        return None
+
+
+def _check_other_settings(problems: Problems, settings: ExploreSettings) -> None:
+    """Note settings that go with one variant only."""
+    if settings.launcher not in (None, "none"):
+        problems.error(
+            ("explore", "launcher"),
+            "settings cannot be explored on all ranks yet",
+            "remove launcher, and one rank shows which settings fit and pay; or remove explore.settings",
+        )
+    if settings.depth == "reduced":
+        problems.error(
+            ("explore", "depth"), "settings are explored at whole depth", "remove depth, or remove explore.settings"
+        )
