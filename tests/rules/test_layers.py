@@ -22,7 +22,7 @@ ORDER = {
     "training_script starter load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
-    "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks",
+    "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
     "command": "observer reports timing verdicts failures processes attach probe_folder watch open_start runner",
     "exploration": "parallel_result bottlenecks result journal run_directory memory_budget launching fingerprint "
     "events event_records estimate apply finish one_shot doctor resumable of_command exploration start_again decorator",
