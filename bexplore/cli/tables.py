@@ -35,7 +35,7 @@ from bexplore.units import parse_device_memory
 )
 @click.option("--shared-compile", is_flag=True, help="One compilation for all sizes instead of one for each.")
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Most timed passes of a probe.")
-@click.option("--max-probes", type=click.IntRange(1), default=16, show_default=True, help="Most probes of a curve.")
+@click.option("--max-probes", type=click.IntRange(1), default=16, show_default=True, help="Most probes of a curve; 2 more for each further setting.")
 @click.option(
     "--target-confidence", type=click.IntRange(1, 99), default=90, show_default=True, help="Stop at this score."
 )
@@ -52,7 +52,8 @@ def replay(
 ) -> None:
     """Run the search over TABLE, a CSV file of recorded sweeps, and report what it would have recommended.
 
-    Columns: curve_id, micro_batch_size, throughput_samples_per_s, step_time_s, peak_mem_gib, oom.
+    Columns: curve_id, micro_batch_size, throughput_samples_per_s, step_time_s, peak_mem_gib, oom; setting, where a
+    curve was recorded with several settings of its job, among which the search then chooses too.
 
     \b
     Examples:

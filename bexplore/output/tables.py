@@ -133,10 +133,14 @@ def replay_line(record: Mapping[str, Any]) -> str:
         return f"{record['curve_id']}: no recommendation ({record['stop_reason']})"
     share = record["cost_s"] / record["exhaustive_cost_s"]
     return (
-        f"{record['curve_id']}: micro_batch_size {record['micro_batch_size']}, "
+        f"{record['curve_id']}: {_setting(record)}micro_batch_size {record['micro_batch_size']}, "
         f"{record['relative_performance']:.2f}x base, confidence {record['confidence']}, "
         f"{counted(record['num_probes'], 'probe')}, {format_seconds(record['cost_s'])} ({share:.0%} of exhaustive)"
     )
+
+
+def _setting(record: Mapping[str, Any]) -> str:
+    return f"{record['setting']}, " if record.get("setting") else ""
 
 
 def replay_cost_line(records: Sequence[Mapping[str, Any]]) -> str | None:

@@ -17,6 +17,7 @@ from bexplore.errors import BexploreError, UserInputError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.table import GIB, Curve, load_table
 from bexplore.search.loop import RunRecord, explore
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
@@ -34,7 +35,7 @@ RECOMMENDATION_FIELDS = [
     "num_probes",
     "elapsed_s",
 ]
-MIN_PARALLEL = 4  # curves from which on a pool of processes pays
+MIN_PARALLEL = 4  # jobs from which on a pool of processes pays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,23 @@ class ReplayOptions:
         )
 
 
+class JobRunner:
+    """Runs probes on the curves of a job, one for each of its settings, each with a worker of its own."""
+
+    def __init__(self, curves: Sequence[Curve], options: ReplayOptions) -> None:
+        """Begin without workers."""
+        self._runners = [TableRunner(curve, options) for curve in curves]
+
+    def __call__(self, probe: Probe) -> Observation:
+        """Run one probe."""
+        return self._runners[probe.variant](probe)
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the probes would have cost."""
+        return sum(runner.cost_s for runner in self._runners)
+
+
 class TableRunner:
     """Runs probes on a recorded curve, and adds up what they would have cost."""
 
@@ -95,7 +113,7 @@ class TableRunner:
         self.curve = curve
         self.options = options
         self.cost_s = 0.0
-        self._rng = np.random.default_rng([options.seed, zlib.crc32(curve.curve_id.encode())])
+        self._rng = np.random.default_rng([options.seed, zlib.crc32((curve.curve_id + curve.setting).encode())])
         self._unused: dict[int, list[float]] = {}
         self._worker = -1
         self._program: tuple[Compilation, int] | None = None  # of the worker that is alive
@@ -146,48 +164,59 @@ def exhaustive_cost_s(curve: Curve, options: ReplayOptions) -> float:
     return runner.cost_s
 
 
-def replay_curve(curve: Curve, options: ReplayOptions) -> Iterator[dict[str, Any]]:
-    """Explore one recorded curve.
+def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict[str, Any]]:
+    """Explore the recorded curves of one job together: one for each of its settings.
 
     Yields:
         A `probe` event and, once something was measured, a `recommendation` event per probe; at the end a `result`.
+        Each names the setting where the table has settings.
 
     Raises:
         NothingFitsError: Not even the smallest recorded size ran.
     """
-    runner = TableRunner(curve, options)
+    runner = JobRunner(curves, options)
     budget = None if options.memory_hint_gib is None else options.memory_hint_gib * GIB
+    memory = MemoryPrior(budget_bytes=budget)
     events = explore(
         runner,
-        space=Space.of(curve.points),
-        settings=options.settings,
-        memory=MemoryPrior(budget_bytes=budget),
+        space=Space.of(curves[0].points),
+        settings=options.settings.of_variants(len(curves)),
+        memory=memory,
+        variants=[Variant(memory=memory) for _ in curves] if len(curves) > 1 else (),
         run=RunRecord(clock=lambda: runner.cost_s),
     )
     for event in events:
         if isinstance(event, ProbeFinished):
-            yield {"event": "probe", "curve_id": curve.curve_id} | _probe_fields(event.observation)
+            names = _names(curves, event.observation.probe.variant)
+            yield {"event": "probe"} | names | _probe_fields(event.observation)
         elif isinstance(event, Recommendation):
-            yield {"event": "recommendation", "curve_id": curve.curve_id} | _recommendation_fields(event)
+            yield {"event": "recommendation"} | _names(curves, event.variant) | _recommendation_fields(event)
         elif isinstance(event, Result):
-            costs = {"cost_s": runner.cost_s, "exhaustive_cost_s": exhaustive_cost_s(curve, options)}
-            yield {"event": "result", "curve_id": curve.curve_id} | _result_fields(event) | costs
+            best = event.recommendation
+            exhaustive_s = sum(exhaustive_cost_s(curve, options) for curve in curves)
+            costs = {"cost_s": runner.cost_s, "exhaustive_cost_s": exhaustive_s}
+            yield {"event": "result"} | _names(curves, best.variant if best else 0) | _result_fields(event) | costs
+
+
+def _names(curves: Sequence[Curve], variant: int) -> dict[str, Any]:
+    curve = curves[variant]
+    return {"curve_id": curve.curve_id} | ({"setting": curve.setting} if curve.setting else {})
 
 
 def replay_table(
     table: str | Path, options: ReplayOptions, *, curve_id: str | None = None, num_processes: int = 2
 ) -> Iterator[dict[str, Any]]:
-    """Explore every curve of a table, or one.
+    """Explore every job of a table, or one: the curves of one `curve_id`.
 
     Args:
         table: CSV file; see `load_table`.
         options: Charges and noise.
-        curve_id: Only this curve; None for all.
-        num_processes: Curves explored at the same time.
+        curve_id: Only this job; None for all.
+        num_processes: Jobs explored at the same time.
 
     Yields:
-        The events of `replay_curve`, curve by curve in the order of the table; a curve where nothing fits ends in a
-        `result` without a recommendation.
+        The events of `replay_job`, job by job in the order of the table; a job where nothing fits ends in a `result`
+        without a recommendation.
 
     Raises:
         UserInputError: The table or the curve's name is wrong.
@@ -195,7 +224,10 @@ def replay_table(
     curves = load_table(table)
     if curve_id is not None:
         curves = tuple(curve for curve in curves if curve.curve_id == curve_id) or _unknown_curve(curves, curve_id)
-    jobs = [(curve, options) for curve in curves]
+    of_job: dict[str, list[Curve]] = {}
+    for curve in curves:
+        of_job.setdefault(curve.curve_id, []).append(curve)
+    jobs = [(tuple(each), options) for each in of_job.values()]
     if num_processes <= 1 or len(jobs) < MIN_PARALLEL:
         for job in jobs:
             yield from _events(job)
@@ -205,15 +237,15 @@ def replay_table(
             yield from events
 
 
-def _events(job: tuple[Curve, ReplayOptions]) -> list[dict[str, Any]]:
-    curve, options = job
+def _events(job: tuple[tuple[Curve, ...], ReplayOptions]) -> list[dict[str, Any]]:
+    curves, options = job
     try:
-        return list(replay_curve(curve, options))
+        return list(replay_job(curves, options))
     except BexploreError as error:
         return [
             {
                 "event": "result",
-                "curve_id": curve.curve_id,
+                "curve_id": curves[0].curve_id,
                 "micro_batch_size": None,
                 "stop_reason": "nothing_fits",
                 "reason": error.message,
@@ -258,6 +290,6 @@ def _result_fields(result: Result) -> dict[str, Any]:
 
 
 def _unknown_curve(curves: Sequence[Curve], curve_id: str) -> tuple[Curve, ...]:
-    names = [curve.curve_id for curve in curves]
+    names = list(dict.fromkeys(curve.curve_id for curve in curves))
     close = ([name for name in names if curve_id.lower() in name.lower()] or names)[:CLOSE_NAMES]
     raise UserInputError(f"the table has no curve {curve_id!r}", hint=f"use one of: {', '.join(close)} ...")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +46,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A recorded sweep of one job on one machine.
+    """A recorded sweep of one job on one machine, with one of its settings.
 
     Attributes:
         curve_id: Its name in the table.
         points: By micro-batch size, ascending.
+        setting: The job's setting, of those in the table; empty where the table has none.
     """
 
     curve_id: str
     points: Mapping[int, Point]
+    setting: str = ""
 
     @property
     def best_throughput(self) -> float:
@@ -69,9 +71,13 @@ class Curve:
 def load_table(path: str | Path) -> tuple[Curve, ...]:
     """Read a table of recorded sweeps.
 
-    Columns: `curve_id`, `micro_batch_size`, and `throughput_samples_per_s` or `step_time_s`; `peak_mem_gib` and `oom`
-    may be absent, further columns are ignored. Several rows of one size are repeats; a size with an `oom` row (1,
-    true or yes) does not fit, whatever its other rows say.
+    Columns: `curve_id`, `micro_batch_size`, and `throughput_samples_per_s` or `step_time_s`; `peak_mem_gib`, `oom`
+    and `setting` may be absent, further columns are ignored. Several rows of one size are repeats; a size with an
+    `oom` row (1, true or yes) does not fit, whatever its other rows say. The settings of one `curve_id` are those of
+    one job, each of which has the same sizes.
+
+    Returns:
+        A curve for each setting of each `curve_id`, in the order of the table.
 
     Raises:
         UserInputError: The file cannot be read, or cells are invalid; all of its problems at once.
@@ -85,11 +91,14 @@ def load_table(path: str | Path) -> tuple[Curve, ...]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserInputError(f"cannot read the table {path}: {error}", hint="name a CSV file with a header") from error
     problems: list[str] = []
-    grouped: dict[str, dict[int, list[_Row]]] = {}
+    grouped: dict[str, dict[str, dict[int, list[_Row]]]] = {}
     for line, cells in rows:
         row = _parse(cells, f"{path}:{line}", problems)
         if row is not None:
-            grouped.setdefault(row.curve_id, {}).setdefault(row.size, []).append(row)
+            of_job = grouped.setdefault(row.curve_id, {})
+            of_job.setdefault(row.setting, {}).setdefault(row.size, []).append(row)
+    if not problems:
+        problems.extend(problem for name, of_job in grouped.items() for problem in _gaps(name, of_job))
     if problems:
         rest = len(problems) - SHOWN_PROBLEMS
         shown = "\n".join(problems[:SHOWN_PROBLEMS]) + (f"\n... and {rest} more" if rest > 0 else "")
@@ -97,14 +106,28 @@ def load_table(path: str | Path) -> tuple[Curve, ...]:
     if not grouped:
         raise UserInputError(f"the table {path} has no rows", hint="add at least one row under the header")
     return tuple(
-        Curve(curve_id=name, points={size: _point(sizes[size]) for size in sorted(sizes)})
-        for name, sizes in grouped.items()
+        Curve(curve_id=name, setting=setting, points={size: _point(sizes[size]) for size in sorted(sizes)})
+        for name, of_job in grouped.items()
+        for setting, sizes in of_job.items()
     )
+
+
+def _gaps(name: str, of_job: Mapping[str, Mapping[int, Sequence[_Row]]]) -> Iterator[str]:
+    """Name the sizes that a setting of a job lacks and another has."""
+    every = set[int]().union(*of_job.values())
+    for setting, sizes in of_job.items():
+        lacking = sorted(every - set(sizes))
+        if lacking:
+            yield (
+                f"curve {name!r}: the setting {setting!r} has no row of micro_batch_size "
+                f"{', '.join(map(str, lacking))}, another has; give it one, with oom 1 where it did not fit"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     curve_id: str
+    setting: str
     size: int
     throughput: float | None
     step_time_s: float | None
@@ -121,7 +144,7 @@ def _check_header(path: str | Path, header: Sequence[str]) -> None:
         raise UserInputError(
             f"{path}:1: the table lacks the column {'; '.join(missing)} (found: {found})",
             hint="the header must name curve_id, micro_batch_size, throughput_samples_per_s (or step_time_s), "
-            "and may name peak_mem_gib and oom",
+            "and may name peak_mem_gib, oom and setting",
         )
 
 
@@ -148,7 +171,8 @@ def _parse(cells: Mapping[str, str | None], where: str, problems: list[str]) -> 
     if len(problems) > before:
         return None
     throughput, step_time = (values[key] for key in TIME_COLUMNS)
-    return _Row(name, int(size or 0), throughput, step_time, values["peak_mem_gib"], bool(oom))
+    setting = (cells.get("setting") or "").strip()
+    return _Row(name, setting, int(size or 0), throughput, step_time, values["peak_mem_gib"], bool(oom))
 
 
 def _number(cells: Mapping[str, str | None], key: str, where: str, problems: list[str]) -> float | None:

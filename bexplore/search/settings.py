@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
+
+PROBES_OF_VARIANT = 2  # Source: a judgement, benchmarks/settings_search.py has its effect: results/settings_search.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +53,7 @@ class SearchSettings:
     depths: Depths | None = None
     forces_reduced_depth: bool = False
     keeps_programs: bool = True
+
+    def of_variants(self, num_variants: int) -> SearchSettings:
+        """Return the settings of a joint search, which has `PROBES_OF_VARIANT` more for each further variant."""
+        return dataclasses.replace(self, max_probes=self.max_probes + PROBES_OF_VARIANT * (num_variants - 1))

@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Compilation
-from bexplore.replay.replay import ReplayOptions, TableRunner, replay_table
+from bexplore.replay.replay import ReplayOptions, TableRunner, exhaustive_cost_s, replay_table
 from bexplore.replay.table import load_table
 from bexplore.search.loop import explore
 from bexplore.search.settings import SearchSettings
@@ -88,6 +88,37 @@ def test_extra_columns_are_ignored_and_missing_optional_ones_are_unknown(tmp_pat
 def test_a_curve_where_nothing_fits_ends_in_a_result_without_a_size(tmp_path: Path):
     last = result_of(table(tmp_path, "a,8,,,,1", "a,16,,,,1"))
     assert (last["micro_batch_size"], last["stop_reason"]) == (None, "nothing_fits")
+
+
+WITH_SETTINGS = "curve_id,setting,micro_batch_size,throughput_samples_per_s,oom"
+JOB_OF_SETTINGS = (
+    *("a,none,8,100,0", "a,none,16,150,0", "a,none,32,,1", "a,none,64,,1"),
+    *("a,full,8,80,0", "a,full,16,125,0", "a,full,32,165,0", "a,full,64,190,0"),
+)
+
+
+def test_the_settings_of_a_curve_are_explored_as_one_job_and_the_best_pair_of_them_is_the_answer(tmp_path: Path):
+    path = table(tmp_path, *JOB_OF_SETTINGS, header=WITH_SETTINGS)
+    events = list(replay_table(path, ReplayOptions(shared_compile=True)))
+    (result,) = [event for event in events if event["event"] == "result"]
+    assert (result["setting"], result["micro_batch_size"]) == ("full", 64)
+    assert {event["setting"] for event in events if event["event"] == "probe"} == {"none", "full"}
+    alone = [load_table(path)[number] for number in range(2)]
+    assert result["exhaustive_cost_s"] == pytest.approx(
+        sum(exhaustive_cost_s(curve, ReplayOptions(shared_compile=True)) for curve in alone)
+    )
+
+
+def test_a_job_whose_first_setting_fits_nowhere_is_answered_with_another(tmp_path: Path):
+    rows = ("a,none,8,,1", "a,none,16,,1", "a,full,8,80,0", "a,full,16,125,0")
+    last = result_of(table(tmp_path, *rows, header=WITH_SETTINGS))
+    assert (last["setting"], last["micro_batch_size"]) == ("full", 16)
+
+
+def test_a_setting_that_lacks_a_size_of_another_is_named(tmp_path: Path):
+    with pytest.raises(UserInputError, match="the setting 'full' has no row of micro_batch_size 16") as caught:
+        load_table(table(tmp_path, "a,none,8,1,0", "a,none,16,2,0", "a,full,8,1,0", header=WITH_SETTINGS))
+    assert "oom 1" in caught.value.message
 
 
 @pytest.mark.parametrize(
