@@ -23,7 +23,7 @@ class AllRanksRunner(EngineRunner):
 
     Args:
         settings: With a launcher.
-        workers: Of one process, which are started already; None for new ones.
+        workers: Of one process, in the launcher's environment, which are started already; None for new ones.
         limits: How long each stage may be silent; learns from every probe.
     """
 
@@ -36,7 +36,14 @@ class AllRanksRunner(EngineRunner):
         on_progress: Progress = lambda message: None,
     ) -> None:
         super().__init__(settings, limits=limits, on_progress=on_progress)
-        alone = dataclasses.replace(settings, launcher=None, run_dir=settings.run_dir / "alone", keeps_artifacts=False)
+        environment = {**settings.environment, **(settings.launcher.environment if settings.launcher else {})}
+        alone = dataclasses.replace(
+            settings,
+            launcher=None,
+            run_dir=settings.run_dir / "alone",
+            environment=environment,
+            keeps_artifacts=False,
+        )
         self._alone = EngineRunner(alone, workers=workers, limits=self.limits.unlearned(), on_progress=on_progress)
         self._pass_s_alone: dict[int, float] = {}
 

@@ -15,6 +15,7 @@ from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.engine.process.launcher import external_hint
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.reduced_depth import ReducedDepthRunner
@@ -25,7 +26,7 @@ from bexplore.exploration.event_records import event_record, trace_record
 from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Traced
 from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, global_batch_sizes
-from bexplore.exploration.launching import launcher_of, worker_key
+from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.exploration.of_command import CommandExploration
 from bexplore.exploration.parallel_result import one_rank_caution
@@ -95,7 +96,7 @@ class EngineExploration(ResumableExploration):
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
         with ExitStack() as stack:
-            workers = stack.enter_context(Workers(started_in))
+            workers = stack.enter_context(Workers(started_in, environment_alone(self.config)))
             cost_model, reason, facts = self._traced_device(workers, run)
             if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
                 self.known = []
@@ -344,7 +345,9 @@ class EngineExploration(ResumableExploration):
         if launcher is None:
             return (one_rank_caution(parallelism),)
         starter = "you" if launcher.is_external else launcher.kind
-        return (f"one rank alone shows what fits, then all {launcher.num_ranks} run, started by {starter}",)
+        runs = f"one rank alone shows what fits, then all {launcher.num_ranks} run, started by {starter}"
+        address = f"{launcher.host}:{launcher.port}"
+        return (runs, external_hint(address, launcher.num_ranks)) if launcher.is_external else (runs,)
 
     def _planned_only(self, changes: Sequence[str]) -> Planned:
         """Return the plan of a dry run, which builds and traces the job, so that its errors show, and keeps nothing."""

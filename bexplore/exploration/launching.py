@@ -28,6 +28,12 @@ def launcher_of(config: Config) -> Launcher | None:
     return Launcher(kind=str(kind), num_ranks=parallelism.num_ranks, host=host, port=int(port or 0))
 
 
+def environment_alone(config: Config) -> dict[str, str]:
+    """Return what a worker of one process has in its environment beside this process's: see `Launcher.environment`."""
+    launcher = launcher_of(config)
+    return {} if launcher is None else launcher.environment
+
+
 def worker_key() -> str | None:
     """Return the key that the user has given; None for none."""
     return os.environ.get(KEY_VARIABLE) or None

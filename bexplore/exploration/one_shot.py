@@ -12,11 +12,13 @@ from typing import Any
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.config import Config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers
+from bexplore.engine.all_ranks import AllRanksRunner
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration import run_directory
 from bexplore.exploration.event_records import listed_sizes, trace_record
+from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
 from bexplore.exploration.memory_budget import (
     MemoryBudget,
     gradient_bytes_of,
@@ -65,17 +67,29 @@ def probe_once(
     )
     if config.command is not None:
         return CommandRunner(config.command, CommandSettings(run_dir=run_dir, on_progress=on_progress))(probe)
-    with Workers(run_dir) as workers:
+    with Workers(run_dir, environment_alone(config)) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
-        budget = resolve_budget(config.explore, device_info, num_replicas=config.num_replicas, gradient_bytes=None)
+        budget = resolve_budget(
+            config.explore,
+            device_info,
+            num_replicas=config.num_replicas,
+            gradient_bytes=None,
+            is_traced_for_ranks=config.job.parallelism.is_distributed,
+            num_ranks_here=config.num_ranks_here,
+        )
         settings = RunnerSettings(
             job=config.on_device(device_info["device"]).job,
             run_dir=run_dir,
             budget_bytes=budget.budget_bytes,
             device_info=device_info,
             free_memory_bytes=device_info["free_memory_bytes"],
+            replica_batch_size=config.replica_batch_size,
+            launcher=launcher_of(config),
+            worker_key=worker_key(),
         )
-        return EngineRunner(settings, workers=workers, on_progress=on_progress)(probe)
+        kind = EngineRunner if settings.launcher is None else AllRanksRunner
+        with kind(settings, workers=workers, on_progress=on_progress) as runner:
+            return runner(probe)
 
 
 def trace_once(

@@ -106,26 +106,11 @@ def pass_times_by_kind(observation: Observation) -> tuple[float | None, float | 
     The first is None where a step has one pass, and both are where passes do not differ.
     """
     details = _details(observation)
-    steps, pairs = details.get("accumulation_steps"), details.get("pass_times_by_kind_s") or ()
+    pairs = details.get("pass_times_by_kind_s") or ()
     if not pairs:
         return None, None
-    # A worker also reports the passes of sizes that were interleaved with this one, and of the step whose memory it
-    # read: the pairs behind the times that count are those whose mean over a step is among them.
-    own = set(observation.pass_times_s)
-    counted = [(inner_s, last_s) for inner_s, last_s in pairs if effective_pass_s(inner_s, last_s, steps) in own]
-    inner_s, last_s = np.median(counted or list(pairs), axis=0)
-    return None if steps == 1 else float(inner_s), float(last_s)
-
-
-def effective_pass_s(inner_s: float, last_s: float, accumulation_steps: int | None) -> float:
-    """Return the mean seconds of a pass over those of a step, of which the last alone reduces gradients.
-
-    Source: `Steps.timed_pass` of the worker, whose every rounding it repeats.
-
-    Args:
-        accumulation_steps: Passes of a step; None for many.
-    """
-    return inner_s + (last_s - inner_s) * (0.0 if accumulation_steps is None else 1.0 / accumulation_steps)
+    inner_s, last_s = np.median(list(pairs), axis=0)
+    return None if details.get("accumulation_steps") == 1 else float(inner_s), float(last_s)
 
 
 def one_rank_caution(parallelism: Parallelism) -> str:

@@ -85,10 +85,11 @@ def _check_kind(problems: Problems, options: ParallelismOptions, parallelism: Pa
 
 def _check_launcher(problems: Problems, settings: ExploreSettings) -> None:
     launcher, place = settings.launcher, ("explore", "launcher")
-    if launcher == "external" and settings.rendezvous is None:
+    if launcher == "external" and ":" not in (settings.rendezvous or ""):
+        lacks = "none" if settings.rendezvous is None else f"no port: {settings.rendezvous}"
         problems.error(
             place,
-            "launcher external waits for ranks at an address, and explore.rendezvous names none",
+            f"launcher external waits for ranks at an address, and explore.rendezvous names {lacks}",
             "type explore.rendezvous: HOST:PORT, an address of this machine",
         )
     if launcher is None or launcher in LAUNCHERS:

@@ -12,6 +12,7 @@ from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK
 
 # The user starts the launcher, on hosts without a scheduler: see `external_hint`.
 EXTERNAL = "external"
+THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,16 @@ class Launcher:
     num_ranks: int
     host: str = LOOPBACK
     port: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the launcher adds to the environment of a rank: one that runs alone has the same, and is comparable.
+
+        Source: `config_from_args` in torch/distributed/run.py; `set_omp_num_threads_if_unset` in Ray's utils.py, where
+        a rank has one processor.
+        """
+        sets_threads = self.num_ranks > 1 and self.kind in ("torchrun", "ray")
+        return {THREADS: "1"} if sets_threads and THREADS not in os.environ else {}
 
     @property
     def is_external(self) -> bool:

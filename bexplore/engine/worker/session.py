@@ -173,7 +173,7 @@ class Session:
         """
         self.steps.clear_gradients()
         self._idle_before_bytes = self._idle_bytes()
-        repeated, kinds = self.steps.num_repeated, len(self.steps.pass_times_by_kind_s)
+        repeated = self.steps.num_repeated
         as_large_ran = probe.micro_batch_size <= max(self._timer.usual_pass_s, default=0)
         with self._around_steps(is_known_to_fit=as_large_ran):
             batch = self._make_batch(probe.micro_batch_size)
@@ -185,6 +185,7 @@ class Session:
             account = self.watch.take()
             retries = num_alloc_retries(self.device)
             self.report(stage="passes")
+            self.steps.pass_times_by_kind_s.clear()  # those of the step whose memory was read do not count
             timed = self._timer.time(
                 batch, others, probe, memory.passes, known=memory.passes_that_count, budget_s=pass_budget_s
             )
@@ -224,21 +225,19 @@ class Session:
                 "unfused_optimizers": names_of(could_be_fused(self.workload.optimizers)),
                 "why_unchecked": self._why_unchecked,
                 "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
-                **self._parallel_details(probe, kinds),
+                **self._parallel_details(probe),
             },
         }
 
-    def _parallel_details(self, probe: Probe, num_known: int) -> dict[str, Any]:
-        """Return what a rank of several reports of its passes beside their times; nothing for one device.
-
-        Args:
-            num_known: Pairs of passes of both kinds that were timed before this probe.
-        """
+    def _parallel_details(self, probe: Probe) -> dict[str, Any]:
+        """Return what a rank of several reports of its passes beside their times; nothing for one device."""
         if not self.job.parallelism.is_distributed:
             return {}
+        own = [(inner_s, last_s) for size, inner_s, last_s in self.steps.pass_times_by_kind_s if size == probe.micro_batch_size]
+        share = self.steps.reduction_share(probe.micro_batch_size)
         details = {
-            "accumulation_steps": self.steps.accumulation_steps(probe.micro_batch_size),
-            "pass_times_by_kind_s": self.steps.pass_times_by_kind_s[num_known:],
+            "accumulation_steps": round(1.0 / share) if share else None,
+            "pass_times_by_kind_s": own,
             "products_per_s": self._products_per_s,
         }
         return {"parallel": details}

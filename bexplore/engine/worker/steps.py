@@ -97,7 +97,8 @@ class Steps:
         num_repeated: Passes that were run again so far, because the compiler ran in them.
         waited_s: For how long one of the threads of the call that was timed last waited for a processor; of
             passes back to back, the mean.
-        pass_times_by_kind_s: Seconds of each timed pass without and with the reduction of gradients, where they differ.
+        pass_times_by_kind_s: Of each timing, its size and the seconds of a pass without and with the reduction of
+            gradients, where they differ.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Steps:
         self._ranks = ranks or Alone()
         self._replica_batch_size = replica_batch_size
         self.synchronizes_last = workload.job.mode is Mode.TRAIN and workload.job.parallelism.synchronizes_last
-        self.pass_times_by_kind_s: list[tuple[float, float]] = []
+        self.pass_times_by_kind_s: list[tuple[int, float, float]] = []
         self._workload, self._device, self._uses_cuda_graphs = workload, device, uses_cuda_graphs
         self._last_loss = torch.tensor(float("nan"))
         self.num_compilations = self.num_repeated = 0
@@ -177,15 +178,14 @@ class Steps:
         """
         if not self.synchronizes_last:
             return self._timed_passes(batch, num_passes, is_last=True)
-        accumulation_steps = self.accumulation_steps(len_of(batch))
-        inner_s = 0.0 if accumulation_steps == 1 else self._timed_passes(batch, num_passes, is_last=False)
+        share = self.reduction_share(len_of(batch))
+        inner_s = 0.0 if share == 1.0 else self._timed_passes(batch, num_passes, is_last=False)
         waited_s = self.waited_s
         last_s = self._timed_passes(batch, num_passes, is_last=True)
-        if accumulation_steps == 1:
+        if share == 1.0:
             inner_s = last_s
-        share = 0.0 if accumulation_steps is None else 1.0 / accumulation_steps
         self.waited_s = waited_s + (self.waited_s - waited_s) * share
-        self.pass_times_by_kind_s.append((inner_s, last_s))
+        self.pass_times_by_kind_s.append((len_of(batch), inner_s, last_s))
         return inner_s + (last_s - inner_s) * share
 
     @property
@@ -196,11 +196,14 @@ class Steps:
         """
         return not self._workload.job.parallelism.is_distributed
 
-    def accumulation_steps(self, micro_batch_size: int) -> int | None:
-        """Return the passes of a step at a size, at least one; None where the batch of a replica is not known."""
+    def reduction_share(self, micro_batch_size: int) -> float:
+        """Return 1 / A, the share of the passes that reduce gradients; 0 where the batch of a replica is not known.
+
+        A is not rounded where the size does not divide that batch: sizes are compared as their valid batch sizes are.
+        """
         if self._replica_batch_size is None:
-            return None
-        return max(1, round(self._replica_batch_size / micro_batch_size))
+            return 0.0
+        return min(1.0, micro_batch_size / self._replica_batch_size)
 
     def _timed_passes(self, batch: Batch, num_passes: int, *, is_last: bool) -> float:
         def passes() -> None:

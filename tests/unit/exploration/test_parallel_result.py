@@ -39,14 +39,13 @@ def ran(
     steps: int | None = 4,
     ranks: Any = (),
     compilation: Compilation = Compilation.EXACT,
-    others: Any = (),
     **parallel: Any,
 ) -> Observation:
-    """A probe of a rank whose passes differ; `others` are pairs of sizes that were timed beside it."""
+    """A probe of a rank whose passes differ."""
     share = 0.0 if steps is None else 1.0 / steps
     details = {
         "accumulation_steps": steps,
-        "pass_times_by_kind_s": [*others, [inner_s, last_s], [inner_s, last_s]],
+        "pass_times_by_kind_s": [[inner_s, last_s], [inner_s, last_s]],
         "products_per_s": 1.0,
     }
     of_all = {"ranks": list(ranks), "launcher": "torchrun", "num_ranks": len(ranks)} if ranks else {}
@@ -130,12 +129,6 @@ def test_only_the_recommended_size_and_only_what_ran_is_compared():
 
 def test_a_size_that_another_explorer_measured_leaves_all_but_the_degrees_unknown():
     assert result_of(None) == ParallelResult(description="FSDP over 4 ranks", num_ranks=4, num_replicas=4)
-
-
-def test_the_passes_of_sizes_that_were_timed_beside_it_are_not_its_own():
-    found = result_of(ran(1.0, 1.5, others=[[9.0, 9.5], [8.0, 8.5], [7.0, 7.5]]))
-
-    assert (found.inner_pass_s, found.last_pass_s) == (1.0, 1.5)
 
 
 def test_a_step_of_one_pass_has_no_pass_that_reduces_nothing():

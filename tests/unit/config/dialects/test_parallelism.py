@@ -179,7 +179,12 @@ def test_a_launcher_that_starts_no_ranks_is_refused(folder, parallelism, launche
 
 @pytest.mark.parametrize("address", ["node1", "node1:29400", "10.0.0.1:29400"])
 def test_ranks_of_other_hosts_call_at_an_address_of_this_machine(folder, address):
-    assert loaded(folder, {}, launcher="external", rendezvous=address).explore.rendezvous == address
+    assert loaded(folder, {}, launcher="torchrun", rendezvous=address).explore.rendezvous == address
+
+
+def test_ranks_that_the_user_starts_need_to_be_told_a_port(folder):
+    told = refused(folder, {}, launcher="external", rendezvous="node1")
+    assert "explore.rendezvous names no port: node1 | type explore.rendezvous: HOST:PORT" in told
 
 
 @pytest.mark.parametrize("address", ["", "node1:", "node1:port", "node1:65536", "http://node1:29400", "node 1"])
