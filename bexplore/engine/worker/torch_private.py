@@ -14,6 +14,8 @@ import torch
 import torch._higher_order_ops
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
+import torch.profiler
+from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import decorators
 from torch._dynamo import utils as dynamo_utils
@@ -37,6 +39,7 @@ __all__ = [
     "make_limits_loud",
     "mark_dynamic",
     "mark_unbacked",
+    "memory_events",
     "prefer_dynamic",
     "take_compilation_records",
     "trace_region_schemas_once",
@@ -46,6 +49,22 @@ __all__ = [
 mark_dynamic: Callable[[torch.Tensor, int], None] = decorators.mark_dynamic
 prefer_dynamic: Callable[[torch.Tensor, int], None] = decorators.maybe_mark_dynamic
 zero_in_place: Callable[[list[torch.Tensor]], None] = torch._foreach_zero_
+
+
+def memory_events(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
+    """Return the address and the bytes of each memory event of the CPU, in their order; negative bytes for an end.
+
+    `profiler.events()` folds memory events into their operators, and loses order and address; the tree keeps both.
+    """
+    finished: Any = profiler.profiler
+    found = []
+    waiting = list(finished.kineto_results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return [(address, num_bytes) for _, address, num_bytes in sorted(found, key=lambda one: one[0])]
 
 
 def mark_unbacked(tensor: torch.Tensor, dimension: int, *, hint: int | None) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from bexplore.engine.worker.memory_limit import DataLimit
 from bexplore.engine.worker.memory_step import LONG_PASS_S, MemoryStep
-from bexplore.engine.worker.peak_memory import PeakMemory, measure_peak
+from bexplore.engine.worker.peak_memory import PeakMemory, highest_sum, measure_peak
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import Job, Parallelism
 from bexplore.workloads import build
@@ -82,3 +82,19 @@ def test_a_long_pass_of_a_rank_follows_a_pass_that_leaves_whole_gradients(rank_o
         return memory.peak.allocated_bytes
 
     assert peak_after(2 * LONG_PASS_S) == peak_after(0.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "most"),
+    [
+        ([(100, 8), (100, -8), (100, 8)], 8),
+        ([(100, 8), (200, 4), (200, -4)], 12),
+        ([(100, 8), (100, 8)], 8),  # the end of the first was missed
+        ([(100, 8), (108, 8)], 16),  # neighbours
+        ([(100, 8), (108, 8), (200, 4), (104, 8)], 20),  # a block over both
+        ([(100, 8), (104, 2), (104, -2), (112, 4)], 8),  # gone as soon as any byte of it is taken
+        ([(500, -8), (100, 8)], 0),  # ended a block of before
+    ],
+)
+def test_a_block_over_one_believed_alive_proves_that_its_end_was_missed(events, most):
+    assert highest_sum(events) == most
