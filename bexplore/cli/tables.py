@@ -35,7 +35,13 @@ from bexplore.units import parse_device_memory
 )
 @click.option("--shared-compile", is_flag=True, help="One compilation for all sizes instead of one for each.")
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Most timed passes of a probe.")
-@click.option("--max-probes", type=click.IntRange(1), default=16, show_default=True, help="Most probes of a curve; 2 more for each further setting.")
+@click.option(
+    "--max-probes",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Most probes of a curve; 2 more for each further setting.",
+)
 @click.option(
     "--target-confidence", type=click.IntRange(1, 99), default=90, show_default=True, help="Stop at this score."
 )

@@ -233,7 +233,11 @@ class Session:
         """Return what a rank of several reports of its passes beside their times; nothing for one device."""
         if not self.job.parallelism.is_distributed:
             return {}
-        own = [(inner_s, last_s) for size, inner_s, last_s in self.steps.pass_times_by_kind_s if size == probe.micro_batch_size]
+        own = [
+            (inner_s, last_s)
+            for size, inner_s, last_s in self.steps.pass_times_by_kind_s
+            if size == probe.micro_batch_size
+        ]
         share = self.steps.reduction_share(probe.micro_batch_size)
         details = {
             "accumulation_steps": round(1.0 / share) if share else None,
