@@ -42,8 +42,7 @@ def flops_as_run(job: Job, micro_batch_size: int) -> float:
 
 def flops_of_the_model(job: Job, micro_batch_size: int) -> float:
     """Operations a sample of one eager pass without checkpointing, by torch's own counter; recomputation left out."""
-    if job.model.get("activation_checkpointing"):
-        job = dataclasses.replace(job, model={**job.model, "activation_checkpointing": False})
+    job = dataclasses.replace(job, activation_checkpointing="none")
     with FakeTensorMode():
         workload = build(job)
         for module in workload.compiled_modules if job.mode == "eval" else ():

@@ -37,10 +37,9 @@ class TracedJob:
 
 
 def transformers_job(task: str, model_type: str, config: Mapping[str, object], **fields: object) -> Job:
-    """A job of the library's own models; `activation_checkpointing` goes to the model."""
-    checkpointing = fields.pop("activation_checkpointing", False)
+    """A job of the library's own models."""
     model = {"task": task, "model_type": model_type, "config": dict(config)}
-    return Job(workload="transformers", model=model | {"activation_checkpointing": checkpointing}, **fields)
+    return Job(workload="transformers", model=model, **fields)
 
 
 _GPT2_CONFIG = {"n_layer": 6, "n_embd": 128, "n_head": 4, "vocab_size": 4096, "n_positions": 256}
@@ -113,14 +112,14 @@ JOBS: dict[str, TracedJob] = {
     ),
     "llama sgd": TracedJob(job=Job(workload="decoder", model=_LLAMA, sequence_length=256, **_SGD), sizes=(4, 64)),
     "llama checkpointed": TracedJob(
-        job=Job(workload="decoder", model=_LLAMA | {"activation_checkpointing": True}, sequence_length=256),
+        job=Job(workload="decoder", model=_LLAMA, sequence_length=256, activation_checkpointing="full"),
         sizes=(8, 32, 128),
     ),
     "transformers gpt2": TracedJob(
         job=transformers_job("causal_lm", "gpt2", _GPT2_CONFIG, sequence_length=256), sizes=(4, 16, 64)
     ),
     "transformers gpt2 checkpointed": TracedJob(
-        job=transformers_job("causal_lm", "gpt2", _GPT2_CONFIG, sequence_length=256, activation_checkpointing=True),
+        job=transformers_job("causal_lm", "gpt2", _GPT2_CONFIG, sequence_length=256, activation_checkpointing="full"),
         sizes=(8, 128),
     ),
     "transformers llama bfloat16": TracedJob(
@@ -158,8 +157,9 @@ JOBS |= {
     "llama checkpointed, 4096 tokens": TracedJob(
         job=Job(
             workload="decoder",
-            model=_LLAMA | {"max_position_embeddings": 4096, "activation_checkpointing": True},
+            model=_LLAMA | {"max_position_embeddings": 4096},
             sequence_length=4096,
+            activation_checkpointing="full",
         ),
         sizes=_SMALLEST,
     ),

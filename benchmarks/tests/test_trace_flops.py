@@ -19,8 +19,8 @@ def decoder_job(*, model: dict | None = None, **fields) -> Job:
 
 
 def test_operations_of_a_compiled_and_checkpointed_step_are_those_that_run():
-    deep = {"activation_checkpointing": True, "num_layers": 7}  # not all of which are traced
-    job = dataclasses.replace(decoder_job(model=deep), compile=CompileSettings())
+    deep = decoder_job(model={"num_layers": 7}, activation_checkpointing="full")  # not all of which are traced
+    job = dataclasses.replace(deep, compile=CompileSettings())
     # partitions as the default backend does, and builds nothing
     as_run = dataclasses.replace(job, compile=CompileSettings(backend="aot_eager_decomp_partition"))
     model = trace_job(job)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from bexplore.errors import require
 from bexplore.job import Job
@@ -151,10 +150,7 @@ class Decoder(nn.Module):
             hidden = hidden + self.position_embedding(input_ids.size(1))
         hidden = self.embedding_dropout(hidden)
         for block in self.blocks:
-            if self.config.activation_checkpointing and self.training:
-                hidden = checkpoint(block, hidden, self.positions, use_reentrant=False)
-            else:
-                hidden = block(hidden, self.positions)
+            hidden = block(hidden, self.positions)
         weight = self.token_embedding.weight if self.output is None else self.output.weight
         return F.linear(self.norm(hidden), weight, self.output_bias)
 

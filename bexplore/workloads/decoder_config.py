@@ -54,7 +54,6 @@ class DecoderConfig:
         dropout: Dropout probability of the residual branches.
         embedding_dropout: Dropout probability of the embeddings; None for `dropout`.
         attention_dropout: Dropout probability of the attention probabilities.
-        activation_checkpointing: Recompute each block in the backward pass instead of keeping its activations.
         initializer_range: Standard deviation of the initial weights.
     """
 
@@ -81,7 +80,6 @@ class DecoderConfig:
     dropout: float = 0.0
     embedding_dropout: float | None = None
     attention_dropout: float = 0.0
-    activation_checkpointing: bool = False
     initializer_range: float = 0.02
 
     @classmethod

@@ -43,7 +43,7 @@ class _Task:
 
 
 def build_transformers(job: Job) -> Workload:
-    """Build `{"task", "model_type", "config", "activation_checkpointing", "freeze"}` of `job.model`.
+    """Build `{"task", "model_type", "config", "freeze"}` of `job.model`.
 
     `task` is a key of `TASKS`; `model_type` and `config` are those of the library (`gpt2`, `{"n_layer": 2}`);
     `freeze` lists regular expressions of the names of parameters that are not trained.
@@ -53,8 +53,7 @@ def build_transformers(job: Job) -> Workload:
     Raises:
         UserInputError: The library is missing, or has no such model, or the settings are wrong.
     """
-    known = ("task", "model_type", "config", "activation_checkpointing", "freeze")
-    check_keys(job.model, known, "A transformers model")
+    check_keys(job.model, ("task", "model_type", "config", "freeze"), "A transformers model")
     task_name = job.model.get("task", "causal_lm")
     require(task_name in TASKS, f"There is no task {task_name!r}.", suggestion(str(task_name), TASKS))
     task = TASKS[task_name]
@@ -136,7 +135,7 @@ def build_model(job: Job, auto_class: str, model_type: Any, given: Mapping[str, 
     """Build a model of the library on the job's device, with random weights.
 
     Args:
-        job: Device, task and checkpointing.
+        job: Device and task.
         auto_class: Class of the library that makes the model, such as `AutoModel`.
         model_type: As in the library, such as `bert`.
         given: Values of the model's configuration class.
@@ -170,8 +169,6 @@ def build_model(job: Job, auto_class: str, model_type: Any, given: Mapping[str, 
         model.tie_weights()  # from_config skips it where it skips the weights
     if getattr(model, "loss_type", None) is None:
         model.loss_type = _DEFAULT_LOSS  # the library's own default, without its warning, which breaks the graph
-    if job.model.get("activation_checkpointing"):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 

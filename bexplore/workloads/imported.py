@@ -180,10 +180,10 @@ def _build_step(job: Job) -> Workload:
     `step` is a path that returns a `TrainingStep`; on several ranks it is given `mesh`, the `DeviceMesh` of
     `explore.parallelism`, and shares its work itself. `batch`, optional, is a path that makes the batches instead of
     the step's own `make_batch`; `loader` and `samples_of` are as in `build_imported`. Each callable gets those of
-    `arguments` that its signature names. The step itself has precision, optimizers and clipping.
+    `arguments` that its signature names. The step itself has precision, recomputation, optimizers and clipping.
 
     Raises:
-        UserInputError: The path, or its object, cannot be used; or the job sets precision or clipping.
+        UserInputError: The path, or its object, cannot be used; or the job sets what the step has.
     """
     check_keys(job.model, (*_STEP_PATHS, "arguments"), "An imported step")
     _check_step_settings(job)
@@ -235,6 +235,11 @@ def _check_step_settings(job: Job) -> None:
         job.max_gradient_norm is None,
         f"max_gradient_norm is {job.max_gradient_norm}, but the step of your own clips by itself.",
         "Remove max_gradient_norm, and clip in the step's update.",
+    )
+    require(
+        job.activation_checkpointing == "none",
+        f"activation_checkpointing is {job.activation_checkpointing}, but the step of your own recomputes by itself.",
+        "Remove activation_checkpointing, and use torch.utils.checkpoint inside the step.",
     )
 
 

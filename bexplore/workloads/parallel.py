@@ -7,8 +7,6 @@ device, with real tensors and the memory of a real rank. Its collectives are cop
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bexplore.errors import require
 from bexplore.job import Job, Parallelism
+from bexplore.workloads.blocks import blocks_of, fits
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.torch_private import chunks_on_demand, register_fake_process_group, unset_fake_temporarily
 
 # Names of the dimensions of a mesh, the outermost first, as in torchtitan.
 REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
+
+_BLOCKS = "explore.parallelism.blocks"
 
 Synchronize = Callable[[bool], contextlib.AbstractContextManager[object]]
 # Path of a linear layer, `*` for any name -> `colwise` (its outputs are shared) or `rowwise` (its inputs are).
@@ -122,7 +123,7 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
         _share_matrices(loss_module, mesh[TENSOR], tensor_plan)
     if shared.is_replicated_only:
         return _replicate(loss_module, mesh[REPLICATE], shared)
-    blocks = blocks_of(loss_module, shared.blocks)
+    blocks = blocks_of(loss_module, shared.blocks, setting=_BLOCKS)
     if not shared.is_sharded:
         return ParallelModel(
             loss_module=loss_module, compiled_modules=blocks, synchronize=_always, is_compiled_by_block=True
@@ -136,63 +137,6 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
     )
 
 
-def blocks_of(module: nn.Module, patterns: tuple[str, ...] = ()) -> list[nn.Module]:
-    """Return the modules that are sharded and compiled each by itself, in order.
-
-    Args:
-        module: The model with its loss.
-        patterns: Paths, `*` for any name; empty to take the members of the outermost lists whose class is there twice.
-
-    Raises:
-        UserInputError: A pattern fits no module, or there is no such list.
-    """
-    if patterns:
-        return [block for pattern in patterns for block in _named(module, pattern)]
-    found: dict[str, nn.Module] = {}
-    for name, container in module.named_modules():
-        is_inside = any(f"{name}.".startswith(f"{block}.") for block in found)
-        if isinstance(container, (nn.ModuleList, nn.Sequential, nn.ModuleDict)) and not is_inside:
-            prefix = f"{name}." if name else ""
-            found |= {f"{prefix}{child}": block for child, block in _repeated(container)}
-    require(
-        bool(found),
-        "The model has no list of repeated blocks to shard and compile one by one.",
-        "Name them in explore.parallelism.blocks, such as model.layers.*.",
-    )
-    return list(found.values())
-
-
-def _repeated(container: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the children whose class, none of torch's own layers, is there twice."""
-    children = [(name, child) for name, child in container.named_children() if any(True for _ in child.parameters())]
-    counts = Counter(type(child) for _, child in children)
-    for name, child in children:
-        is_layer = type(child).__module__.startswith("torch.nn.modules") and not isinstance(child, nn.Sequential)
-        if counts[type(child)] > 1 and not is_layer:
-            yield name, child
-
-
-def _named(module: nn.Module, pattern: str) -> list[nn.Module]:
-    """Return the modules whose path, or whose path within the user's own model, fits a pattern, name by name."""
-    own = {name: child for name, child in module.named_modules() if name}
-    found = [
-        child
-        for name, child in own.items()
-        if any(_fits(part, pattern) for part in (name, name.partition(".")[2]))  # the loss module wraps the model
-    ]
-    require(
-        bool(found),
-        f"explore.parallelism.blocks has {pattern!r}, which fits no module.",
-        f"Modules have names such as {', '.join(list(own)[:4])}.",
-    )
-    return found
-
-
-def _fits(name: str, pattern: str) -> bool:
-    names, patterns = name.split("."), pattern.split(".")
-    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
-
-
 def _share_matrices(loss_module: nn.Module, mesh: DeviceMesh, plan: TensorPlan | None) -> None:
     require(
         plan is not None,
@@ -203,7 +147,7 @@ def _share_matrices(loss_module: nn.Module, mesh: DeviceMesh, plan: TensorPlan |
     assert plan is not None  # as required
     styles: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     for name, module in loss_module.named_modules():
-        style = next((kind for pattern, kind in plan.items() if _fits(name, pattern)), None)
+        style = next((kind for pattern, kind in plan.items() if fits(name, pattern)), None)
         if style is None:
             continue
         shared = module.out_features if style == "colwise" else module.in_features

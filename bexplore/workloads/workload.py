@@ -13,6 +13,7 @@ from torch import nn
 
 from bexplore.errors import require
 from bexplore.job import Job, Mode, Precision
+from bexplore.workloads.checkpointing import checkpoint_blocks
 from bexplore.workloads.optimizers import build_optimizer, clip_gradients
 from bexplore.workloads.placement import place
 
@@ -95,7 +96,7 @@ def assemble(
     """Make the workload of a loss module, whose parameters are on the job's device.
 
     Args:
-        job: Mode, precision, parallelism, optimizer and clipping.
+        job: Mode, precision, recomputation, parallelism, optimizer and clipping.
         loss_module: `loss_module(*batch)` gives the scalar loss.
         make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
         batch_dimensions: Dimension of the sample for each tensor leaf of a batch, as in `Workload`.
@@ -135,6 +136,7 @@ def _assemble(
     if job.precision is Precision.BFLOAT16:
         place(loss_module, torch.device(job.device), torch.bfloat16)
     loss_module.train(job.mode is Mode.TRAIN)
+    checkpoint_blocks(job, loss_module)
     shared = None
     if job.parallelism.is_distributed:
         from bexplore.workloads.parallel import parallelize  # a second of imports, which one device does without

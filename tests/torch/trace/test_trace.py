@@ -68,7 +68,7 @@ def measured_peak(job: Job, micro_batch_size: int) -> int:
     [
         {},
         {"optimizer": "SGD", "optimizer_arguments": {"lr": 0.1, "momentum": 0.9}},
-        {"max_gradient_norm": 1.0, "model": {"activation_checkpointing": True}},
+        {"max_gradient_norm": 1.0, "activation_checkpointing": "full"},
         {"mode": Mode.EVAL},
     ],
     ids=["adamw", "sgd", "clipped and checkpointed", "evaluation"],
@@ -151,7 +151,7 @@ def test_operations_are_six_a_weight_and_token_and_the_attention():
 
 
 def test_a_checkpointed_model_keeps_less_and_computes_more():
-    checkpointed = trace_job(decoder_job(model={"activation_checkpointing": True}))
+    checkpointed = trace_job(decoder_job(activation_checkpointing="full"))
     assert checkpointed.peak_memory_bytes(500) < eager_trace().peak_memory_bytes(500)
     assert checkpointed.model_flops == eager_trace().model_flops
     assert checkpointed.hardware_flops(1) > eager_trace().hardware_flops(1)

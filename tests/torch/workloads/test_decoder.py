@@ -60,7 +60,7 @@ def test_llama_2_7b_has_the_published_number_of_parameters():
         GPT | {"dropout": 0.1, "attention_dropout": 0.1, "output_bias": True},
         LLAMA,
         LLAMA | {"rotary_dim": 2, "head_size": 6},
-        GPT | {"position_embedding": "alibi", "activation_checkpointing": True},
+        GPT | {"position_embedding": "alibi"},
         GPT | {"position_embedding": "alibi", "num_key_value_heads": 1},
         GPT | {"position_embedding": "fixed"},
         GPT | {"position_embedding": "none", "attention_bias": False, "feed_forward_bias": False},

@@ -114,20 +114,6 @@ def test_attention_is_scaled_dot_product_attention_and_nothing_is_cached():
     assert config.use_cache is False
 
 
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")  # the name that all of 5.x has
-def test_activation_checkpointing_recomputes_in_the_backward_pass():
-    job = make_job("llama")
-    calls = {}
-    for checkpointing in (False, True):
-        model = dict(job.model) | {"activation_checkpointing": checkpointing}
-        workload = build(Job(workload="transformers", model=model, data=job.data))
-        count = calls.setdefault(checkpointing, [])
-        layer = workload.loss_module.model.model.layers[0].mlp
-        layer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
-        workload.forward_backward(workload.make_batch(1))
-    assert (len(calls[False]), len(calls[True])) == (1, 2)
-
-
 def test_evaluation_runs_forward_only():
     workload = build(make_job("bert", mode=Mode.EVAL))
     loss = workload.forward_backward(workload.make_batch(2))
