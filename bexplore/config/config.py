@@ -19,9 +19,6 @@ from bexplore.job import Job, Mode, Precision
 
 __all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind", "json_schema"]
 
-# Probes that each further variant adds to those of `explore.effort`: one finds its level, another its best size.
-PROBES_OF_VARIANT = 2
-
 
 class RequestKind(StrEnum):
     """The kinds of values of `micro_batch_size`."""
@@ -145,11 +142,6 @@ class Config:
     def num_ranks_here(self) -> int:
         """The ranks that share the memory of this host; torchrun starts all of a job's ranks on it."""
         return self.job.parallelism.num_ranks if self.command is None and self.explore.launcher == "torchrun" else 1
-
-    def max_probes(self, num_variants: int) -> int:
-        """Return the most probes of a search over so many variants."""
-        further = 0 if self.has_own_max_probes else PROBES_OF_VARIANT * (max(1, num_variants) - 1)
-        return self.explore.max_probes + further
 
     def of_variant(self, variant: JobVariant) -> Config:
         """Return the job with the settings of a variant, and nothing further to choose from."""

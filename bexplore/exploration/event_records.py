@@ -30,7 +30,12 @@ def event_record(event: events.JobEvent) -> dict[str, Any] | None:
     if isinstance(event, ProbeFinished):
         return probe_record(event.observation)
     if isinstance(event, events.Recommended):
-        return {"event": "recommendation"} | recommendation_record(event.recommendation, event.global_batch_sizes)
+        own = {"variant": event.recommendation.variant, "settings": dict(event.settings)}
+        return {
+            "event": "recommendation",
+            **recommendation_record(event.recommendation, event.global_batch_sizes),
+            **own,
+        }
     return None
 
 
@@ -86,6 +91,8 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "event": "probe",
         "number": observation.probe.number,
         "micro_batch_size": observation.micro_batch_size,
+        "variant": observation.probe.variant,
+        "settings": observation.details.get("settings", {}),
         "outcome": observation.outcome.value,
         "reason": observation.reason,
         "purpose": observation.probe.purpose.value,
@@ -138,7 +145,12 @@ def _trace_record(event: events.Traced) -> dict[str, Any]:
         "fingerprint": None,
     }
     record = {"event": "trace"} | unknown | dict(event.record or {})
-    return record | {"memory_budget_bytes": event.memory_budget_bytes, "reason": event.reason}
+    return record | {
+        "memory_budget_bytes": event.memory_budget_bytes,
+        "reason": event.reason,
+        "variants": [dataclasses.asdict(one) for one in event.variants],
+        "left_out": [dataclasses.asdict(one) for one in event.left_out],
+    }
 
 
 def _plain(event: events.Planned) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bexplore.batching import GlobalBatchSize
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
+from bexplore.exploration.variants import LeftOut
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 
@@ -47,6 +48,25 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSettings:
+    """The predictions of the trace for one variant of a job.
+
+    Attributes:
+        name: Its settings in words.
+        settings: Its values, by key of `explore.settings`.
+        max_micro_batch_size: The largest size that fits; 0 where none does, None without a trace.
+        operations_over_file: Operations of a pass over those of the file's own settings; None where unknown.
+        reason: Why it could not be traced; empty where it could.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    max_micro_batch_size: int | None
+    operations_over_file: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
     """The predictions of the trace for every size.
 
@@ -56,6 +76,8 @@ class Traced:
         memory_budget_bytes: The budget in force.
         why_budget: The source of the budget.
         warnings: Facts to know about the budget.
+        variants: The variants of the search, by their numbers in it; empty for a job with one.
+        left_out: Variants that the search does not take.
     """
 
     record: Mapping[str, Any] | None
@@ -63,6 +85,8 @@ class Traced:
     memory_budget_bytes: int
     why_budget: str
     warnings: tuple[str, ...] = ()
+    variants: tuple[TracedSettings, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +96,14 @@ class Recommended:
     Attributes:
         recommendation: Size, relative performance, confidence.
         global_batch_sizes: Valid global batch sizes around the user's own.
+        settings: The values to set, by key of `explore.settings`; empty for a job with one variant.
+        name: The settings in words; empty likewise.
     """
 
     recommendation: Recommendation
     global_batch_sizes: tuple[GlobalBatchSize, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

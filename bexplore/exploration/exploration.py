@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from bexplore.batching import MAX_SAMPLES
 from bexplore.config.config import Config
+from bexplore.config.job_variant import changes_training
 from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.all_ranks import AllRanksRunner
@@ -19,11 +21,12 @@ from bexplore.engine.process.launcher import external_hint
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.reduced_depth import ReducedDepthRunner
+from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.errors import NothingFitsError, UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.estimate import expected_duration
 from bexplore.exploration.event_records import event_record, trace_record
-from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Traced
+from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
 from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, global_batch_sizes
 from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
@@ -31,9 +34,18 @@ from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, 
 from bexplore.exploration.of_command import CommandExploration
 from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.exploration.resumable import ExploreOptions, ResumableExploration, keeping_sizes
+from bexplore.exploration.variants import (
+    SURE_SDS,
+    Selection,
+    TracedVariant,
+    expected,
+    operations_over_file,
+    select,
+    trace_all,
+)
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
-from bexplore.measurement.probe import Compilation, Probe
+from bexplore.measurement.probe import Compilation, Probe, Runner
 from bexplore.search import loop
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result, SearchEnded
@@ -41,6 +53,7 @@ from bexplore.search.settings import SearchSettings
 from bexplore.search.space import TRACE_SD, MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.units import counted
 
 # Largest candidate without any bound: no `max`, no trace, no batch to divide.
 DEFAULT_MAXIMUM = 4096
@@ -48,8 +61,6 @@ DEFAULT_MAXIMUM = 4096
 OPEN_RULES = ("all", "powers_of_two")
 # Sizes up to this factor beyond the largest that fits by the trace stay candidates: probes decide.
 BEYOND_TRACE = 1.25
-# A size surely fits where its predicted peak plus so many standard deviations of the error is within the budget.
-SURE_SDS = 3.0
 # The smallest size is refused unrun where its predicted peak exceeds the budget by this factor: far beyond the trace's
 # error.
 HOPELESS_FACTOR = 2.0
@@ -92,50 +103,124 @@ class EngineExploration(ResumableExploration):
     def __init__(self, config: Config, options: ExploreOptions) -> None:
         super().__init__(config, options)
         self.host_available_bytes: int | None = None
+        self.selection = Selection()
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
         with ExitStack() as stack:
             workers = stack.enter_context(Workers(started_in, environment_alone(self.config)))
-            cost_model, reason, facts = self._traced_device(workers, run)
+            traced, facts = self._traced_device(workers, run)
+            own = traced[0]
+            cost_model, reason = (own, "") if isinstance(own, CostModel) else (None, own)
             if cost_model is not None and not run.remember_trace(cost_model.as_dict()):
                 self.known = []
                 run = self._new_run(apart=True)
                 run.remember_trace(cost_model.as_dict())
                 yield self._plan(run, ("the program itself: its trace has another fingerprint",))
             budget = self._budget(facts, cost_model)
+            self.selection = self._selected(run, traced, budget)
             settings = self._runner_settings(started_in, facts, budget)
-            kind = EngineRunner if settings.launcher is None else AllRanksRunner
-            runner = stack.enter_context(
-                kind(settings, workers=workers, limits=self._stage_limits(cost_model), on_progress=self.on_progress)
-            )
+            runner = self._runner(settings, workers, cost_model)
+            stack.enter_context(runner)
             yield self._traced(cost_model, reason, budget)
             self._refuse_the_impossible(cost_model, budget)
             if not self.known:
                 self._prepare(runner, cost_model, budget)
-            end = Finish(
-                config=self.config,
-                runner=runner,
-                run=run,
-                cost_model=cost_model,
-                device_info=facts,
-                elapsed_s=self._elapsed_s,
-            )
+            end_of = functools.cache(lambda variant: self._end(variant, runner, run, cost_model, facts))
             result = None
             for event in self._search(runner, run, cost_model, budget):
                 if isinstance(event, Result):
                     result = event
                 elif isinstance(event, SearchEnded):
-                    end.compare_eager(event.result)
+                    end_of(_variant_of(event.result)).compare_eager(event.result)
                 elif isinstance(event, Recommendation):
-                    sizes = global_batch_sizes(self.config, event.micro_batch_size)
-                    yield Recommended(recommendation=event, global_batch_sizes=sizes)
+                    yield self._recommended(event)
                 else:
                     yield event
             assert result is not None  # the loop ends with a result or an error
-            yield Finished(result=end.result(result), run=run)
+            yield Finished(result=end_of(_variant_of(result)).result(result), run=run)
 
-    def _traced_device(self, workers: Workers, run: run_directory.Run) -> tuple[CostModel | None, str, dict[str, Any]]:
+    def _recommended(self, best: Recommendation) -> Recommended:
+        chosen = None if self.selection.is_plain else self.selection.searched[best.variant]
+        return Recommended(
+            recommendation=best,
+            global_batch_sizes=global_batch_sizes(self.config, best.micro_batch_size),
+            settings=chosen.settings if chosen else {},
+            name=chosen.name if chosen else "",
+        )
+
+    def _end(
+        self,
+        variant: int,
+        runner: EngineRunner | VariantsRunner,
+        run: run_directory.Run,
+        cost_model: CostModel | None,
+        facts: Mapping[str, Any],
+    ) -> Finish:
+        """Return the end of an exploration whose answer has the settings of a variant."""
+        config = self.config
+        if isinstance(runner, VariantsRunner):
+            searched = self.selection.searched
+            chosen, own_runner, cost_model = searched[variant], runner.of(variant), searched[variant].cost_model
+            config = dataclasses.replace(config, job=chosen.job)
+        else:
+            own_runner = runner
+        return Finish(
+            config=config,
+            runner=own_runner,
+            run=run,
+            cost_model=cost_model,
+            device_info=facts,
+            elapsed_s=self._elapsed_s,
+            variant=variant,
+            searched=() if self.selection.is_plain else self.selection.searched,
+        )
+
+    def _selected(self, run: run_directory.Run, traced: Sequence[CostModel | str], budget: MemoryBudget) -> Selection:
+        """Return the variants of the search: those of a resumed run, else those that may be the answer."""
+        if not self.config.variants:
+            return Selection()
+        variants = [TracedVariant.of(one, trace) for one, trace in zip(self.config.variants, traced, strict=True)]
+        models = [one.cost_model for one in variants]
+        chosen = select(
+            variants,
+            budget_bytes=budget.budget_bytes,
+            sizes=self._sizes(models, budget),
+            is_automatic=self.config.explore.settings == "auto",
+        )
+        return Selection.from_record(run.remember_variants(chosen.as_record()))
+
+    def _runner(
+        self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None
+    ) -> EngineRunner | VariantsRunner:
+        """Return the runner of the job, or one of all variants, each with workers and a folder of its own."""
+        if self.selection.is_plain:
+            kind = EngineRunner if settings.launcher is None else AllRanksRunner
+            limits = self._stage_limits(cost_model, 0)
+            return kind(settings, workers=workers, limits=limits, on_progress=self.on_progress)
+        runners = []
+        for number, variant in enumerate(self.selection.searched):
+            own = dataclasses.replace(
+                settings,
+                job=variant.job,
+                run_dir=settings.run_dir / f"variant_{number}" if number else settings.run_dir,
+                largest_measured=self._largest_measured(number),
+            )
+            runners.append(
+                EngineRunner(
+                    own,
+                    workers=None if number else workers,
+                    limits=self._stage_limits(variant.cost_model, number),
+                    on_progress=self.on_progress,
+                )
+            )
+        return VariantsRunner(runners, [variant.settings for variant in self.selection.searched])
+
+    def _largest_measured(self, variant: int) -> int:
+        own = (o.micro_batch_size for o in self.known if o.is_measured and o.probe.variant == variant)
+        return max(own, default=0)
+
+    def _traced_device(self, workers: Workers, run: run_directory.Run) -> tuple[list[CostModel | str], dict[str, Any]]:
         """Find the device and begin to compile in a worker, while a second process traces.
 
         The trace begins at once only on the CPU. Elsewhere it depends on the device, and where it uses the device
@@ -146,19 +231,19 @@ class EngineExploration(ResumableExploration):
             facts = self._on_device(workers)
             tracing = early or pool.submit(self._trace, run, GpuProperties.of_device_info(facts))
             self._begin(workers, run, facts)
-            traced = tracing.result()
-        cost_model = traced if isinstance(traced, CostModel) else None
-        return cost_model, "" if cost_model else str(traced), facts
+            return tracing.result(), facts
 
-    def _trace(self, run: run_directory.Run, gpu: GpuProperties | None) -> CostModel | str:
-        return recall_or_trace(self.config.job, run.directory, self.on_progress, gpu=gpu, fresh=self.options.fresh)
+    def _trace(self, run: run_directory.Run, gpu: GpuProperties | None) -> list[CostModel | str]:
+        """Trace the job, or each of its variants, the file's own first."""
+        return trace_all(self.config, run.directory, self.on_progress, gpu=gpu, fresh=self.options.fresh)
 
     def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
         """Begin to compile during the trace, where a processor is free and the probe does not depend on the trace."""
         keeps_a_copy = self.config.num_replicas > 1 and not self.config.job.parallelism.is_distributed
         needs_gradients = keeps_a_copy and self.config.explore.replica_reserve_bytes is None
         trace_decides = needs_gradients or self._is_tuned_at_first_launch
-        if self.known or trace_decides or num_usable_processors() < 2 or not self._compiles_ahead:
+        is_plain = not self.config.variants  # of several, traces choose the first one
+        if self.known or trace_decides or num_usable_processors() < 2 or not (is_plain and self._compiles_ahead):
             return
         budget = self._budget(facts, None)
         settings = self._runner_settings(run.directory, facts, budget)
@@ -171,16 +256,19 @@ class EngineExploration(ResumableExploration):
             budget_bytes=budget.budget_bytes,
             device_info=facts,
             free_memory_bytes=facts["free_memory_bytes"],
-            largest_measured=max((o.micro_batch_size for o in self.known if o.is_measured), default=0),
+            largest_measured=self._largest_measured(0),
             keeps_artifacts=True,
             replica_batch_size=self.config.replica_batch_size,
             launcher=launcher_of(self.config),
             worker_key=worker_key(),
         )
 
-    def _prepare(self, runner: EngineRunner, cost_model: CostModel | None, budget: MemoryBudget) -> None:
+    def _prepare(
+        self, runner: EngineRunner | VariantsRunner, cost_model: CostModel | None, budget: MemoryBudget
+    ) -> None:
         """Compile the first probe's program, while nothing is timed and the final answer's process starts."""
-        if not self._compiles_ahead:
+        is_first = self.selection.is_plain or cost_model is None or self._fits_at_all(cost_model, budget)
+        if not (is_first and self._compiles_ahead):
             return
         try:
             runner.prepare(self._probe_to_prepare(cost_model, budget))
@@ -189,7 +277,11 @@ class EngineExploration(ResumableExploration):
 
     @property
     def _compiles_ahead(self) -> bool:
-        return search_settings(self.config).search_compilation is Compilation.SHARED
+        is_shared = search_settings(self.config).search_compilation is Compilation.SHARED
+        return is_shared and self.config.job.compile.enabled
+
+    def _fits_at_all(self, cost_model: CostModel, budget: MemoryBudget) -> bool:
+        return cost_model.peak_memory_bytes(self.config.minimum) <= budget.budget_bytes
 
     def _first_probe(self, cost_model: CostModel | None, budget: MemoryBudget) -> Probe:
         smallest = self._candidates(cost_model, budget)[0]
@@ -234,13 +326,14 @@ class EngineExploration(ResumableExploration):
             num_ranks_here=self.config.num_ranks_here,
         )
 
-    def _stage_limits(self, cost_model: CostModel | None) -> StageLimits:
+    def _stage_limits(self, cost_model: CostModel | None, variant: int) -> StageLimits:
         limits = StageLimits(
             flops_per_sample=cost_model.hardware_flops_per_sample if cost_model else None,
             floor_s=self.config.explore.stage_time_floor,
         )
         for observation in self.known:
-            limits.learn(observation)
+            if observation.probe.variant == variant:
+                limits.learn(observation)
         return limits
 
     def _traced(self, cost_model: CostModel | None, reason: str, budget: MemoryBudget) -> Traced:
@@ -260,36 +353,77 @@ class EngineExploration(ResumableExploration):
             memory_budget_bytes=budget.budget_bytes,
             why_budget=budget.why,
             warnings=budget.warnings,
+            variants=tuple(self._traced_settings(budget)),
+            left_out=self.selection.left_out,
         )
 
+    def _traced_settings(self, budget: MemoryBudget) -> Iterator[TracedSettings]:
+        """Yield what the traces tell of each variant of the search, where there are several."""
+        searched = () if self.selection.is_plain else self.selection.searched
+        for number, one in enumerate(searched):
+            model = one.cost_model
+            largest = self.config.maximum or MAX_SAMPLES
+            fits = None if model is None else model.max_micro_batch_size(budget.budget_bytes, limit=largest)
+            yield TracedSettings(
+                name=one.name,
+                settings=one.settings,
+                max_micro_batch_size=fits,
+                operations_over_file=operations_over_file(searched, number, self.config.minimum),
+                reason=one.reason,
+            )
+
     def _search(
-        self, runner: EngineRunner, run: run_directory.Run, cost_model: CostModel | None, budget: MemoryBudget
+        self,
+        runner: EngineRunner | VariantsRunner,
+        run: run_directory.Run,
+        cost_model: CostModel | None,
+        budget: MemoryBudget,
     ) -> Iterator[Event]:
         settings, candidates = self._settings(cost_model), self._candidates(cost_model, budget)
-        with ReducedDepthRunner(runner, settings.depths) if settings.depths else nullcontext(runner) as probes:
+        memory_of = functools.partial(self._memory_prior, budget=budget)
+        known: dict[str, Any] = {"memory": memory_of(cost_model)}
+        if not self.selection.is_plain:
+            middle = geometric_middle(candidates, largest=candidates[-1])
+            known = {"variants": expected(self.selection.searched, memory_of, size=middle)}
+        with self._at_reduced_depth(runner, settings) as probes:
             yield from loop.explore(
                 probes,
                 space=Space.of(candidates),
                 settings=settings,
                 keeping=keeping_sizes(self.config, candidates),
-                memory=MemoryPrior(
-                    peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
-                    relative_sd=cost_model.relative_sd if cost_model else TRACE_SD,
-                    budget_bytes=budget.budget_bytes,
-                    judged_by=judged_by(self.config.job.device),
-                ),
                 run=self._record(run),
                 should_stop=self._should_stop,
+                **known,
             )
 
+    def _at_reduced_depth(
+        self, runner: EngineRunner | VariantsRunner, settings: SearchSettings
+    ) -> AbstractContextManager[Runner]:
+        if settings.depths is None or isinstance(runner, VariantsRunner):
+            return nullcontext(runner)
+        return ReducedDepthRunner(runner, settings.depths)
+
+    def _memory_prior(self, cost_model: CostModel | None, *, budget: MemoryBudget) -> MemoryPrior:
+        return MemoryPrior(
+            peak_bytes=cost_model.peak_memory_bytes if cost_model else None,
+            relative_sd=cost_model.relative_sd if cost_model else TRACE_SD,
+            budget_bytes=budget.budget_bytes,
+            judged_by=judged_by(self.config.job.device),
+        )
+
     def _settings(self, cost_model: CostModel | None) -> SearchSettings:
-        if cost_model is None:
-            return search_settings(self.config)
-        return search_settings(self.config, num_blocks=cost_model.num_blocks, block_share=cost_model.block_share)
+        if not self.selection.is_plain:
+            joint = search_settings(self.config, num_variants=len(self.selection.searched))
+            # Two workers do not share an accelerator's memory: another variant's program is compiled again there.
+            return dataclasses.replace(joint, keeps_programs=self.config.job.device.partition(":")[0] == "cpu")
+        blocks: dict[str, Any] = {}
+        if cost_model is not None:
+            blocks = {"num_blocks": cost_model.num_blocks, "block_share": cost_model.block_share}
+        return search_settings(self.config, num_variants=1, **blocks)
 
     def _refuse_the_impossible(self, cost_model: CostModel | None, budget: MemoryBudget) -> None:
         """Raise before the first compilation where even the smallest size is far too big by the trace."""
-        if cost_model is None:
+        if cost_model is None or not self.selection.is_plain:
             return
         smallest = self.config.minimum
         peak = cost_model.peak_memory_bytes(smallest)
@@ -301,11 +435,17 @@ class EngineExploration(ResumableExploration):
             )
 
     def _candidates(self, cost_model: CostModel | None, budget: MemoryBudget) -> tuple[int, ...]:
+        searched = self.selection.searched
+        return self._sizes([one.cost_model for one in searched] or [cost_model], budget)
+
+    def _sizes(self, cost_models: Sequence[CostModel | None], budget: MemoryBudget) -> tuple[int, ...]:
+        """Return the candidates: up to what fits with the settings that need least memory."""
         maximum = self.config.maximum
         if maximum is None:
             maximum = DEFAULT_MAXIMUM
-            if cost_model is not None:
-                fits = cost_model.max_micro_batch_size(budget.budget_bytes) or 0
+            traced = [model for model in cost_models if model is not None]
+            if len(traced) == len(cost_models):
+                fits = max(model.max_micro_batch_size(budget.budget_bytes) for model in traced)
                 maximum = min(int(fits * BEYOND_TRACE) + 2, MAX_SAMPLES)
             if self.config.candidates in OPEN_RULES:
                 maximum = min(maximum, largest_wanted(self.config.job.sequence_length))
@@ -333,8 +473,20 @@ class EngineExploration(ResumableExploration):
             max_probes=settings.max_probes,
             expected_s=None,
             warnings=self.config.warnings,
-            notices=self._notices(),
+            notices=(*self._notices(), *self._notices_of_settings()),
         )
+
+    def _notices_of_settings(self) -> tuple[str, ...]:
+        """Say which settings are explored, and which of them train in another way."""
+        variants = self.config.variants
+        if not variants:
+            return ()
+        names = "; ".join(variant.name for variant in variants)
+        changes = dict.fromkeys(
+            change for one in variants for change in changes_training(one.values, variants[0].values)
+        )
+        changing = f"; {', '.join(changes)} changes the training, which explore.settings allows" if changes else ""
+        return (f"{counted(len(variants), 'combination')} of settings, the file's own first: {names}{changing}",)
 
     def _notices(self) -> tuple[str, ...]:
         """Say which ranks of a distributed job will run."""
@@ -369,3 +521,8 @@ class EngineExploration(ResumableExploration):
             why_expected=expected.why,
             warnings=(*plan.warnings, *(() if cost_model else (f"the job cannot be traced: {traced}",))),
         )
+
+
+def _variant_of(result: Result) -> int:
+    """Return the variant of a result's answer; that of the file where there is none."""
+    return result.recommendation.variant if result.recommendation else 0

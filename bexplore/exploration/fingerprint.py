@@ -41,7 +41,7 @@ class Fingerprint:
 
     def fingerprint(self) -> str:
         """Return sixteen hexadecimal digits of the job and of everything that decides its speed."""
-        return self.config.job.fingerprint(**self.environment())
+        return self.config.job.fingerprint(**self.environment(), **_of_variants(self.config))
 
     def environment(self) -> dict[str, Any]:
         """Return what decides, beside the job, whether two measurements may be compared."""
@@ -75,6 +75,7 @@ class Fingerprint:
             "num_replicas": self.config.num_replicas,
             "storage": self.config.explore.storage,
             **_of_ranks(self.config),
+            **_of_variants(self.config),
         }
 
     def study_name(self) -> str:
@@ -114,19 +115,29 @@ def _of_ranks(config: Config) -> dict[str, Any]:
     }
 
 
-def search_settings(config: Config, *, num_blocks: int = 0, block_share: float = 0.0) -> SearchSettings:
+def _of_variants(config: Config) -> dict[str, Any]:
+    """Return the variants from which the search may choose; nothing for a job with one."""
+    named = {variant.name: variant.job.fingerprint() for variant in config.variants}
+    return {"variants": named, "chooses_variants": config.explore.settings == "auto"} if named else {}
+
+
+def search_settings(
+    config: Config, *, num_variants: int | None = None, num_blocks: int = 0, block_share: float = 0.0
+) -> SearchSettings:
     """Return the search settings of a configuration.
 
     Args:
+        num_variants: Variants of the search; None for all that the configuration has.
         num_blocks: Number of identical blocks of the model, by the trace; 0 for none.
         block_share: Share of a pass's operations in these blocks.
     """
-    explore, compiled = config.explore, config.job.compile.enabled
+    explore = config.explore
+    compiled = any(job.compile.enabled for job in (config.job, *(variant.job for variant in config.variants)))
     own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
     is_shared = compiled if config.command is None else explore.sizes_per_start > 1
     # A start of a command compiles what it compiles: `start_time_s` of its first probe holds both.
     costs: dict[str, Any] = {} if config.command is None else {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
-    return SearchSettings(
+    settings = SearchSettings(
         **costs,
         tolerance=explore.tolerance,
         target_confidence=int(explore.target_confidence),
@@ -143,6 +154,8 @@ def search_settings(config: Config, *, num_blocks: int = 0, block_share: float =
         depths=None if explore.depth == "whole" else Depths.of(num_blocks=num_blocks, block_share=block_share),
         forces_reduced_depth=explore.depth == "reduced",
     )
+    num_variants = len(config.variants) if num_variants is None else num_variants
+    return settings if config.has_own_max_probes else settings.of_variants(max(1, num_variants))
 
 
 def describe(config: Config) -> str:

@@ -11,11 +11,14 @@ from typing import Any
 
 from bexplore.batching import GlobalBatchSize, near_value_message, split, valid_global_batch_sizes
 from bexplore.config.config import Config
+from bexplore.config.job_variant import changes_training
 from bexplore.engine import EngineRunner, eager_comparison
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.exploration.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
 from bexplore.exploration.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
 from bexplore.exploration.run_directory import Run
+from bexplore.exploration.settings_result import over_file, pareto_front, points_of
+from bexplore.exploration.variants import TracedVariant, operations_over_file
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Observation
 from bexplore.search.policy.decision import StopReason, without_numbers
@@ -120,14 +123,16 @@ class Finish:
     """The steps after the search.
 
     Attributes:
-        config: The job.
-        runner: Ran the probes; its last worker still holds the recommended program. None where the user's own command
+        config: The job, with the settings of the recommended variant.
+        runner: Ran its probes; its last worker still holds the recommended program. None where the user's own command
             ran them, and nothing further is measured.
         run: The run on disk.
         cost_model: The trace; None for none.
         device_info: torch's description of the device.
         elapsed_s: Seconds since the exploration began.
         verified_step_time_s: Seconds of a real step of the user's global batch size; None where none was run.
+        variant: Number of the recommended variant.
+        searched: All variants of the search; empty for a job with one.
     """
 
     config: Config
@@ -137,6 +142,8 @@ class Finish:
     device_info: Mapping[str, Any]
     elapsed_s: Callable[[], float]
     verified_step_time_s: float | None = None
+    variant: int = 0
+    searched: Sequence[TracedVariant] = ()
     _eager_by_size: dict[int, eager_comparison.EagerComparison | None] = field(default_factory=dict, init=False)
 
     @property
@@ -147,7 +154,11 @@ class Finish:
     def compare_eager(self, searched: Result) -> None:
         """Compare the search's answer with eager passes while the worker that ran it is alive."""
         if searched.recommendation is not None:
-            self._eager(verified_by(self.run.journal.read(), searched.recommendation.micro_batch_size))
+            self._eager(verified_by(self._own(self.run.journal.read()), searched.recommendation.micro_batch_size))
+
+    def _own(self, observations: Sequence[Observation]) -> list[Observation]:
+        """Return the observations of the recommended variant."""
+        return [one for one in observations if one.probe.variant == self.variant]
 
     def result(self, searched: Result) -> RunResult:
         """Make the remaining measurements, keep the artifacts, and write the result of an uninterrupted run."""
@@ -156,8 +167,9 @@ class Finish:
         if searched.recommendation is None:
             return known
         is_interrupted = searched.stop_reason == StopReason.INTERRUPTED
-        measured = self._measured(observations, known, is_interrupted=is_interrupted)
-        found = self._bottlenecks(observations, measured)
+        own = self._own(observations)
+        measured = self._measured(own, known, is_interrupted=is_interrupted)
+        found = self._bottlenecks(own, measured)
         finished = replace(measured, bottlenecks=found, elapsed_s=self.elapsed_s())
         if not is_interrupted:
             self.run.write_result(finished)
@@ -185,10 +197,35 @@ class Finish:
             failures=failures_of(observations),
             warnings=(*self._caution_of_one_rank(observations), *searched.warnings),
             device_info=dict(self.device_info),
-            throughput_band=CredibleBand.of(searched.posterior),
+            throughput_band=CredibleBand.of(searched.posterior and searched.posterior.part(self.variant)),
             run_dir=str(self.run.directory),
         )
-        return known if searched.recommendation is None else self._recommended(known, searched, observations)
+        if searched.recommendation is None:
+            return known
+        recommended = self._recommended(known, searched, self._own(observations))
+        return replace(recommended, **self._of_settings(searched, observations)) if self.searched else recommended
+
+    def _of_settings(self, searched: Result, observations: Sequence[Observation]) -> dict[str, Any]:
+        """Return what the result tells of the settings: what they gain, cost and change, and the front."""
+        best, posterior = searched.recommendation, searched.posterior
+        assert best is not None  # the caller has checked it
+        settings = [one.settings for one in self.searched]
+        found: dict[str, Any] = {
+            "variant": self.variant,
+            "base_variant": best.base_variant,
+            "settings": dict(settings[self.variant]),
+            "operations_over_file": operations_over_file(self.searched, self.variant, best.micro_batch_size),
+            "changes_training": changes_training(settings[self.variant], settings[0]),
+        }
+        if posterior is None:
+            return found
+        over = over_file(posterior, best.micro_batch_size, self.variant)
+        models = [one.cost_model for one in self.searched]
+        return found | {
+            "settings_over_file": over and over.speed,
+            "settings_over_file_interval": over and over.interval,
+            "pareto_front": pareto_front(points_of(posterior, observations, settings, models)),
+        }
 
     def _recommended(self, known: RunResult, searched: Result, observations: Sequence[Observation]) -> RunResult:
         """Add the recommendation and the batch sizes that are valid with it."""
@@ -282,7 +319,8 @@ class Finish:
         if verified is None:
             return None
         kept: Path = self._engine.settings.artifacts_dir(verified.micro_batch_size)
-        for folder in kept.parent.glob("*"):
+        of_variants = self.run.directory.resolve().glob("variant_*/compiled/*")
+        for folder in {*kept.parent.glob("*"), *kept.parents[1].glob("compiled/*"), *of_variants}:
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)
         return str(kept) if any(kept.glob("??/*")) else None

@@ -13,6 +13,7 @@ from bexplore.engine.eager_comparison import EagerComparison
 from bexplore.errors import UserInputError
 from bexplore.exploration.bottlenecks import Bottleneck
 from bexplore.exploration.parallel_result import ParallelResult
+from bexplore.exploration.settings_result import FrontPoint
 from bexplore.search.posterior.credible_band import CredibleBand
 
 
@@ -124,6 +125,15 @@ class RunResult:
         optimizers: Classes of the optimizers that an update steps.
         samples_are_seen: Whether the number of samples of its batch was checked.
         parallel: Its ranks; None for a job of one device.
+        variant: Number of the recommended variant in the search; 0 for the file's own settings.
+        base_variant: Number of the variant whose smallest size is the base.
+        settings: What to set, by key of `explore.settings`; empty for a job with one variant.
+        settings_over_file: Samples/s over those of the file's own settings at their best size; None where none of
+            these runs, and for a job with one variant.
+        settings_over_file_interval: 95 % interval of it; None also for the file's own settings.
+        operations_over_file: Operations of a pass over those of the file's own settings, by the trace.
+        changes_training: What the settings train otherwise than the file's own, in words.
+        pareto_front: Sizes with settings that no other beats in both memory and speed, in ascending order of memory.
         warnings: Facts to know before the numbers are used.
         device_info: torch's description of the device: `device`, `device_name`, `capability`, memory and more.
         throughput_band: The final posterior of throughput.
@@ -171,6 +181,14 @@ class RunResult:
     optimizers: tuple[str, ...] | None = None
     samples_are_seen: bool | None = None
     parallel: ParallelResult | None = None
+    variant: int = 0
+    base_variant: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings_over_file: float | None = None
+    settings_over_file_interval: tuple[float, float] | None = None
+    operations_over_file: float | None = None
+    changes_training: tuple[str, ...] = ()
+    pareto_front: tuple[FrontPoint, ...] = ()
     warnings: tuple[str, ...] = ()
     device_info: Mapping[str, Any] = field(default_factory=dict)
     throughput_band: CredibleBand | None = None

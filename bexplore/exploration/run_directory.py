@@ -8,6 +8,7 @@ local_compile_train/<model_dir>/
         journal.jsonl           one observation a line: append, fsync, then use
         study.log               Optuna's own storage
         trace.json              the cost model
+        variants.json           the settings that are searched together, each with its trace; absent for one variant
         result.json             the result; absent while unfinished
         error.json              why there is no result: nothing fits, or the program is broken
         events.jsonl log.jsonl workers/
@@ -88,6 +89,18 @@ class Run:
             return bool(read_json(path).get("fingerprint") == cost_model["fingerprint"])
         write_json(path, cost_model)
         return True
+
+    def remember_variants(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Store the variants of the search, once; return those that are stored."""
+        path = self.directory / "variants.json"
+        if not path.exists():
+            write_json(path, record)
+        return read_json(path)
+
+    def variants(self) -> dict[str, Any] | None:
+        """Return the stored variants of the search; None for a job with one."""
+        path = self.directory / "variants.json"
+        return read_json(path) if path.exists() else None
 
     def write_result(self, result: RunResult) -> None:
         """Store the result, which finishes the run."""

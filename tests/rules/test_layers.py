@@ -24,8 +24,9 @@ ORDER = {
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
     "command": "observer reports timing verdicts failures processes attach probe_folder watch open_start runner",
-    "exploration": "parallel_result bottlenecks result journal run_directory memory_budget launching fingerprint "
-    "events event_records estimate apply finish one_shot doctor resumable of_command exploration start_again decorator",
+    "exploration": "parallel_result settings_result bottlenecks result journal run_directory memory_budget launching "
+    "variants fingerprint events event_records estimate apply finish one_shot doctor resumable of_command exploration "
+    "start_again decorator",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
     "cli": "streams entry training_command common init apply attach doctor explore guard one_shot report tables worker",

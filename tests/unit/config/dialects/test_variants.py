@@ -139,14 +139,6 @@ def test_a_device_of_the_job_is_that_of_its_variants(folder):
     assert "float16 needs gradient scaling" in config.warnings[-1]
 
 
-def test_each_further_variant_adds_two_probes_unless_the_file_bounds_them(folder):
-    lists = {"activation_checkpointing": ["none", "selective", "full"]}
-    assert folder.load(sections(explore={"settings": lists})).max_probes(3) == 16 + 4
-    assert folder.load(sections(explore={"settings": lists, "effort": "quick"})).max_probes(3) == 8 + 4
-    assert folder.load(sections(explore={"settings": lists, "max_probes": 9})).max_probes(3) == 9
-    assert folder.load(sections()).max_probes(0) == 16
-
-
 # What is refused
 
 
