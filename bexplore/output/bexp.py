@@ -9,7 +9,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
-from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended, Traced
+from bexplore.config.job_variant import name_of
+from bexplore.exploration.events import (
+    AlreadyFinished,
+    Finished,
+    JobEvent,
+    Planned,
+    Recommended,
+    Traced,
+    TracedSettings,
+)
 from bexplore.measurement.probe import Observation
 from bexplore.output.event_files import AppendFile
 from bexplore.search.recommendation import Recommendation
@@ -23,6 +32,7 @@ CODES = {
     202: "the current recommendation",
     203: "a probe has ended",
     204: "the exploration has ended",
+    205: "the settings that go with the current recommendation, where several are explored",
     210: "a warning",
     220: "an error",
 }
@@ -49,6 +59,12 @@ def recommendation_line(best: Recommendation, now: datetime) -> str:
     )
 
 
+def recommendation_lines(event: Recommended, now: datetime) -> list[str]:
+    """Return the line of a recommendation, and one with its settings where several are explored."""
+    settings = [bexp_line(205, f"Current recommended settings: {event.name}", now)] if event.name else []
+    return [recommendation_line(event.recommendation, now), *settings]
+
+
 class BexpStream:
     """A sink that writes recommendation lines to a stream."""
 
@@ -58,7 +74,7 @@ class BexpStream:
     def __call__(self, event: JobEvent) -> None:
         """Write the line of a recommendation."""
         if isinstance(event, Recommended):
-            self._stream.write(recommendation_line(event.recommendation, self._now()) + "\n")
+            self._stream.write("".join(f"{line}\n" for line in recommendation_lines(event, self._now())))
             self._stream.flush()
 
 
@@ -76,7 +92,8 @@ class RunLog:
         for code, text in _lines(event):
             self.write(code, text)
         if isinstance(event, Recommended):
-            self._append(recommendation_line(event.recommendation, self._now()))
+            for line in recommendation_lines(event, self._now()):
+                self._append(line)
 
     def write(self, code: int, text: str) -> None:
         """Append one line with a code."""
@@ -92,7 +109,8 @@ def _lines(event: JobEvent) -> list[tuple[int, str]]:
         known = f", {counted(event.num_known_probes, 'probe')} known" if event.num_known_probes else ""
         return [(200, f"{event.title}; {event.candidates}{known}")] + [(210, text) for text in event.warnings]
     if isinstance(event, Traced):
-        return [(201, trace_sentence(event))] + [(210, text) for text in event.warnings]
+        lines = [trace_sentence(event), *settings_sentences(event)]
+        return [(201, text) for text in lines] + [(210, text) for text in event.warnings]
     if isinstance(event, ProbeFinished):
         return [(203, probe_sentence(event))] + [(210, text) for text in event.observation.warnings]
     if isinstance(event, Finished):
@@ -119,12 +137,26 @@ def trace_sentence(event: Traced) -> str:
     )
 
 
+def settings_sentences(event: Traced) -> list[str]:
+    """Return a line for each variant of a job: what the trace tells of it, or why it is left out."""
+    searched = [f"{one.name}: {_predicted(one)}" for one in event.variants]
+    return [*searched, *(f"left out: {one.name}: {one.reason}" for one in event.left_out)]
+
+
+def _predicted(variant: TracedSettings) -> str:
+    fits, operations = variant.max_micro_batch_size, variant.operations_over_file
+    if fits is None:
+        return f"no trace: {variant.reason}"
+    size = f"sizes up to {fits} fit" if fits else "not even the smallest size fits"
+    return size if operations is None else f"{size}, {operations:.2f}x the operations of the file's own settings"
+
+
 def probe_sentence(event: ProbeFinished) -> str:
     """Return the outcome of a probe in one line."""
     observation = event.observation
-    head = (
-        f"probe {observation.probe.number}: size {observation.micro_batch_size}, {observation.probe.compilation.value}"
-    )
+    settings = name_of(observation.details.get("settings", {}))
+    program = f"{settings}, {observation.probe.compilation.value}" if settings else observation.probe.compilation.value
+    head = f"probe {observation.probe.number}: size {observation.micro_batch_size}, {program}"
     tail = f"in {format_seconds(observation.elapsed_s)}"
     if not observation.is_measured:
         return f"{head}: {observation.outcome.value}: {observation.reason} {tail}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Traced
-from bexplore.output.bexp import probe_sentence, trace_sentence
+from bexplore.output.bexp import probe_sentence, settings_sentences, trace_sentence
 from bexplore.output.live_view import View
 from bexplore.search.result import ProbeFinished
 from bexplore.units import counted, format_seconds
@@ -37,6 +37,8 @@ class Progress:
             self._plan(event)
         elif isinstance(event, Traced):
             self._say(trace_sentence(event))
+            for line in settings_sentences(event):
+                self._say(f"  {line}")
             self._warn(event.warnings)
         elif isinstance(event, ProbeFinished):
             self._say(probe_sentence(event))

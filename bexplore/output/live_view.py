@@ -17,6 +17,7 @@ from bexplore.exploration.events import JobEvent, Planned, Recommended, Traced
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.plot import ASCII, LABEL, UNICODE, plot
 from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted
 from bexplore.units import format_bytes, format_seconds
@@ -57,10 +58,11 @@ class View:
         self._planned_s: float | None = None  # of the whole
         self._pass_times_s: list[float] = []
         self._observations: list[Observation] = []
-        self._band: CredibleBand | None = None
+        self._posterior: Posterior | None = None
         self._best: Recommendation | None = None
         self._plots: dict[tuple[int, bool], Text] = {}
         self._max_probes = 0
+        self._names: tuple[str, ...] = ()  # of the variants of a job with several
         self._budget_bytes: int | None = None
 
     def __call__(self, event: JobEvent) -> None:
@@ -70,13 +72,14 @@ class View:
             self._planned_s = event.expected_s
         elif isinstance(event, Traced):
             self._budget_bytes = event.memory_budget_bytes
+            self._names = tuple(variant.name for variant in event.variants)
         elif isinstance(event, ProbeStarted):
             self._probe, self._expected_s, self._pass_times_s = event.probe, event.expected_s, []
             self._stage_began_s = self._clock()
         elif isinstance(event, ProbeFinished):
             self._probe = self._expected_s = None
             self._observations.append(event.observation)
-            self._band, self._plots = CredibleBand.of(event.posterior) or self._band, {}
+            self._posterior, self._plots = event.posterior or self._posterior, {}
         elif isinstance(event, Recommended):
             self._best, self._plots = event.recommendation, {}
 
@@ -96,10 +99,11 @@ class View:
     def render(self, width: int, height: int, *, is_unicode: bool = True) -> RenderableType:
         """Return the lines for a terminal of this width and height."""
         parts: list[RenderableType] = []
-        has_curve = any(item.is_measured for item in self._observations)
+        has_curve = any(item.is_measured for item in self._shown)
         if has_curve and width >= SMALLEST_WIDTH and height >= SMALLEST_HEIGHT:
             picture = self._plot(min(width, 100), is_unicode)
-            parts += [Text(""), Text("samples/s", style="dim"), picture]
+            of_settings = f", {self._names[self._variant]}" if self._names else ""
+            parts += [Text(""), Text(f"samples/s{of_settings}", style="dim"), picture]
         rows = [
             self._best_row(),
             self._memory_row(is_unicode),
@@ -121,23 +125,33 @@ class View:
         if key not in self._plots:
             best = None if self._best is None else self._best.micro_batch_size
             glyphs = UNICODE if is_unicode else ASCII
-            self._plots[key] = plot(
-                self._band, self._observations, best=best, width=columns, height=PLOT_ROWS, glyphs=glyphs
-            )
+            band = CredibleBand.of(self._posterior and self._posterior.part(self._variant))
+            self._plots[key] = plot(band, self._shown, best=best, width=columns, height=PLOT_ROWS, glyphs=glyphs)
         return self._plots[key]
+
+    @property
+    def _variant(self) -> int:
+        """The variant whose curve is shown: that of the recommendation."""
+        return self._best.variant if self._best else 0
+
+    @property
+    def _shown(self) -> list[Observation]:
+        """The probes of that variant."""
+        return [item for item in self._observations if item.probe.variant == self._variant]
 
     def _best_row(self) -> tuple[str, str, str] | None:
         best = self._best
         if best is None:
             return None
+        settings = f", {self._names[best.variant]}" if self._names else ""
         text = (
-            f"size {best.micro_batch_size}: {best.relative_performance:.2f}x base, {best.samples_per_s:.4g} samples/s, "
-            f"confidence {best.confidence}"
+            f"size {best.micro_batch_size}{settings}: {best.relative_performance:.2f}x base, "
+            f"{best.samples_per_s:.4g} samples/s, confidence {best.confidence}"
         )
         return ("best", text, "bold green")
 
     def _memory_row(self, is_unicode: bool) -> tuple[str, str] | None:
-        needed = {item.micro_batch_size: item.needed_memory_bytes for item in self._observations}
+        needed = {item.micro_batch_size: item.needed_memory_bytes for item in self._shown}
         peaks = {size: num_bytes for size, num_bytes in needed.items() if num_bytes}
         size = self._best.micro_batch_size if self._best else max(peaks, default=None)
         if self._budget_bytes is None:
@@ -175,7 +189,8 @@ class View:
     def _stage_row(self) -> tuple[str, str, str]:
         what = STAGES.get(self._stage, self._stage)
         if self._probe is not None:
-            what = f"probe {self._probe.number}, size {self._probe.micro_batch_size}: {what}"
+            settings = f", {self._names[self._probe.variant]}" if self._names else ""
+            what = f"probe {self._probe.number}, size {self._probe.micro_batch_size}{settings}: {what}"
         elapsed = format_seconds(self._clock() - self._stage_began_s)
         expected = f" of about {format_seconds(self._expected_s)}" if self._expected_s else ""
         return ("now", f"{what}, {elapsed}{expected}", "bold")

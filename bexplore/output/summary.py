@@ -13,6 +13,7 @@ from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Outcome
 from bexplore.output.bexp import memory_words
+from bexplore.output.settings_text import base_words, front_table, settings_sentences, settings_words
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 
@@ -59,6 +60,7 @@ def summary_text(
         stopped = stop_words(result.stop_reason, target_confidence)
         return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {result.run_dir}"])
     keeping = keeping_sentence(result, target_confidence)
+    front = front_table(result, tolerance)
     first, *rest = (paste or f"{yaml_key}: {result.micro_batch_size}").splitlines()
     return "\n".join(
         [
@@ -67,6 +69,7 @@ def summary_text(
             "",
             *_rows(result, tolerance, target_confidence),
             "",
+            *([*front, ""] if front else []),
             "Valid global batch sizes:",
             *_batch_table(result),
             "",
@@ -86,6 +89,7 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
     ]
     rows = [
         ("why", _why(result, target_confidence)),
+        *(("settings", text) for text in settings_sentences(result)),
         ("left", left_sentence(result)),
         ("score", score_sentence(result, tolerance)),
         ("memory", _memory(result)),
@@ -111,8 +115,9 @@ def _headline(result: RunResult) -> str:
     low, high = result.relative_performance_interval or (1.0, 1.0)
     interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
     return (
-        f"Use micro_batch_size {result.micro_batch_size}: {result.relative_performance:.2f}x{interval} "
-        f"the speed of size {result.base_micro_batch_size}, {result.samples_per_s:.4g} samples/s"
+        f"Use micro_batch_size {result.micro_batch_size}{settings_words(result)}: "
+        f"{result.relative_performance:.2f}x{interval} "
+        f"the speed of size {result.base_micro_batch_size}{base_words(result)}, {result.samples_per_s:.4g} samples/s"
         f"{' of a replica' if result.parallel else ''}; "
         f"confidence {result.confidence} out of 100."
     )

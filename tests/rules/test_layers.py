@@ -28,7 +28,7 @@ ORDER = {
     "variants fingerprint events event_records estimate apply finish one_shot doctor resumable of_command exploration "
     "start_again decorator",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
-    "output": "plot guard_table guard_ci tables event_files bexp summary live_view console report",
+    "output": "plot guard_table guard_ci tables event_files bexp settings_text summary live_view console report",
     "cli": "streams entry training_command common init apply attach doctor explore guard one_shot report tables worker",
 }
 
