@@ -1,4 +1,4 @@
-"""`bexplore apply`: show the change of the user's file, then write the size that was found."""
+"""`bexplore apply`: show the change of the user's file, then write the size and the settings that were found."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from bexplore.cli.training_command import (
     overrides_of_command,
     refuse_without_command,
 )
+from bexplore.config.job_variant import name_of
 from bexplore.errors import UserInputError
 from bexplore.exploration.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
 from bexplore.exploration.run_directory import open_run
@@ -59,7 +60,7 @@ def apply(
     common: Common,
     **of_command: Any,
 ) -> None:
-    """Write the micro-batch size that was found into CONFIG; every other byte of the file stays as it is.
+    """Write the micro-batch size that was found, and its settings, into CONFIG; all else in the file stays as it is.
 
     The change is shown first. A job that has changed since it was explored is refused without --force. Where your
     batch_size is not valid with the recommended size, you are asked which of the two to keep.
@@ -106,8 +107,9 @@ def apply(
 
 def _show(edit: Edit) -> None:
     answer = edit.answer
+    settings = f" with {name_of(edit.settings)}" if edit.settings else ""
     click.echo(
-        f"micro_batch_size {answer.micro_batch_size}: {answer.relative_performance:.2f}x the speed of size "
+        f"micro_batch_size {answer.micro_batch_size}{settings}: {answer.relative_performance:.2f}x the speed of size "
         f"{edit.base_micro_batch_size}, confidence {answer.confidence} out of 100 ({edit.run.directory})"
     )
     click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.path} has this size already")
@@ -141,6 +143,7 @@ def _record(edit: Edit, written: Path | None) -> dict[str, object]:
     return {
         "event": "apply",
         "micro_batch_size": edit.answer.micro_batch_size,
+        "settings": dict(edit.settings),
         "batch_size_before": before,
         "batch_size_after": after,
         "diff": edit.diff,

@@ -165,7 +165,7 @@ class _Show:
             tolerance=self._config.explore.tolerance,
             target_confidence=self._config.explore.target_confidence,
             config=self._config.typed,
-            paste=paste(self._config, result.micro_batch_size) if result.micro_batch_size else "",
+            paste=paste(self._config, result.micro_batch_size, result.settings) if result.micro_batch_size else "",
             command_line=self._command_line(result),
             report=str(report) if report.exists() else None,
         )

@@ -1,12 +1,12 @@
-"""The edit that writes a run's size into the user's own file, and its conditions."""
+"""The edit that writes a run's size and its settings into the user's own file, and its conditions."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import fragment, values_of, with_value, without_section
+from bexplore.config.job_variant import key_path, value_of
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.result import KeepsBatchSize, RunResult
@@ -93,6 +94,7 @@ class Edit:
         base_micro_batch_size: The size that the performance is relative to.
         batch_size_change: The global batch size before and after; None if it stays.
         keeps_section: Whether the new file is another package's and has a section `explore`.
+        settings: What is written beside the size, by key of the section `explore`.
     """
 
     path: Path
@@ -103,6 +105,7 @@ class Edit:
     base_micro_batch_size: int
     batch_size_change: tuple[int, int] | None
     keeps_section: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def diff(self) -> str:
@@ -156,6 +159,9 @@ def plan_edit(
         )
         if new_batch_size is not None:
             changed = with_value(changed, config.batch_size_path, new_batch_size, source=source)
+    settings = {} if drop_section else settings_to_write(config, result.settings)
+    for key, value in settings.items():
+        changed = _with_setting(changed, key, value, source=source)
     if drop_section:
         changed = without_section(changed, "explore", source=source)
     return Edit(
@@ -167,7 +173,31 @@ def plan_edit(
         base_micro_batch_size=result.base_micro_batch_size or 0,
         batch_size_change=None if new_batch_size is None else (config.batch_size or 0, new_batch_size),
         keeps_section=bool(config.recognised) and "explore" in values_of(changed, source=source),
+        settings=settings,
     )
+
+
+def settings_to_write(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a result that the file does not have already, by key of the section `explore`."""
+    return {key: value for key, value in settings.items() if not _has(config, key, value)}
+
+
+def _has(config: Config, key: str, value: Any) -> bool:
+    try:
+        return bool(value_of(key, config.job) == value)
+    except KeyError:
+        return False
+
+
+def _with_setting(text: str, key: str, value: Any, *, source: str) -> str:
+    """Return the text with one key of the section `explore`, beside `settings` where it is new."""
+    path, beside = key_path(key), ("explore", "settings")
+    compiling = values_of(text, source=source).get("explore", {}).get("compile")
+    if path[1] != "compile" or compiling is None or isinstance(compiling, dict):
+        return with_value(text, path, value, beside=beside, source=source)
+    # `compile: true` is short for a mapping.
+    whole = value if key == "compile.enabled" else {"enabled": compiling, str(path[2]): value}
+    return with_value(text, path[:2], whole, source=source)
 
 
 def _of_command(config: Config, text: str, micro_batch_size: int, new_batch_size: int | None) -> str:
@@ -208,15 +238,20 @@ def _factor(config: Config, name: str) -> int:
     return next((key.factor for key in file.keys if key.name == name), 1) if file else 1
 
 
-def paste(config: Config, micro_batch_size: int) -> str:
-    """Return the lines of YAML that `plan_edit` would write, and their place; empty where the file is unreadable."""
+def paste(config: Config, micro_batch_size: int, settings: Mapping[str, Any] | None = None) -> str:
+    """Return the lines of YAML that `plan_edit` would write, and their places; empty where the file is unreadable."""
+    values = {config.request.path: micro_batch_size}
+    values |= {key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
+    pasted = []
     try:
         text = _read(config.path).decode("utf-8-sig")
-        lines, parent = fragment(text, config.request.path, micro_batch_size, source=str(config.path))
+        for path, value in values.items():
+            (first, *rest), parent = fragment(text, path, value, source=str(config.path))
+            place = f"  # under {dotted_path(parent)}" if parent else ""
+            pasted += [f"{first}{place}", *rest]
     except (UserInputError, UnicodeDecodeError):
         return ""
-    place = f"  # under {dotted_path(parent)}" if parent else ""
-    return "\n".join([f"{lines[0]}{place}", *lines[1:]])
+    return "\n".join(pasted)
 
 
 def write_edit(edit: Edit, target: Path | None = None) -> Path:
@@ -262,10 +297,19 @@ def _refuse_another_job(config: Config, run: Run) -> None:
 
 
 def _changes(config: Config, run: Run) -> tuple[str, ...]:
-    """List the differences between the present file and the explored job; the machine may differ."""
+    """List the differences between the present file and the explored job; the machine may differ.
+
+    A file that has the settings of the answer already is the explored job, too.
+    """
     meta = run.meta()
+    changes = _changes_since(config, meta, meta.get("job", {}))
+    answer = run.job_of_answer()
+    return changes if not changes or answer is None else min(changes, _changes_since(config, meta, answer), key=len)
+
+
+def _changes_since(config: Config, meta: Mapping[str, Any], job: Mapping[str, Any]) -> tuple[str, ...]:
     before: dict[str, Any] = {
-        "job": meta.get("job", {}),
+        "job": job,
         "environment": {"code": meta.get("environment", {}).get("code", {})},
     }
     after: dict[str, Any] = {"job": config.job.as_dict(), "environment": {"code": code_digests(config.job)}}

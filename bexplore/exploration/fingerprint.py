@@ -12,7 +12,7 @@ import os
 from datetime import datetime
 from typing import Any
 
-from bexplore.config.config import Config
+from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
@@ -92,6 +92,7 @@ class Fingerprint:
             "typed": self.config.typed,
             "title": describe(self.config),
             "job": self.config.job.as_dict(),
+            **({"variants": [_as_record(one) for one in self.config.variants]} if self.config.variants else {}),
             "environment": self.environment(),
             "search_specification": self.search_specification(),
             "batch_size": self.config.batch_size,
@@ -113,6 +114,10 @@ def _of_ranks(config: Config) -> dict[str, Any]:
         "launcher": config.explore.launcher or "none",
         "replica_batch_size": config.replica_batch_size if ranks_by_batch else None,
     }
+
+
+def _as_record(variant: JobVariant) -> dict[str, Any]:
+    return {"name": variant.name, "settings": dict(variant.values), "job": variant.job.as_dict()}
 
 
 def _of_variants(config: Config) -> dict[str, Any]:

@@ -102,6 +102,14 @@ class Run:
         path = self.directory / "variants.json"
         return read_json(path) if path.exists() else None
 
+    def job_of_answer(self) -> dict[str, Any] | None:
+        """Return the job with the settings of the result, as the file would have it; None where it has its own."""
+        result = self.result()
+        if result is None or not result.variant:
+            return None
+        variants = self.meta().get("variants", [])
+        return next((one["job"] for one in variants if one["settings"] == dict(result.settings)), None)
+
     def write_result(self, result: RunResult) -> None:
         """Store the result, which finishes the run."""
         write_json(self.directory / "result.json", result.as_record())

@@ -7,7 +7,7 @@ from typing import Any
 from bexplore.config.document.reader import KeyPath
 
 
-def is_edit_of(before: Any, after: Any, path: KeyPath, value: int | str | bool) -> bool:
+def is_edit_of(before: Any, after: Any, path: KeyPath, value: Any) -> bool:
     """Return whether two files' values differ by the value at a path alone, whatever the order of their keys."""
     try:
         return bool(comparable(after) == comparable(_with(before, path, value)))
@@ -15,7 +15,7 @@ def is_edit_of(before: Any, after: Any, path: KeyPath, value: int | str | bool) 
         return False
 
 
-def _with(values: Any, path: KeyPath, value: int | str | bool) -> Any:
+def _with(values: Any, path: KeyPath, value: Any) -> Any:
     """Return the values with another at a path; make what is absent or empty on the way."""
     if not path:
         return value

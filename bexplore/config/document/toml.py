@@ -48,7 +48,7 @@ def read(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, Position
         raise UserInputError(f"{where}: not TOML: {shown(_PLACE.sub('', str(error)).strip())}") from None
 
 
-def with_value(text: str, path: KeyPath, value: int | str | bool, *, source: str) -> str:
+def with_value(text: str, path: KeyPath, value: Any, *, source: str) -> str:
     """Return the text with a value at a path; a table that is missing is added behind the others.
 
     Raises:
@@ -271,7 +271,7 @@ def _name(key: str | int) -> str:
     return str(key) if _BARE.fullmatch(str(key)) else _scalar(str(key))
 
 
-def _scalar(value: int | str | bool) -> str:
+def _scalar(value: Any) -> str:
     """Return a value as TOML writes it: JSON's way, but for a character that JSON leaves bare."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bexplore.config.document import toml
@@ -16,8 +16,10 @@ _ANCHOR = re.compile(r"&\S+\s*")
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?")
 _LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
-_WORD = "explore"
-Scalar: TypeAlias = int | str | bool
+# Texts that need no quotes, and words that would then be truth values or null for some reader of YAML.
+_PLAIN_WORD = re.compile(r"[a-z][a-z0-9_-]*")
+_NO_TEXTS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+Scalar: TypeAlias = int | float | str | bool | Mapping[str, Any] | Sequence[Any] | None
 
 
 def with_value(text: str, path: KeyPath, value: Scalar, *, beside: KeyPath = (), source: str) -> str:
@@ -187,9 +189,10 @@ def _flow(text: str, rest: KeyPath, value: Scalar) -> str:
 
 
 def _scalar(value: Scalar, text: str) -> str:
-    """Return a value as YAML and JSON write it; a text is quoted, but for our word in a text that is not JSON."""
-    if value == _WORD and not text.lstrip().startswith("{"):
-        return _WORD
+    """Return a value as YAML and JSON write it; a text is quoted, but for a plain word in a text that is not JSON."""
+    is_word = isinstance(value, str) and _PLAIN_WORD.fullmatch(value) and value not in _NO_TEXTS
+    if isinstance(value, str) and is_word and not text.lstrip().startswith("{"):
+        return value
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -62,11 +62,15 @@ def job_file(folder: Path, text: str = SECTIONS) -> Path:
     return path
 
 
-def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config: Config | None = None) -> Run:
+def finished_run(
+    path: Path, size: int | None = 6, keeps: int | None = 4, config: Config | None = None, variant: int = 0
+) -> Run:
     """A run on disk as `explore` would leave it for the file as it is now."""
     config = config or load_config(path)
+    variants = [{"settings": dict(one.values), "job": one.job.as_dict()} for one in config.variants]
     meta = {
         "job": config.job.as_dict(),
+        "variants": variants,
         "environment": {"code": code_digests(config.job), "processor": "another machine's"},
         "search_specification": {
             "minimum": config.minimum,
@@ -81,6 +85,7 @@ def finished_run(path: Path, size: int | None = 6, keeps: int | None = 4, config
     second = {"micro_batch_size": keeps, "relative_performance": 1.4, "confidence": 92, "samples_per_s": 390.0}
     second |= {"free_micro_batch_size": size or 1, "over_recommended": 0.97, "accumulation_steps": 1}
     record = result | {"micro_batch_size": size, "keeps_batch_size": second if keeps else None}
+    record |= {"variant": variant, "settings": variants[variant]["settings"] if variants else {}}
     run.write_result(RunResult.from_record(record))
     return run
 
@@ -452,3 +457,121 @@ def test_a_changed_global_batch_of_a_packages_file_is_written_wherever_the_file_
         text = text.replace(old, new, 1)
     assert edit.after.decode() == text
     assert edit.batch_size_change == (24, 20)
+
+
+# Settings that were explored together with the size
+
+KEYS = ("activation_checkpointing: [none, full]", "precision: [float32, bfloat16]", "compile.mode: [default, max-autotune]")
+LISTS = f"{{{', '.join(KEYS)}}}"
+    "{activation_checkpointing: [none, full], precision: [float32, bfloat16], compile.mode: [default, max-autotune]}"
+)
+WITH_SETTINGS = SECTIONS.replace(
+    "explore: {memory_budget: 1GiB, max: 16}",
+    f"""\
+explore:
+    max: 16          # samples
+    activation_checkpointing: none   # so far
+    settings: {LISTS}""",
+)
+
+
+def variant_of(path: Path, **settings) -> int:
+    wanted = {key.replace("__", "."): value for key, value in settings.items()}
+    return [dict(one.values) for one in load_config(path).variants].index(wanted)
+
+
+def test_the_settings_of_the_answer_are_written_with_the_size_and_nothing_else_changes(tmp_path):
+    path = job_file(tmp_path, WITH_SETTINGS)
+    chosen = variant_of(path, activation_checkpointing="full", precision="bfloat16", compile__mode="default")
+    finished_run(path, variant=chosen)
+
+    edit = plan_edit(load_config(path))
+
+    assert edit.settings == {"activation_checkpointing": "full", "precision": "bfloat16"}
+    assert edit.after.decode() == (
+        WITH_SETTINGS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
+        .replace("activation_checkpointing: none ", "activation_checkpointing: full ")
+        .replace("    settings: {", "    precision: bfloat16\n    settings: {")
+    )
+
+
+def test_the_files_own_settings_leave_everything_but_the_size(tmp_path):
+    path = job_file(tmp_path, WITH_SETTINGS)
+    finished_run(path)
+
+    assert applied(path) == WITH_SETTINGS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
+
+
+def test_what_was_applied_is_the_explored_job_and_applying_again_changes_nothing(tmp_path):
+    path = job_file(tmp_path, WITH_SETTINGS)
+    chosen = variant_of(path, activation_checkpointing="full", precision="float32", compile__mode="max-autotune")
+    finished_run(path, variant=chosen)
+    job = load_config(path).variants[chosen].job
+
+    first = applied(path)
+
+    assert applied(path) == first
+    assert load_config(path).job == job
+
+
+def test_a_job_that_has_changed_otherwise_is_refused_with_its_change(tmp_path):
+    path = job_file(tmp_path, WITH_SETTINGS)
+    chosen = variant_of(path, activation_checkpointing="full", precision="float32", compile__mode="default")
+    finished_run(path, variant=chosen)
+    path.write_text(path.read_text().replace("num_heads: 2", "num_heads: 4").replace(": none ", ": full "))
+
+    with pytest.raises(UserInputError, match=r"model\.num_heads: 2 -> 4") as refused:
+        plan_edit(load_config(path))
+
+    assert "activation_checkpointing" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("true", '{"enabled": true, "mode": "max-autotune"}'),
+        ("both", '{"enabled": "both", "mode": "max-autotune"}'),
+        ("{fullgraph: true}", "{mode: max-autotune, fullgraph: true}"),
+    ],
+)
+def test_a_setting_of_the_compiler_is_written_where_compile_is_short_for_one(tmp_path, before, after):
+    text = WITH_SETTINGS.replace("    max: 16 ", f"    compile: {before}\n    max: 16 ")
+    path = job_file(tmp_path, text)
+    chosen = variant_of(path, activation_checkpointing="none", precision="float32", compile__mode="max-autotune")
+    finished_run(path, variant=chosen)
+
+    assert f"    compile: {after}\n" in applied(path)
+
+
+def test_a_variant_that_is_not_compiled_is_written_as_compile_is(tmp_path):
+    text = WITH_SETTINGS.replace(LISTS, "{compile.enabled: [true, false]}").replace(
+        "    max: 16 ", "    compile: true\n    max: 16 "
+    )
+    path = job_file(tmp_path, text)
+    finished_run(path, variant=variant_of(path, compile__enabled=False))
+
+    assert "    compile: false\n" in applied(path)
+
+
+def test_arguments_of_own_code_are_written_where_they_stand(tmp_path):
+    workload = "{model: m:a, batch: m:b, arguments: {width: 8}}"
+    lists = "{workload.arguments.chunk: [4], workload.arguments.window: [[7, 7]]}"
+    text = WITH_SETTINGS.replace(f"settings: {LISTS}", f"settings: {lists}\n    workload: {workload}")
+    path = job_file(tmp_path, text)
+    finished_run(path, variant=1)
+
+    applied(path)
+
+    assert load_config(path).job.model["arguments"] == {"width": 8, "chunk": 4, "window": [7, 7]}
+
+
+def test_the_lines_to_paste_hold_the_settings_and_their_place(tmp_path):
+    path = job_file(tmp_path, WITH_SETTINGS)
+    settings = {"activation_checkpointing": "full", "precision": "float32", "compile.mode": "max-autotune"}
+
+    assert paste(load_config(path), 6, settings).splitlines() == [
+        "micro_batch_size: 6  # under train_input",
+        "activation_checkpointing: full  # under explore",
+        "compile:  # under explore",
+        "  mode: max-autotune",
+    ]
