@@ -461,10 +461,12 @@ def test_a_changed_global_batch_of_a_packages_file_is_written_wherever_the_file_
 
 # Settings that were explored together with the size
 
-KEYS = ("activation_checkpointing: [none, full]", "precision: [float32, bfloat16]", "compile.mode: [default, max-autotune]")
-LISTS = f"{{{', '.join(KEYS)}}}"
-    "{activation_checkpointing: [none, full], precision: [float32, bfloat16], compile.mode: [default, max-autotune]}"
+KEYS = (
+    "activation_checkpointing: [none, full]",
+    "precision: [float32, bfloat16]",
+    "compile.mode: [default, max-autotune]",
 )
+LISTS = f"{{{', '.join(KEYS)}}}"
 WITH_SETTINGS = SECTIONS.replace(
     "explore: {memory_budget: 1GiB, max: 16}",
     f"""\
