@@ -49,6 +49,7 @@ class Baseline:
         memory_budget_bytes: The budget that the configuration declares; None for none.
         times: Passes by worker process.
         created_at: Time of writing, ISO 8601.
+        settings: Of the job beside those of its file, by key of `explore.settings`; empty for the file's own.
     """
 
     config: str
@@ -63,6 +64,7 @@ class Baseline:
     memory_budget_bytes: int | None = None
     times: tuple[tuple[SizeTimes, ...], ...] = field(default=())
     created_at: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary that `from_dict` turns back into an equal baseline."""
@@ -80,6 +82,7 @@ class Baseline:
             "any_device": self.any_device.as_dict(),
             "device": self.device.as_dict() if self.device else None,
             "times": [[_times_as_dict(one) for one in worker] for worker in self.times],
+            **({"settings": dict(self.settings)} if self.settings else {}),
         }
 
     @classmethod
@@ -93,7 +96,8 @@ class Baseline:
         values["any_device"] = ProgramMetrics.from_dict(values["any_device"])
         values["device"] = ProgramMetrics.from_dict(values["device"]) if values.get("device") else None
         values["times"] = tuple(tuple(_times_of_dict(one) for one in worker) for worker in values.get("times", ()))
-        for name in ("job", "toolchain", "machine"):
+        values.setdefault("settings", {})
+        for name in ("job", "toolchain", "machine", "settings"):
             values[name] = dict(values[name])
         for name in ("recommended_micro_batch_size", "base_micro_batch_size", "memory_budget_bytes"):
             if values.get(name) is not None and not (isinstance(values[name], int) and values[name] > 0):

@@ -23,10 +23,11 @@ from bexplore.guard.report import Finding, NotCompared, Report, Status, Tier, me
 from bexplore.guard.snapshot import (
     DEVICE_KEYS,
     HOST_KEYS,
+    Guarded,
     Observed,
     RecommendedSizeFailedError,
     Setup,
-    guarded_sizes,
+    guarded,
     observe,
     time_sizes,
 )
@@ -73,8 +74,9 @@ def update_baseline(config: Config, options: GuardOptions) -> Baseline:
     if options.baseline_path is None:
         raise UserInputError("there is no baseline to write", hint="name its file: --baseline FILE --update")
     setup, folder = _setup(config, options)
-    recommended, base = guarded_sizes(config, options.micro_batch_size, folder)
-    observed = observe(config, setup, recommended=recommended, base=base)
+    wanted = guarded(config, options.micro_batch_size, folder)
+    recommended, base = wanted.recommended, wanted.base
+    observed = observe(config, setup, recommended=recommended, base=base, settings=wanted.settings)
     facts = observed.snapshot.any_device
     if facts.num_parameters is None and facts.num_graphs is None:
         raise UserInputError(
@@ -103,8 +105,8 @@ def guard(config: Config, options: GuardOptions) -> Report:
         )
     setup, folder = _setup(config, options)
     before = read_baseline(options.baseline_path) if options.baseline_path is not None else None
-    recommended, base = _guarded(config, options, before, folder)
-    now = observe(config, setup, recommended=recommended, base=base)
+    wanted = _guarded(config, options, before, folder)
+    now = observe(config, setup, recommended=wanted.recommended, base=wanted.base, settings=wanted.settings)
     reports = []
     if before is not None:
         reports.append(_against_baseline(before, now, setup, options))
@@ -119,12 +121,17 @@ def _setup(config: Config, options: GuardOptions) -> tuple[Setup, Path]:
     return Setup(run_dir=run_dir, tiers=options.tiers, say=options.say), folder
 
 
-def _guarded(
-    config: Config, options: GuardOptions, before: Baseline | None, folder: Path
-) -> tuple[int | None, int | None]:
-    if options.micro_batch_size is None and before is not None and before.recommended_micro_batch_size is not None:
-        return before.recommended_micro_batch_size, before.base_micro_batch_size
-    return guarded_sizes(config, options.micro_batch_size, folder)
+def _guarded(config: Config, options: GuardOptions, before: Baseline | None, folder: Path) -> Guarded:
+    if before is None:
+        return guarded(config, options.micro_batch_size, folder)
+    if options.micro_batch_size is None and before.recommended_micro_batch_size is not None:
+        return Guarded(
+            recommended=before.recommended_micro_batch_size,
+            base=before.base_micro_batch_size,
+            settings=before.settings,
+        )
+    # The facts of a baseline are those of its settings, whatever size is timed.
+    return dataclasses.replace(guarded(config, options.micro_batch_size, folder), settings=before.settings)
 
 
 def _against_baseline(before: Baseline, now: Observed, setup: Setup, options: GuardOptions) -> Report:
@@ -242,7 +249,11 @@ def _against_reference(against: str, now: Observed, setup: Setup, options: Guard
         own = dataclasses.replace(setup, run_dir=setup.run_dir / "reference", environment=dict(reference.environment))
         snapshot = now.snapshot
         before = observe(
-            config, own, recommended=snapshot.recommended_micro_batch_size, base=snapshot.base_micro_batch_size
+            config,
+            own,
+            recommended=snapshot.recommended_micro_batch_size,
+            base=snapshot.base_micro_batch_size,
+            settings=snapshot.settings,
         )
         exact = _exact(before.snapshot, snapshot, options.tiers, _why_not(before.snapshot, snapshot, ()))
         times = paired_times(

@@ -65,17 +65,24 @@ class Observed:
     device_info: Mapping[str, Any]
 
 
-def observe(config: Config, setup: Setup, *, recommended: int | None, base: int | None) -> Observed:
+def observe(
+    config: Config, setup: Setup, *, recommended: int | None, base: int | None, settings: Mapping[str, Any]
+) -> Observed:
     """Find the exact facts of a configuration's program and the properties of the machine.
 
     The program is traced for the CPU, which every machine can do, and also for another device of the job where facts of
     the same toolchain are compared.
 
+    Args:
+        settings: Of `explore.settings`, where one of the configuration's variants has them; else its own count.
+
     Raises:
         UserInputError: The job itself is wrong.
         EngineError: A worker could not answer, or the device cannot be used.
     """
-    setup.say(f"tracing {config.path.name}")
+    variant = next((one for one in config.variants if settings and dict(one.values) == dict(settings)), None)
+    config = config if variant is None else config.of_variant(variant)
+    setup.say(f"tracing {config.path.name}" + (f" with {variant.name}" if variant else ""))
     needs_device = Tier.SAME_TOOLCHAIN in setup.tiers
     wanted = config.job.device if needs_device else "cpu"
     on_cpu = config.on_device("cpu")
@@ -102,22 +109,40 @@ def observe(config: Config, setup: Setup, *, recommended: int | None, base: int 
             base_micro_batch_size=base,
             memory_budget_bytes=declared_budget_bytes(config),
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            settings=settings,
         ),
     )
 
 
-def guarded_sizes(config: Config, wanted: int | None, folder: Path) -> tuple[int | None, int | None]:
-    """Return the recommended size and the base: by the user, the configuration's number, or the newest result."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """What is guarded: the recommended size and its settings, and the size that its speed is relative to.
+
+    Attributes:
+        recommended: The size; None where none is known.
+        base: The smallest size; None likewise.
+        settings: By key of `explore.settings`; empty for those of the file itself.
+    """
+
+    recommended: int | None = None
+    base: int | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
+    """Return what to guard: by the user, by the configuration's number, or by the newest result."""
     base = config.minimum
-    if wanted is not None:
-        return wanted, base
-    if config.request.value is not None:
-        return config.request.value, base
+    if wanted is not None or config.request.value is not None:
+        return Guarded(recommended=wanted or config.request.value, base=base)
     for run in run_directory.find_runs(folder):
         result = run.result()
         if result is not None and result.micro_batch_size is not None:
-            return result.micro_batch_size, result.base_micro_batch_size or base
-    return None, None
+            return Guarded(
+                recommended=result.micro_batch_size,
+                base=result.base_micro_batch_size or base,
+                settings=result.settings if result.variant else {},
+            )
+    return Guarded()
 
 
 class RecommendedSizeFailedError(EngineError):
