@@ -51,6 +51,7 @@ class LifetimeTracker:
         self._storages: dict[int, tuple[weakref.ref[Any], Polynomial, Place]] = {}
         self._recording = False
         self._silent = False
+        self.is_paused = False
         self._dying: list[int] | None = None
 
     @contextlib.contextmanager
@@ -71,6 +72,15 @@ class LifetimeTracker:
         finally:
             self._silent = False
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Ignore every operator within: none of them runs in a training step."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
     def append(self, size: Polynomial, place: Place) -> None:
         """Record one event, if it has a size and recording is on."""
         if self._recording and size:
@@ -78,7 +88,8 @@ class LifetimeTracker:
 
     def take_workspace(self, operator: Any, arguments: Any, result: Any, place: Place) -> None:
         """Record what an operator takes for itself while it runs."""
-        images = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)), None)
+        tensors = (leaf for leaf in tree_leaves((result, arguments)) if isinstance(leaf, torch.Tensor))
+        images = next(tensors, None)
         if images is None:
             return
         sizes = workspace_sizes(
@@ -218,7 +229,7 @@ class LifetimeMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and record new tensors; of those that ranks share, the operators on a rank's own part."""
-        if func.namespace in _WITHOUT_TENSORS:
+        if self._tracker.is_paused or func.namespace in _WITHOUT_TENSORS:
             return func(*args, **(kwargs or {}))
         if any(map(is_shared, types)):
             return NotImplemented

@@ -20,6 +20,7 @@ from bexplore.trace.repeated_blocks import Repeat, truncated
 from bexplore.trace.timeline import Event, Phase, Place
 from bexplore.trace.torch_private import (
     SpecializationError,
+    around_shape_inference,
     foreach_of_fake_tensors,
     keep_symbolic,
     resizes_reported,
@@ -109,6 +110,7 @@ def _trace_pass(
         fake_mode,
         LifetimeMode(tracker),
         resizes_reported(tracker.resize),
+        around_shape_inference(tracker.paused),
     ):
         batch = _make_batch(workload, probe_batch)
         batch_size = _adopt_batch(workload, batch, tracker, is_symbolic=is_symbolic)
@@ -149,7 +151,13 @@ def trace_update(
         Bytes of the optimizer states, and the events of the update.
     """
     tracker = LifetimeTracker(probe_batch)
-    with fake_mode, LifetimeMode(tracker, scalar=1), foreach_of_fake_tensors(), scalers_that_never_skip():
+    with (
+        fake_mode,
+        LifetimeMode(tracker, scalar=1),
+        foreach_of_fake_tensors(),
+        scalers_that_never_skip(),
+        around_shape_inference(tracker.paused),
+    ):
         _set_gradients(trained)
         _make_states(workload)
         _set_gradients(trained)
@@ -203,6 +211,7 @@ def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
         sizes |= _gathered_sizes(workload)
     with fake_mode:
         sizes |= {size for leaf in tree_leaves(_make_batch(workload, 1)) for size in getattr(leaf, "shape", ())}
+    sizes.discard(0)  # nothing has no bytes at any size
     for probe_batch in PRIMES:
         if all(size % probe_batch for size in sizes):
             return probe_batch
@@ -210,14 +219,22 @@ def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
 
 
 def _gathered_sizes(workload: Workload) -> set[int]:
-    """Return the elements of what ranks gather at once: the parameters of a block, and of all that is in no block."""
+    """Return the sizes of what ranks gather and reduce: each parameter padded, and the parameters of a group in one.
+
+    A block is a group, and so is all that is in no block. Of a padded dimension the first rank has its equal share.
+    Several types are gathered as bytes; gradients are those of the trained parameters. Source: `foreach_all_gather` and
+    `foreach_reduce` in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+    """
     blocks = [list(block.parameters()) for block in workload.compiled_modules]
     in_blocks = {id(parameter) for block in blocks for parameter in block}
     assert workload.loss_module is not None  # only a model of a loss module is sharded here
     rest = [one for one in workload.loss_module.parameters() if id(one) not in in_blocks]
-    shards = workload.job.parallelism.data_parallel_shard_degree
-    own = {sum(local(parameter).numel() for parameter in group) for group in (*blocks, rest)}
-    return own | {shards * size for size in own}
+    own = {size for group in (*blocks, rest) for parameter in group for size in local(parameter).shape[:1]}
+    for group in (*blocks, rest):
+        for gathered in (group, [parameter for parameter in group if parameter.requires_grad]):
+            shares = [local(parameter) for parameter in gathered]
+            own |= {sum(share.numel() for share in shares), sum(share.numel() * share.itemsize for share in shares)}
+    return own | {workload.job.parallelism.data_parallel_shard_degree * size for size in own}
 
 
 def modules_of(workload: Workload) -> list[nn.Module]:

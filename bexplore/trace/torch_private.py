@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -177,6 +178,26 @@ def resizes_reported(report: Callable[[torch.UntypedStorage, int], None]) -> Ite
         return resize(storage, size)
 
     with mock.patch.object(torch.UntypedStorage, "resize_", reported):
+        yield
+
+
+@contextlib.contextmanager
+def around_shape_inference(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter a context while tensors that ranks share find out the whole shape of a result, on whole fake tensors.
+
+    Source: `_propagate_tensor_meta_non_cached` in torch/distributed/tensor/_sharding_prop.py, torch 2.13.
+    """
+    propagation = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    if propagation is None:  # no rank shares a tensor
+        yield
+        return
+    infer = propagation.ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def inferred(*arguments: Any) -> Any:
+        with around():
+            return infer(*arguments)
+
+    with mock.patch.object(propagation.ShardingPropagator, "_propagate_tensor_meta_non_cached", inferred):
         yield
 
 

@@ -20,7 +20,8 @@ _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
 )
-_WITH_WORKSPACE = frozenset((_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD))
+_CHUNK_CAT = "fsdp.chunk_cat.default"  # gradients of a group, cut for each rank; it exists where parameters are sharded
+_WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, _CHUNK_CAT)))
 _FLOAT32_BYTES = 4
 _ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
 
@@ -41,7 +42,7 @@ _LARGE_FROM = (((2, 12), (9, 10, 12)), ((0, 0), (9,)))
 
 def takes_workspace(operator: Any) -> bool:
     """Return whether a call of an operator may take memory beside its outputs."""
-    return operator in _WITH_WORKSPACE
+    return str(operator) in _WITH_WORKSPACE
 
 
 def workspace_sizes(
@@ -59,7 +60,23 @@ def workspace_sizes(
         return _of_convolution(operator, shapes, result, probe_batch, itemsize, is_channels_last)
     if device == "cuda" and operator in _ATTENTION_BACKWARD:
         return _of_attention(operator, shapes, probe_batch, itemsize)
+    if device == "cpu" and str(operator) == _CHUNK_CAT:
+        return _of_chunk_cat(shapes, itemsize)
     return ()
+
+
+def _of_chunk_cat(shapes: Any, itemsize: int) -> tuple[Polynomial, ...]:
+    """Return what cutting gradients for the ranks takes on the CPU: copies, padded, of those that do not divide.
+
+    On CUDA one kernel pads and copies at once. Source: `_pad_chunk` in aten/src/ATen/native/TensorShape.cpp.
+    """
+    gradients, dimension, num_chunks, *_ = shapes
+    padded = 0
+    for shape in gradients:
+        rows = _rounded_up(shape[dimension], num_chunks)
+        if rows != shape[dimension]:
+            padded += rows * math.prod((*shape[:dimension], *shape[dimension + 1 :]))
+    return (Polynomial(itemsize * padded),)
 
 
 def _of_attention(operator: Any, shapes: Any, probe_batch: int, itemsize: int) -> tuple[Polynomial, ...]:

@@ -184,9 +184,22 @@ def _replicate(loss_module: nn.Module, mesh: DeviceMesh, shared: Parallelism) ->
     return ParallelModel(
         loss_module=wrapped,
         compiled_modules=[loss_module],
-        synchronize=lambda is_synchronized: contextlib.nullcontext() if is_synchronized else wrapped.no_sync(),
+        synchronize=_of_replicated(wrapped),
         bucket_bytes=bucket_bytes,
     )
+
+
+def _of_replicated(module: DistributedDataParallel) -> Synchronize:
+    @contextlib.contextmanager
+    def synchronize(is_synchronized: bool) -> Iterator[None]:
+        with contextlib.nullcontext() if is_synchronized else module.no_sync():
+            yield
+        if is_synchronized:
+            # Buckets are made anew once, in the order of the first gradients: here, where no peak is read yet, and not
+            # at the beginning of the second pass. Source: `_pre_forward` in torch/nn/parallel/distributed.py.
+            module.reducer._rebuild_buckets()
+
+    return synchronize
 
 
 def _stays_here(_state, bucket):  # without annotations: torch takes none that are texts

@@ -1,0 +1,247 @@
+"""The trace of a rank is what the allocator measures on one: a process with real tensors, whose collectives are copies.
+
+Eagerly, which is quick; `benchmarks/distributed_trace.py` has the compiled programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from bexplore.engine.worker.memory_limit import DataLimit
+from bexplore.engine.worker.memory_step import MemoryStep
+from bexplore.engine.worker.steps import Steps
+from bexplore.job import CompileSettings, Job, Mode, Parallelism, Precision
+from bexplore.trace.fake_build import build_fake
+from bexplore.trace.gradients import gradient_memory
+from bexplore.trace.passes import PRIMES, choose_probe_batch
+from bexplore.trace.polynomial import Polynomial
+from bexplore.trace.timeline import Phase
+from bexplore.trace.tracer import trace_job
+from bexplore.workloads import build
+from bexplore.workloads.parallel import leave_group
+from tests.builders import JOBS
+
+EAGER = CompileSettings(enabled=False)
+HEADS = 4
+DECODER = {
+    "workload": "decoder",
+    "model": {
+        "num_layers": 3,
+        "hidden_size": 64,
+        "num_heads": HEADS,
+        "vocab_size": 250,  # which the ranks must pad
+        "max_position_embeddings": 16,
+    },
+    "sequence_length": 16,
+}
+LLAMA_CONFIG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "intermediate_size": 96,
+    "vocab_size": 250,
+    "max_position_embeddings": 16,
+}
+LLAMA = {
+    "workload": "transformers",
+    "model": {"task": "causal_lm", "model_type": "llama", "config": LLAMA_CONFIG},
+    "data": {"sequence_length": 16},
+    "sequence_length": 16,
+}
+RESNET_CONFIG = {"depths": [2, 2], "hidden_sizes": [32, 64], "embedding_size": 16, "num_labels": 10}
+CONVNEXT_CONFIG = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 40], "num_labels": 10}
+
+
+def images(model_type: str, config: dict) -> dict:
+    model = {"task": "image_classification", "model_type": model_type, "config": config}
+    return {"workload": "transformers", "model": model, "data": {"image_size": 32}}
+
+
+MODELS = {
+    "decoder": DECODER,
+    "llama": LLAMA,
+    "resnet": images("resnet", RESNET_CONFIG),
+    "convnext": images("convnext", CONVNEXT_CONFIG),  # its build reads values
+}
+WAYS = {
+    "FSDP": {"data_parallel_shard_degree": 4},
+    "FSDP always": {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "always"},
+    "FSDP never": {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "never"},
+    "FSDP every pass": {"data_parallel_shard_degree": 4, "gradient_sync": "every"},
+    "FSDP bfloat16": {
+        "data_parallel_shard_degree": 4,
+        "mixed_precision_param": "bfloat16",
+        "mixed_precision_reduce": "float32",
+    },
+    "FSDP of many": {"data_parallel_shard_degree": 122},  # more than rows, and twice the first prime
+    "HSDP": {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 4},
+    "TP": {"tensor_parallel_degree": HEADS},
+    "TP and FSDP": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 2},
+    "DDP": {"data_parallel_replicate_degree": 4},
+    "DDP views": {"data_parallel_replicate_degree": 4, "gradient_as_bucket_view": True},
+    "DDP views every pass": {
+        "data_parallel_replicate_degree": 4,
+        "gradient_as_bucket_view": True,
+        "gradient_sync": "every",
+    },
+}
+OF_ALL_MODELS = ("FSDP", "DDP")
+
+
+@pytest.fixture(autouse=True)
+def no_group_left():
+    """The ranks of a process are those of its first job, which must not be those of the next test."""
+    leave_group()
+    yield
+    leave_group()
+
+
+def rank(model: str, way: str, **fields) -> Job:
+    parallelism = Parallelism(**WAYS[way])
+    defaults = {"compile": EAGER, "max_gradient_norm": 1.0, "num_replicas": parallelism.num_replicas}
+    return Job(**MODELS[model], parallelism=parallelism, **defaults | fields)
+
+
+def measured_peak(job: Job, micro_batch_size: int) -> int:
+    workload = build(job)
+    for module in workload.compiled_modules if job.compile.enabled else ():
+        module.compile(dynamic=False)
+    steps = Steps(workload, torch.device("cpu"))
+    batch = workload.make_batch(micro_batch_size)
+    steps.forward_backward(batch)
+    steps.update()  # the optimizer has its states
+    step = MemoryStep(steps, torch.device("cpu"), DataLimit(None), is_training=job.mode is Mode.TRAIN)
+    return step.run(batch, micro_batch_size, expected_pass_s=0.0).peak.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        *(("decoder", way) for way in WAYS),
+        *(("llama", way) for way in (*OF_ALL_MODELS, "TP and FSDP", "FSDP bfloat16")),
+        *((model, way) for model in ("resnet", "convnext") for way in OF_ALL_MODELS),
+    ],
+)
+def test_the_trace_of_a_rank_is_what_the_allocator_measures_on_one(model, way):
+    job = rank(model, way)
+    traced = trace_job(job)
+    # Kernels of bfloat16 and of convolutions take some kilobytes of their own, which are much of so small a step.
+    within = 0.01 if model == "decoder" and "bfloat16" not in way else 0.03
+    for micro_batch_size in (8 if model in ("resnet", "convnext") else 2, 32):
+        measured = measured_peak(job, micro_batch_size)
+        assert traced.peak_memory_bytes(micro_batch_size) == pytest.approx(measured, rel=within)
+
+
+@pytest.mark.parametrize("way", ["FSDP", "TP", "DDP"])
+def test_the_trace_of_a_compiled_rank_is_what_the_allocator_measures_on_one(way):
+    job = rank("decoder", way, compile=CompileSettings())
+    traced = trace_job(job)
+    assert traced.notes == ()
+    assert traced.peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.03)
+
+
+def test_blocks_of_one_class_and_of_other_widths_are_programs_of_their_own():
+    traced = trace_job(rank("resnet", "FSDP", compile=CompileSettings()))
+    assert traced.notes == ()
+    eager = trace_job(rank("resnet", "FSDP"))
+    assert traced.peak_memory_bytes(32) == pytest.approx(eager.peak_memory_bytes(32), rel=0.1)
+
+
+@pytest.mark.parametrize("precision", [Precision.BFLOAT16, Precision.AUTOCAST_BFLOAT16])
+def test_a_rank_of_another_precision_is_traced(precision):
+    job = rank("decoder", "FSDP", precision=precision)
+    assert trace_job(job).peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.005)
+
+
+def test_the_evaluation_of_a_rank_is_traced_without_gradients_and_buckets():
+    for way in ("FSDP", "DDP"):
+        job = rank("decoder", way, mode=Mode.EVAL)
+        traced = trace_job(job)
+        assert set(traced.phases(24)) == {"forward"}
+        assert {buffer.label for buffer in traced.resident} == {"weights", "buffers", "batch"}
+        leave_group()
+
+
+def test_every_parameter_is_counted_whole_and_every_rank_has_a_share_of_the_states():
+    whole = trace_job(rank("decoder", "DDP"))
+    leave_group()
+    shared = trace_job(rank("decoder", "FSDP of many"))
+    assert whole.num_parameters == shared.num_parameters
+    assert size_of(shared, "optimizer states") < size_of(whole, "optimizer states") / 20
+
+
+def size_of(traced, label: str) -> float:
+    return next(buffer.size(1) for buffer in traced.resident if buffer.label == label)
+
+
+class OfSixtyOne(nn.Module):
+    """A block of 12 x 4, 12 and 62 trained numbers: 61 for each of two ranks, and no dimension a multiple of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 12)
+        self.scale = nn.Parameter(torch.ones(62))
+        self.back = nn.Linear(12, 4, bias=False)
+        self.back.weight.requires_grad_(False)  # gathered, and never reduced
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.back(self.layer(inputs)) * self.scale.mean()
+
+
+def of_sixty_one() -> nn.Module:
+    return nn.Sequential(OfSixtyOne(), OfSixtyOne())
+
+
+def fours(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(micro_batch_size, 4), torch.zeros(micro_batch_size, dtype=torch.int64)
+
+
+def odd_job(num_ranks: int) -> Job:
+    return Job(
+        workload="imported",
+        model={"model": f"{__name__}:of_sixty_one", "batch": f"{__name__}:fours"},
+        import_root=str(JOBS.parents[1]),
+        parallelism=Parallelism(data_parallel_shard_degree=num_ranks, gradient_sync="every"),
+        num_replicas=num_ranks,
+        compile=EAGER,
+    )
+
+
+def test_the_size_of_a_trace_divides_nothing_that_ranks_gather_or_reduce():
+    workload, fake_mode = build_fake(odd_job(2))
+    sums = [sum(one.numel() for one in block.parameters() if one.requires_grad) for block in workload.compiled_modules]
+    assert sums == [2 * PRIMES[0], 2 * PRIMES[0]]
+    assert choose_probe_batch(workload, fake_mode) > PRIMES[0]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_a_model_of_blocks_alone_and_of_odd_sizes_is_traced(num_ranks):
+    job = odd_job(num_ranks)
+    traced = trace_job(job)
+    for micro_batch_size in (2, 500):
+        measured = measured_peak(job, micro_batch_size)
+        assert traced.peak_memory_bytes(micro_batch_size) == pytest.approx(measured, abs=64)
+
+
+def test_gradients_in_buckets_are_beside_those_that_a_pass_without_reduction_has_left():
+    views = Parallelism(data_parallel_replicate_degree=4, gradient_as_bucket_view=True)
+    sizes = {"gradient_bytes": 8, "bucket_bytes": 8, "accumulated": Polynomial(8)}
+    every = gradient_memory(dataclasses.replace(views, gradient_sync="every"), **sizes)
+    last = gradient_memory(views, **sizes)
+    assert every.before_pass == ()
+    assert [event.size(1) for event in last.before_pass] == [8]
+    assert last.resident == every.resident
+
+
+def test_a_deep_model_that_ranks_shard_is_traced_at_full_depth():
+    deep = dict(DECODER, model=DECODER["model"] | {"num_layers": 12})
+    parallelism = Parallelism(**WAYS["FSDP"])
+    job = Job(**deep, parallelism=parallelism, num_replicas=4, compile=EAGER)
+    traced = trace_job(job)
+    assert Phase.UPDATE in traced.peaks
+    assert traced.peak_memory_bytes(8) == pytest.approx(measured_peak(job, 8), rel=0.005)
