@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import click
 from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.exploration.event_records import probe_record
-from bexplore.exploration.one_shot import probe_once, trace_devices, trace_once
+from bexplore.exploration.one_shot import probe_once, trace_devices, trace_once, trace_variants
 from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
+from bexplore.output.settings_text import settings_table
 from bexplore.output.tables import devices_table, trace_table
 from bexplore.search.result import ProbeFinished
 
@@ -87,7 +89,8 @@ def trace(
 ) -> None:
     """Trace the step of CONFIG once: memory, flops and bytes at every size, without running it.
 
-    A trace is reused until CONFIG, your code or an installed package changes.
+    Where CONFIG has explore.settings, each combination is traced. A trace is reused until CONFIG, your code or an
+    installed package changes.
 
     \b
     Examples:
@@ -108,15 +111,22 @@ def trace(
     }
     numbers = _numbers(devices, option="--devices", example="1,8,64")
     config_of_job = common.load_own_job(config)
-    if numbers is None:
-        records = [trace_once(config_of_job, **options)]
-    else:
+    if numbers is not None:
         records = trace_devices(config_of_job, num_devices=sorted(set(numbers)), **options)
-    if common.as_json:
-        for record in records:
-            click.echo(json.dumps(record))
+        table = devices_table if len(records) > 1 else _one_table
+    elif config_of_job.variants:
+        records, table = trace_variants(config_of_job, **options), settings_table
     else:
-        click.echo(trace_table(records[0]) if len(records) == 1 else devices_table(records))
+        records, table = [trace_once(config_of_job, **options)], _one_table
+    if not common.as_json:
+        click.echo(table(records))
+        return
+    for record in records:
+        click.echo(json.dumps(record))
+
+
+def _one_table(records: Sequence[Mapping[str, Any]]) -> str:
+    return trace_table(records[0])
 
 
 def _numbers(text: str | None, *, option: str, example: str) -> tuple[int, ...] | None:

@@ -26,6 +26,7 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
+from bexplore.exploration.variants import TracedVariant, operations_over_file, trace_all
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
@@ -158,6 +159,53 @@ def trace_devices(
     return [trace.record(micro_batch_sizes) for trace in traces]
 
 
+def trace_variants(
+    config: Config,
+    *,
+    micro_batch_sizes: Sequence[int] | None,
+    device_name: str | None,
+    model_dir: str | None,
+    fresh: bool = False,
+    on_progress: Progress = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Trace each variant of a job; return a `trace` event for each, that of the file's own settings first.
+
+    Args:
+        config: The job, with variants.
+        micro_batch_sizes: Sizes whose peak is listed, the same in all events; None for powers of two.
+        device_name: As in `trace_once`.
+        model_dir: As in `trace_once`.
+        fresh: As in `trace_once`.
+        on_progress: As in `trace_once`.
+
+    Raises:
+        EngineError: As in `trace_once`, of the file's own settings; other variants that cannot be traced say why.
+        UserProgramError: As in `trace_once`.
+        UserInputError: As in `trace_once`.
+    """
+    tracing = _Tracing.begin(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
+    variants = config.on_device(str(tracing.device_info["device"])).variants
+    traces = trace_all(dataclasses.replace(config, variants=variants), tracing.log_dir, gpu=tracing.gpu, fresh=fresh)
+    traced = [TracedVariant.of(variant, trace) for variant, trace in zip(variants, traces, strict=True)]
+    if traced[0].cost_model is None:
+        raise tracing.untraceable(config, traced[0].reason)
+    models = {
+        number: tracing.judged(config.of_variant(variant), one.cost_model)
+        for number, (variant, one) in enumerate(zip(variants, traced, strict=True))
+        if one.cost_model is not None
+    }
+    if micro_batch_sizes is None:
+        largest = max(model.record(())["max_micro_batch_size"] or 0 for model in models.values())
+        micro_batch_sizes = listed_sizes(largest, minimum=config.minimum, maximum=config.maximum)
+    unknown = dict.fromkeys(models[0].record(())) | {"event": "trace", "notes": []}
+    return [
+        (models[number].record(micro_batch_sizes) if number in models else unknown)
+        | {"name": one.name, "settings": dict(one.settings), "reason": one.reason}
+        | {"operations_over_file": operations_over_file(traced, number, config.minimum)}
+        for number, one in enumerate(traced)
+    ]
+
+
 def on_devices(config: Config, num_devices: int) -> Config:
     """Return the job as so many devices share it: the batch of a replica stays, and the global one follows.
 
@@ -231,21 +279,34 @@ class _Tracing:
     def trace(self, config: Config) -> _Traced:
         """Trace one job, in a worker of its own: the ranks of a process are those of its first job."""
         job = config.on_device(str(self.device_info["device"])).job
-        device, info = self.device, self.device_info
-        gpu = GpuProperties.of_device_info(info) if device is None else GpuProperties.of_device(device)
-        traced = recall_or_trace(job, self.log_dir, lambda message: None, gpu=gpu, fresh=self.fresh)
+        traced = recall_or_trace(job, self.log_dir, lambda message: None, gpu=self.gpu, fresh=self.fresh)
         if isinstance(traced, str):
-            raise _untraceable(
-                config, traced, is_here=device is None, model_dir=self.model_dir, on_progress=self.on_progress
-            )
+            raise self.untraceable(config, traced)
+        return self.judged(config, traced)
+
+    @property
+    def gpu(self) -> GpuProperties | None:
+        """The device of a CUDA job, present or absent."""
+        if self.device is not None:
+            return GpuProperties.of_device(self.device)
+        return GpuProperties.of_device_info(self.device_info)
+
+    def judged(self, config: Config, cost_model: CostModel) -> _Traced:
+        """Return a traced job with the budget of one of its ranks."""
+        job = config.on_device(str(self.device_info["device"])).job
         budget = resolve_budget(
             config.explore,
-            info,
+            self.device_info,
             num_replicas=config.num_replicas,
-            gradient_bytes=gradient_bytes_of(job, traced.num_parameters),
+            gradient_bytes=gradient_bytes_of(job, cost_model.num_parameters),
             is_traced_for_ranks=job.parallelism.is_distributed,
         )
-        return _Traced(config=config, cost_model=traced, budget=budget, judged_by=judged_by(job.device))
+        return _Traced(config=config, cost_model=cost_model, budget=budget, judged_by=judged_by(job.device))
+
+    def untraceable(self, config: Config, reason: str) -> BexploreError:
+        """Return the error of a job that cannot be traced."""
+        is_here = self.device is None
+        return _untraceable(config, reason, is_here=is_here, model_dir=self.model_dir, on_progress=self.on_progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +333,7 @@ class _Traced:
         return (
             {"event": "trace", "num_devices": parallelism.num_ranks, "parallelism": dataclasses.asdict(parallelism)}
             | record
+            | {"settings": {}}
             | {"memory_budget_bytes": budget.budget_bytes, "why_budget": budget.why}
             | {"notes": [*record["notes"], *_notes(config)]}
         )

@@ -150,7 +150,12 @@ def expected(
 
 
 def trace_all(
-    config: Config, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None, fresh: bool
+    config: Config,
+    run_dir: Path,
+    on_progress: Progress = lambda message: None,
+    *,
+    gpu: GpuProperties | None,
+    fresh: bool,
 ) -> list[CostModel | str]:
     """Trace each variant of a job, or the job itself; return the reason in one line where that is not possible.
 
