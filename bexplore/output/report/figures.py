@@ -1,23 +1,27 @@
-"""The three figures of a run: throughput and memory over size, confidence over probes."""
+"""The figures of a run: throughput and memory over size, confidence over probes; of settings, curves and the front."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from bexplore.config.job_variant import name_of
+from bexplore.exploration.settings_result import FrontPoint
 from bexplore.measurement.probe import Observation, Outcome
 from bexplore.output.report.figure import Axis, Band, Dot, Dots, Figure, Line, Mark, Rule, size_axis, value_axis
 from bexplore.output.report.report_data import ReportData
+from bexplore.output.settings_text import is_recommended
 from bexplore.units import counted, format_bytes, format_seconds
 
 # A budget beyond this multiple of the highest peak would press the peaks flat; the caption mentions it instead.
 NEAR_BUDGET = 2.5
+MAX_CURVES = 6  # colours that can be told apart
 
 
 def figures(data: ReportData) -> tuple[Figure, ...]:
     """Return every figure that the run has data for."""
     if not data.measured:
         return ()
-    candidates = (throughput(data), memory(data), confidence(data))
+    candidates = (throughput(data), curves(data), front(data), memory(data), confidence(data))
     return tuple(figure for figure in candidates if figure is not None)
 
 
@@ -25,7 +29,7 @@ def throughput(data: ReportData) -> Figure:
     """Return samples per second over size: the posterior's band, and each probe with the spread of its passes."""
     shown = _shown(data)
     highest = max([row[3] for row in shown] + [_spread(item)[1] for item in data.measured])
-    failed = [item for item in data.observations if not item.is_measured]
+    failed = [item for item in data.of_answer if not item.is_measured]
     marks: list[Mark] = [
         Dots(name="measured, shared program", dots=_speeds(data, shared=True), role="measured", shape="hollow"),
         Dots(name="measured, your program", dots=_speeds(data, shared=False), role="measured", shape="filled"),
@@ -47,6 +51,68 @@ def throughput(data: ReportData) -> Figure:
     )
 
 
+def curves(data: ReportData) -> Figure | None:
+    """Return samples per second over size by settings, as measured; None for a job with one variant."""
+    if not data.names:
+        return None
+    measured = [item for item in data.observations if item.is_measured]
+    ran = sorted({item.probe.variant for item in measured})[:MAX_CURVES]
+    marks: list[Mark] = []
+    for number, variant in enumerate(ran):
+        by_size = {item.micro_batch_size: item for item in measured if item.probe.variant == variant}
+        dots = [_speed_of(by_size[size], data.names[variant]) for size in sorted(by_size)]
+        role = f"curve{number}"
+        marks.append(Line(name="", points=[(dot.x, dot.y) for dot in dots], role=role))
+        marks.append(Dots(name=data.names[variant], dots=dots, role=role, shape="filled"))
+    sizes = [float(item.micro_batch_size) for item in measured]
+    return Figure(
+        key="settings",
+        title="Samples per second by settings",
+        description=f"{counted(len(ran), 'combination')} of settings ran, of {len(data.names)}; the latest probe of "
+        "each size.",
+        x=size_axis(min(sizes), max(sizes)),
+        y=value_axis("samples/s", max(item.samples_per_s for item in measured), lambda value: f"{value:,.4g}"),
+        marks=tuple([*marks, *_chosen(data)]),
+    )
+
+
+def front(data: ReportData) -> Figure | None:
+    """Return speed over memory, where no other size with settings is better in both; None for one variant."""
+    points = data.result.pareto_front
+    if not points:
+        return None
+    measured = [item for item in data.observations if item.is_measured and item.peak_memory_bytes]
+    others = [
+        Dot(
+            x=float(item.peak_memory_bytes or 0),
+            y=item.samples_per_s,
+            text=f"probe {item.probe.number}, {data.names[item.probe.variant]}, size {item.micro_batch_size}: "
+            f"{item.samples_per_s:.4g} samples/s, peak {format_bytes(item.peak_memory_bytes)}",
+        )
+        for item in measured
+    ]
+    ran, predicted = ([_front_dot(point) for point in points if point.ran is wanted] for wanted in (True, False))
+    best = [_front_dot(point) for point in points if is_recommended(data.result, point)]
+    line = [(float(point.peak_memory_bytes), point.samples_per_s) for point in points]
+    marks: list[Mark] = [
+        Line(name="the front", points=line, role="posterior", is_stepped=True),
+        Dots(name="probes", dots=others, role="trace", shape="hollow"),
+        Dots(name="on the front, ran", dots=ran, role="posterior", shape="filled"),
+        Dots(name="on the front, predicted", dots=predicted, role="posterior", shape="hollow"),
+        Dots(name="recommended", dots=best, role="posterior", shape="ring"),
+    ]
+    memories = [dot.x for dot in (*others, *ran, *predicted)]
+    speeds = [dot.y for dot in (*others, *ran, *predicted)]
+    return Figure(
+        key="front",
+        title="Speed over memory",
+        description=f"{counted(len(points), 'size')} with settings that no other beats in both; {len(ran)} ran.",
+        x=value_axis("peak memory", max(memories), format_bytes, binary=True),
+        y=value_axis("samples/s", max(speeds), lambda value: f"{value:,.4g}"),
+        marks=tuple(marks),
+    )
+
+
 def memory(data: ReportData) -> Figure | None:
     """Return peak bytes over size: predicted by the trace, measured, and the budget."""
     measured = [item for item in data.measured if item.peak_memory_bytes is not None]
@@ -56,7 +122,7 @@ def memory(data: ReportData) -> Figure | None:
     ends = np.geomspace(axis.low, axis.high, 64)
     predicted = [(float(size), float(model.peak_memory_bytes(round(size)))) for size in ends] if model else []
     peaks = [float(item.peak_memory_bytes or 0) for item in measured] + [peak for _, peak in predicted]
-    refused = [item for item in data.observations if item.outcome is Outcome.OUT_OF_MEMORY]
+    refused = [item for item in data.of_answer if item.outcome is Outcome.OUT_OF_MEMORY]
     is_near = budget is not None and budget <= NEAR_BUDGET * max(peaks)
     marks: list[Mark] = []
     if budget is not None and (is_near or refused):
@@ -108,11 +174,11 @@ def confidence(data: ReportData) -> Figure | None:
 
 def _shown(data: ReportData) -> list[tuple[float, float, float, float]]:
     band = data.result.throughput_band
-    return [] if band is None else band.shown(max(item.micro_batch_size for item in data.observations))
+    return [] if band is None else band.shown(max(item.micro_batch_size for item in data.of_answer))
 
 
 def _sizes(data: ReportData) -> Axis:
-    sizes = [float(item.micro_batch_size) for item in data.observations] + [row[0] for row in _shown(data)]
+    sizes = [float(item.micro_batch_size) for item in data.of_answer] + [row[0] for row in _shown(data)]
     return size_axis(min(sizes), max(sizes))
 
 
@@ -128,6 +194,21 @@ def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:
             )
             dots.append(Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text))
     return dots
+
+
+def _speed_of(item: Observation, name: str) -> Dot:
+    low, high = _spread(item)
+    text = f"{name}, size {item.micro_batch_size}: {item.samples_per_s:.4g} samples/s"
+    return Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text)
+
+
+def _front_dot(point: FrontPoint) -> Dot:
+    kind = "ran" if point.ran else "predicted"
+    text = (
+        f"{name_of(point.settings)}, size {point.micro_batch_size}: {point.samples_per_s:.4g} samples/s, "
+        f"peak {format_bytes(point.peak_memory_bytes)}, {kind}"
+    )
+    return Dot(x=float(point.peak_memory_bytes), y=point.samples_per_s, text=text)
 
 
 def _spread(item: Observation) -> tuple[float, float]:

@@ -11,9 +11,10 @@ from typing import Any
 import jinja2
 
 from bexplore import __version__
+from bexplore.config.job_variant import name_of
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
 from bexplore.measurement.probe import Observation, compared_sizes
-from bexplore.output import summary
+from bexplore.output import settings_text, summary
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
@@ -95,6 +96,10 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         eager=eager_line(data),
         left=left_line(data),
         ranks=summary.ranks_sentence(data.result),
+        settings=list(settings_text.settings_sentences(data.result)),
+        settings_words=settings_text.settings_words(data.result),
+        base_words=settings_text.base_words(data.result),
+        points=front_points(data),
         sizes=sizes_table(data),
         comparisons=comparisons_table(data),
         batch_sizes=batch_sizes_table(data),
@@ -127,7 +132,8 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
     target = int(data.settings.get("target_confidence", 90))
     if size is None:
         return (("Resume the exploration:", f"bexplore explore {typed}"),)
-    steps = [(f"Set micro_batch_size: {size} in {config}, or type", f"bexplore apply {typed}")]
+    settings = f" and {name_of(result.settings)}" if result.variant else ""
+    steps = [(f"Set micro_batch_size: {size}{settings} in {config}, or type", f"bexplore apply {typed}")]
     keeps = result.keeps_batch_size
     if result.batch_message and (keeps is None or keeps.micro_batch_size != size):
         steps.append((f"{result.batch_message}.", ""))
@@ -154,7 +160,7 @@ def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
     sizes = data.result.global_batch_sizes
     evidence = JobEvidence(
         job=data.job,
-        observations=data.observations,
+        observations=data.of_answer,
         micro_batch_size=data.micro_batch_size,
         accumulation_steps=sizes[0].accumulation_steps if sizes else None,
         cost_model=data.cost_model,
@@ -210,15 +216,38 @@ def comparisons_table(data: ReportData) -> Table:
 
 def probes_table(data: ReportData) -> Table:
     """Return every probe with its outcome and reason, and highlight the one that verifies the recommended size."""
+    names = data.names
     headings = ("probe", "size", "why", "program", "outcome", "samples/s", "pass", "passes", "compile", "peak", "took")
+    is_number = (True, True, False, False, False, True, True, True, True, True, True)
     verified = {item.observation.micro_batch_size: item.observation for item in data.sizes()}
     answer = verified.get(data.micro_batch_size or 0)
     return Table(
-        headings=headings,
-        rows=tuple(_probe_row(item) for item in data.observations),
+        headings=(*headings[:2], *(["settings"] if names else []), *headings[2:]),
+        rows=tuple(_probe_row(item, names) for item in data.observations),
         highlighted=next((index for index, item in enumerate(data.observations) if item is answer), None),
-        is_number=(True, True, False, False, False, True, True, True, True, True, True),
+        is_number=(*is_number[:2], *([False] if names else []), *is_number[2:]),
         remarks=tuple("; ".join(text for text in (item.reason, *item.warnings) if text) for item in data.observations),
+    )
+
+
+def front_points(data: ReportData) -> Table:
+    """Return the points of the front of memory against speed; no rows for a job with one variant."""
+    points = settings_text.shown_points(data.result, data.tolerance, most=len(data.result.pareto_front))
+    best = (index for index, point in enumerate(points) if settings_text.is_recommended(data.result, point))
+    return Table(
+        headings=("settings", "size", "peak memory", "samples/s", ""),
+        rows=tuple(
+            (
+                name_of(point.settings),
+                str(point.micro_batch_size),
+                format_bytes(point.peak_memory_bytes),
+                f"{point.samples_per_s:.4g}",
+                "ran" if point.ran else "predicted",
+            )
+            for point in points
+        ),
+        highlighted=next(best, None),
+        is_number=(False, True, True, True, False),
     )
 
 
@@ -285,10 +314,11 @@ def _drawn(figure: Figure) -> Mapping[str, Any]:
     }
 
 
-def _probe_row(item: Observation) -> tuple[str, ...]:
+def _probe_row(item: Observation, names: tuple[str, ...]) -> tuple[str, ...]:
     return (
         str(item.probe.number),
         str(item.micro_batch_size),
+        *([names[item.probe.variant]] if names else []),
         item.probe.purpose.value,
         "eager" if item.ran_eagerly else item.probe.compilation.value,
         item.outcome.value.replace("_", " "),

@@ -8,7 +8,9 @@ from typing import Any
 from bexplore.errors import UserInputError
 from bexplore.output.report.figure import Axis, Band, Dots, Figure, Line, Rule
 
+CURVES = ("#2f6fde", "#c05a00", "#2a8a4a", "#a03fb0", "#0a8a94", "#b8292a")
 COLOURS = {"posterior": "#2460d0", "measured": "#1c2330", "trace": "#8a5a00", "budget": "#b8292a", "score": "#2460d0"}
+COLOURS |= {f"curve{number}": colour for number, colour in enumerate(CURVES)}
 _MARKERS = {"filled": "o", "hollow": "o", "cross": "x", "ring": "o"}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
+from bexplore.exploration.variants import Selection
 from bexplore.host.accelerators import published_device
 from bexplore.host.json_files import read_json
 from bexplore.job import Job
@@ -44,13 +45,14 @@ class ReportData:
     Attributes:
         run: The run on disk.
         meta: Its job, environment and settings.
-        job: The job.
+        job: The job, with the settings of the answer.
         result: The result, or the latest recommendation of an unfinished run; all fields None before the first.
         is_finished: Whether `result` is final.
-        observations: Every probe, in order.
+        observations: Every probe, in order, of all variants.
         confidences: (probes, score) of each recommendation, in order.
-        cost_model: The trace; None for none.
+        cost_model: The trace of that job; None for none.
         budget_bytes: The memory budget in force; None if unknown.
+        names: Settings in words, by variant; empty for a job with one.
     """
 
     run: Run
@@ -62,6 +64,7 @@ class ReportData:
     confidences: tuple[tuple[int, int], ...]
     cost_model: CostModel | None
     budget_bytes: int | None
+    names: tuple[str, ...] = ()
 
     @property
     def micro_batch_size(self) -> int | None:
@@ -80,9 +83,14 @@ class ReportData:
         return float(self.settings.get("tolerance", INDIFFERENCE_ZONE))
 
     @property
+    def of_answer(self) -> tuple[Observation, ...]:
+        """Return the probes that have the settings of the answer."""
+        return tuple(item for item in self.observations if item.probe.variant == self.result.variant)
+
+    @property
     def measured(self) -> tuple[Observation, ...]:
-        """Return the probes that have times."""
-        return tuple(item for item in self.observations if item.is_measured)
+        """Return those of them that have times."""
+        return tuple(item for item in self.of_answer if item.is_measured)
 
     @property
     def peak_flops_per_s(self) -> float | None:
@@ -118,24 +126,39 @@ def read_report_data(run: Run) -> ReportData:
         UserInputError: A file of the run is missing or damaged.
     """
     meta, observations = run.meta(), tuple(run.journal.read())
-    trace = run.directory / "trace.json"
     records = _lines(run.directory / "events.jsonl")
     recommendations = [record for record in records if record.get("event") == "recommendation"]
     answers = [record for record in records if record.get("event") in ("result", "recommendation")]
     stored = run.result()
+    result = stored or RunResult.from_record(answers[-1] if answers else {})
+    job, cost_model, names = _program_of_answer(run, meta, result)
     return ReportData(
         run=run,
         meta=meta,
-        job=Job.from_dict(meta["job"]),
-        result=stored or RunResult.from_record(answers[-1] if answers else {}),
+        job=job,
+        result=result,
         is_finished=stored is not None,
         observations=observations,
         confidences=tuple((record["num_probes"], record["confidence"]) for record in recommendations),
-        cost_model=CostModel.from_dict(read_json(trace)) if trace.exists() else None,
+        cost_model=cost_model,
         budget_bytes=next(
             (item.memory_budget_bytes for item in reversed(observations) if item.memory_budget_bytes), None
         ),
+        names=names,
     )
+
+
+def _program_of_answer(
+    run: Run, meta: Mapping[str, Any], result: RunResult
+) -> tuple[Job, CostModel | None, tuple[str, ...]]:
+    """Return the job of the answer, its trace, and the names of all variants."""
+    stored = run.variants()
+    selection = Selection() if stored is None else Selection.from_record(stored)
+    if not selection.is_plain:
+        chosen = selection.searched[result.variant]
+        return chosen.job, chosen.cost_model, tuple(one.name for one in selection.searched)
+    trace = run.directory / "trace.json"
+    return Job.from_dict(meta["job"]), CostModel.from_dict(read_json(trace)) if trace.exists() else None, ()
 
 
 def _is_exact(observation: Observation) -> bool:

@@ -10,9 +10,11 @@ from bexplore.output.report.figure import Band, Dot, Dots, Figure, Line, Mark, R
 # Colours of a standalone figure; the page's own style sets the same variables.
 STANDALONE_STYLE = """
 svg{--paper:#fff;--ink:#1c2330;--soft:#5b6576;--grid:#e3e7ee;--posterior:#2f6fde;--measured:#1c2330;--trace:#8a5a00;
---budget:#c4302b;--score:#2f6fde;background:var(--paper);font-family:system-ui,sans-serif}
+--budget:#c4302b;--score:#2f6fde;--curve0:#2f6fde;--curve1:#c05a00;--curve2:#2a8a4a;--curve3:#a03fb0;--curve4:#0a8a94;
+--curve5:#b8292a;background:var(--paper);font-family:system-ui,sans-serif}
 @media (prefers-color-scheme:dark){svg{--paper:#12161f;--ink:#e8ecf4;--soft:#a3adbf;--grid:#2a3140;--posterior:#7fb0ff;
---measured:#e8ecf4;--trace:#f0b45a;--budget:#ff7b74;--score:#7fb0ff}}
+--measured:#e8ecf4;--trace:#f0b45a;--budget:#ff7b74;--score:#7fb0ff;--curve0:#7fb0ff;--curve1:#ffab5e;--curve2:#7fd89a;
+--curve3:#dd93ea;--curve4:#5fd3dc;--curve5:#ff857e}}
 """
 SHAPES = """
 .figure text{font-size:13px;fill:var(--soft)}.figure .grid{stroke:var(--grid)}.figure .axis{stroke:var(--soft)}

@@ -1,0 +1,141 @@
+"""What a result tells of settings: the front of memory against speed, and what is gained over the file's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from bexplore.exploration.settings_result import FrontPoint, OverFile, over_file, pareto_front, points_of
+from bexplore.measurement.probe import Compilation
+from bexplore.search.posterior.joint import JointPosterior, Variant, fit_joint
+from bexplore.search.space import MemoryPrior, Space
+from tests.builders import observed
+from tests.search_builders import measured
+from tests.settings_builders import trace
+
+GIB = 2**30
+NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}
+
+
+def point(memory: int, speed: float, *, ran: bool = True) -> FrontPoint:
+    return FrontPoint(settings={}, micro_batch_size=1, peak_memory_bytes=memory, samples_per_s=speed, ran=ran)
+
+
+def is_no_worse(one: FrontPoint, other: FrontPoint) -> bool:
+    return one.peak_memory_bytes <= other.peak_memory_bytes and one.samples_per_s >= other.samples_per_s
+
+
+# The front
+
+
+def test_a_point_that_another_beats_in_memory_and_speed_is_not_on_the_front():
+    assert pareto_front([point(2, 10.0), point(1, 5.0), point(3, 9.0)]) == (point(1, 5.0), point(2, 10.0))
+
+
+def test_the_front_ascends_in_both():
+    points = [point(memory, speed) for memory in range(1, 6) for speed in (memory % 3, 10 - memory, memory**1.5)]
+    front = pareto_front(points)
+
+    assert all(one.peak_memory_bytes < other.peak_memory_bytes for one, other in zip(front, front[1:], strict=False))
+    assert all(one.samples_per_s < other.samples_per_s for one, other in zip(front, front[1:], strict=False))
+    beaten = [
+        one
+        for one in points
+        if not any(
+            two.peak_memory_bytes <= one.peak_memory_bytes and two.samples_per_s >= one.samples_per_s for two in front
+        )
+    ]
+    assert beaten == []
+
+
+def test_of_two_equal_points_the_one_that_ran_is_on_the_front():
+    assert pareto_front([point(1, 5.0, ran=False), point(1, 5.0)]) == (point(1, 5.0),)
+    assert pareto_front([]) == ()
+
+
+# The points
+
+
+@pytest.fixture(scope="module")
+def posterior() -> JointPosterior:
+    """The file's own settings fit up to size 8, those of variant 1 up to all of 32, a tenth slower."""
+    memory = [
+        MemoryPrior(peak_bytes=lambda size: size * GIB, budget_bytes=8.5 * GIB, relative_sd=0.02),
+        MemoryPrior(peak_bytes=lambda size: size * GIB / 4, budget_bytes=8.5 * GIB, relative_sd=0.02),
+    ]
+    evidence = [measured(1, 50.0), measured(8, 200.0)]
+    evidence += [
+        dataclasses.replace(measured(size, 0.9 * speed), variant=1) for size, speed in ((8, 200.0), (32, 300.0))
+    ]
+    return fit_joint(
+        Space.of(range(1, 33)),
+        [Variant(memory=one) for one in memory],
+        evidence,
+        seed=0,
+        user_compilation=Compilation.EXACT,
+    )
+
+
+def variant_ran(number: int, size: int, peak_gib: float):
+    item = observed(size, peak_memory_bytes=int(peak_gib * GIB))
+    return dataclasses.replace(item, probe=dataclasses.replace(item.probe, variant=number))
+
+
+def points(posterior: JointPosterior, **fields) -> dict[tuple[str, int], FrontPoint]:
+    options = {
+        "observations": [variant_ran(0, 8, 8.2), variant_ran(0, 8, 8.1), variant_ran(1, 32, 7.9)],
+        "settings": [NONE, FULL],
+        "cost_models": [trace(0.0, 1.0), trace(0.0, 0.25)],
+    }
+    found = points_of(posterior, **options | fields)
+    return {(one.settings["activation_checkpointing"], one.micro_batch_size): one for one in found}
+
+
+def test_what_ran_has_its_largest_measured_peak_and_the_speed_of_the_posterior(posterior):
+    ran = points(posterior)["none", 8]
+
+    assert (ran.ran, ran.peak_memory_bytes) == (True, int(8.2 * GIB))
+    assert ran.samples_per_s == pytest.approx(200.0, rel=0.02)
+
+
+def test_powers_of_two_and_the_largest_that_are_likely_to_fit_are_predicted(posterior):
+    found = points(posterior)
+
+    assert {size for name, size in found if name == "none"} == {1, 2, 4, 8}
+    assert {size for name, size in found if name == "full"} == {1, 2, 4, 8, 16, 32}
+    predicted = found["full", 16]
+    assert (predicted.ran, predicted.peak_memory_bytes) == (False, 4 * GIB)
+    assert 150.0 < predicted.samples_per_s < 300.0
+
+
+def test_of_a_variant_without_a_trace_only_what_ran_is_shown(posterior):
+    found = points(posterior, cost_models=[trace(0.0, 1.0), None])
+
+    assert [size for name, size in found if name == "full"] == [32]
+
+
+# The gain
+
+
+def test_the_gain_is_over_the_best_size_of_the_files_own_settings(posterior):
+    over = over_file(posterior, 32, 1)
+
+    assert over.speed == pytest.approx(270.0 / 200.0, rel=0.03)
+    low, high = over.interval
+    assert low < over.speed < high
+
+
+def test_the_files_own_settings_gain_nothing_over_themselves(posterior):
+    assert over_file(posterior, 8, 0) == OverFile(speed=1.0)
+
+
+def test_there_is_no_gain_over_settings_that_fit_at_no_size():
+    memory = MemoryPrior(peak_bytes=lambda size: 20 * GIB, budget_bytes=GIB, relative_sd=0.02)
+    small = MemoryPrior(peak_bytes=lambda size: GIB / 2, budget_bytes=GIB, relative_sd=0.02)
+    evidence = [measured(size, 10.0 * size, variant=1) for size in (1, 2)]
+    variants = [Variant(memory=memory), Variant(memory=small, log_speed=math.log(0.8))]
+    posterior = fit_joint(Space.of(range(1, 5)), variants, evidence, seed=0, user_compilation=Compilation.EXACT)
+
+    assert over_file(posterior, 2, 1) is None
