@@ -7,9 +7,17 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bexplore.exploration.event_records import probe_record
+from bexplore.exploration.event_records import event_record, probe_record
+from bexplore.exploration.events import Recommended, Traced, TracedSettings
+from bexplore.exploration.variants import LeftOut
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
-from bexplore.output.bexp import bexp_line, probe_sentence, recommendation_line
+from bexplore.output.bexp import (
+    bexp_line,
+    probe_sentence,
+    recommendation_line,
+    recommendation_lines,
+    settings_sentences,
+)
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import decide
@@ -76,3 +84,70 @@ def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did(
 
     assert "1.25x the speed of size 4 in 2 turns each" in sentence
     assert probe_record(observation)["interleaved_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}
+
+
+# Settings that are explored together with the size
+
+FULL = {"activation_checkpointing": "full"}
+
+
+def test_the_settings_of_a_recommendation_follow_its_line_in_a_line_of_our_own():
+    event = Recommended(
+        recommendation=recommendation(variant=1),
+        global_batch_sizes=(),
+        settings=FULL,
+        name="activation_checkpointing=full",
+    )
+
+    assert recommendation_lines(event, WHEN) == [
+        recommendation_line(recommendation(), WHEN),
+        "BEXP205 19:39:45 GMT  Current recommended settings: activation_checkpointing=full",
+    ]
+    assert event_record(event)["variant"] == 1
+    assert event_record(event)["settings"] == FULL
+
+
+def test_a_recommendation_of_a_job_with_one_variant_is_one_line():
+    event = Recommended(recommendation=recommendation(), global_batch_sizes=())
+
+    assert recommendation_lines(event, WHEN) == [recommendation_line(recommendation(), WHEN)]
+    assert event_record(event)["settings"] == {}
+
+
+def test_a_probe_names_its_settings_and_its_event_has_them():
+    probe = Probe(number=3, micro_batch_size=8, variant=1)
+    item = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=(1.0,), details={"settings": FULL})
+
+    told = probe_sentence(loop.ProbeFinished(observation=item))
+    assert told.startswith("probe 3: size 8, activation_checkpointing=full, shared: 8 samples/s")
+    assert (probe_record(item)["variant"], probe_record(item)["settings"]) == (1, FULL)
+    plain = dataclasses.replace(item, probe=dataclasses.replace(probe, variant=0), details={})
+    assert probe_sentence(loop.ProbeFinished(observation=plain)).startswith("probe 3: size 8, shared: ")
+    assert (probe_record(plain)["variant"], probe_record(plain)["settings"]) == (0, {})
+
+
+def traced(*variants: TracedSettings, left_out: tuple[LeftOut, ...] = ()) -> Traced:
+    return Traced(record=None, reason="", memory_budget_bytes=1, why_budget="", variants=variants, left_out=left_out)
+
+
+def settings(name: str, fits: int | None, **fields) -> TracedSettings:
+    return TracedSettings(name=name, settings={}, max_micro_batch_size=fits, **{"operations_over_file": 1.5} | fields)
+
+
+def test_the_trace_tells_what_fits_with_which_settings_and_what_is_left_out_and_why():
+    event = traced(
+        settings("a=1", 8),
+        settings("a=2", 0, operations_over_file=None),
+        settings("a=3", None, reason="no graph"),
+        left_out=(LeftOut(name="a=4", settings={}, reason="needs 9 GiB"),),
+    )
+
+    assert settings_sentences(event) == [
+        "a=1: sizes up to 8 fit, 1.50x the operations of the file's own settings",
+        "a=2: not even the smallest size fits",
+        "a=3: no trace: no graph",
+        "left out: a=4: needs 9 GiB",
+    ]
+    record = event_record(event)
+    assert [one["max_micro_batch_size"] for one in record["variants"]] == [8, 0, None]
+    assert record["left_out"] == [{"name": "a=4", "settings": {}, "reason": "needs 9 GiB"}]

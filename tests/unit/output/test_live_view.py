@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from bexplore.exploration.events import Planned, Recommended, Traced
+from bexplore.exploration.events import Planned, Recommended, Traced, TracedSettings
 from bexplore.measurement.probe import Outcome, Probe
 from bexplore.output.console import Progress
 from bexplore.output.live_view import View
@@ -68,6 +69,33 @@ def test_the_view_tells_stage_times_best_memory_outcomes_and_time_left():
     assert "1.00 GiB of 4.00 GiB at size 8" in text
     assert re.search(r"probes 2 measured, 1 out of memory *\n", text)
     assert "time 45.0 s so far, at most about 1 min 7 s left" in text
+
+
+def test_of_several_settings_the_view_shows_the_curve_of_the_best_and_names_those_of_the_probe():
+    clock = Clock()
+    view = View(clock)
+    variants = tuple(
+        TracedSettings(name=name, settings={}, max_micro_batch_size=8, operations_over_file=1.0)
+        for name in ("kept=all", "kept=few")
+    )
+    view(Traced(record=None, reason="", memory_budget_bytes=4 * GIB, why_budget="", variants=variants))
+    for number, (variant, size, peak) in enumerate([(0, 2, 3 * GIB), (1, 8, GIB), (1, 4, GIB)]):
+        item = observed(size, number=number, pass_times_s=(0.1,) * 3, peak_memory_bytes=peak)
+        own = dataclasses.replace(item, probe=dataclasses.replace(item.probe, variant=variant))
+        view(ProbeFinished(observation=own))
+    best = {"relative_performance": 4.0, "confidence": 71, "samples_per_s": 80.0, "smallest_within_tolerance": 8}
+    best |= {"micro_batch_size": 8, "base_micro_batch_size": 1, "num_probes": 2, "variant": 1}
+    view(Recommended(recommendation=Recommendation(**best), global_batch_sizes=()))
+    view(ProbeStarted(probe=Probe(number=3, micro_batch_size=2, variant=0), expected_s=12.0))
+
+    text = seen(view)
+
+    assert "samples/s, kept=few" in text
+    assert "size 8, kept=few: 4.00x base" in text
+    assert "1.00 GiB of 4.00 GiB at size 8" in text
+    assert "probe 3, size 2, kept=all" in text
+    plot = "".join(line for line in text.splitlines() if "│" in line)
+    assert (plot.count("◆"), plot.count("●")) == (1, 1)  # and not the size of the other settings
 
 
 def test_before_the_first_probe_the_time_of_the_whole_is_told_as_such():
