@@ -13,6 +13,7 @@ from bexplore.config.config import Config
 from bexplore.config.job_variant import JobVariant
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
+from bexplore.errors import UserInputError
 from bexplore.job import Job
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior
@@ -126,6 +127,8 @@ def select(
         return Selection(searched=tuple(kept), left_out=tuple(_left(one, reason) for one in traced[1:]))
     for one in traced[1:]:
         reason = _why_not(one, traced, budget_bytes=budget_bytes, sizes=sizes)
+        if one.cost_model is None and is_automatic:  # chosen for what traces say of it
+            reason = one.reason
         if reason:
             left_out.append(_left(one, reason))
         else:
@@ -160,11 +163,18 @@ def trace_all(
     """Trace each variant of a job, or the job itself; return the reason in one line where that is not possible.
 
     Raises:
-        UserInputError: A job is wrong. One that `auto` has made is left without a trace, and then out.
+        UserInputError: The job is wrong, or a variant of it that the user has named.
         UserProgramError: The user's own code fails while it is built.
     """
-    jobs = [variant.job for variant in config.variants] or [config.job]
-    return [recall_or_trace(job, run_dir, on_progress, gpu=gpu, fresh=fresh) for job in jobs]
+    traced = [recall_or_trace(config.job, run_dir, on_progress, gpu=gpu, fresh=fresh)]
+    for variant in config.variants[1:]:
+        try:
+            traced.append(recall_or_trace(variant.job, run_dir, on_progress, gpu=gpu, fresh=fresh))
+        except UserInputError as error:
+            if config.explore.settings != "auto":
+                raise UserInputError(f"{variant.name}: {error.message}", hint=error.hint) from error
+            traced.append(error.message)
+    return traced
 
 
 def operations_over_file(searched: Sequence[TracedVariant], variant: int, size: int) -> float | None:

@@ -37,7 +37,6 @@ AUTOMATIC: Mapping[str, tuple[Any, ...]] = {
     "activation_checkpointing": ("none", "selective", "full"),
 }
 _SETTINGS: KeyPath = ("explore", "settings")
-_RECOMPUTED = ("decoder", "transformers", "imported")  # workloads whose blocks can be recomputed
 
 # Makes the job of a document, and notes what is wrong with it.
 JobOf = Callable[[Problems], Job]
@@ -198,7 +197,7 @@ def _check_values(problems: Problems, axis: Axis, job_of: JobOf) -> None:
 def _automatic(own: Job) -> tuple[Axis, ...]:
     """Return the setting that trades memory for speed in a job and leaves its training as it is."""
     is_compiled = own.compile.enabled and own.compile.backend == "inductor"
-    if own.mode is Mode.EVAL or own.workload not in _RECOMPUTED or ("step" in own.model and not is_compiled):
+    if own.mode is Mode.EVAL or ("step" in own.model and not is_compiled):
         return ()
     key = "activation_memory_budget" if is_compiled else "activation_checkpointing"
     return (Axis(key=key, values=AUTOMATIC[key], path=_SETTINGS),)

@@ -11,7 +11,6 @@ from bexplore.config.document.reader import quoted
 from bexplore.config.schema import ExploreSettings, TransformersOptions, WorkloadOptions
 from bexplore.job import CompileSettings, Job, Precision, TorchSettings
 
-_CHECKPOINTING = ("decoder", "transformers")
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 
 
@@ -25,11 +24,7 @@ def described_job(
         described: `workload` (without one, the built-in decoder), `model`, `data` and `sequence_length`.
     """
     fields = {"workload": "decoder"} | dict(common) | dict(described) | _process(settings)
-    fields |= _implementation(settings, fields)
-    if settings.activation_checkpointing != "none" and fields["workload"] not in _CHECKPOINTING:
-        rule = "only decoders and models of transformers recompute activations"
-        problems.error(("explore", "activation_checkpointing"), rule, "remove it")
-    return Job(**fields)
+    return Job(**fields | _implementation(settings, fields))
 
 
 def workload_job(

@@ -8,16 +8,20 @@ import math
 import pytest
 
 from bexplore.config.job_variant import JobVariant
+from bexplore.errors import UserInputError
+from bexplore.exploration import variants
 from bexplore.exploration.variants import (
     Selection,
     TracedVariant,
     expected,
     operations_over_file,
     select,
+    trace_all,
 )
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.search.space import MemoryPrior
 from bexplore.trace.cost_model import CostModel
+from tests.config_builders import Folder, sections
 from tests.settings_builders import GIB, trace
 
 SIZES = (1, 2, 3, 4, 6, 8)
@@ -29,8 +33,8 @@ def variant(name: str, cost_model: CostModel | None = None, **changes) -> Traced
     return TracedVariant(name=name, settings={"name": name}, job=job, cost_model=cost_model)
 
 
-def selected(*variants: TracedVariant, budget_gib: float = 4.0, is_automatic: bool = False) -> Selection:
-    return select(variants, budget_bytes=budget_gib * GIB, sizes=SIZES, is_automatic=is_automatic)
+def selected(*traced: TracedVariant, budget_gib: float = 4.0, is_automatic: bool = False) -> Selection:
+    return select(traced, budget_bytes=budget_gib * GIB, sizes=SIZES, is_automatic=is_automatic)
 
 
 def names(selection: Selection) -> list[str]:
@@ -133,6 +137,14 @@ def test_a_variant_that_cannot_be_traced_is_searched():
     assert names(selected(variant("none"), variant("full", trace(flops=130)))) == ["none", "full"]
 
 
+def test_auto_leaves_out_what_cannot_be_built_or_traced():
+    odd = TracedVariant(name="odd", settings={}, job=JOB, reason="The model has no list of repeated blocks.")
+    found = selected(variant("none", trace()), odd, is_automatic=True)
+
+    assert names(found) == ["none"]
+    assert reason(found, "odd") == "The model has no list of repeated blocks."
+
+
 def test_auto_takes_the_files_own_settings_alone_where_memory_does_not_bind():
     own, full = variant("none", trace()), variant("full", trace(gib_a_sample=0.5, flops=130))
 
@@ -178,8 +190,47 @@ def test_a_variant_is_expected_to_be_slower_by_the_operations_that_it_adds():
 
 
 def test_operations_over_the_files_own_are_unknown_without_both_traces():
-    variants = [variant("none", trace()), variant("full", trace(1, 0.5, 125)), variant("odd")]
+    known = [variant("none", trace()), variant("full", trace(1, 0.5, 125)), variant("odd")]
 
-    assert operations_over_file(variants, 1, 4) == pytest.approx(1.25)
-    assert operations_over_file(variants, 2, 4) is None
+    assert operations_over_file(known, 1, 4) == pytest.approx(1.25)
+    assert operations_over_file(known, 2, 4) is None
     assert operations_over_file([variant("odd"), variant("full", trace())], 1, 4) is None
+
+
+# Tracing all of them
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """A trace that refuses to recompute blocks."""
+
+    def traced(job, run_dir, on_progress, *, gpu, fresh):
+        if job.activation_checkpointing == "full":
+            raise UserInputError("The model has no list of repeated blocks.", hint="Name its blocks.")
+        return trace()
+
+    monkeypatch.setattr(variants, "recall_or_trace", traced)
+
+
+def test_a_variant_that_the_user_has_named_and_that_cannot_be_built_is_refused_by_its_name(tmp_path, refusing):
+    lists = {"activation_checkpointing": ["none", "selective", "full"]}
+    config = Folder(tmp_path).load(sections(explore={"settings": lists}))
+
+    with pytest.raises(UserInputError, match=r"activation_checkpointing=full: The model has no list") as refused:
+        trace_all(config, tmp_path, gpu=None, fresh=False)
+
+    assert refused.value.hint == "Name its blocks."
+
+
+def test_of_auto_a_variant_that_cannot_be_built_says_why(tmp_path, refusing):
+    config = Folder(tmp_path).load(sections(explore={"settings": "auto", "compile": False}))
+
+    assert trace_all(config, tmp_path, gpu=None, fresh=False) == [
+        trace(),
+        trace(),
+        "The model has no list of repeated blocks.",
+    ]
+
+
+def test_a_job_with_one_variant_is_traced_alone(tmp_path, refusing):
+    assert trace_all(Folder(tmp_path).load(sections()), tmp_path, gpu=None, fresh=False) == [trace()]
