@@ -18,10 +18,11 @@ Array = NDArray[np.float64]
 
 FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS, Family.CPU_LIKE, Family.GPU_LIKE)
 MOST_VARIANTS = 8
-# ln(samples/s) of a variant beyond what its operations let expect: of all sizes, per e-fold of the size, of a size
-# alone. Wider than the search's own, `search.posterior.kinship`, so that it is tested beyond what it expects.
-LEVEL_SD, TILT_SD, OWN_SD = 0.12, 0.05, 0.015
+# ln(samples/s) of a variant beyond what its operations let expect: of all sizes, per e-fold of the size, of its own
+# bends, which are an octave wide: single sizes of their own among hundreds would be found by no search.
+LEVEL_SD, TILT_SD, BEND_SD = 0.12, 0.05, 0.015
 TRACE_SD = 0.03  # of a variant's traced memory
+FIXED_SHARES = (0.1, 0.85)  # of the budget, by what no size changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +91,12 @@ def _with_binding_budget(world: World, rng: np.random.Generator) -> World:
     """Return a world of which only the smaller sizes fit, in two of three."""
     if rng.random() < 1 / 3:
         return world
-    largest = len(world.space.sizes) - 1
+    sizes = np.array(world.space.sizes, dtype=float)
+    largest = len(sizes) - 1
     last = int(rng.integers(max(1, largest // 8), max(2, largest // 2) + 1))
-    peak = world.peak_bytes * (BUDGET_BYTES / world.peak_bytes[last]) * 0.999
-    return dataclasses.replace(world, peak_bytes=peak)
+    # Weights, gradients and states; the rest is the activations of that size.
+    fixed = BUDGET_BYTES * rng.uniform(*FIXED_SHARES)
+    return dataclasses.replace(world, peak_bytes=fixed + (0.999 * BUDGET_BYTES - fixed) * sizes / sizes[last])
 
 
 def _draw_change(rng: np.random.Generator) -> tuple[float, float]:
@@ -107,10 +110,8 @@ def _draw_change(rng: np.random.Generator) -> tuple[float, float]:
     return rng.uniform(1.0, 1.3), -rng.uniform(0.02, 0.4)
 
 
-def _changed(
-    own: World, activations: float, log_speed: float, rng: np.random.Generator, *, is_own: bool
-) -> World:
-    """Return the world of a variant: another slope of memory, another level, tilt and roughness of speed."""
+def _changed(own: World, activations: float, log_speed: float, rng: np.random.Generator, *, is_own: bool) -> World:
+    """Return the world of a variant: another slope of memory, another level, tilt and bends of speed."""
     if is_own:
         return own
     sizes = np.array(own.space.sizes, dtype=float)
@@ -118,7 +119,9 @@ def _changed(
     fixed = own.peak_bytes[0] - slope * sizes[0]
     centred = np.log(sizes) - np.log(sizes).mean()
     curve = own.log_throughput + log_speed + LEVEL_SD * rng.standard_normal()
-    curve = curve + TILT_SD * rng.standard_normal() * centred + OWN_SD * rng.standard_normal(len(sizes))
+    octaves = np.arange(0.0, np.log2(sizes[-1] / sizes[0]) + 2.0)
+    bends = np.interp(np.log2(sizes / sizes[0]), octaves, BEND_SD * rng.standard_normal(len(octaves)))
+    curve = curve + TILT_SD * rng.standard_normal() * centred + bends
     return dataclasses.replace(own, log_throughput=curve, peak_bytes=fixed + activations * slope * sizes)
 
 

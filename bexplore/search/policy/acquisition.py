@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 # Source: sensitivity.md. Sizes that are ranked; probability of fitting below which a size is not probed, and of being
 # near the best below which a measured size is not measured again; weight of being the best among what is ranked.
 MAX_CANDIDATES = 32
-MAX_CANDIDATES_OF_VARIANT = 12  # of each, where a job has several. Source: benchmarks/settings.py, simulated jobs
+MAX_CANDIDATES_OF_VARIANT = 12  # of each, where a job has several. Source: a judgement: fewer, as there are more
 MIN_FEASIBLE = 0.02
 MIN_REPLICATE_NEAR_BEST = 0.05
 BEST_WEIGHT = 2
@@ -37,8 +37,8 @@ MOST_RISK = 3.0
 PUT_OFF = 1e-9  # Source: a sort key below any other
 # Source: sensitivity.md. Expected gain in utility below which no single probe is informative.
 WORTHLESS = 0.004
-# Probes of each contender of a job of several variants, after which sizes that have not run go first. Source:
-# benchmarks/settings.py, simulated jobs.
+# Probes of each contender of a job of several variants, after which sizes that have not run go first. Source: a
+# judgement: the noise of two says which of them is faster, where they differ by more than the tolerance.
 ENOUGH_OF_CONTENDERS = 2
 # The noise draws are the same at every decision (common random numbers), so that the order of candidates does not
 # depend on the draws' own luck. Source: arbitrary; from the search's seed, each seed would replay another search.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 # ln(samples/s) of a variant beyond what its operations let expect: of all its sizes, per e-fold of the size, of a size
-# alone. Source: benchmarks/settings.py, the sweeps of its four jobs: results/settings.md there.
+# alone. Source: a judgement, narrower than the simulated jobs of benchmarks/settings_search.py.
 LEVEL_SD, TILT_SD, OWN_SD = 0.15, 0.04, 0.02
 
 

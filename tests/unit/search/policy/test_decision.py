@@ -1,0 +1,83 @@
+"""The choice of the next probe where a job has several variants."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bexplore.search.loop import explore
+from bexplore.search.policy.decision import StopReason, decide
+from bexplore.search.posterior.joint import Variant
+from bexplore.search.result import ProbeFinished, Result
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import MemoryPrior, Space
+from bexplore.testing.variants import JointRunner, draw_joint_world
+from tests.search_builders import GIB, measured, saturating
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+SETTINGS = SearchSettings(max_probes=30)
+
+
+def memory(bytes_per_sample: float) -> MemoryPrior:
+    return MemoryPrior(peak_bytes=lambda size: size * bytes_per_sample, relative_sd=0.01, budget_bytes=10 * GIB)
+
+
+def test_a_job_that_fits_at_no_size_begins_with_a_variant_that_fits():
+    variants = [Variant(memory=memory(20 * GIB)), Variant(memory=memory(0.1 * GIB))]
+    first = decide(Space.of(SIZES), [], SETTINGS, variants=variants)
+    assert first.variant == 1
+    assert first.stop_reason is None
+
+
+def test_a_variant_that_is_dominated_by_what_its_operations_let_expect_is_not_probed():
+    variants = [Variant(memory=memory(0.1 * GIB)), Variant(memory=memory(0.1 * GIB), log_speed=-2.0)]
+    evidence = [measured(size, saturating(size)) for size in (1, 16, 64, 32)]
+    decision = decide(Space.of(SIZES), evidence, SETTINGS, variants=variants)
+    assert decision.stop_reason is not None or decision.variant == 0
+
+
+def test_a_promising_variant_is_probed_before_the_first_is_known_to_the_last_size():
+    variants = [Variant(memory=memory(2 * GIB)), Variant(memory=memory(0.1 * GIB), log_speed=0.2)]
+    evidence = [measured(size, saturating(size)) for size in (1, 4)]
+    assert decide(Space.of(SIZES), evidence, SETTINGS, variants=variants).variant == 1
+
+
+def test_the_program_that_each_variant_needs_is_counted_among_the_seconds_of_its_first_probe():
+    variants = [Variant(memory=memory(0.1 * GIB))] * 2
+    settings = dataclasses.replace(SETTINGS, compile_time_s=1e5, training_time_s=1e4)
+    evidence = [measured(size, saturating(size)) for size in (1, 8, 32, 64)]
+    decision = decide(Space.of(SIZES), evidence, settings, variants=variants)
+    assert decision.variant == 0 or decision.stop_reason is StopReason.COSTS_MORE_THAN_IT_SAVES
+
+
+@pytest.mark.parametrize("seed", [9_000_007, 9_000_008])
+def test_the_same_seed_gives_the_same_joint_search(seed: int):
+    def probes() -> list[tuple[int, int, str]]:
+        world = draw_joint_world(seed)
+        settings = SearchSettings(seed=seed, max_probes=8)
+        events = explore(JointRunner(world, seed=seed), space=world.space, settings=settings, variants=world.variants)
+        ran = [event.observation for event in events if isinstance(event, ProbeFinished)]
+        return [(one.probe.variant, one.micro_batch_size, one.outcome.value) for one in ran]
+
+    assert probes() == probes()
+
+
+def test_the_answer_of_a_job_whose_own_settings_fit_nowhere_is_a_size_of_another_variant():
+    world = draw_joint_world(9_000_008)
+    nothing = dataclasses.replace(world.worlds[0], budget_bytes=1.0)
+    world = dataclasses.replace(
+        world,
+        worlds=(nothing, *world.worlds[1:]),
+        variants=(
+            dataclasses.replace(
+                world.variants[0], memory=dataclasses.replace(world.variants[0].memory, budget_bytes=1.0)
+            ),
+            *world.variants[1:],
+        ),
+    )
+    settings = SearchSettings(max_probes=10)
+    *_, result = explore(JointRunner(world, seed=1), space=world.space, settings=settings, variants=world.variants)
+    assert isinstance(result, Result)
+    assert result.recommendation is not None
+    assert result.recommendation.variant > 0

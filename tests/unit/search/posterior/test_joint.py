@@ -1,0 +1,79 @@
+"""The joint posterior of several variants of a job: what a measurement of one tells of another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from bexplore.measurement.probe import Compilation
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.joint import JointPosterior, Variant, fit_joint
+from bexplore.search.posterior.kinship import LEVEL_SD, Kinship
+from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.space import MemoryPrior, Space
+from tests.search_builders import GIB, measured, saturating
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def of(variant: int, *sizes: int, factor: float = 1.0) -> list[Evidence]:
+    return [dataclasses.replace(measured(size, factor * saturating(size)), variant=variant) for size in sizes]
+
+
+def fitted(evidence: Sequence[Evidence], variants: Sequence[Variant]) -> JointPosterior:
+    return fit_joint(Space.of(SIZES), variants, evidence, seed=0, user_compilation=Compilation.EXACT)
+
+
+def log_speed(posterior: JointPosterior, size: int, variant: int) -> np.ndarray:
+    return posterior.log_throughput[:, posterior.index(size, variant)]
+
+
+def test_one_variant_alone_has_the_posterior_of_a_job_without_variants():
+    evidence = of(0, 1, 16, 64)
+    alone = fit_posterior(Space.of(SIZES), evidence, seed=0, user_compilation=Compilation.EXACT)
+    joint = fitted(evidence, [Variant(), Variant()])
+    assert np.array_equal(joint.part(0).log_throughput, alone.log_throughput)
+
+
+def test_a_variant_that_has_not_run_is_expected_at_the_speed_that_its_operations_let_expect():
+    posterior = fitted(of(0, 1, 16, 64), [Variant(), Variant(log_speed=-0.3)])
+    behind = log_speed(posterior, 64, 1).mean() - log_speed(posterior, 64, 0).mean()
+    assert behind == pytest.approx(-0.3, abs=0.1)
+    assert log_speed(posterior, 64, 1).std() > 0.7 * LEVEL_SD
+    assert log_speed(posterior, 64, 1).std() > 5 * log_speed(posterior, 64, 0).std()
+
+
+def test_one_probe_of_a_variant_gives_the_level_of_its_other_sizes():
+    before = fitted(of(0, 1, 16, 64), [Variant(), Variant()])
+    after = fitted([*of(0, 1, 16, 64), *of(1, 16, factor=0.8)], [Variant(), Variant()])
+    assert np.exp(log_speed(after, 64, 1).mean()) == pytest.approx(0.8 * saturating(64), rel=0.05)
+    assert log_speed(after, 64, 1).std() < 0.6 * log_speed(before, 64, 1).std()
+
+
+def test_what_one_variant_cannot_hold_tells_nothing_of_one_that_needs_less():
+    budget = 10 * GIB
+    heavy = MemoryPrior(peak_bytes=lambda size: size * GIB, relative_sd=0.01, budget_bytes=budget)
+    light = MemoryPrior(peak_bytes=lambda size: 0.1 * size * GIB, relative_sd=0.01, budget_bytes=budget)
+    posterior = fitted(of(0, 1, 8), [Variant(memory=heavy), Variant(memory=light)])
+    fits = posterior.feasible.mean(axis=0)
+    assert fits[posterior.index(8, 0)] > 0.9
+    assert fits[posterior.index(16, 0)] < 0.1
+    assert fits[posterior.index(64, 1)] > 0.9
+
+
+def test_the_best_is_that_of_all_variants():
+    posterior = fitted([*of(0, 1, 16, 64), *of(1, 16, 64, factor=2.0)], [Variant(), Variant()])
+    near = posterior.near_best(0.02).mean(axis=0)
+    assert near[posterior.index(64, 0)] < 0.01
+    assert near[posterior.index(128, 1)] > 0.5
+    assert posterior.regret(64, 0).mean() == pytest.approx(0.5, abs=0.1)
+
+
+def test_two_other_variants_share_what_the_own_one_differs_by():
+    covariance = Kinship(variant=0).covariance([0, 1, 1, 2], np.zeros(4))
+    assert not covariance[0].any()
+    assert covariance[1, 2] == pytest.approx(covariance[1, 1])
+    assert covariance[1, 3] == pytest.approx(covariance[1, 1] / 2)
