@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from bexplore.trace.torch_private import (
     SpecializationError,
     around_shape_inference,
     foreach_of_fake_tensors,
+    is_shared,
     keep_symbolic,
     resizes_reported,
     scalers_that_never_skip,
@@ -35,6 +38,12 @@ from bexplore.workloads.torch_private import tree_leaves
 # Micro-batch sizes of the fake step: large enough for the compiler to decide as for a real batch, and prime, so that
 # no other dimension of the program is a multiple by chance.
 PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
+
+# Optimizers of torch.optim whose update of a number needs no other number.
+_NUMBER_BY_NUMBER = frozenset(
+    getattr(torch.optim, name)
+    for name in "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
+)
 
 # Backends that plan no memory. For the backward pass the first keeps what autograd keeps, the second decides itself.
 _PARTITIONED = "aot_eager"
@@ -157,6 +166,7 @@ def trace_update(
         foreach_of_fake_tensors(),
         scalers_that_never_skip(),
         around_shape_inference(tracker.paused),
+        _own_parts(workload, trained) as trained,
     ):
         _set_gradients(trained)
         _make_states(workload)
@@ -166,6 +176,28 @@ def trace_update(
         with tracker.record(Phase.UPDATE):
             workload.update()
     return storage_bytes(tensors), tracker.events[Phase.UPDATE]
+
+
+@contextlib.contextmanager
+def _own_parts(workload: Workload, trained: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Give the optimizers a rank's own parts of parameters that ranks share, where that changes no memory.
+
+    An update that is computed number by number is that of the parts, and torch finds out the whole shape of each result
+    in a time that grows with the square of the parameters: 12 of 33 s for 32 blocks.
+    """
+    if not all(type(optimizer) in _NUMBER_BY_NUMBER for optimizer in workload.optimizers):
+        yield trained
+        return
+    parts = {id(one): nn.Parameter(local(one), one.requires_grad) if is_shared(type(one)) else one for one in trained}
+    groups = [group for optimizer in workload.optimizers for group in optimizer.param_groups]
+    whole = [group["params"] for group in groups]
+    for group in groups:
+        group["params"] = [parts.get(id(parameter), parameter) for parameter in group["params"]]
+    try:
+        yield [parts[id(one)] for one in trained]
+    finally:
+        for group, parameters in zip(groups, whole, strict=True):
+            group["params"] = parameters
 
 
 def _make_states(workload: Workload) -> None:

@@ -84,11 +84,7 @@ def _placed(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | Non
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return a rank's own part of a tensor that ranks share; any other tensor as it is."""
-    to_local = getattr(tensor, "to_local", None)
-    if to_local is None:
-        return tensor
-    with torch.no_grad():
-        part: torch.Tensor = to_local()
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # `to_local` makes a view, 0.2 ms of fake tensors
     return part
 
 

@@ -15,6 +15,7 @@ from bexplore.engine.worker.memory_limit import DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import CompileSettings, Job, Mode, Parallelism, Precision
+from bexplore.trace import passes
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.gradients import gradient_memory
 from bexplore.trace.passes import PRIMES, choose_probe_batch
@@ -245,3 +246,16 @@ def test_a_deep_model_that_ranks_shard_is_traced_at_full_depth():
     traced = trace_job(job)
     assert Phase.UPDATE in traced.peaks
     assert traced.peak_memory_bytes(8) == pytest.approx(measured_peak(job, 8), rel=0.005)
+
+
+@pytest.mark.parametrize("way", ["FSDP", "TP and FSDP"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_the_update_of_a_ranks_own_parts_is_that_of_the_tensors_that_ranks_share(way, optimizer, monkeypatch):
+    arguments = {"lr": 0.1, "momentum": 0.9} if optimizer == "SGD" else {}
+    job = rank("decoder", way, optimizer=optimizer, optimizer_arguments=arguments)
+    of_parts = trace_job(job)
+    monkeypatch.setattr(passes, "_NUMBER_BY_NUMBER", frozenset())
+    leave_group()
+    of_shared = trace_job(job)
+    assert of_parts.phases(8)["update"] == pytest.approx(of_shared.phases(8)["update"], abs=1024)  # norms
+    assert size_of(of_parts, "optimizer states") == size_of(of_shared, "optimizer states")
