@@ -35,6 +35,11 @@ def key_path(key: str) -> KeyPath:
     return ("explore", *key.split("."))
 
 
+def has_value(key: str, job: Job) -> bool:
+    """Return whether a job has a value of a key: it may lack an argument of the user's own callables."""
+    return not key.startswith(ARGUMENT) or key.removeprefix(ARGUMENT) in job.model.get("arguments", {})
+
+
 def value_of(key: str, job: Job) -> Any:
     """Return the value that a job has of a key of `explore.settings`, as the file would have it.
 
@@ -55,7 +60,7 @@ def value_of(key: str, job: Job) -> Any:
 
 
 def name_of(values: Mapping[str, Any]) -> str:
-    """Return settings in words, such as `activation_checkpointing=selective, chunk=8`."""
+    """Return settings in words, such as `activation_checkpointing=selective, chunk=8`; empty for none."""
     return ", ".join(f"{key.removeprefix(ARGUMENT)}={_word(value)}" for key, value in values.items())
 
 

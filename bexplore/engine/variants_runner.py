@@ -49,6 +49,13 @@ class VariantsRunner:
         """Return the runner of a variant."""
         return self._runners[variant]
 
+    def alone(self, variant: int) -> EngineRunner:
+        """Return the runner of a variant, and end the workers of all others: what follows needs their memory."""
+        for number, runner in enumerate(self._runners):
+            if number != variant:
+                runner.close()
+        return self.of(variant)
+
     def close(self) -> None:
         """End all workers of all variants."""
         for runner in self._runners:

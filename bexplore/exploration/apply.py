@@ -16,7 +16,7 @@ from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import fragment, values_of, with_value, without_section
-from bexplore.config.job_variant import key_path, value_of
+from bexplore.config.job_variant import has_value, key_path, value_of
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
 from bexplore.exploration.result import KeepsBatchSize, RunResult
@@ -179,14 +179,8 @@ def plan_edit(
 
 def settings_to_write(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a result that the file does not have already, by key of the section `explore`."""
-    return {key: value for key, value in settings.items() if not _has(config, key, value)}
-
-
-def _has(config: Config, key: str, value: Any) -> bool:
-    try:
-        return bool(value_of(key, config.job) == value)
-    except KeyError:
-        return False
+    job = config.job
+    return {key: value for key, value in settings.items() if not has_value(key, job) or value_of(key, job) != value}
 
 
 def _with_setting(text: str, key: str, value: Any, *, source: str) -> str:

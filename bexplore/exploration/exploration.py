@@ -161,7 +161,7 @@ class EngineExploration(ResumableExploration):
         config = self.config
         if isinstance(runner, VariantsRunner):
             searched = self.selection.searched
-            chosen, own_runner, cost_model = searched[variant], runner.of(variant), searched[variant].cost_model
+            chosen, own_runner, cost_model = searched[variant], runner.alone(variant), searched[variant].cost_model
             config = dataclasses.replace(config, job=chosen.job)
         else:
             own_runner = runner
@@ -337,16 +337,7 @@ class EngineExploration(ResumableExploration):
         return limits
 
     def _traced(self, cost_model: CostModel | None, reason: str, budget: MemoryBudget) -> Traced:
-        record = None
-        if cost_model is not None:
-            account = judged_by(self.config.job.device)
-            record = trace_record(
-                cost_model,
-                budget_bytes=budget.budget_bytes,
-                judged_by=account,
-                minimum=self.config.minimum,
-                maximum=self.config.maximum,
-            )
+        record = None if cost_model is None else self._trace_record(cost_model, budget)
         return Traced(
             record=record,
             reason=reason,
@@ -361,16 +352,23 @@ class EngineExploration(ResumableExploration):
         """Yield what the traces tell of each variant of the search, where there are several."""
         searched = () if self.selection.is_plain else self.selection.searched
         for number, one in enumerate(searched):
-            model = one.cost_model
-            largest = self.config.maximum or MAX_SAMPLES
-            fits = None if model is None else model.max_micro_batch_size(budget.budget_bytes, limit=largest)
+            record = None if one.cost_model is None else self._trace_record(one.cost_model, budget)
             yield TracedSettings(
                 name=one.name,
                 settings=one.settings,
-                max_micro_batch_size=fits,
+                max_micro_batch_size=None if record is None else record["max_micro_batch_size"] or 0,
                 operations_over_file=operations_over_file(searched, number, self.config.minimum),
                 reason=one.reason,
             )
+
+    def _trace_record(self, cost_model: CostModel, budget: MemoryBudget) -> dict[str, Any]:
+        return trace_record(
+            cost_model,
+            budget_bytes=budget.budget_bytes,
+            judged_by=judged_by(self.config.job.device),
+            minimum=self.config.minimum,
+            maximum=self.config.maximum,
+        )
 
     def _search(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 from bexplore.config.document.document import Document, Override, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
-from bexplore.config.job_variant import ARGUMENT, JobVariant, key_path, name_of, value_of
+from bexplore.config.job_variant import ARGUMENT, JobVariant, has_value, key_path, name_of, value_of
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import close_match
 from bexplore.job import CompileSettings, Job, Mode
@@ -241,20 +241,11 @@ def _program(job: Job) -> str:
 
 
 def _variant(job: Job, axes: Sequence[Axis]) -> JobVariant:
-    values = dict(_values(job, axes))
-    listed = {axis.key for axis in axes if not axis.is_fixed}
-    name = name_of({key: value for key, value in values.items() if key in listed})
+    deciding = [axis for axis in axes if job.compile.enabled or axis.key != "compile.mode"]
+    values = {axis.key: value_of(axis.key, job) for axis in deciding if has_value(axis.key, job)}
+    # An argument that the file does not give has the default of the callable.
+    name = name_of({axis.key: values.get(axis.key) for axis in deciding if not axis.is_fixed})
     return JobVariant(values=values, job=job, name=name)
-
-
-def _values(job: Job, axes: Sequence[Axis]) -> Iterator[tuple[str, Any]]:
-    for axis in axes:
-        if axis.key == "compile.mode" and not job.compile.enabled:
-            continue  # decides nothing
-        try:
-            yield axis.key, value_of(axis.key, job)
-        except KeyError:  # an argument that the file does not give
-            continue
 
 
 def _refuse(problems: Problems, listed: Sequence[Axis], count: int) -> None:
@@ -270,16 +261,10 @@ def _refuse(problems: Problems, listed: Sequence[Axis], count: int) -> None:
 def _notice_without_effect(problems: Problems, listed: Sequence[Axis], jobs: Sequence[Job]) -> None:
     """Warn of keys whose values all make the same program."""
     for axis in listed:
-        if len(axis.values) > 1 and len({repr(_value_or_none(axis.key, job)) for job in jobs}) == 1:
+        made = {repr(value_of(axis.key, job)) if has_value(axis.key, job) else "" for job in jobs}
+        if len(axis.values) > 1 and len(made) == 1:
             why = ", since an evaluation has no backward pass" if jobs[0].mode is Mode.EVAL else ""
             problems.warn(axis.path, f"{axis.key} changes nothing here{why}")
-
-
-def _value_or_none(key: str, job: Job) -> Any:
-    try:
-        return value_of(key, job)
-    except KeyError:
-        return None
 
 
 def _check_other_settings(problems: Problems, settings: ExploreSettings) -> None:

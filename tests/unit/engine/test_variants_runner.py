@@ -125,6 +125,13 @@ def test_on_an_accelerator_the_workers_of_other_variants_end_first(memory):
     assert runners[0].said == [probe(0), "rest"]
 
 
+def test_what_follows_the_search_has_the_runner_of_its_variant_and_the_memory_of_the_others(memory):
+    runners = runners_on("cuda:0")
+
+    assert joint(runners).alone(1) is runners[1]
+    assert [one.said for one in runners] == [["close"], [], ["close"]]
+
+
 def test_all_workers_end_with_the_runner(memory):
     runners = runners_on("cpu")
     with joint(runners):

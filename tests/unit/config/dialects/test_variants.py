@@ -76,7 +76,7 @@ def test_arguments_of_own_code_are_explored(folder):
     workload = OWN_MODEL | {"arguments": {"width": 8, "chunk": 2}}
     lists = {"workload.arguments.chunk": [2, 4], "workload.arguments.kernel": ["flash"]}
     config = folder.load(sections(explore={"workload": workload, "settings": lists}))
-    assert names(config) == ["chunk=2", "chunk=2, kernel=flash", "chunk=4, kernel=flash"]
+    assert names(config) == ["chunk=2, kernel=default", "chunk=2, kernel=flash", "chunk=4, kernel=flash"]
     assert config.variants[2].job.model["arguments"] == {"width": 8, "chunk": 4, "kernel": "flash"}
     assert "workload.arguments.kernel" not in config.variants[0].values
 
