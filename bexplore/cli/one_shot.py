@@ -61,6 +61,9 @@ def probe(config: Path, micro_batch_size: int, compilation: str, common: Common)
         sys.exit(ExitCode.NOTHING_FITS if observation.outcome == "out_of_memory" else ExitCode.USER_INPUT)
 
 
+_MOST_DEVICES = 10**6  # as many as a degree of `explore.parallelism` may have
+
+
 def _complete_device(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     return [name for name in DEVICES if name.startswith(incomplete.lower())]
 
@@ -109,7 +112,7 @@ def trace(
         "fresh": fresh,
         "on_progress": common.report_wait,
     }
-    numbers = _numbers(devices, option="--devices", example="1,8,64")
+    numbers = _numbers(devices, option="--devices", example="1,8,64", most=_MOST_DEVICES)
     config_of_job = common.load_own_job(config)
     if numbers is not None:
         records = trace_devices(config_of_job, num_devices=sorted(set(numbers)), **options)
@@ -129,14 +132,14 @@ def _one_table(records: Sequence[Mapping[str, Any]]) -> str:
     return trace_table(records[0])
 
 
-def _numbers(text: str | None, *, option: str, example: str) -> tuple[int, ...] | None:
+def _numbers(text: str | None, *, option: str, example: str, most: int = 10**9) -> tuple[int, ...] | None:
     """Return the numbers of an option; None where it is absent."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and 0 < int(part) <= 10**9 for part in parts):
+    if not parts or not all(part.isdecimal() and 0 < int(part) <= most for part in parts):
         raise UserInputError(
-            f'{option} must be positive integers with commas between them, not "{text}"',
+            f'{option} must be positive integers of at most {most:,}, with commas between them, not "{text}"',
             hint=f"type {option} {example}",
         )
     return tuple(int(part) for part in parts)

@@ -99,6 +99,7 @@ KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
     "a misspelt option": (job(), f"{EXPLORE} --frehs", "No such option", "--fresh"),
     "sizes that are none": (job(), "trace job.yaml --micro-batch-sizes 1,x", "must be positive integers", "1,2,4"),
     "devices that are none": (job(), "trace job.yaml --devices 8,0", "--devices must be positive integers", "1,8,64"),
+    "more devices than there are": (job(), "trace job.yaml --devices 1000001", "of at most 1,000,000", "1,8,64"),
     "a device that is not known": (job(), "trace job.yaml --device-name h1000", 'for a device "h1000"', "h100"),
     "a probe of no size": (job(), "probe job.yaml", "Missing option '--micro-batch-size'", ""),
     "a probe of size 0": (job(), "probe job.yaml --micro-batch-size 0", "not in the range", ""),
