@@ -400,6 +400,19 @@ def test_trace_tells_the_peak_of_the_sizes_asked_for(job, tmp_path):
     assert event["num_parameters"] == 32 * 32 + 32 + 4 * 32 + 4
 
 
+def test_trace_tells_of_one_rank_on_each_number_of_devices_each_traced_in_a_process_of_its_own(known_job, tmp_path):
+    options = ("--devices", "4,1", "--micro-batch-sizes", "1,8", "--json")
+    done = bexplore("trace", known_job(), *options, cwd=tmp_path)
+
+    one, four = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 0, done.stderr
+    assert (one["num_devices"], four["num_devices"]) == (1, 4)
+    assert four["parallelism"]["data_parallel_replicate_degree"] == 4
+    buckets = 4 * one["num_parameters"]  # of one more copy of the gradients, float32
+    assert four["peak_memory_bytes"]["8"] - one["peak_memory_bytes"]["8"] == buckets
+    assert done.stderr.splitlines() == ["tracing one rank of 1 device", "tracing one rank of 4 devices"]
+
+
 def test_batch_sizes_lists_the_nearest_valid_ones_on_both_sides(in_process):
     done = in_process("batch-sizes", "--micro-batch-size", 6, "--num-replicas", 2, "--near", 50, "--json")
 
