@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from bexplore.errors import TraceError
+from bexplore.job import Job
 from bexplore.trace.flops import Cost, count_graph_flops, node_shapes
 from bexplore.trace.plan import Alias, Allocate, Constant, Drop, Output, Plan, Step
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Place
 from bexplore.trace.torch_private import (
+    ChooseSaved,
     GraphLowering,
     WorkspaceArg,
     compiling_without_building,
@@ -56,15 +58,18 @@ class CompiledGraph:
 @contextlib.contextmanager
 def planning_only(
     probe_batch: int,
-    device_type: str,
+    job: Job,
     run: Callable[[CompiledGraph, list[Any]], tuple[Any, ...]],
     observe: Observe | None = None,
+    choose_saved: ChooseSaved | None = None,
 ) -> Iterator[None]:
     """Make torch.compile plan graphs instead of building them, within this context.
 
     Args:
+        job: Device, and the budget of activations.
         run: Called in place of each compiled graph, with its inputs.
         observe: Called with each planned graph of the compiler and `probe_batch`.
+        choose_saved: Chooses what a forward pass keeps; None leaves that to the compiler.
     """
 
     def load(graph: GraphLowering) -> Callable[[list[Any]], tuple[Any, ...]]:
@@ -73,7 +78,13 @@ def planning_only(
             observe(graph, probe_batch)
         return lambda arguments: run(compiled, arguments)
 
-    with compiling_without_building(load, device_type=device_type):
+    device_type = torch.device(job.device).type
+    with compiling_without_building(
+        load,
+        device_type=device_type,
+        activation_memory_budget=job.activation_memory_budget,
+        choose_saved=choose_saved,
+    ):
         yield
 
 
@@ -275,7 +286,7 @@ def _place(node: Any) -> Place:
         return Place(node.get_name().rstrip("0123456789"))
     operator = getattr(origin.target, "overloadpacket", origin.target)
     label = f"{_source_line(origin)} {getattr(operator, '__name__', operator)}".strip()
-    return Place(label, module_of(origin))
+    return Place(label, module_of(origin), is_recomputed(origin))
 
 
 def _origin(node: Any) -> torch.fx.Node | None:
@@ -284,6 +295,14 @@ def _origin(node: Any) -> torch.fx.Node | None:
     operator = getattr(node, "op_overload", None)
     own = [origin for origin in origins if operator is not None and origin.target is operator]
     return node.get_origin_node() or max(own or origins, key=lambda one: one.name, default=None)
+
+
+def is_recomputed(origin: torch.fx.Node) -> bool:
+    """Return whether a node of a backward graph is one of the forward pass that runs again.
+
+    Source: `_is_forward_node_with_seq_nr` and `must_recompute` in torch/_functorch/partitioners.py.
+    """
+    return bool(origin.meta.get("partitioner_tag") == "is_forward")
 
 
 def module_of(origin: torch.fx.Node) -> str:

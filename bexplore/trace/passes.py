@@ -13,6 +13,7 @@ from torch import nn
 
 from bexplore.errors import WITHOUT_TRACE, TraceError, UnusableSizeError
 from bexplore.job import Job
+from bexplore.trace.activation_budget import BudgetChoice
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import CompiledGraph, Observe, planning_only
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
@@ -42,7 +43,19 @@ PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137
 # Optimizers of torch.optim whose update of a number needs no other number.
 _NUMBER_BY_NUMBER = frozenset(
     getattr(torch.optim, name)
-    for name in "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD".split()
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    )
 )
 
 # Backends that plan no memory. For the backward pass the first keeps what autograd keeps, the second decides itself.
@@ -62,6 +75,7 @@ class TracedPass:
         batch_size: Bytes of the batch.
         accumulated: Bytes of the gradients of the first pass, as they lie between the passes.
         num_graphs: Compiled graphs that ran; a forward and a backward graph unless there are graph breaks.
+        choice: What an activation memory budget keeps in a truncated model; None where there is nothing to choose.
     """
 
     events: dict[Phase, list[Event]]
@@ -71,6 +85,7 @@ class TracedPass:
     batch_size: Polynomial
     accumulated: Polynomial
     num_graphs: int
+    choice: BudgetChoice | None = None
 
 
 def trace_pass(
@@ -94,17 +109,32 @@ def trace_pass(
         kept_blocks: Blocks of each run that are traced.
         observe: Called with each planned graph of the compiler and `probe_batch`.
     """
+    choice = _choice(workload.job, repeats, kept_blocks)
     with truncated(repeats, kept_blocks):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
-                return _trace_pass(workload, fake_mode, probe_batch, observe, is_symbolic=True)
+                return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=True)
             except SpecializationError:
-                pass  # the program is static: it is traced like one
-        return _trace_pass(workload, fake_mode, probe_batch, observe, is_symbolic=False)
+                choice = _choice(workload.job, repeats, kept_blocks)  # the program is static: it is traced like one
+        return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=False)
+
+
+def _choice(job: Job, repeats: list[Repeat], kept_blocks: int) -> BudgetChoice | None:
+    """Return what chooses in place of the compiler; None where a truncated model is treated as the whole one is."""
+    is_truncated = any(kept_blocks < repeat.copies for repeat in repeats)
+    if not is_truncated or job.activation_memory_budget in (0.0, 1.0):
+        return None
+    return BudgetChoice(repeats=repeats, kept_blocks=kept_blocks)
 
 
 def _trace_pass(
-    workload: Workload, fake_mode: Any, probe_batch: int, observe: Observe | None, *, is_symbolic: bool
+    workload: Workload,
+    fake_mode: Any,
+    probe_batch: int,
+    observe: Observe | None,
+    choice: BudgetChoice | None,
+    *,
+    is_symbolic: bool,
 ) -> TracedPass:
     tracker = LifetimeTracker(probe_batch)
     graphs: list[CompiledGraph] = []
@@ -113,9 +143,8 @@ def _trace_pass(
         graphs.append(graph)
         return replay(graph.plan, arguments, tracker, fake_mode)
 
-    device_type = torch.device(workload.job.device).type
     with (
-        planning_only(probe_batch, device_type, run, observe),
+        planning_only(probe_batch, workload.job, run, observe, choice),
         fake_mode,
         LifetimeMode(tracker),
         resizes_reported(tracker.resize),
@@ -145,6 +174,7 @@ def _trace_pass(
         batch_size=batch_size,
         accumulated=accumulated,
         num_graphs=len(graphs),
+        choice=choice,
     )
 
 

@@ -73,60 +73,85 @@ def truncated(repeats: list[Repeat], kept_blocks: int) -> Iterator[None]:
 def keep_blocks(repeat: Repeat, kept_blocks: int) -> list[nn.Module]:
     """Keep only the first blocks of a run, and return the others."""
     blocks = list(repeat.container)
-    first, last = repeat.start + kept_blocks, repeat.start + repeat.copies
+    first, last = repeat.start + min(kept_blocks, repeat.copies), repeat.start + repeat.copies
     kept = blocks[:first] + blocks[last:]
     _set_blocks(repeat.container, {str(index): block for index, block in enumerate(kept)})
     return blocks[first:last]
 
 
-def middle_block(kept_blocks: int) -> int:
-    """Return the block, counted from the first of a truncated run, that stands for those left out."""
-    return kept_blocks - 2
+def inner_blocks(repeat: Repeat, events: dict[Phase, list[Event]], kept_blocks: int) -> tuple[int, ...]:
+    """Return the blocks of a truncated run that stand for those left out: one, or two that alternate; empty for none.
 
-
-def is_steady(repeat: Repeat, events: list[Event], kept_blocks: int) -> bool:
-    """Return whether two neighbouring inner blocks keep the same for the backward pass.
+    Blocks alternate where each takes over the memory of the one before.
 
     Args:
-        events: Events of the forward phase of the truncated model.
+        events: Events of a pass of the truncated model.
         kept_blocks: Blocks of the run in the truncated model.
     """
-    middle = middle_block(kept_blocks)
-    first, second = (_kept(repeat, events, block) for block in (middle - 1, middle))
-    return sum(first.values(), start=NOTHING) == sum(second.values(), start=NOTHING)
+    middle = kept_blocks - 2
+    kept = [_kept_for_backward(repeat, events, block) for block in range(middle + 1)]
+    if kept[middle] == kept[middle - 1]:
+        return (middle,)
+    alternates = len(kept) > 4 and kept[middle] == kept[middle - 2] and kept[middle - 1] == kept[middle - 3]
+    return (middle - 1, middle) if alternates else ()
+
+
+def _kept_for_backward(repeat: Repeat, events: dict[Phase, list[Event]], block: int) -> tuple[Polynomial, Polynomial]:
+    """Return the bytes that a block keeps from its forward pass, and from what is recomputed before any backward."""
+    backward = events[Phase.BACKWARD]
+    saved = _kept(repeat, events[Phase.FORWARD], block)
+    recomputed = _kept(repeat, backward[: _start_of_backward(repeat, backward, block + 1)], block)
+    return sum(saved.values(), start=NOTHING), sum(recomputed.values(), start=NOTHING)
 
 
 def lengthen(
-    repeat: Repeat, events: dict[Phase, list[Event]], gradient_bytes: int, kept_blocks: int
+    repeat: Repeat, events: dict[Phase, list[Event]], gradient_bytes: int, block: int, missing: float
 ) -> dict[Phase, list[Event]]:
-    """Add to the events of a pass what the blocks of a run that were left out keep.
+    """Add to the events of a pass what the blocks that are like one of a truncated run, and were left out, keep.
 
     In the forward pass each identical block leaves the same activations; in the backward pass each ends them and leaves
-    its gradients. Within a run the memory alive changes by the same amount from block to block, so its maximum lies in
-    the first or in the last block: it is enough to insert between the two what the missing blocks keep.
+    its gradients. A compiler that recomputes the whole forward pass before it begins with the backward one so keeps the
+    same from each block again. Within a run the memory alive changes by the same amount from block to block, so its
+    maximum lies in the first or in the last block: it is enough to insert between the two what the missing blocks keep.
 
     Args:
         events: Events of a pass of the truncated model.
         gradient_bytes: Bytes of the new gradients of one block.
-        kept_blocks: Blocks of the run in the truncated model.
+        block: Number in the truncated run; another follows it.
+        missing: How many are left out.
     """
-    missing = repeat.copies - kept_blocks
-    middle = middle_block(kept_blocks)
     forward, backward = events[Phase.FORWARD], events[Phase.BACKWARD]
-    saved = [Event(size.times(missing), place) for place, size in _kept(repeat, forward, middle).items()]
+    start = _start_of_backward(repeat, backward, block + 1)
+    saved = _times(_kept(repeat, forward, block), missing)
+    recomputed = _times(_kept(repeat, backward[:start], block), missing)
     gradients = Event(Polynomial(gradient_bytes * missing), Place("new gradients"))
-    released = [*(Event(-event.size, event.place) for event in saved), gradients]
+    released = [*(Event(-event.size, event.place) for event in (*saved, *recomputed)), gradients]
     freed = Event(-gradients.size, gradients.place)
-    last = _first_position(forward, lambda event: repeat.owns(event.place.module, kept_blocks - 1))
-    cut = _first_position(backward, lambda event: event.size(1) < 0 and repeat.owns(event.place.module, middle))
+    following = _first_position(forward, lambda event: repeat.owns(event.place.module, block + 1))
+    again = min(start, _first_position(backward, lambda event: repeat.owns(event.place.module, block + 1)))
+    cut = start + _first_position(
+        backward[start:], lambda event: event.size(1) < 0 and repeat.owns(event.place.module, block)
+    )
     return events | {
-        Phase.FORWARD: [*forward[:last], *saved, *forward[last:]],
-        Phase.BACKWARD: [*backward[:cut], *released, *backward[cut:], freed],
+        Phase.FORWARD: [*forward[:following], *saved, *forward[following:]],
+        Phase.BACKWARD: [*backward[:again], *recomputed, *backward[again:cut], *released, *backward[cut:], freed],
     }
 
 
+def _start_of_backward(repeat: Repeat, backward: list[Event], block: int) -> int:
+    """Return the position of the first event in which the backward pass of a block computes something new."""
+    return _first_position(
+        backward,
+        lambda event: event.size(1) > 0 and not event.place.is_recomputed and repeat.owns(event.place.module, block),
+    )
+
+
+def _times(kept: dict[Place, Polynomial], factor: float) -> list[Event]:
+    return [Event(size.times(factor), place) for place, size in kept.items()]
+
+
 def _kept(repeat: Repeat, events: list[Event], block: int) -> dict[Place, Polynomial]:
-    """Return what a block leaves behind at the end of the forward phase."""
+    """Return what a block leaves behind at the end of some events."""
     kept: dict[Place, Polynomial] = {}
     for event in events:
         if repeat.owns(event.place.module, block):

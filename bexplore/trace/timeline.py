@@ -29,10 +29,12 @@ class Place:
         label: Source line and operator for people, such as `model.py:33 gelu`.
         module: Qualified names of the modules in whose forward the buffer is made, the innermost last, such as
             `decoder > decoder.blocks.1 > decoder.positions`; empty outside of any.
+        is_recomputed: Whether the backward pass computes again what the forward pass has computed.
     """
 
     label: str
     module: str = ""
+    is_recomputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -24,17 +24,22 @@ from bexplore.workloads.placement import local
 try:
     import torch._dynamo
     import torch._dynamo.exc
+    import torch._functorch.config
+    import torch._functorch.partitioners as partitioners
     import torch._inductor.config
     import torch._inductor.cpu_vec_isa
     import torch._inductor.ir as ir
     from torch._inductor.codegen import wrapper as wrapper_lines
     from torch._inductor.codegen.common import WorkspaceArg
+    from torch._inductor.fx_utils import get_node_storage
     from torch._inductor.graph import GraphLowering
     from torch._ops import HigherOrderOperator, OpOverload
     from torch._subclasses import fake_tensor
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
     from torch.optim import optimizer as torch_optimizer
     from torch.utils import _foreach_utils
+    from torch.utils._mode_utils import no_dispatch
+    from torch.utils.checkpoint import CheckpointPolicy
 except (ImportError, AttributeError) as error:
     raise TraceError(
         f"This version of torch lacks what a trace reads: {error}.",
@@ -53,6 +58,9 @@ __all__ = [
 
 CHECKED_VERSIONS = ("2.13",)
 SpecializationError = (torch._dynamo.exc.UserError, ConstraintViolationError)  # a model fixes its batch dimension
+
+# Chooses the nodes that a forward pass keeps: of its joint graph, what torch knows of that, and the budget.
+ChooseSaved = Callable[[torch.fx.Graph, Any, float], list[torch.fx.Node]]
 
 # Nothing is measured while a program is only planned: these settings of the compiler run kernels, or record them, on
 # tensors of gigabytes. Padding is judged at a prime size, which is aligned to nothing, so that it would be chosen where
@@ -84,12 +92,18 @@ def version_note() -> list[str]:
 
 @contextlib.contextmanager
 def compiling_without_building(
-    load: Callable[[GraphLowering], Callable[[list[Any]], Any]], *, device_type: str
+    load: Callable[[GraphLowering], Callable[[list[Any]], Any]],
+    *,
+    device_type: str,
+    activation_memory_budget: float,
+    choose_saved: ChooseSaved | None,
 ) -> Iterator[None]:
     """Make torch.compile run up to the text of its programs, and call something else in place of each program.
 
     Args:
         load: Planned graph -> what is called with the program's list of inputs.
+        activation_memory_budget: As of `Job`; 1 leaves what the user's own code sets.
+        choose_saved: Called in place of the compiler's own choice of what a forward pass keeps; None leaves that.
     """
 
     def load_instead(graph: GraphLowering) -> types.SimpleNamespace:
@@ -105,6 +119,10 @@ def compiling_without_building(
         stack.enter_context(torch._inductor.config.patch(_WITHOUT_MEASUREMENTS))
         if device_type != "cpu":
             stack.enter_context(torch._inductor.config.patch(_WITHOUT_DEVICE))
+        if activation_memory_budget < 1.0:
+            stack.enter_context(torch._functorch.config.patch(activation_memory_budget=activation_memory_budget))
+        if choose_saved is not None:
+            stack.enter_context(mock.patch.object(partitioners, "choose_saved_values_set", choose_saved))
         stack.enter_context(_silence())
         stack.callback(torch._dynamo.reset)
         yield
@@ -121,6 +139,78 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+usual_choice: ChooseSaved = partitioners.choose_saved_values_set
+
+
+def size_of_node(node: torch.fx.Node) -> int:
+    """Return the bytes of the result of a node of a joint graph."""
+    return int(partitioners._size_of(node))
+
+
+def cut(
+    joint_graph: torch.fx.Graph, node_info: Any, *, freedom: int = 0, recomputed: Sequence[torch.fx.Node] = ()
+) -> tuple[list[torch.fx.Node], Iterable[torch.fx.Node]]:
+    """Return what a forward pass keeps, and the nodes that must not be recomputed, by a minimal cut of a joint graph.
+
+    Args:
+        freedom: How many of the rules are lifted that keep the compiler from recomputation: 0 for none, 1 for those
+            that spoil fusion, 2 for that of operators that are not known to be cheap, too.
+        recomputed: Nodes that may be recomputed all the same.
+    """
+    settings = torch._functorch.config
+    is_free = freedom > 0 or settings.aggressive_recomputation
+    options = partitioners.MinCutOptions(
+        ban_if_used_far_apart=settings.ban_recompute_used_far_apart and not is_free,
+        ban_if_long_fusible_chains=settings.ban_recompute_long_fusible_chains and not is_free,
+        ban_if_materialized_backward=settings.ban_recompute_materialized_backward and not is_free,
+        ban_if_not_in_allowlist=settings.ban_recompute_not_in_allowlist
+        and freedom < 2
+        and not settings.aggressive_recomputation,
+        ban_if_reduction=settings.ban_recompute_reductions,
+    )
+    saved, banned = partitioners.solve_min_cut(joint_graph, node_info, options, partitioners.OrderedSet(recomputed))
+    return list(saved), banned
+
+
+def items_of_knapsack(
+    node_info: Any, banned: Iterable[torch.fx.Node]
+) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
+    """Return the nodes among which a budget chooses, in the order of the graph, and those that are kept in any case."""
+    inputs = {get_node_storage(node) for node in node_info.inputs}
+    needed = [
+        node
+        for node in banned
+        if node.dist_from_bw < int(1e9)  # type: ignore[attr-defined]  # the partitioner puts it there
+        and (get_node_storage(node) not in inputs or partitioners.is_non_builtin_to_include(node))
+    ]
+    must_save = [node for node in needed if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE]
+    return [node for node in needed if node not in must_save], must_save
+
+
+def solve_knapsack(
+    joint_graph: torch.fx.Graph, node_info: Any, items: Sequence[torch.fx.Node], all_bytes: float, budget: float
+) -> list[int]:
+    """Return the positions of the items that are kept.
+
+    Args:
+        items: A node may be there several times.
+        all_bytes: What the compiler would keep without a budget.
+        budget: Share of these bytes.
+    """
+    order = sorted(range(len(items)), key=lambda index: size_of_node(items[index]), reverse=True)
+    runtimes = {node: partitioners.estimate_runtime(node) for node in dict.fromkeys(items)}
+    with no_dispatch():
+        _, kept, _ = partitioners._optimize_runtime_with_given_memory(
+            joint_graph,
+            [size_of_node(items[index]) / all_bytes for index in order],
+            [runtimes[items[index]] for index in order],
+            budget,
+            node_info,
+            [items[index] for index in order],
+        )
+    return [order[place] for place in kept]
 
 
 def symbol_values(graph: GraphLowering) -> Mapping[Any, Any]:

@@ -18,6 +18,7 @@ import torch
 
 from bexplore.errors import WITHOUT_TRACE, BexploreError, TraceError, UserProgramError
 from bexplore.job import Job, Mode, Precision
+from bexplore.trace.activation_budget import Missing
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.flops import Cost
@@ -33,7 +34,7 @@ from bexplore.trace.passes import (
     unique,
 )
 from bexplore.trace.polynomial import Polynomial
-from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, is_steady, lengthen, middle_block
+from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, inner_blocks, lengthen
 from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
 from bexplore.trace.torch_private import storage_bytes, version_note
 from bexplore.trace.workspaces import blas_workspace_bytes
@@ -131,12 +132,13 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
     # one share a program, whose buffers do not name their block.
     truncates = is_compiled(job) and not full_depth and not workload.is_compiled_by_block
     repeats = [repeat for module in modules_of(workload) if truncates for repeat in find_repeats(module)]
-    traced, kept_blocks = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
+    traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
     parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
     events = traced.events
-    for repeat in repeats:
-        if kept_blocks < repeat.copies:
-            events = lengthen(repeat, events, _gradient_bytes(repeat, traced.trained), kept_blocks)
+    for repeat, times in missing.items():
+        gradient_bytes = _gradient_bytes(repeat, traced.trained)
+        for block, number in times.items():
+            events = lengthen(repeat, events, gradient_bytes, block, number)
     resident = _resident(workload, traced)
     if job.mode is Mode.TRAIN:
         trained = _trained(parameters, repeats, traced.trained)
@@ -154,9 +156,9 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
         }
     else:
         events = {Phase.FORWARD: events[Phase.FORWARD]}
-    cost = _sum_costs(traced.costs, repeats, kept_blocks)
+    cost = _sum_costs(traced.costs, missing)
     compiler = f"torch {torch.__version__.split('+')[0]}"
-    num_blocks, block_share = _blocks(traced.costs, repeats, kept_blocks, cost)
+    num_blocks, block_share = _blocks(job, traced.costs, repeats, missing, cost)
     return CostModel(
         fingerprint=_fingerprint(job, compiler, traced.operators, parameters, repeats),
         num_parameters=sum(parameter.numel() for parameter in parameters),  # of shared ones all elements
@@ -232,24 +234,38 @@ def _peaks(resident: list[Buffer], events: dict[Phase, list[Event]]) -> dict[Pha
 
 def _trace_steady(
     workload: Workload, fake_mode: Any, probe_batch: int, repeats: list[Repeat], observe: Observe | None
-) -> tuple[TracedPass, int]:
+) -> tuple[TracedPass, Missing]:
     """Trace with as few blocks of each run as stand for all the others; all blocks where no few do."""
     deepest = max((repeat.copies for repeat in repeats), default=0)
-    for kept_blocks in (*(kept for kept in KEPT_BLOCKS if kept < deepest), max(deepest, 1)):
+    few = KEPT_BLOCKS if workload.job.activation_memory_budget == 1.0 else KEPT_BLOCKS[-1:]
+    for kept_blocks in (*(kept for kept in few if kept < deepest), max(deepest, 1)):
         traced = trace_pass(workload, fake_mode, probe_batch, repeats=repeats, kept_blocks=kept_blocks, observe=observe)
-        forward = traced.events[Phase.FORWARD]
-        if all(is_steady(repeat, forward, kept_blocks) for repeat in repeats if kept_blocks < repeat.copies):
-            break
-    return traced, kept_blocks
+        missing = _missing(traced, repeats, kept_blocks)
+        if missing is not None:
+            return traced, missing
+    raise AssertionError("a whole model lacks no block")
 
 
-def _sum_costs(costs: list[Cost], repeats: list[Repeat], kept_blocks: int) -> Cost:
-    """Add up a whole pass: what is in the middle block of a run counts for all blocks left out."""
-    middle = middle_block(kept_blocks)
+def _missing(traced: TracedPass, repeats: list[Repeat], kept_blocks: int) -> Missing | None:
+    """Return how many blocks left out are like each that was traced; None where those do not stand for all."""
+    choice = traced.choice
+    if choice is not None and not choice.is_steady:
+        return None
+    missing = dict(choice.missing) if choice is not None else {}
+    for repeat in repeats:
+        if kept_blocks < repeat.copies and repeat not in missing:
+            inner = inner_blocks(repeat, traced.events, kept_blocks)
+            if not inner:
+                return None
+            missing[repeat] = dict.fromkeys(inner, (repeat.copies - kept_blocks) / len(inner))
+    return missing
+
+
+def _sum_costs(costs: list[Cost], missing: Missing) -> Cost:
+    """Add up a whole pass: what is in a block counts for all blocks left out that are like it."""
     total = Cost(module="")
     for cost in costs:
-        owners = [repeat for repeat in repeats if repeat.owns(cost.module, middle)]
-        times = 1 + sum(max(repeat.copies - kept_blocks, 0) for repeat in owners)
+        times = 1 + _times(cost, missing)
         total = Cost(
             module="",
             hardware_flops=total.hardware_flops + cost.hardware_flops.times(times),
@@ -259,15 +275,29 @@ def _sum_costs(costs: list[Cost], repeats: list[Repeat], kept_blocks: int) -> Co
     return total
 
 
-def _blocks(costs: list[Cost], repeats: list[Repeat], kept_blocks: int, total: Cost) -> tuple[int, float]:
-    """Return `num_blocks` and `block_share` of the cost model; 0 where no few blocks stand for all."""
+def _times(cost: Cost, missing: Missing) -> float:
+    """Return how many blocks left out are like the block of a cost."""
+    return sum(
+        times
+        for repeat, blocks in missing.items()
+        for block, times in blocks.items()
+        if repeat.owns(cost.module, block)
+    )
+
+
+def _blocks(job: Job, costs: list[Cost], repeats: list[Repeat], missing: Missing, total: Cost) -> tuple[int, float]:
+    """Return `num_blocks` and `block_share` of the cost model; 0 where no few blocks stand for all.
+
+    A budget of activations is one of the whole model: with few of its blocks the compiler recomputes others.
+    """
     lengths = {repeat.copies for repeat in repeats}
     full_flops = total.hardware_flops(1)
-    if len(lengths) != 1 or kept_blocks >= max(lengths) or not full_flops:
+    if len(lengths) != 1 or not missing or not full_flops or job.activation_memory_budget < 1.0:
         return 0, 0.0
-    num_blocks, middle = max(lengths), middle_block(kept_blocks)
-    owned = (cost for cost in costs if any(repeat.owns(cost.module, middle) for repeat in repeats))
-    return num_blocks, num_blocks * sum(cost.hardware_flops(1) for cost in owned) / full_flops
+    num_blocks = max(lengths)
+    owned = sum(cost.hardware_flops(1) for cost in costs if _times(cost, missing))
+    num_inner = max(len(blocks) for blocks in missing.values())
+    return num_blocks, num_blocks * owned / num_inner / full_flops
 
 
 def _gradient_bytes(repeat: Repeat, trained: frozenset[int]) -> int:

@@ -106,6 +106,7 @@ def compile_workload(
     """
     if compilation is Compilation.EAGER or not settings.enabled:
         return
+    torch_private.keep_activations_within(workload.job.activation_memory_budget)
     if compilation is Compilation.SHARED and shared_mode.serves_every_size:
         torch_private.compute_constants_at_run_time()
         torch_private.check_batch_statistics_at_run_time()

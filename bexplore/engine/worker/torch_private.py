@@ -11,6 +11,7 @@ from unittest import mock
 from weakref import WeakKeyDictionary
 
 import torch
+import torch._functorch.config as functorch_config
 import torch._higher_order_ops
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ __all__ = [
     "compiler_cache_dir",
     "compute_constants_at_run_time",
     "graph_break_records",
+    "keep_activations_within",
     "make_limits_loud",
     "mark_dynamic",
     "mark_unbacked",
@@ -93,6 +95,18 @@ def compute_constants_at_run_time() -> None:
     whose masks are constants of the size of the batch (torch 2.13).
     """
     inductor_config.joint_graph_constant_folding = False
+
+
+def keep_activations_within(budget: float) -> None:
+    """Let the compiler keep a share of the activations that it would keep by itself, for this whole process.
+
+    Below 1 it saves those that are dearest to recompute for their bytes, by a knapsack over operations that it counts:
+    nothing is run for that, unless the user's own code has set `activation_memory_budget_runtime_estimator` to
+    `profile`. 1 leaves what the user's own code sets. Source: `choose_saved_values_set` in
+    torch/_functorch/partitioners.py.
+    """
+    if budget < 1.0:
+        functorch_config.activation_memory_budget = budget
 
 
 def take_compilation_records() -> Sequence[Any]:
