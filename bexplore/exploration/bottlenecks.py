@@ -212,18 +212,28 @@ def _communication(evidence: JobEvidence) -> Bottleneck | None:
 
 
 def _less_communication(parallelism: Parallelism, accumulation_steps: int | None) -> str:
-    """Return what makes communication rarer or hides more of it, and is not set already."""
+    """Return what makes communication rarer or hides more of it, and is not set already.
+
+    A larger micro-batch is none of it: the search has tried the sizes that fit.
+    """
     ways = []
-    if parallelism.num_replicas > 1 and parallelism.gradient_sync == "every" and accumulation_steps != 1:
-        ways.append("explore.parallelism.gradient_sync: last (reduce gradients once a step)")
-    elif parallelism.num_replicas > 1:
-        ways.append("a larger batch_size (more passes for each reduction)")
-    ways.append("a larger micro-batch (where memory allows)")
+    if parallelism.num_replicas > 1:
+        ways.append(_rarer_reductions(parallelism, accumulation_steps))
     if parallelism.is_sharded and parallelism.fsdp_reshard_after_forward != "never":
         ways.append("fsdp_reshard_after_forward: never (gathers parameters once a pass, and holds them)")
+    if parallelism.is_sharded:
+        ways.append("a higher data_parallel_replicate_degree (HSDP: fewer ranks share a copy)")
     if parallelism.is_replicated_only and not parallelism.gradient_as_bucket_view:
         ways.append("gradient_as_bucket_view: true (copies no gradients)")
-    return f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
+    return f"{', '.join([*ways, 'fewer devices'])} or a faster link between them"
+
+
+def _rarer_reductions(parallelism: Parallelism, accumulation_steps: int | None) -> str:
+    if parallelism.gradient_sync != "every":
+        return "a larger batch_size (more accumulation steps, of which the last alone reduces)"
+    if accumulation_steps == 1:
+        return "a larger batch_size with explore.parallelism.gradient_sync: last (reduces once in more passes)"
+    return "explore.parallelism.gradient_sync: last (reduces gradients once a step)"
 
 
 def _scaling(evidence: JobEvidence) -> Bottleneck | None:

@@ -266,19 +266,30 @@ def test_communication_is_none_where_it_is_hidden_or_was_not_measured():
     assert communicating(FSDP, efficiency=1.02) == ()
 
 
+MORE_PASSES = "a larger batch_size (more accumulation steps"
+
+
 @pytest.mark.parametrize(
     ("parallelism", "advised", "left_out"),
     [
-        (FSDP, ["a larger batch_size", "a larger micro-batch", "fsdp_reshard_after_forward: never"], ["bucket_view"]),
+        (FSDP, [MORE_PASSES, "fsdp_reshard_after_forward: never", "replicate_degree"], ["bucket_view"]),
         (dataclasses.replace(FSDP, gradient_sync="every"), ["gradient_sync: last"], ["batch_size"]),
-        (dataclasses.replace(FSDP, fsdp_reshard_after_forward="never"), ["micro-batch"], ["reshard"]),
-        (DDP, ["a larger batch_size", "gradient_as_bucket_view: true"], ["reshard"]),
-        (dataclasses.replace(DDP, gradient_as_bucket_view=True), ["a larger batch_size"], ["bucket_view"]),
-        (Parallelism(tensor_parallel_degree=8), ["a larger micro-batch"], ["batch_size", "reshard", "bucket_view"]),
+        (dataclasses.replace(FSDP, fsdp_reshard_after_forward="never"), ["replicate_degree"], ["reshard"]),
+        (DDP, [MORE_PASSES, "gradient_as_bucket_view: true"], ["reshard", "replicate_degree"]),
+        (dataclasses.replace(DDP, gradient_as_bucket_view=True), [MORE_PASSES], ["bucket_view"]),
+        (Parallelism(tensor_parallel_degree=8), ["fewer devices"], ["batch_size", "reshard", "bucket_view"]),
     ],
 )
 def test_the_advice_against_communication_names_what_is_not_set_already(parallelism, advised, left_out):
     (found,) = communicating(parallelism)
 
-    assert all(text in found.action for text in advised)
-    assert not any(text in found.action for text in left_out)
+    assert all(text in found.action for text in [*advised, "a faster link"])
+    assert not any(text in found.action for text in [*left_out, "micro-batch"])  # the search has tried the sizes
+
+
+def test_a_step_of_one_pass_needs_more_of_them_before_reducing_last_gains():
+    every = dataclasses.replace(FSDP, gradient_sync="every")
+
+    (found,) = communicating(every, accumulation_steps=1)
+
+    assert "a larger batch_size with explore.parallelism.gradient_sync: last" in found.action
