@@ -80,6 +80,8 @@ _WITHOUT_MEASUREMENTS = {
 }
 # Folding computes a constant on the device, where there is none.
 _WITHOUT_DEVICE = {"joint_graph_constant_folding": False}
+# What is recomputed after a random operation gets the state of its generator as a tensor: an absent device has none.
+_WITHOUT_GENERATORS = {"graphsafe_rng_functionalization": False}
 
 
 def version_note() -> list[str]:
@@ -119,6 +121,7 @@ def compiling_without_building(
         stack.enter_context(torch._inductor.config.patch(_WITHOUT_MEASUREMENTS))
         if device_type != "cpu":
             stack.enter_context(torch._inductor.config.patch(_WITHOUT_DEVICE))
+            stack.enter_context(torch._functorch.config.patch(_WITHOUT_GENERATORS))
         if activation_memory_budget < 1.0:
             stack.enter_context(torch._functorch.config.patch(activation_memory_budget=activation_memory_budget))
         if choose_saved is not None:

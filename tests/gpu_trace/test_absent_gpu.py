@@ -5,6 +5,7 @@ After a change that is meant to change plans: `REWRITE_RECORDS=1 make test-gpu-t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -49,3 +50,12 @@ def test_a_named_device_is_traced_by_its_own_program_whatever_the_file_says(tmp_
     other = trace_once(config, device_name="l4", **arguments)
     assert other["device_name"] == "NVIDIA L4"
     assert other["remembered_from"] is None
+
+
+def test_attention_that_is_recomputed_takes_less_memory(tmp_path):
+    """It takes the state of its random generator along, of which an absent device has none."""
+    config = load_config(HERE.parents[1] / "configs" / "quickstart.yaml")
+    recomputing = dataclasses.replace(config, job=dataclasses.replace(config.job, activation_checkpointing="full"))
+    arguments = {"micro_batch_sizes": (64,), "device_name": "h100", "model_dir": str(tmp_path), "fresh": True}
+    usual, lean = (trace_once(one, **arguments)["peak_memory_bytes"]["64"] for one in (config, recomputing))
+    assert lean < usual
