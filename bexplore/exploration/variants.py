@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from bexplore.config.job_variant import JobVariant
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import UserInputError
+from bexplore.host.machine import num_usable_processors
 from bexplore.job import Job
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior
@@ -23,6 +25,8 @@ from bexplore.units import format_bytes
 
 # A prediction is certain where it holds so many standard deviations of the trace's error away.
 SURE_SDS = 3.0
+# Each takes a processor core and half a gigabyte.
+MAX_TRACES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +170,22 @@ def trace_all(
         UserInputError: The job is wrong, or a variant of it that the user has named.
         UserProgramError: The user's own code fails while it is built.
     """
-    traced = [recall_or_trace(config.job, run_dir, on_progress, gpu=gpu, fresh=fresh)]
-    for variant in config.variants[1:]:
-        try:
-            traced.append(recall_or_trace(variant.job, run_dir, on_progress, gpu=gpu, fresh=fresh))
-        except UserInputError as error:
-            if config.explore.settings != "auto":
-                raise UserInputError(f"{variant.name}: {error.message}", hint=error.hint) from error
-            traced.append(error.message)
+    jobs = [config.job, *(variant.job for variant in config.variants[1:])]
+    if len(jobs) == 1:
+        return [recall_or_trace(config.job, run_dir, on_progress, gpu=gpu, fresh=fresh)]
+    pool = ThreadPoolExecutor(max_workers=min(MAX_TRACES_AT_ONCE, num_usable_processors()))
+    try:
+        futures = [pool.submit(recall_or_trace, job, run_dir, on_progress, gpu=gpu, fresh=fresh) for job in jobs]
+        traced = [futures[0].result()]
+        for variant, future in zip(config.variants[1:], futures[1:], strict=True):
+            try:
+                traced.append(future.result())
+            except UserInputError as error:
+                if config.explore.settings != "auto":
+                    raise UserInputError(f"{variant.name}: {error.message}", hint=error.hint) from error
+                traced.append(error.message)
+    finally:
+        pool.shutdown(cancel_futures=True)
     return traced
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 
 import pytest
 
@@ -230,6 +231,21 @@ def test_of_auto_a_variant_that_cannot_be_built_says_why(tmp_path, refusing):
         trace(),
         "The model has no list of repeated blocks.",
     ]
+
+
+def test_variants_are_traced_at_the_same_time_and_keep_their_order(tmp_path, monkeypatch):
+    both_run = threading.Barrier(2, timeout=10)
+
+    def traced(job, run_dir, on_progress, *, gpu, fresh):
+        both_run.wait()
+        return job.activation_checkpointing
+
+    monkeypatch.setattr(variants, "recall_or_trace", traced)
+    monkeypatch.setattr(variants, "num_usable_processors", lambda: 8)
+    lists = {"activation_checkpointing": ["none", "full"]}
+    config = Folder(tmp_path).load(sections(explore={"settings": lists}))
+
+    assert trace_all(config, tmp_path, gpu=None, fresh=False) == ["none", "full"]
 
 
 def test_a_job_with_one_variant_is_traced_alone(tmp_path, refusing):
