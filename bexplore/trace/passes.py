@@ -16,6 +16,7 @@ from bexplore.job import Job
 from bexplore.trace.activation_budget import BudgetChoice
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import CompiledGraph, Observe, planning_only
+from bexplore.trace.library_masks import masks_as_run
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
 from bexplore.trace.plan import replay
 from bexplore.trace.polynomial import NOTHING, Polynomial
@@ -110,7 +111,7 @@ def trace_pass(
         observe: Called with each planned graph of the compiler and `probe_batch`.
     """
     choice = _choice(workload.job, repeats, kept_blocks)
-    with truncated(repeats, kept_blocks):
+    with truncated(repeats, kept_blocks), masks_as_run(workload.job):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
                 return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=True)
