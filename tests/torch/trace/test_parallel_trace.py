@@ -31,7 +31,7 @@ HEADS = 4
 DECODER = {
     "workload": "decoder",
     "model": {
-        "num_layers": 3,
+        "num_layers": 2,
         "hidden_size": 64,
         "num_heads": HEADS,
         "vocab_size": 250,  # which the ranks must pad
@@ -54,8 +54,8 @@ LLAMA = {
     "data": {"sequence_length": 16},
     "sequence_length": 16,
 }
-RESNET_CONFIG = {"depths": [2, 2], "hidden_sizes": [32, 64], "embedding_size": 16, "num_labels": 10}
-CONVNEXT_CONFIG = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 40], "num_labels": 10}
+RESNET_CONFIG = {"depths": [1, 1], "hidden_sizes": [32, 64], "embedding_size": 16, "num_labels": 10}
+CONVNEXT_CONFIG = {"num_stages": 2, "depths": [1, 1], "hidden_sizes": [16, 24], "num_labels": 10}
 
 
 def images(model_type: str, config: dict) -> dict:
@@ -84,14 +84,12 @@ WAYS = {
     "TP": {"tensor_parallel_degree": HEADS},
     "TP and FSDP": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 2},
     "DDP": {"data_parallel_replicate_degree": 4},
-    "DDP views": {"data_parallel_replicate_degree": 4, "gradient_as_bucket_view": True},
     "DDP views every pass": {
         "data_parallel_replicate_degree": 4,
         "gradient_as_bucket_view": True,
         "gradient_sync": "every",
     },
 }
-OF_ALL_MODELS = ("FSDP", "DDP")
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +98,15 @@ def no_group_left():
     leave_group()
     yield
     leave_group()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for each other take most of the time of steps this small, above all beside other processes."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def rank(model: str, way: str, **fields) -> Job:
@@ -123,9 +130,10 @@ def measured_peak(job: Job, micro_batch_size: int) -> int:
 @pytest.mark.parametrize(
     ("model", "way"),
     [
-        *(("decoder", way) for way in WAYS),
-        *(("llama", way) for way in (*OF_ALL_MODELS, "TP and FSDP", "FSDP bfloat16")),
-        *((model, way) for model in ("resnet", "convnext") for way in OF_ALL_MODELS),
+        *(("decoder", way) for way in WAYS if way != "TP and FSDP"),  # which the next has
+        ("llama", "TP and FSDP"),
+        ("resnet", "DDP"),
+        ("convnext", "FSDP"),
     ],
 )
 def test_the_trace_of_a_rank_is_what_the_allocator_measures_on_one(model, way):
@@ -138,9 +146,9 @@ def test_the_trace_of_a_rank_is_what_the_allocator_measures_on_one(model, way):
         assert traced.peak_memory_bytes(micro_batch_size) == pytest.approx(measured, rel=within)
 
 
-@pytest.mark.parametrize("way", ["FSDP", "TP", "DDP"])
-def test_the_trace_of_a_compiled_rank_is_what_the_allocator_measures_on_one(way):
-    job = rank("decoder", way, compile=CompileSettings())
+def test_the_trace_of_a_compiled_rank_is_what_the_allocator_measures_on_one(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # what kernels allocate does not depend on optimizing them
+    job = rank("decoder", "FSDP", compile=CompileSettings())
     traced = trace_job(job)
     assert traced.notes == ()
     assert traced.peak_memory_bytes(24) == pytest.approx(measured_peak(job, 24), rel=0.03)
@@ -240,7 +248,7 @@ def test_gradients_in_buckets_are_beside_those_that_a_pass_without_reduction_has
 
 
 def test_a_deep_model_that_ranks_shard_is_traced_at_full_depth():
-    deep = dict(DECODER, model=DECODER["model"] | {"num_layers": 12})
+    deep = dict(DECODER, model=DECODER["model"] | {"num_layers": 8})
     parallelism = Parallelism(**WAYS["FSDP"])
     job = Job(**deep, parallelism=parallelism, num_replicas=4, compile=EAGER)
     traced = trace_job(job)
@@ -248,8 +256,7 @@ def test_a_deep_model_that_ranks_shard_is_traced_at_full_depth():
     assert traced.peak_memory_bytes(8) == pytest.approx(measured_peak(job, 8), rel=0.005)
 
 
-@pytest.mark.parametrize("way", ["FSDP", "TP and FSDP"])
-@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+@pytest.mark.parametrize(("way", "optimizer"), [("FSDP", "AdamW"), ("TP and FSDP", "SGD")])
 def test_the_update_of_a_ranks_own_parts_is_that_of_the_tensors_that_ranks_share(way, optimizer, monkeypatch):
     arguments = {"lr": 0.1, "momentum": 0.9} if optimizer == "SGD" else {}
     job = rank("decoder", way, optimizer=optimizer, optimizer_arguments=arguments)
