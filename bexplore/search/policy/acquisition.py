@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 # near the best below which a measured size is not measured again; weight of being the best among what is ranked.
 MAX_CANDIDATES = 32
 MAX_CANDIDATES_OF_VARIANT = 12  # of each, where a job has several. Source: a judgement: fewer, as there are more
+MAX_RIVALS = 48  # of the leader, in a job of several variants. Source: a judgement: more only cost time
 MIN_FEASIBLE = 0.02
 MIN_REPLICATE_NEAR_BEST = 0.05
 BEST_WEIGHT = 2
@@ -37,9 +38,6 @@ MOST_RISK = 3.0
 PUT_OFF = 1e-9  # Source: a sort key below any other
 # Source: sensitivity.md. Expected gain in utility below which no single probe is informative.
 WORTHLESS = 0.004
-# Probes of each contender of a job of several variants, after which sizes that have not run go first. Source: a
-# judgement: the noise of two says which of them is faster, where they differ by more than the tolerance.
-ENOUGH_OF_CONTENDERS = 2
 # The noise draws are the same at every decision (common random numbers), so that the order of candidates does not
 # depend on the draws' own luck. Source: arbitrary; from the search's seed, each seed would replay another search.
 NOISE_SEED = 11
@@ -86,22 +84,27 @@ def rank(
     utility = _utility(posterior, near)
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
     cost = extra_s + costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
-    values = _values(posterior, utility, measured, candidates)
     # Every exploration starts a worker and compiles, beside which the seconds of short probes do not count.
-    worth = np.maximum(values, 1e-12) / (cost[candidates] + costs.program_s)
-    risky = _risk_s(posterior, costs)[candidates] > MOST_RISK * costs.spent_s
-    worth = np.where(risky, PUT_OFF * worth, worth)
-    order = np.argsort(-worth, kind="stable")
-    ranked = [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
+    cost_s = cost + costs.program_s
+    risky = _risk_s(posterior, costs) > MOST_RISK * costs.spent_s
+
+    def ranked_by(worth: Array, candidates: NDArray[np.intp], values: Array) -> list[Choice]:
+        per_second = np.maximum(worth, 1e-12) / cost_s[candidates]
+        order = np.argsort(-np.where(risky[candidates], PUT_OFF * per_second, per_second), kind="stable")
+        return [Choice(index=int(candidates[i]), value=float(values[i])) for i in order]
+
+    values = _values(utility, measured, candidates, _members(posterior, candidates))
+    ranked = ranked_by(values, candidates, values)
     if not len(measured):
         return ranked
     contenders = _contenders(posterior, near, measured)
     is_replicate = posterior.measured[ranked[0].index] > 0 and ranked[0].index in contenders
     if ranked[0].value >= WORTHLESS and not is_replicate:
         return ranked
-    unseen = [choice for choice in ranked if not posterior.measured[choice.index]]
-    if posterior.variants.any() and posterior.measured[list(contenders)].min() >= ENOUGH_OF_CONTENDERS and unseen:
-        return [*unseen, *(choice for choice in ranked if choice not in unseen)]
+    if posterior.variants.any():
+        rivals = _rivals(posterior, contenders[0], settings.tolerance)
+        information = _information(near[:, contenders[0]], _members(posterior, rivals))
+        return ranked_by(information, rivals, np.full(len(rivals), ranked[0].value))
     first = min(contenders, key=lambda index: _order(posterior, index, last))
     return [Choice(index=first, value=ranked[0].value, is_contender=True), *ranked]
 
@@ -145,14 +148,13 @@ def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Draws:
     return np.float32(1 - NEAR_WEIGHT) * close + np.float32(NEAR_WEIGHT) * near
 
 
-def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], candidates: NDArray[np.intp]) -> Array:
-    """Return (C,), expected gain of the best recommendation when each candidate is probed.
+def _members(posterior: Posterior, candidates: NDArray[np.intp]) -> Draws:
+    """Return (C, bins, S), which draws each bin of the outcome of each candidate's probe holds: 1 or 0.
 
-    The draws are sorted by the probe's outcome and cut into bins; in each bin the best option is taken. Draws in which
-    the candidate does not fit are a bin of their own, in which it is no option. One half of a bin's draws chooses the
-    best option and the other half values it, since the best of many noisy means is biased upwards.
+    The draws are sorted by the probe's outcome and cut into bins of equal number; those in which the candidate does not
+    fit are the last bin.
     """
-    num_draws, num_candidates = len(utility), len(candidates)
+    num_draws, num_candidates = len(posterior.feasible), len(candidates)
     fits = posterior.feasible[:, candidates]
     normal = np.random.default_rng(NOISE_SEED).standard_normal((num_draws, num_candidates), dtype=np.float32)
     noise = normal * np.hypot(posterior.probe_sd, WITHIN_PROBE_SD).astype(np.float32)[:, None]
@@ -161,7 +163,16 @@ def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], ca
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(num_draws)[None, :], axis=1)
     bins = np.where(fits.T, rank * NUM_BINS // np.maximum(fits.sum(axis=0), 1)[:, None], NUM_BINS)
-    member = (bins[:, None, :] == np.arange(NUM_BINS + 1)[None, :, None]).astype(np.float32)  # (C, bins, S)
+    return (bins[:, None, :] == np.arange(NUM_BINS + 1)[None, :, None]).astype(np.float32)
+
+
+def _values(utility: Draws, measured: NDArray[np.intp], candidates: NDArray[np.intp], member: Draws) -> Array:
+    """Return (C,), expected gain of the best recommendation when each candidate is probed.
+
+    In each bin of the outcome the best option is taken. A candidate is no option where it does not fit. One half of a
+    bin's draws chooses the best option and the other half values it, since the best of many noisy means is biased
+    upwards.
+    """
     gains = []
     for half in (slice(0, None, 2), slice(1, None, 2)):
         known = member[:, :, half] @ utility[half, measured]  # (C, bins, M)
@@ -171,7 +182,32 @@ def _values(posterior: Posterior, utility: Draws, measured: NDArray[np.intp], ca
     chosen = [gain.argmax(axis=2, keepdims=True) for gain in gains]
     valued = [np.take_along_axis(gains[1 - i], chosen[i], axis=2).sum(axis=(1, 2)) for i in (0, 1)]
     now = utility[:, measured].sum(axis=0).max(initial=0.0)
-    return (valued[0] + valued[1] - now) / num_draws
+    return (valued[0] + valued[1] - now) / len(utility)
+
+
+def _rivals(posterior: Posterior, leader: int, tolerance: float) -> NDArray[np.intp]:
+    """Return the leader, and the positions that are most often better by more than the tolerance, in order."""
+    margin = posterior.values[:, [leader]] - np.float32(math.log1p(-tolerance))
+    better = np.where(posterior.open, (posterior.values > margin).mean(axis=0), 0.0)
+    better[leader] = 1.0
+    order = np.argsort(-better, kind="stable")[:MAX_RIVALS]
+    return order[better[order] > 0.0]
+
+
+def _information(near_leader: NDArray[np.bool_], member: Draws) -> Array:
+    """Return (C,), variance of the probability that the leader is near the best, which each probe's outcome explains.
+
+    Where no outcome of one probe changes the recommendation, this is what decides when the search may end. Two halves
+    of a bin's draws estimate the same probability, since the square of one noisy estimate is biased upwards.
+    """
+    doubt = near_leader - near_leader.mean()
+    halves = (slice(0, None, 2), slice(1, None, 2))
+    first, second = (
+        (member[:, :, half] @ doubt[half].astype(np.float32)) / np.maximum(member[:, :, half].sum(axis=2), 1.0)
+        for half in halves
+    )
+    weights = member.mean(axis=2)
+    return np.asarray((weights * first * second).sum(axis=1), dtype=np.float64)
 
 
 def _contenders(posterior: Posterior, near: NDArray[np.bool_], measured: NDArray[np.intp]) -> tuple[int, ...]:

@@ -22,6 +22,9 @@ Index = NDArray[np.intp]
 DRIFT_SD, DRIFT_LENGTH = 0.003, 6.0
 # Source: sensitivity.md. Shared against exact compilation, ln(samples/s): size by size, and the same at every size.
 COMPILATION_SD, COMPILATION_LEVEL_SD = 0.01, 0.10
+# Shared against exact compilation, ln(samples/s): what a variant's difference has beyond that of all variants. Source:
+# a judgement, as much as a size has beyond all sizes; benchmarks/results/settings_search.md.
+COMPILATION_VARIANT_SD = 0.01
 # Source: sensitivity.md. ln(samples/s): of a probe that does not know its own noise, and the least of any.
 DEFAULT_SE, MIN_SE = 0.01, 0.001
 # Source: sensitivity.md. ln(pass time) between passes, autocorrelation included, before any probe knows it; the weight,
@@ -104,9 +107,11 @@ def measurements_of(
     values = np.array([row.log_throughput - kin.log_speed_over_own(row.variant) for row in rows])
     noise = np.diag(np.maximum(_standard_errors(rows), MIN_SE) ** 2)
     quiet = [row for row in rows if row.contention_sd == 0.0]  # contention that was seen is no drift
-    noise += _drift(rows) + _common_mode(rows, _common_mode_sd(quiet))
+    noise += _drift(rows) + _common_mode(rows, _common_mode_sd(quiet), has_kin=kinship is not None)
     is_own = np.array([row.variant == kin.variant for row in rows])
-    noise += _between_compilations(rows, at, values, user_compilation, _common_mode_sd(rows), is_own)
+    noise += _between_compilations(
+        rows, at, values, user_compilation, _common_mode_sd(rows), None if kinship is None else is_own
+    )
     noise += _of_disturbed(rows, at, values, noise)
     if not is_own.all():
         noise += kin.covariance([row.variant for row in rows], np.log([row.micro_batch_size for row in rows]))
@@ -163,13 +168,15 @@ def _drift(rows: Sequence[_Row]) -> Array:
     return DRIFT_SD**2 * np.exp(-np.abs(order[:, None] - order[None, :]) / DRIFT_LENGTH)
 
 
-def _common_mode(rows: Sequence[_Row], sd: float) -> Array:
+def _common_mode(rows: Sequence[_Row], sd: float, *, has_kin: bool) -> Array:
     """Return (n, n), the covariance of drift within seconds: common to interleaved sizes, each probe's own otherwise.
 
-    Zero where nothing was interleaved, since no drift is known then.
+    Zero where nothing was interleaved, since no drift is known then. Sizes of two variants never are interleaved: what
+    compares them is their levels, which are as good as the drift that was seen, and no worse.
     """
     alone = np.where([row.was_interleaved for row in rows], 0.0, sd**2)
-    return max(COMMON_MODE_SD, sd) ** 2 * _together(rows) + np.diag(alone)
+    shared_sd = sd if has_kin else max(COMMON_MODE_SD, sd)
+    return shared_sd**2 * _together(rows) + np.diag(alone)
 
 
 def _common_mode_sd(rows: Sequence[_Row]) -> float:
@@ -235,13 +242,26 @@ def _between_compilations(
     values: Array,
     user_compilation: Compilation,
     common_sd: float,
-    is_own: NDArray[np.bool_],
+    is_own: NDArray[np.bool_] | None,
 ) -> Array:
-    """Return (n, n), the covariance of programs that are not the curve's: a level for each, and a part by size."""
+    """Return (n, n), the covariance of programs that are not the curve's: a level for each, and a part by size.
+
+    Variants of a job have most of the level in common, which takes no part in their comparison: until one of them ran
+    in the user's own compilation, it counts nothing.
+
+    Args:
+        is_own: (n,), of the curve's own variant; None where there is one variant.
+    """
     other = np.array([row.compilation is not user_compilation for row in rows])
-    same_other = other[:, None] & _same_program(rows)
-    own_sd = _compilation_sd(values[is_own], at[is_own], other[is_own], common_sd)
-    return same_other * (COMPILATION_LEVEL_SD**2 + own_sd**2 * (at[:, None] == at[None, :]))
+    both_other = other[:, None] & other[None, :]
+    same_other = both_other & _same_program(rows)
+    own = np.ones(len(rows), dtype=bool) if is_own is None else is_own
+    size_sd = _compilation_sd(values[own], at[own], other[own], common_sd)
+    by_size = same_other * size_sd**2 * (at[:, None] == at[None, :])
+    if is_own is None:
+        return by_size + same_other * COMPILATION_LEVEL_SD**2
+    of_all = 0.0 if other.all() else COMPILATION_LEVEL_SD**2
+    return by_size + same_other * COMPILATION_VARIANT_SD**2 + both_other * of_all
 
 
 def _compilation_sd(values: Array, at: Index, other: NDArray[np.bool_], common_sd: float) -> float:

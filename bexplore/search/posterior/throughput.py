@@ -116,7 +116,8 @@ def draw_curves(
     inverse, log_det = _inverse_covariance(data, fields)
     weighed, best = _weigh(data, misfit, inverse, log_det, sizes, seed=prior.seed)
     z_scores = _leave_one_out(misfit[best[1]], inverse[best[0]])
-    draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed)
+    variant = kinship.variant if kinship is not None else 0
+    draws = _draw(data, misfit, inverse, fields, weighed, sizes, seed=prior.seed, variant=variant)
     surprise = np.zeros(len(sizes))
     surprise[data.at[data.is_own]] = z_scores[data.is_own]
     alone = data.of_own_variant
@@ -283,10 +284,15 @@ def _draw(
     sizes: NDArray[np.int64],
     *,
     seed: int,
+    variant: int,
 ) -> Draws:
-    """Return (S, D), deviations from the shapes: functions from the prior, corrected by the measurements."""
+    """Return (S, D), deviations from the shapes: functions from the prior, corrected by the measurements.
+
+    Variants of a job have a draw's function in common, and each its own noise: level and tilt are in that.
+    """
     hyper = Hyper.grid(data.pass_sd)
     rng = np.random.default_rng([seed, DEVIATIONS_STREAM])
+    noise_rng = rng if variant == 0 else np.random.default_rng([seed, DEVIATIONS_STREAM, variant])
     j = weighed.hyper
     length, count = hyper.length_index[j], len(data.at)
     smooth_sd, rough_sd, cliff_sd = (_column(sd) for sd in (hyper.smooth_sd[j], hyper.rough_sd[j], weighed.cliff_sd))
@@ -297,8 +303,8 @@ def _draw(
     cliff = _cliff_positions(data.at, weighed, sizes, rng.random(NUM_DRAWS))
     function += cliff_sd * _column(rng.standard_normal(NUM_DRAWS)) * cliff
     function += _column(LEVEL_SD * rng.standard_normal(NUM_DRAWS))
-    noise = rng.standard_normal((NUM_DRAWS, count)) @ np.linalg.cholesky(data.noise).T
-    noise += hyper.probe_sd[j, None] * rng.standard_normal((NUM_DRAWS, count))
+    noise = noise_rng.standard_normal((NUM_DRAWS, count)) @ np.linalg.cholesky(data.noise).T
+    noise += hyper.probe_sd[j, None] * noise_rng.standard_normal((NUM_DRAWS, count))
     residual = misfit[weighed.shape] - function[:, data.at] - noise
     alpha = _solve(inverse[j], residual, cliff[:, data.at].astype(float), weighed.cliff_sd)
     function += _column(LEVEL_SD**2 * alpha.sum(axis=1))
