@@ -30,7 +30,7 @@ from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError
 from bexplore.exploration.events import Finished, ProbeFinished
 from bexplore.exploration.exploration import explore
-from bexplore.exploration.result import Result
+from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Probe
@@ -115,7 +115,7 @@ def apart(config: Config) -> Iterator[dict[str, Any]]:
         }
 
 
-def explored(config: Config) -> tuple[Result, list[Any], float]:
+def explored(config: Config) -> tuple[RunResult, list[Any], float]:
     """Return the result of an exploration in a new folder, its observations and its seconds."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -347,7 +347,10 @@ class ExploreSettings(_Section):
         description="Settings to explore together with the size: keys of this section, each with a list of values; "
         "auto: a few that trade memory for speed. See docs/settings.md.",
     )
-    compile: Annotated[CompileOptions, BeforeValidator(_short_for_enabled)] = Field(
+    compile: Annotated[
+        CompileOptions,
+        BeforeValidator(_short_for_enabled, json_schema_input_type=bool | Literal["both"] | CompileOptions),
+    ] = Field(
         default_factory=lambda: CompileOptions.model_validate({}),
         description="How the training is compiled; true, false or both for short.",
     )
