@@ -137,7 +137,7 @@ def name_of(config: Config, settings: Any) -> str:
 
 def truth_of(config: Config) -> dict[str, dict[str, list[float]]]:
     """Return seconds of passes by settings and size: those that fit, in rounds over all of them."""
-    sizes = config.explore.candidates
+    sizes = [int(size) for size in config.explore.candidates]
     budget_bytes = int(config.explore.memory_budget)
     with ExitStack() as stack:
         runners, usual_s = {}, dict[tuple[str, int], float]()
@@ -170,17 +170,17 @@ def rounds_over(
     return seconds
 
 
-def regret(truth: dict[str, dict[str, list[float]]], answer: tuple[str, int]) -> tuple[float, float]:
+def regret(truth: dict[str, dict[str, list[float]]], name: str, size: int) -> tuple[float, float]:
     """Return what an answer is below the fastest, and that less twice its standard error over rounds."""
     logs = {
-        (name, int(size)): np.log(int(size) / np.array(times))
-        for name, by_size in truth.items()
-        for size, times in by_size.items()
+        (other, int(text)): np.log(int(text) / np.array(times))
+        for other, by_size in truth.items()
+        for text, times in by_size.items()
     }
     best = max(logs, key=lambda key: float(np.median(logs[key])))
-    if best == tuple(answer):
+    if best == (name, size):
         return 0.0, 0.0
-    differences = logs[best] - logs[tuple(answer)]
+    differences = logs[best] - logs[name, size]
     below = 1.0 - math.exp(-float(np.median(differences)))
     error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
     return max(0.0, below), max(0.0, below - 2.0 * error)
@@ -213,7 +213,7 @@ def page_of(records: dict[str, Any]) -> Iterator[str]:
     for name, one in records["jobs"].items():
         if "truth" not in one:
             continue
-        below, beyond = regret(one["truth"], one["answer"])
+        below, beyond = regret(one["truth"], *one["answer"])
         beyonds.append(beyond)
         apart_s = sum(own["elapsed_s"] for own in one["apart"]) if "apart" in one else math.nan
         shares.append(one["elapsed_s"] / apart_s)
