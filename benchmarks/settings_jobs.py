@@ -136,24 +136,23 @@ def name_of(config: Config, settings: Any) -> str:
 
 
 def truth_of(config: Config) -> dict[str, dict[str, list[float]]]:
-    """Return seconds of passes by settings and size: those that fit, in rounds over all of them."""
+    """Return seconds of passes by settings and size: those whose measured peak fits, in rounds over all of them."""
     sizes = [int(size) for size in config.explore.candidates]
     budget_bytes = int(config.explore.memory_budget)
     with ExitStack() as stack:
         runners, usual_s = {}, dict[tuple[str, int], float]()
         for number, variant in enumerate(config.variants):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            settings = RunnerSettings(job=variant.job, run_dir=Path(folder), budget_bytes=budget_bytes)
+            settings = RunnerSettings(job=variant.job, run_dir=Path(folder))
             runner = runners[variant.name] = stack.enter_context(EngineRunner(settings))
             compilation = Compilation.SHARED if variant.job.compile.enabled else Compilation.EAGER
             for size in sizes:
                 probe = Probe(number=number, micro_batch_size=size, compilation=compilation, max_passes=3)
                 found = runner(probe)
-                if not found.is_measured:
+                assert found.is_measured and found.peak_memory_bytes, found.reason
+                if found.peak_memory_bytes > budget_bytes:
                     break
                 usual_s[variant.name, size] = found.pass_time_s
-            # What did not fit has ended its worker.
-            runner(Probe(number=number, micro_batch_size=sizes[0], compilation=compilation, max_passes=2))
         return rounds_over(runners, usual_s)
 
 
