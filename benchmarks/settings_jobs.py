@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="forget what earlier calls have recorded of these jobs")
     options = parser.parse_args()
     os.chdir(FOLDER.parents[1])
+    os.environ["PYTHONPATH"] = str(FOLDER.parents[1])  # where a job's own code imports the benchmarks from
     records = json.loads(RECORDS.read_text()) if RECORDS.exists() else {"jobs": {}}
     for name in options.jobs:
         if options.fresh:
