@@ -83,6 +83,11 @@ def rank(
         return []
     utility = _utility(posterior, near)
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
+    contenders = _contenders(posterior, near, measured) if len(measured) else ()
+    has_variants = bool(posterior.variants.any()) and bool(contenders)
+    if has_variants:
+        rivals = _rivals(posterior, contenders[0], settings.tolerance)
+        candidates = np.union1d(candidates, rivals)
     cost = extra_s + costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     # Every exploration starts a worker and compiles, beside which the seconds of short probes do not count.
     cost_s = cost + costs.program_s
@@ -95,14 +100,12 @@ def rank(
 
     values = _values(utility, measured, candidates, _members(posterior, candidates))
     ranked = ranked_by(values, candidates, values)
-    if not len(measured):
+    if not contenders:
         return ranked
-    contenders = _contenders(posterior, near, measured)
-    is_replicate = posterior.measured[ranked[0].index] > 0 and ranked[0].index in contenders
+    is_replicate = posterior.measured[ranked[0].index] > 0 and (has_variants or ranked[0].index in contenders)
     if ranked[0].value >= WORTHLESS and not is_replicate:
         return ranked
-    if posterior.variants.any():
-        rivals = _rivals(posterior, contenders[0], settings.tolerance)
+    if has_variants:
         information = _information(near[:, contenders[0]], _members(posterior, rivals))
         return ranked_by(information, rivals, np.full(len(rivals), ranked[0].value))
     first = min(contenders, key=lambda index: _order(posterior, index, last))
