@@ -69,6 +69,7 @@ PLACEHOLDERS = {
     "N": "2",
     "FILE": "job.baseline.json",
     "configs/quickstart.yaml": "job.yaml",
+    "configs/settings.yaml": "job.yaml",
 }
 # Noise would take ten seconds of each run, times depend on what runs beside them, and nobody is there to be asked.
 EXTRA = {"doctor": ["--noise-s", "0"], "guard": ["--facts", "exact"], "apply": ["--yes"]}

@@ -11,6 +11,7 @@ import pytest
 from bexplore.cli import main
 from bexplore.engine import program_client
 from bexplore.engine.process.worker_process import WorkerProcess
+from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import ExitCode
 
@@ -186,7 +187,7 @@ class InThisProcess:
     """A worker that answers at once, in the test's own process."""
 
     def __init__(self, *_arguments, **_options) -> None:
-        self._server = Server(lambda **report: None)
+        self._server = Server(lambda **report: None, ALONE)
 
     def ask(self, request, **_limits):
         return self._server.answer(request)

@@ -15,6 +15,7 @@ from bexplore.engine.protocol.messages import Done, Trace
 from bexplore.engine.worker import device as worker_device
 from bexplore.engine.worker import steps
 from bexplore.engine.worker.device import await_memory, bound_memory, device_info, is_nearly_full, resolve_device
+from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import UserInputError
 from bexplore.exploration import exploration, one_shot
@@ -83,7 +84,7 @@ def test_a_trace_on_a_device_that_is_here_leaves_its_memory_to_others(cuda, monk
     monkeypatch.setattr(worker_device, "bound_memory", lambda device, limit_bytes: bounds.append((device, limit_bytes)))
     monkeypatch.setattr("bexplore.trace.tracer.trace_job", lambda job, why_cpu: cost_model())
     request = Trace(job=imported_job(device="cuda:1"), why_not="torch 2.11")
-    assert isinstance(Server(lambda **report: None).answer(request), Done)
+    assert isinstance(Server(lambda **report: None, ALONE).answer(request), Done)
     assert bounds == [(torch.device("cuda:1"), 256 * 2**20)]
 
 
@@ -112,7 +113,7 @@ def test_a_worker_makes_the_jobs_device_the_current_one_before_anything_else(cud
     seen = []
     monkeypatch.setattr(worker_device, "bound_memory", lambda *arguments: None)
     monkeypatch.setattr("bexplore.trace.tracer.trace_job", lambda job, why_cpu: seen.append(cuda.current))
-    server = Server(lambda **report: None)
+    server = Server(lambda **report: None, ALONE)
 
     server.answer(Trace(job=imported_job(device="cuda:0")))
     server.answer(Trace(job=imported_job(device="cuda:5")))  # not here: the CPU stands in

@@ -9,6 +9,7 @@ import torch
 from bexplore.engine.protocol.failures import classify_exception
 from bexplore.engine.protocol.messages import CheckEagerly
 from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.job import CompileSettings
 from bexplore.measurement.probe import Outcome, Probe
@@ -60,6 +61,6 @@ def test_the_eager_check_waits_for_the_device_whose_errors_come_late(monkeypatch
     monkeypatch.setattr("bexplore.engine.worker.probing.synchronize", synchronize)
     request = CheckEagerly(job=imported_job(), probe=probe(2), shared_mode=SharedMode.UNBACKED)
 
-    answer = Server(lambda **report: None).answer(request)
+    answer = Server(lambda **report: None, ALONE).answer(request)
 
     assert answer.outcome is Outcome.CRASHED and answer.is_sticky

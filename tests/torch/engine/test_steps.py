@@ -93,7 +93,7 @@ def steps_on(cuda: FakeCuda, device: str, *, host_s: float, device_s: float, upd
     """Passes that the host prepares for so long before the device computes them."""
     index = torch.device(device).index or 0
 
-    def forward_backward(_batch: int) -> torch.Tensor:
+    def forward_backward(_batch: int, *, synchronize: bool) -> torch.Tensor:
         cuda.queue(index, host_s=host_s, device_s=device_s)
         return torch.tensor(1.0)
 
@@ -111,7 +111,7 @@ def compiling_steps(cuda: FakeCuda, compiled_passes: Iterable[int]) -> tuple[Ste
     """Passes of 80 ms, and the numbers of those that ran; the compiler runs in some of them, for a second each."""
     ran: list[int] = []
 
-    def forward_backward(_batch: int) -> torch.Tensor:
+    def forward_backward(_batch: int, *, synchronize: bool) -> torch.Tensor:
         ran.append(len(ran))
         if ran[-1] in compiled_passes:
             steps.num_compilations += 1
@@ -207,7 +207,7 @@ def scaled() -> tuple[Steps, torch.optim.Optimizer, list[int]]:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     ran: list[int] = []
 
-    def forward_backward(batch: int) -> torch.Tensor:
+    def forward_backward(batch: int, *, synchronize: bool) -> torch.Tensor:
         ran.append(batch)
         loss = layer(torch.full((1, 2), 1e35)).sum()  # times 2^16 its gradient is infinite, times 2^11 it is not
         scaler.scale(loss).backward()
@@ -270,7 +270,7 @@ def test_an_optimizer_without_states_needs_one_update_only():
     optimizer = torch.optim.SGD(layer.parameters())
     passes = []
 
-    def forward_backward(batch: int) -> torch.Tensor:
+    def forward_backward(batch: int, *, synchronize: bool) -> torch.Tensor:
         passes.append(batch)
         layer(torch.ones(1, 2)).sum().backward()
         return torch.tensor(0.0)
