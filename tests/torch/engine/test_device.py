@@ -18,7 +18,7 @@ from bexplore.engine.worker.device import await_memory, bound_memory, device_inf
 from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import UserInputError
-from bexplore.exploration import exploration, one_shot
+from bexplore.exploration import exploration, one_shot, variants
 from tests.builders import imported_job
 from tests.run_builders import cost_model
 
@@ -191,7 +191,7 @@ def test_on_an_accelerator_the_memory_is_asked_for_before_the_trace_begins(confi
     facts = {"device": device, "device_name": H100}
     workers = SimpleNamespace(device_info=lambda device, **_: order.append("facts") or facts)
     monkeypatch.setattr(
-        exploration,
+        variants,
         "recall_or_trace",
         lambda job, *_, **names: order.append(job.device) or "no",
     )
@@ -207,11 +207,11 @@ def test_on_the_cpu_the_trace_does_not_wait_for_the_worker(config_on, monkeypatc
     traced = threading.Event()
     facts = {"device": "cpu", "device_name": ""}
     workers = SimpleNamespace(device_info=lambda device, **_: facts | {"waited": traced.wait(30)})
-    monkeypatch.setattr(exploration, "recall_or_trace", lambda *_, **names: traced.set() or "no")
+    monkeypatch.setattr(variants, "recall_or_trace", lambda *_, **names: traced.set() or "no")
     explored = exploration.EngineExploration(config_on("cpu"), exploration.ExploreOptions())
     monkeypatch.setattr(explored, "_begin", lambda *arguments: None)
 
-    assert explored._traced_device(workers, SimpleNamespace(directory=None))[2]["waited"]
+    assert explored._traced_device(workers, SimpleNamespace(directory=None))[1]["waited"]
 
 
 def test_one_trace_is_for_the_device_that_a_worker_finds_wherever_the_driver_hides(config_on, monkeypatch, tmp_path):
