@@ -24,7 +24,8 @@ def worker(address: str) -> None:
     \b
     Example, on each of two hosts, with the same key everywhere:
       export BEXPLORE_WORKER_KEY=...    # such as `openssl rand -hex 32` prints
-      torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 1000 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --no-python \\
+      torchrun --nnodes 2 --nproc-per-node 8 --max-restarts 1000 --rdzv-backend c10d \\
+        --rdzv-endpoint HOST:29500 --no-python \\
         bexplore worker --connect HOST:29400
     """
     if not _ADDRESS.fullmatch(address):
