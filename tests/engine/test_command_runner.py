@@ -308,11 +308,14 @@ def test_a_size_that_runs_out_of_memory_does_so_in_a_start_of_its_own_and_the_ne
 def test_a_training_that_ends_after_some_sizes_is_started_again_for_the_next(run_of, tmp_path):
     runner = run_of(training("--steps", "400"), sizes_per_start=8, candidates=(4, 8))
 
-    observations = [runner(search_probe_of(8 if n % 2 else 4, number=n)) for n in range(4)]
+    observations = []
+    while len(starts(tmp_path / "run")) < 2 and len(observations) < 30:  # a busy machine takes fewer steps of each size
+        number = len(observations)
+        observations.append(runner(search_probe_of(8 if number % 2 else 4, number=number)))
     runner.close()
 
     assert all(one.is_measured for one in observations)
-    assert runner.shares_starts and len(starts(tmp_path / "run")) > 1
+    assert runner.shares_starts and len(starts(tmp_path / "run")) == 2
 
 
 def test_an_interrupt_while_a_start_serves_its_second_size_ends_all_of_its_ranks(run_of, tmp_path):
