@@ -12,7 +12,6 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -21,13 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from benchmarks.machine_facts import machine_facts
 from benchmarks.rank_jobs import BATCH_SIZE, JOBS, LARGEST, NUM_RANKS, DistributedJob, Fault, faults
 from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.schema import ExploreSettings
@@ -39,7 +38,6 @@ from bexplore.errors import BexploreError
 from bexplore.exploration.events import Finished, ProbeFinished
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.resumable import ExploreOptions
-from bexplore.host.machine import package_version, processor_name
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Probe
 
@@ -81,13 +79,7 @@ def main() -> None:
 def keep(records: dict, part: str, name: str, record: Any) -> None:
     """Write a record as soon as it is made."""
     records.setdefault(part, {})[name] = record
-    records["machine"] = {
-        "processor": processor_name(),
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": package_version("torch"),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    records["machine"] = machine_facts()
     RECORDS.write_text(json.dumps(records, indent=1) + "\n")
     print(part, name, json.dumps(record)[:200], flush=True)
     write(records)
@@ -131,7 +123,7 @@ def outcome_of(fault: Fault) -> dict[str, Any]:
             probe = Probe(number=0, micro_batch_size=4, compilation=Compilation.EAGER, max_passes=4)
             try:
                 found = runner(probe)
-                outcome, reason, details = str(found.outcome), found.reason, found.details
+                outcome, reason, details = str(found.outcome), without_root(found.reason), found.details
             except BexploreError as error:
                 outcome, reason, details = "error", error.message, {}
     elapsed_s = time.monotonic() - began_s
@@ -146,6 +138,11 @@ def outcome_of(fault: Fault) -> dict[str, Any]:
         "left_over": len(left_over()),
         "allocations": len(allocations()),
     }
+
+
+def without_root(reason: str) -> str:
+    """Return a reason whose files are named from the root of this repository, as on every machine."""
+    return reason.replace(f"{Path(__file__).parents[1]}/", "")
 
 
 def settings_of(job: Any, launcher: str, folder: Path) -> RunnerSettings:

@@ -86,17 +86,17 @@ def _keep(records: dict[str, Record], key: str, record: Record) -> None:
 
 def _import_everything() -> None:
     """Import what every child needs, before it is forked: nothing that starts threads."""
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx  # noqa: F401 - for its effect: a child finds it imported
     import transformers.models.auto.modeling_auto
     import transformers.models.convnext.modeling_convnext
-    import transformers.models.llama.modeling_llama  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401 - likewise
 
     import bexplore.engine.worker.session
-    import bexplore.trace.tracer  # noqa: F401
+    import bexplore.trace.tracer  # noqa: F401 - likewise
 
 
 def _in_children(action: str, one: Case) -> Record:
-    """Run one action in a fresh process, or in one for each rank; return what the first tells."""
+    """Run one action in a fresh process, or in one for each rank; return the answer of the first."""
     num_processes = one.num_ranks if action == "gloo" else 1
     port = _free_port()
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The jobs on which the trace of a rank is held against a rank: models, and the ways in which ranks share them."""
+"""The jobs on which the trace of a rank is compared with a rank: models, and the ways in which ranks share them."""
 
 from __future__ import annotations
 

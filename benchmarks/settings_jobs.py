@@ -12,18 +12,17 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.machine_facts import machine_facts
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.engine import EngineRunner, RunnerSettings
@@ -32,7 +31,6 @@ from bexplore.exploration.events import Finished, ProbeFinished
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
-from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Probe
 
 RESULTS = Path(__file__).parent / "results"
@@ -70,13 +68,7 @@ def main() -> None:
 
 def keep(records: dict[str, Any]) -> None:
     """Write the records, and the page of them."""
-    records["machine"] = {
-        "processor": processor_name(),
-        "processors": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": package_version("torch"),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    records["machine"] = machine_facts()
     RECORDS.write_text(json.dumps(records, indent=1) + "\n")
     (RESULTS / "settings_jobs.md").write_text("\n".join(page_of(records)).rstrip() + "\n")
 
@@ -194,7 +186,7 @@ def page_of(records: dict[str, Any]) -> Iterator[str]:
     yield "# Settings and size together, four jobs whose memory budget binds"
     yield ""
     yield (
-        f"Written by `python -m benchmarks.settings_jobs --apart`, {machine['at']}. {machine['processor']}, "
+        f"Written by `python -m benchmarks.settings_jobs [--apart]`, {machine['at']}. {machine['processor']}, "
         f"{machine['processors']} processors, Python {machine['python']}, torch {machine['torch']}."
     )
     yield ""

@@ -1,4 +1,4 @@
-"""The jobs and the settings on which predicted memory is held against measured memory: small, of every kind."""
+"""The jobs and the settings on which predicted memory is compared with measured memory: small, of every kind."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,7 +70,9 @@ def rank(
 ) -> list[Choice]:
     """Rank every candidate probe, the one that is worth most per second first.
 
-    Where no single probe is informative, or a contender would be measured again, the last two contenders alternate.
+    Where no single probe is informative, or a contender would be measured again, the last two contenders alternate. In
+    a job of several variants that probe then goes first whose outcome explains most of whether the leader is near the
+    best: what is left open is rarely one size, and often a variant that has not run.
 
     Source: the value of information of Frazier's knowledge gradient, with the outcome cut into bins.
 
@@ -84,9 +87,8 @@ def rank(
     utility = _utility(posterior, near)
     measured = np.flatnonzero((posterior.measured > 0) & posterior.open)
     contenders = _contenders(posterior, near, measured) if len(measured) else ()
-    has_variants = bool(posterior.variants.any()) and bool(contenders)
-    if has_variants:
-        rivals = _rivals(posterior, contenders[0], settings.tolerance)
+    rivals = _rivals(posterior, contenders, settings.tolerance)
+    if len(rivals):
         candidates = np.union1d(candidates, rivals)
     cost = extra_s + costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     # Every exploration starts a worker and compiles, beside which the seconds of short probes do not count.
@@ -102,10 +104,10 @@ def rank(
     ranked = ranked_by(values, candidates, values)
     if not contenders:
         return ranked
-    is_replicate = posterior.measured[ranked[0].index] > 0 and (has_variants or ranked[0].index in contenders)
+    is_replicate = posterior.measured[ranked[0].index] > 0 and (len(rivals) > 0 or ranked[0].index in contenders)
     if ranked[0].value >= WORTHLESS and not is_replicate:
         return ranked
-    if has_variants:
+    if len(rivals):
         information = _information(near[:, contenders[0]], _members(posterior, rivals))
         return ranked_by(information, rivals, np.full(len(rivals), ranked[0].value))
     first = min(contenders, key=lambda index: _order(posterior, index, last))
@@ -188,8 +190,14 @@ def _values(utility: Draws, measured: NDArray[np.intp], candidates: NDArray[np.i
     return (valued[0] + valued[1] - now) / len(utility)
 
 
-def _rivals(posterior: Posterior, leader: int, tolerance: float) -> NDArray[np.intp]:
-    """Return the leader, and the positions that are most often better by more than the tolerance, in order."""
+def _rivals(posterior: Posterior, contenders: Sequence[int], tolerance: float) -> NDArray[np.intp]:
+    """Return the leader, and the positions that are most often better by more than the tolerance, in order.
+
+    None where there is one variant, or nothing was measured.
+    """
+    if not contenders or not posterior.variants.any():
+        return np.zeros(0, dtype=np.intp)
+    leader = contenders[0]
     margin = posterior.values[:, [leader]] - np.float32(math.log1p(-tolerance))
     better = np.where(posterior.open, (posterior.values > margin).mean(axis=0), 0.0)
     better[leader] = 1.0

@@ -87,8 +87,8 @@ def fit_joint(
 ) -> JointPosterior:
     """Fit the posterior of every variant, each with what the measurements of the others tell of it.
 
-    Draws of two variants are independent given the measurements: what they share beyond these makes their difference
-    look less certain than it is.
+    A draw has one function of the size for all variants, and the noise of each apart: what is known of two variants
+    beyond the measurements only through each other makes their difference look less certain than it is.
 
     Raises:
         ValueError: Nothing was measured yet.

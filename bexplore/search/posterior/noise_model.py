@@ -171,11 +171,11 @@ def _drift(rows: Sequence[_Row]) -> Array:
 def _common_mode(rows: Sequence[_Row], sd: float, *, has_kin: bool) -> Array:
     """Return (n, n), the covariance of drift within seconds: common to interleaved sizes, each probe's own otherwise.
 
-    Zero where nothing was interleaved, since no drift is known then. Sizes of two variants never are interleaved: what
-    compares them is their levels, which are as good as the drift that was seen, and no worse.
+    Zero where nothing was interleaved, since no drift is known then. Sizes of two variants are never interleaved: their
+    levels alone compare them, so the drift there is the one that was seen, at least the one that is expected.
     """
     alone = np.where([row.was_interleaved for row in rows], 0.0, sd**2)
-    shared_sd = sd if has_kin else max(COMMON_MODE_SD, sd)
+    shared_sd = max(EXPECTED_COMMON_MODE_SD if has_kin else COMMON_MODE_SD, sd)
     return shared_sd**2 * _together(rows) + np.diag(alone)
 
 

@@ -43,6 +43,16 @@ def test_a_promising_variant_is_probed_before_the_first_is_known_to_the_last_siz
     assert decide(Space.of(SIZES), evidence, SETTINGS, variants=variants).variant == 1
 
 
+def test_a_variant_that_may_be_faster_goes_before_a_further_look_at_sizes_that_are_known():
+    variants = [Variant(memory=memory(0.1 * GIB)), Variant(memory=memory(0.1 * GIB), log_speed=-0.05)]
+    evidence = [measured(size, saturating(size), elapsed_s=2.0) for size in (*SIZES, 64, 32, 64, 32)]
+    decision = decide(Space.of(SIZES), evidence, SETTINGS, variants=variants)
+    assert decision.recommendation is not None
+    assert decision.recommendation.confidence < SETTINGS.target_confidence
+    assert decision.stop_reason is None
+    assert decision.variant == 1
+
+
 def test_the_program_that_each_variant_needs_is_counted_among_the_seconds_of_its_first_probe():
     variants = [Variant(memory=memory(0.1 * GIB))] * 2
     settings = dataclasses.replace(SETTINGS, compile_time_s=1e5, training_time_s=1e4)
