@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import platform
-import resource
 import socket
 import statistics
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.distributed_trace_jobs import LARGE_JOB, LARGE_RANKS, SIZES, Case, cases
+from benchmarks.trace_command import large_lines, timed_trace
 
 RESULTS = Path(__file__).parent / "results"
 RECORDS = RESULTS / "distributed_trace.json"
@@ -35,6 +35,7 @@ WORST_PERCENT = 3.0  # of one rank of N
 WORST_PERCENT_OF_GLOO = 6.0
 GLOO_RANKS = 2
 LARGE = "gpt_6.7b | FSDP2 | 64 | table"
+LARGE_WORDS = f"the decoder of 6.7 billion parameters on {LARGE_RANKS} ranks"
 LARGE_LIMIT_S = 40.0
 LARGE_LIMIT_BYTES = 1.5e9
 _BUDGET_BYTES = 8 * 2**30
@@ -60,7 +61,7 @@ def main() -> None:
     records: dict[str, Record] = {} if options.fresh or not RECORDS.exists() else json.loads(RECORDS.read_text())
     records = {key: record for key, record in records.items() if record["torch"] == version("torch")}
     if _is_chosen(LARGE, options.only) and (options.traces or LARGE not in records):
-        _keep(records, LARGE, _large_table())
+        _keep(records, LARGE, timed_trace(LARGE_JOB, "--devices", str(LARGE_RANKS)))
     os.environ.update(_ENVIRONMENT)
     _import_everything()
     for one in [one for one in cases() if _is_chosen(one.name, options.only)]:
@@ -148,41 +149,6 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
     return port
-
-
-def _large_table() -> Record:
-    """Run the command as a user does, anew; return its time and the memory of the largest of its processes."""
-    from bexplore.trace.absent_gpu import reason_against
-
-    device = [] if reason_against() else ["--device-name", "h100"]
-    with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder, "job.yaml")
-        job.write_text(LARGE_JOB)
-        words = ["bexplore", "trace", str(job), "--devices", str(LARGE_RANKS), "--fresh", *device]
-        started, before = time.perf_counter(), os.times()
-        status = _run(words, Path(folder, "output.txt"))
-        after = os.times()
-        output = Path(folder, "output.txt").read_text()
-    if status:
-        return {"failure": output[-2000:]}
-    return {
-        "device": "h100" if device else "cpu",
-        "wall_s": time.perf_counter() - started,
-        "cpu_s": after.children_user + after.children_system - before.children_user - before.children_system,
-        "resident_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-        "output": output,
-    }
-
-
-def _run(words: list[str], output: Path) -> int:
-    with output.open("w") as file:
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-m", *words],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, file.fileno(), 1), (os.POSIX_SPAWN_DUP2, file.fileno(), 2)],
-        )
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def trace_child(one: Case) -> Record:
@@ -282,7 +248,7 @@ def _markdown(records: dict[str, Record]) -> str:
         _summary("one rank of N", "rank", WORST_PERCENT, known, records),
         _summary("real ranks of gloo", "gloo", WORST_PERCENT_OF_GLOO, known, records),
         *_missing_lines(len(cases()) - len(known)),
-        *_large_lines(records.get(LARGE, {})),
+        *large_lines(records.get(LARGE, {}), LARGE_WORDS, LARGE_LIMIT_S, LARGE_LIMIT_BYTES),
     ]
     failures = [
         f"* {key}: {record['failure'].splitlines()[-1]}" for key, record in records.items() if "failure" in record
@@ -313,18 +279,6 @@ def _summary(title: str, action: str, worst: float, known: list[Case], records: 
 
 def _missing_lines(num_missing: int) -> list[str]:
     return ["", f"{num_missing} cases are not measured yet; the command goes on with them."] if num_missing else []
-
-
-def _large_lines(record: Record) -> list[str]:
-    if "wall_s" not in record:
-        return []
-    limits = f"must: at most {LARGE_LIMIT_S:.0f} s and {LARGE_LIMIT_BYTES / 1e9:.1f} GB"
-    return [
-        "",
-        f"`bexplore trace` of the decoder of 6.7 billion parameters on {LARGE_RANKS} ranks, for the program of "
-        f"{record['device']}: {record['wall_s']:.0f} s, {record['cpu_s']:.0f} s of processor time, "
-        f"{record['resident_bytes'] / 1e9:.2f} GB resident ({limits}).",
-    ]
 
 
 if __name__ == "__main__":

@@ -157,3 +157,22 @@ _JOBS: Mapping[str, tuple[Job, Mapping[str, Mapping[str, Any]]]] = {
     "own residual net": (_own("settings_models:ResidualNet", "settings_models:images"), _WIDTHS),
     "own feed-forward": (_own("settings_models:feed_forward", "traced_models:vectors"), _ARGUMENTS),
 }
+
+# A LLaMA of 7 billion parameters in bfloat16, state of AdamW included, on one device of 80 GB.
+LARGE_JOB = """
+train_input: {batch_size: 64, micro_batch_size: explore}
+runconfig: {num_csx: 1}
+explore:
+  precision: bfloat16
+  settings: {activation_checkpointing: [none, selective, full]}
+  workload:
+    sequence_length: 2048
+    transformers:
+      task: causal_lm
+      model_type: llama
+      config: {}
+    optimizer:
+      name: AdamW
+      arguments: {lr: 0.0003}
+"""
+LARGE_MEMORY = "80GiB"

@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 
 from bexplore.search.loop import explore
+from bexplore.search.policy.acquisition import WORTHLESS, rank
 from bexplore.search.policy.decision import StopReason, decide
-from bexplore.search.posterior.joint import Variant
+from bexplore.search.policy.probe_cost import Costs
+from bexplore.search.posterior.joint import Variant, fit_joint
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
@@ -43,15 +45,15 @@ def test_a_promising_variant_is_probed_before_the_first_is_known_to_the_last_siz
     assert decide(Space.of(SIZES), evidence, SETTINGS, variants=variants).variant == 1
 
 
-def test_a_variant_that_holds_the_doubt_is_started_while_sizes_of_another_could_be_run_again():
-    world, seed = draw_joint_world(5_000_094), 5_000_094  # its best variant is expected to be no faster, and is by far
-    settings = SearchSettings(seed=seed).of_variants(len(world.worlds))
-    runner = JointRunner(world, seed=seed)
-    *_, result = explore(runner, space=world.space, settings=settings, variants=world.variants)
-    assert isinstance(result, Result) and result.recommendation is not None
-    best = max(world.throughputs, key=lambda key: world.throughputs[key])
-    assert result.recommendation.variant == best[0]
-    assert world.regret(best[0], result.recommendation.micro_batch_size) < settings.tolerance
+def test_where_no_probe_changes_the_answer_the_variant_that_holds_most_of_the_doubt_is_next():
+    fast = memory(0.1 * GIB)
+    variants = [Variant(memory=fast), Variant(memory=fast, log_speed=-0.5), Variant(memory=fast, log_speed=-0.25)]
+    evidence = [measured(size, saturating(size)) for size in (1, 16, 64, 32, 64, 32)]
+    posterior = fit_joint(Space.of(SIZES), variants, evidence, seed=0, user_compilation=SETTINGS.user_compilation)
+    choices = rank(posterior, SETTINGS, Costs.learnt(evidence, SETTINGS), last=(0, 32))
+    assert choices[0].value < WORTHLESS
+    assert posterior.variants[choices[0].index] == 2
+    assert posterior.variants[choices[-1].index] != 2
 
 
 def test_the_program_that_each_variant_needs_is_counted_among_the_seconds_of_its_first_probe():
