@@ -8,6 +8,8 @@ BENCH_STAMP := $(VENV)/.installed-bench
 # The frameworks that are started as commands: in an environment of their own over $(VENV), whose torch it shares.
 COMMAND_VENV := .venv-command
 COMMAND_STAMP := $(COMMAND_VENV)/.installed
+# As many processes as the tests get use the processors already: threads of torch and numpy beside them only wait.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 # A machine with a GPU: the Python there that has torch, and its version for the wheels that are collected here.
@@ -54,11 +56,10 @@ explore: $(STAMP)
 	$(BIN)/bexplore explore $(CONFIG) $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(PYTEST) --dist worksteal $(ARGS)
 
-# One thread for numpy, as the explorer has it.
 test-fast: $(STAMP)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not statistics' tests/unit tests/rules $(ARGS)
+	$(PYTEST) --dist worksteal -m 'not statistics' tests/unit tests/rules $(ARGS)
 
 # Triton is large, and only the tests of GPU programs need it.
 $(GPU_TRACE_STAMP): $(STAMP)
@@ -66,7 +67,7 @@ $(GPU_TRACE_STAMP): $(STAMP)
 	touch $(GPU_TRACE_STAMP)
 
 test-gpu-trace: $(GPU_TRACE_STAMP)
-	$(BIN)/python -m pytest -n 2 -m gpu_trace $(ARGS)
+	$(PYTEST) -m gpu_trace $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

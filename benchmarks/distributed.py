@@ -321,8 +321,8 @@ def page_of_steps(rows_by_job: dict) -> Iterator[str]:
         return
     yield from ("## The step by its formula", "")
     yield (
-        "`(A - 1) t_in + t_last + u` against real steps of A accumulation steps of two ranks, all of one round; median "
-        f"of {ROUNDS_OF_STEPS} rounds. Must: within 8 %."
+        "`(A - 1) t_in + t_last + u` against real steps of A accumulation steps of two ranks, all of one round and "
+        f"each timed several times in it; median of {ROUNDS_OF_STEPS} rounds. Must: within 8 %."
     )
     yield from (
         "",

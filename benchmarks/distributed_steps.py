@@ -6,8 +6,11 @@ Started by torchrun. The last rank but none matters: all agree on the slowest ra
 from __future__ import annotations
 
 import json
+import math
 import os
+import statistics
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,6 +19,8 @@ from bexplore.engine.worker.ranks import JoinedRanks
 from bexplore.engine.worker.steps import Steps
 from bexplore.job import Job
 from bexplore.workloads import build
+
+PASSES = 8  # of a round, at least, timed for each part of the formula and for each number of accumulation steps
 
 
 def main() -> None:
@@ -40,12 +45,29 @@ def main() -> None:
 
 
 def times(steps: Steps, batch: object, size: int, number: int, accumulations: list[int]) -> dict:
-    """Return seconds of a pass of either kind, of an update, and of whole steps, taken in one round."""
-    inner = steps._timed(lambda: steps.forward_backward(batch, is_last=False)).seconds
-    last = steps._timed(lambda: steps.forward_backward(batch, is_last=True)).seconds
-    update = steps._timed(steps.update).seconds
+    """Return seconds of a pass of either kind, of an update, and of whole steps, taken in one round.
+
+    Each is the median of several in turns, as a probe times several passes: one pass of milliseconds meets the noise of
+    the machine. A step of many passes has several in itself.
+    """
+
+    def seconds(run: Callable[[], object]) -> float:
+        return steps._timed(run).seconds
+
+    parts = [
+        (
+            seconds(lambda: steps.forward_backward(batch, is_last=False)),
+            seconds(lambda: steps.forward_backward(batch, is_last=True)),
+            seconds(steps.update),
+        )
+        for _ in range(PASSES)
+    ]
+    inner, last, update = (statistics.median(values) for values in zip(*parts, strict=True))
     whole = {
-        str(count): steps._timed(lambda count=count: run_step(steps, batch, count)).seconds for count in accumulations
+        str(count): statistics.median(
+            seconds(lambda count=count: run_step(steps, batch, count)) for _ in range(math.ceil(PASSES / count))
+        )
+        for count in accumulations
     }
     return {"size": size, "round": number, "inner_s": inner, "last_s": last, "update_s": update, "step_s": whole}
 
