@@ -62,11 +62,16 @@ def judged(kind: str, path: Path) -> dict[str, Any]:
         try:
             problems.raise_if_any()
         except UserInputError as error:
-            return record | {"outcome": "refused by its rule", "why": error.message}
+            return record | {"outcome": "refused by its rule", "why": _without_folder(error, path)}
         record |= _written(own, read, path)
         return record | {"outcome": "solved" if _is_solved(own) else "numbers missing"}
     except UserInputError as error:
-        return record | {"outcome": "refused as text", "why": error.message}
+        return record | {"outcome": "refused as text", "why": _without_folder(error, path)}
+
+
+def _without_folder(error: UserInputError, path: Path) -> str:
+    """Return a message that names the file, and no folder of this machine."""
+    return error.message.replace(str(path), path.name)
 
 
 def _is_even(path: Path) -> bool:
@@ -103,7 +108,7 @@ def _written(own: FamilyFile, read: Any, path: Path) -> dict[str, Any]:
         try:
             changed = with_value(changed, place, NEW_SIZE, source=str(path))
         except UserInputError as error:
-            return {"is_byte_exact": None, "why_not_written": error.message}
+            return {"is_byte_exact": None, "why_not_written": _without_folder(error, path)}
         expected += 1
     return {
         "is_byte_exact": changed_tokens(text, changed) <= expected and _rest(text, changed),
