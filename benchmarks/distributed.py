@@ -246,6 +246,11 @@ def exploration_of(job: DistributedJob, run: int) -> dict[str, Any]:
             kind: sum(probe.num_graphs or 0 for probe in probes if probe.probe.compilation == kind)
             for kind in (Compilation.SHARED, Compilation.EXACT)
         },
+        "exact_graphs": [
+            (probe.micro_batch_size, probe.num_graphs)
+            for probe in probes
+            if probe.probe.compilation is Compilation.EXACT
+        ],
         "elapsed_s": elapsed_s,
         "parallel": dataclasses.asdict(result.parallel) if result.parallel else None,
         "truth": truth,
@@ -321,8 +326,8 @@ def page_of_steps(rows_by_job: dict) -> Iterator[str]:
         return
     yield from ("## The step by its formula", "")
     yield (
-        "`(A - 1) t_in + t_last + u` against real steps of A accumulation steps of two ranks, all of one round and "
-        f"each timed several times in it; median of {ROUNDS_OF_STEPS} rounds. Must: within 8 %."
+        "`(A - 1) t_in + t_last + u` against real steps of A accumulation steps of two ranks, in turns within "
+        f"a round; median of {ROUNDS_OF_STEPS} rounds. Must: within 8 %."
     )
     yield from (
         "",

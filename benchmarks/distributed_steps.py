@@ -6,7 +6,6 @@ Started by torchrun. The last rank but none matters: all agree on the slowest ra
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import sys
@@ -20,7 +19,7 @@ from bexplore.engine.worker.steps import Steps
 from bexplore.job import Job
 from bexplore.workloads import build
 
-PASSES = 8  # of a round, at least, timed for each part of the formula and for each number of accumulation steps
+TURNS = 16  # of a round, of all parts of the formula and, as often as they have as many passes, of whole steps
 
 
 def main() -> None:
@@ -47,29 +46,28 @@ def main() -> None:
 def times(steps: Steps, batch: object, size: int, number: int, accumulations: list[int]) -> dict:
     """Return seconds of a pass of either kind, of an update, and of whole steps, taken in one round.
 
-    Each is the median of several in turns, as a probe times several passes: one pass of milliseconds meets the noise of
-    the machine. A step of many passes has several in itself.
+    Each is the median of several, as a probe times several passes: one pass of milliseconds meets the noise of the
+    machine. Parts and whole steps take turns, as that noise changes within seconds.
     """
 
     def seconds(run: Callable[[], object]) -> float:
         return steps._timed(run).seconds
 
-    parts = [
-        (
-            seconds(lambda: steps.forward_backward(batch, is_last=False)),
-            seconds(lambda: steps.forward_backward(batch, is_last=True)),
-            seconds(steps.update),
+    parts, whole = [], {count: [] for count in accumulations}
+    for turn in range(TURNS):
+        parts.append(
+            (
+                seconds(lambda: steps.forward_backward(batch, is_last=False)),
+                seconds(lambda: steps.forward_backward(batch, is_last=True)),
+                seconds(steps.update),
+            )
         )
-        for _ in range(PASSES)
-    ]
+        for count in accumulations:
+            if turn % count == 0:
+                whole[count].append(seconds(lambda count=count: run_step(steps, batch, count)))
     inner, last, update = (statistics.median(values) for values in zip(*parts, strict=True))
-    whole = {
-        str(count): statistics.median(
-            seconds(lambda count=count: run_step(steps, batch, count)) for _ in range(math.ceil(PASSES / count))
-        )
-        for count in accumulations
-    }
-    return {"size": size, "round": number, "inner_s": inner, "last_s": last, "update_s": update, "step_s": whole}
+    step_s = {str(count): statistics.median(values) for count, values in whole.items()}
+    return {"size": size, "round": number, "inner_s": inner, "last_s": last, "update_s": update, "step_s": step_s}
 
 
 def run_step(steps: Steps, batch: object, accumulation_steps: int) -> None:

@@ -53,7 +53,7 @@ from benchmarks.search_statistics import (
 from benchmarks.search_total_cost import total_cost
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.search.evidence import Evidence
-from bexplore.search.policy.decision import decide
+from bexplore.search.policy.decide import decide
 from bexplore.search.settings import SearchSettings
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 

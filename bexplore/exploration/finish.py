@@ -21,7 +21,8 @@ from bexplore.exploration.settings_result import over_file, pareto_front, points
 from bexplore.exploration.variants import TracedVariant, operations_over_file
 from bexplore.job import Mode
 from bexplore.measurement.probe import Compilation, Observation
-from bexplore.search.policy.decision import StopReason, without_numbers
+from bexplore.search.policy.decision import StopReason
+from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.result import Result, SecondAnswer
 from bexplore.search.warnings import samples_are_seen

@@ -32,12 +32,13 @@ from bexplore.engine.worker.compilation import (
     repeated_classes,
     truncate_layers,
 )
-from bexplore.engine.worker.compiler_account import CompilerAccount, CompilerCounters
+from bexplore.engine.worker.compiler_account import CompilerCounters
 from bexplore.engine.worker.device import bound_memory
 from bexplore.engine.worker.eager_timing import eagerly, time_pairs
 from bexplore.engine.worker.memory_limit import COMPILER_BYTES, DataLimit
 from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_warm_up
 from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
+from bexplore.engine.worker.probe_facts import ProbeFacts
 from bexplore.engine.worker.processors import Placement
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import Ranks, Steps, len_of, warm_device
@@ -136,16 +137,20 @@ class Session:
             report=report,
         )
         self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
+        self._compile(block_classes, artifacts_dir)
+        report(stage="warm")
+        self._products_per_s = warm_device(self.device)
+
+    def _compile(self, block_classes: list[type[torch.nn.Module]], artifacts_dir: Path | None) -> None:
+        """Have the workload compiled when it first runs."""
         if self.workload.is_compiled_by_block and self._marks:
             with self._around_steps():
                 dimensions = sample_dimensions(self.workload)
             mark_inputs(self.workload.compiled_modules, dimensions, self._mark)
-        compile_workload(self.workload, job.compile, compilation, self.shared_mode, block_classes)
+        compile_workload(self.workload, self.job.compile, self.compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
             self.toolchain.wait()
             keep_artifacts_in(artifacts_dir)
-        report(stage="warm")
-        self._products_per_s = warm_device(self.device)
 
     def prepare(self, micro_batch_size: int) -> None:
         """Compile with one size ahead of the first probe, which then reports the compilation as its own.
@@ -173,60 +178,63 @@ class Session:
         """
         self.steps.clear_gradients()
         self._idle_before_bytes = self._idle_bytes()
-        repeated = self.steps.num_repeated
         as_large_ran = probe.micro_batch_size <= max(self._timer.usual_pass_s, default=0)
         with self._around_steps(is_known_to_fit=as_large_ran):
-            batch = self._make_batch(probe.micro_batch_size)
-            is_known = probe.micro_batch_size in self._timer.usual_pass_s and not probe.purpose.is_verification
-            first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
-            self._first_pass_s = 0.0
-            memory = self._memory(batch, probe)
-            others = self._timer.batches_of_others(probe)
-            account = self.watch.take()
-            retries = num_alloc_retries(self.device)
-            self.report(stage="passes")
-            self.steps.pass_times_by_kind_s.clear()  # those of the step whose memory was read do not count
-            timed = self._timer.time(
-                batch, others, probe, memory.passes, known=memory.passes_that_count, budget_s=pass_budget_s
-            )
-            if not math.isfinite(timed.loss):
-                raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
-            self._timer.usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
-            has_gradients = any(gradient is not None for _, gradient in self.steps.gradients())
-            self.report(stage="updates")
-            update_times_s = self.steps.timed_updates(MAX_UPDATES, batch) if self.is_training else []
-        peak = memory.peak
-        retries = num_alloc_retries(self.device) - retries + (peak.num_alloc_retries if peak else 0)
-        late = self.watch.take()
-        self.num_session_graphs += account.num_graphs + late.num_graphs
-        compiled = self.compilation is not Compilation.EAGER and self.job.compile.enabled
-        del batch, others
-        self._check_step(probe, has_gradients=has_gradients)
+            ran = self._run(probe, pass_budget_s)
+        self.num_session_graphs += ran.num_graphs
+        is_compiled = self.compilation is not Compilation.EAGER and self.job.compile.enabled
+        self._check_step(probe, has_gradients=ran.has_gradients)
+        record = ran.as_record(is_compiled=is_compiled)
+        return record | {
+            "warnings": record["warnings"] + self._warnings_of_cuda_graphs(probe),
+            "ran_eagerly": not is_compiled or self.num_session_graphs == 0,
+            "details": record["details"] | self._details(probe),
+        }
+
+    def _run(self, probe: Probe, pass_budget_s: float) -> ProbeFacts:
+        """Compile where that is due, read the peak of a step, and time passes and updates."""
+        repeated = self.steps.num_repeated
+        batch = self._make_batch(probe.micro_batch_size)
+        is_known = probe.micro_batch_size in self._timer.usual_pass_s and not probe.purpose.is_verification
+        first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
+        self._first_pass_s = 0.0
+        memory = self._memory(batch, probe)
+        others = self._timer.batches_of_others(probe)
+        account = self.watch.take()
+        retries = num_alloc_retries(self.device)
+        self.report(stage="passes")
+        self.steps.pass_times_by_kind_s.clear()  # those of the step whose memory was read do not count
+        timed = self._timer.time(
+            batch, others, probe, memory.passes, known=memory.passes_that_count, budget_s=pass_budget_s
+        )
+        if not math.isfinite(timed.loss):
+            raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
+        self._timer.usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
+        has_gradients = any(gradient is not None for _, gradient in self.steps.gradients())
+        self.report(stage="updates")
+        update_times_s = self.steps.timed_updates(MAX_UPDATES, batch) if self.is_training else []
+        retries = num_alloc_retries(self.device) - retries
+        return ProbeFacts(
+            timed=timed,
+            memory=memory,
+            update_times_s=update_times_s,
+            first_pass_s=first_pass_s,
+            account=account,
+            late=self.watch.take(),
+            num_alloc_retries=retries + (memory.peak.num_alloc_retries if memory.peak else 0),
+            num_repeated_passes=self.steps.num_repeated - repeated,
+            has_gradients=has_gradients,
+        )
+
+    def _details(self, probe: Probe) -> dict[str, Any]:
+        """Return what is true of the session, whatever a probe has shown."""
         return {
-            **timed.values,
-            "update_times_s": update_times_s,
-            "compile_time_s": _compile_time_s(account, late, first_pass_s, timed.pass_times_s),
-            "peak_memory_bytes": peak.allocated_bytes if peak else None,
-            "resident_memory_bytes": memory.resident_bytes,
-            "num_alloc_retries": retries,
-            "num_graphs": account.num_graphs + late.num_graphs if compiled else None,
-            "num_graph_breaks": len(account.graph_breaks) if compiled else None,
-            "graph_break_reasons": tuple(map(str, account.graph_breaks)),
-            "num_recompiles": account.num_recompiles + late.num_recompiles if compiled else None,
-            "warnings": _warnings(late, retries) + self._warnings_of_cuda_graphs(probe),
-            "ran_eagerly": not compiled or self.num_session_graphs == 0,
-            "details": {
-                "recompile_reasons": account.recompile_reasons + late.recompile_reasons,
-                "compiler_s": account.compile_time_s + late.compile_time_s,
-                "num_repeated_passes": self.steps.num_repeated - repeated,
-                **timed.details,
-                "samples_are_seen": self.workload.samples_are_seen,
-                "optimizers": names_of(self.workload.optimizers),
-                "unfused_optimizers": names_of(could_be_fused(self.workload.optimizers)),
-                "why_unchecked": self._why_unchecked,
-                "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
-                **self._parallel_details(probe),
-            },
+            "samples_are_seen": self.workload.samples_are_seen,
+            "optimizers": names_of(self.workload.optimizers),
+            "unfused_optimizers": names_of(could_be_fused(self.workload.optimizers)),
+            "why_unchecked": self._why_unchecked,
+            "shared_mode": self.shared_mode if self.compilation is Compilation.SHARED else None,
+            **self._parallel_details(probe),
         }
 
     def _parallel_details(self, probe: Probe) -> dict[str, Any]:
@@ -428,24 +436,3 @@ def _with_standard_strides(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.is_contiguous():
         return leaf.clone(memory_format=torch.contiguous_format)
     return leaf
-
-
-def _compile_time_s(
-    account: CompilerAccount, late: CompilerAccount, first_pass_s: float, pass_times_s: list[float]
-) -> float:
-    """Return the seconds of building: the first pass beyond a warm one, or the compiler's account where longer."""
-    if not account.num_graphs:
-        return late.compile_time_s
-    return max(first_pass_s - float(np.median(pass_times_s)), account.compile_time_s) + late.compile_time_s
-
-
-def _warnings(late: CompilerAccount, num_alloc_retries: int) -> list[str]:
-    warnings = []
-    if late.num_graphs:
-        warnings.append(f"the compiler ran {late.num_graphs} times while passes were timed: these were run again")
-    if num_alloc_retries:
-        warnings.append(
-            f"the caching allocator ran out and retried {num_alloc_retries} times while this size was measured: "
-            "throughput near the memory limit suffers from it"
-        )
-    return warnings

@@ -17,7 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bexplore.errors import UserInputError
 from bexplore.search.evidence import Evidence
-from bexplore.search.policy.decision import Decision, decide
+from bexplore.search.policy.decide import decide
+from bexplore.search.policy.decision import Decision
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings

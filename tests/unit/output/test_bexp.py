@@ -20,7 +20,7 @@ from bexplore.output.bexp import (
 )
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence
-from bexplore.search.policy.decision import decide
+from bexplore.search.policy.decide import decide
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space

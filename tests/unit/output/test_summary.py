@@ -12,7 +12,7 @@ from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.output.summary import summary_text
 from bexplore.search.evidence import Evidence
-from bexplore.search.policy.decision import decide
+from bexplore.search.policy.decide import decide
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from tests.builders import observed

@@ -17,7 +17,7 @@ from bexplore.search import loop
 from bexplore.search.evidence import Evidence
 from bexplore.search.loop import RunRecord, explore
 from bexplore.search.policy.acquisition import rank
-from bexplore.search.policy.decision import unseen_gap
+from bexplore.search.policy.decide import unseen_gap
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend

@@ -10,7 +10,8 @@ import pytest
 from bexplore.measurement.probe import Compilation
 from bexplore.search.loop import explore
 from bexplore.search.policy.acquisition import MOST_RISK
-from bexplore.search.policy.decision import StopReason, decide
+from bexplore.search.policy.decide import decide
+from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.economics import expected_savings, next_probe, training_time_s
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.posterior import fit_posterior

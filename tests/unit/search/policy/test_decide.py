@@ -8,7 +8,8 @@ import pytest
 
 from bexplore.search.loop import explore
 from bexplore.search.policy.acquisition import WORTHLESS, rank
-from bexplore.search.policy.decision import StopReason, decide
+from bexplore.search.policy.decide import decide
+from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.joint import Variant, fit_joint
 from bexplore.search.result import ProbeFinished, Result

@@ -1,0 +1,366 @@
+"""The choice of the next probe, or of the reason to stop: one decision of the search."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from bexplore.measurement.probe import Compilation, Outcome, Purpose
+from bexplore.search.evidence import Evidence
+from bexplore.search.policy.acquisition import Choice, fantasy, rank
+from bexplore.search.policy.decision import Decision, StopReason
+from bexplore.search.policy.economics import NextProbe, next_probe
+from bexplore.search.policy.first_probe import first_probe, only_base_runs
+from bexplore.search.policy.interleave import interleaved_with
+from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
+from bexplore.search.posterior.joint import Variant, fit_joint
+from bexplore.search.posterior.noise_model import common_mode_sd
+from bexplore.search.posterior.posterior import Array, Posterior, fit_posterior
+from bexplore.search.recommendation import Recommendation, recommend
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import MemoryPrior, Space
+
+# sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
+# Source: sensitivity.md. The search does not end with an unprobed stretch wider than this, whose throughput is expected
+# this close to the best, in ln, and which holds this many candidates.
+GAP_RATIO = 2.05
+GAP_DEPTH = 0.5
+GAP_CANDIDATES = 4
+# Source: recorded sweeps of gavel, one of which lost a half; sensitivity.md. In a list of at most so many sizes a probe
+# is dear beside what it could find: only a stretch twice as wide, beside one of the best sizes, is probed, where at
+# least half of the best throughput is expected.
+SHORT_LIST = 16
+SHORT_GAP_RATIO = 4.05
+SHORT_GAP_DEPTH = 0.7
+# Source: sensitivity.md. A winner that loses this share in exact compilation, beyond so many standard deviations of
+# common-mode drift, has its runner-up compiled exactly, too.
+EXACT_LOSS = 0.1
+SURELY = 2.0
+# Source: sensitivity.md. A size whose only probe is below this quantile of the others' prediction is probed again,
+# where it would be among the best without that probe with this probability.
+UNLIKELY_TAIL = 0.02
+UNLIKELY_NEAR_BEST = 0.1
+SUSPICIOUS_Z = 3.0  # leave-one-out z-score of a winner that is measured again. Source: P < 0.2 %; sensitivity.md
+BASE_AGAIN_PROBES = 8  # after which the base is measured again, against drift. Source: `DRIFT_LENGTH`; sensitivity.md
+LIKELY_FITS = 0.5  # probability. Source: more likely than not
+
+
+def decide(
+    space: Space,
+    evidence: Sequence[Evidence],
+    settings: SearchSettings,
+    *,
+    memory: MemoryPrior | None = None,
+    num_unassigned: int = 0,
+    variants: Sequence[Variant] = (),
+) -> Decision:
+    """Decide on the next probe; a pure function of its arguments.
+
+    Args:
+        evidence: Every probe in order; probes in flight have no outcome, probes of the second answer do not count.
+        num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
+        variants: Of the job, each with its own `memory`; empty for one.
+    """
+    evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
+    finished = [item for item in evidence if item.outcome is not None]
+    in_flight = [item for item in evidence if item.outcome is None]
+    if not any(item.is_measured for item in finished):
+        return first_probe(space, finished, in_flight, settings, variants or (Variant(memory=memory),))
+
+    def fit(known: Sequence[Evidence]) -> Posterior:
+        seed, user_compilation = settings.seed, settings.user_compilation
+        if len(variants) > 1:
+            return fit_joint(space, variants, known, seed=seed, user_compilation=user_compilation)
+        return fit_posterior(space, known, memory=memory, seed=seed, user_compilation=user_compilation)
+
+    fitted = fit(finished)
+    best = recommend(
+        fitted, finished, base=space.base, tolerance=settings.tolerance, base_variant=_base_variant(space, finished)
+    )
+    ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
+    costs = Costs.learnt(finished, settings)
+    compilation = search_compilation(ahead, finished, settings, costs)
+    settings = dataclasses.replace(settings, search_compilation=compilation)
+    step = _Step(
+        space=space,
+        finished=finished,
+        num_probes=len(evidence),
+        settings=settings,
+        costs=costs,
+        fitted=ahead,
+        best=best,
+        fit=fit,
+    )
+    decision = step.next(num_unassigned)
+    return dataclasses.replace(decision, recommendation=best, next_probe=step.next_probe, posterior=fitted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """The inputs of one decision; `fitted` includes imagined outcomes of the probes in flight."""
+
+    space: Space
+    finished: Sequence[Evidence]
+    num_probes: int
+    settings: SearchSettings
+    costs: Costs
+    fitted: Posterior
+    best: Recommendation | None
+    fit: Callable[[Sequence[Evidence]], Posterior]
+
+    @cached_property
+    def choices(self) -> Sequence[Choice]:
+        """The possible probes, the one that is worth most first."""
+        last = self.finished[-1].variant, self.finished[-1].micro_batch_size
+        return rank(self.fitted, self.settings, self.costs, last=last, extra_s=self._extra_s)
+
+    @cached_property
+    def next_probe(self) -> NextProbe | None:
+        """The savings of a further probe; None where none is possible, or nothing is recommended."""
+        if self.best is None or not self.choices:
+            return None
+        candidates = np.unique([choice.index for choice in self.choices])
+        return next_probe(
+            self.fitted,
+            self.settings,
+            self.costs,
+            leader=self._winner,
+            candidates=candidates,
+            extra_s=self._extra_s,
+        )
+
+    @cached_property
+    def _extra_s(self) -> Array | float:
+        """(D,), seconds to start and compile a variant that has no worker with its program."""
+        if not self.fitted.variants.any():
+            return 0.0
+        last, ran = self.finished[-1].variant, {item.variant for item in self.finished if item.is_measured}
+        warm = ran if self.settings.keeps_programs else {last}
+        return np.where(np.isin(self.fitted.variants, list(warm)), 0.0, self.costs.program_s)
+
+    @property
+    def _winner(self) -> int:
+        """Position of the recommended size."""
+        assert self.best is not None  # only what follows a recommendation needs it
+        return self.fitted.index(self.best.micro_batch_size, self.best.variant)
+
+    def next(self, num_unassigned: int) -> Decision:
+        choices = self.choices
+        reason = self._stop_reason()
+        if reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
+            confirmation = self._confirmation()
+            if confirmation is not None:
+                return confirmation
+        if reason is not None and only_base_runs(self.space, [item for item in self.finished if not item.variant]):
+            return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
+        if reason is not None:
+            return self._verification() or Decision(stop_reason=reason)
+        if self._base_is_due():
+            return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
+        if self._depth_is_new():
+            smallest = min(item.micro_batch_size for item in self.finished if item.is_measured)
+            return self._probe(self.fitted.index(smallest), Purpose.BASE)
+        choice = choices[min(num_unassigned, len(choices) - 1)]
+        if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
+            return self._exactly(choice.index)
+        return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
+
+    @property
+    def _verifies(self) -> bool:
+        return self.settings.verify_exact and self.settings.search_compilation is not self.settings.user_compilation
+
+    def _stop_reason(self) -> StopReason | None:
+        settings = self.settings
+        if self.best is not None and self.best.confidence >= settings.target_confidence:
+            return StopReason.TARGET_CONFIDENCE
+        if self.num_probes >= settings.max_probes - self._verifies:
+            return StopReason.MAX_PROBES
+        spent_s = sum(item.elapsed_s for item in self.finished)
+        if settings.time_budget_s is not None and spent_s >= settings.time_budget_s:
+            return StopReason.TIME_BUDGET
+        if self.next_probe is not None and not self.next_probe.pays:
+            return StopReason.COSTS_MORE_THAN_IT_SAVES
+        if self.choices and not self._is_confirmed():
+            return None
+        return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
+
+    def _confirmation(self) -> Decision | None:
+        """Return a probe beyond the target score: of an unlikely size, an unseen stretch, or a suspicious winner."""
+        if self.best is None or self.num_probes >= self.settings.max_probes - self._verifies:
+            return None
+        if not self._finds_may_pay():
+            return None
+        unlikely = self._unlikely()
+        if unlikely is not None:
+            return self._probe(unlikely, Purpose.REPLICATE)
+        hidden = self._unseen_gap(self.best)
+        if hidden is not None:
+            return self._probe(hidden, Purpose.SEARCH)
+        winner = self._winner
+        runner_up = self._runner_up(winner)
+        if runner_up is not None and self._verifies and self._falls_short(self.best):
+            return self._exactly(runner_up)
+        if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
+            return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
+        return None
+
+    def _unseen_gap(self, best: Recommendation) -> int | None:
+        hidden = unseen_gap(self.fitted.part(best.variant), best)
+        return None if hidden is None else self.fitted.start(best.variant) + hidden
+
+    def _finds_may_pay(self) -> bool:
+        """Return whether a size that is better by the tolerance would save more than a probe costs."""
+        probe = self.next_probe
+        return probe is None or self.settings.tolerance * probe.training_time_s > probe.cost_s
+
+    def _unlikely(self) -> int | None:
+        """Return a size whose only probe is far slower than the others predict, and decides against the size.
+
+        A fall of throughput looks like a disturbed probe until it is seen twice.
+        """
+        known = self.fitted.measured > 0
+        slower = self.fitted.own_level < self.fitted.own_level[known].max() + math.log1p(-self.settings.tolerance)
+        once = np.flatnonzero((self.fitted.measured == 1) & self.fitted.open & slower & (self.fitted.surprise < 0.0))
+        return next((int(index) for index in once if self._is_unlikely(int(index))), None)
+
+    def _is_unlikely(self, index: int) -> bool:
+        own = int(self.fitted.sizes[index]), int(self.fitted.variants[index])
+        others = [item for item in self.finished if (item.micro_batch_size, item.variant) != own]
+        if not any(item.is_measured for item in others):
+            return False
+        without = self.fit(others)
+        at = without.index(*own)
+        is_slower = without.log_throughput[:, at] <= self.fitted.own_level[index]
+        near = without.near_best(self.settings.tolerance)[:, at]
+        return bool(is_slower.mean() <= UNLIKELY_TAIL and near.mean() >= UNLIKELY_NEAR_BEST)
+
+    def _is_confirmed(self) -> bool:
+        """Return whether the winner ran exactly and no further exact program would be informative.
+
+        So it is where sizes were interleaved: common-mode drift between two processes exceeds their difference.
+        """
+        was_interleaved = any(item.interleaved for item in self.finished)
+        if self.best is None or not was_interleaved or not self._verifies or not self.fitted.measured_exactly.any():
+            return False
+        return not self._falls_short(self.best)
+
+    def _falls_short(self, best: Recommendation) -> bool:
+        """Return whether a size, the only one that ran exactly, is far slower in exact compilation."""
+        measured = [item for item in self.finished if item.is_measured and item.variant == best.variant]
+        user_compilation = self.settings.user_compilation
+        own = [item for item in measured if item.micro_batch_size == best.micro_batch_size]
+        exact = [item.log_throughput for item in own if item.compilation is user_compilation]
+        other = [item.log_throughput for item in own if item.compilation is not user_compilation]
+        if not exact or not other or (self.fitted.measured_exactly > 0).sum() > 1:
+            return False
+        chance = SURELY * math.sqrt(2.0) * common_mode_sd(measured)
+        return float(np.median(exact) - np.median(other)) < math.log1p(-EXACT_LOSS) - chance
+
+    def _runner_up(self, winner: int) -> int | None:
+        near = self.fitted.near_best(self.settings.tolerance).mean(axis=0)
+        near = np.where(self.fitted.open, near, -1.0)
+        near[winner] = -1.0
+        return int(np.argmax(near)) if near.max() > 0.0 else None
+
+    def _verification(self) -> Decision | None:
+        """Return a probe of the winner in a fresh process and in the user's own compilation; None where it ran so."""
+        if not self._verifies or self.best is None:
+            return None
+        return None if self.fitted.measured_exactly[self._winner] else self._exactly(self._winner)
+
+    def _exactly(self, index: int) -> Decision:
+        return self._probe(index, Purpose.VERIFY, compilation=self.settings.user_compilation, fresh_worker=True)
+
+    def _depth_is_new(self) -> bool:
+        """Return whether the search begins at reduced depth now, with a size that ran at full depth."""
+        is_reduced = self.settings.search_compilation is Compilation.REDUCED
+        return is_reduced and all(item.compilation is not Compilation.REDUCED for item in self.finished)
+
+    def _base_is_due(self) -> bool:
+        base = (self.space.base, 0)
+        at = [i for i, item in enumerate(self.finished) if (item.micro_batch_size, item.variant) == base]
+        is_open = bool(self.fitted.open[self.fitted.index(self.space.base)])
+        if any(item.interleaved for item in self.finished):  # in which drift cancels
+            return False
+        return is_open and len(self.finished) - (at[-1] if at else 0) > BASE_AGAIN_PROBES
+
+    def _probe(
+        self,
+        index: int,
+        purpose: Purpose | None = None,
+        *,
+        compilation: Compilation | None = None,
+        fresh_worker: bool = False,
+    ) -> Decision:
+        compilation = compilation or self.settings.search_compilation
+        purpose = purpose or (Purpose.REPLICATE if self.fitted.measured[index] else Purpose.SEARCH)
+        variant = int(self.fitted.variants[index])
+        others: tuple[int, ...] = ()
+        if not fresh_worker:
+            others = interleaved_with(
+                self.fitted.part(variant),
+                [item for item in self.finished if item.variant == variant],
+                self.settings,
+                self.costs,
+                index=index - self.fitted.start(variant),
+                purpose=purpose,
+                compilation=compilation,
+            )
+        all_pass_s, costs = expected_pass_s(self.fitted), self.costs
+        pass_s = all_pass_s[index]
+        max_passes = costs.passes(float(pass_s), compilation=compilation, fresh_worker=fresh_worker)
+        others_s = max_passes * sum(float(all_pass_s[self.fitted.index(size, variant)]) for size in others)
+        return Decision(
+            micro_batch_size=int(self.fitted.sizes[index]),
+            purpose=purpose,
+            compilation=compilation,
+            fresh_worker=fresh_worker,
+            max_passes=max_passes,
+            interleaved_with=others,
+            expected_s=float(costs.of(pass_s, compilation=compilation, fresh_worker=fresh_worker)) + others_s,
+            variant=variant,
+        )
+
+
+def _imagined(fitted: Posterior, item: Evidence) -> Evidence:
+    guess = fantasy(fitted, item)
+    if guess is None:
+        return dataclasses.replace(item, outcome=Outcome.OUT_OF_MEMORY)
+    return dataclasses.replace(guess, outcome=Outcome.MEASURED)
+
+
+def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
+    """Return the middle of an unprobed stretch of sizes that could hold a better one; None if there is none.
+
+    The posterior of a smooth curve does not prove smoothness: throughput is known to fall by a third between two
+    adjacent powers of two.
+    """
+    is_short = fitted.represented.sum() <= SHORT_LIST
+    mean = fitted.mean
+    matters = fitted.open & (fitted.feasible.mean(axis=0) > LIKELY_FITS)
+    matters &= mean >= mean[fitted.index(best.micro_batch_size)] - (SHORT_GAP_DEPTH if is_short else GAP_DEPTH)
+    is_best = np.isin(fitted.sizes, best.within_tolerance)
+    run = np.flatnonzero(fitted.measured > 0)
+    widest, where = math.log(SHORT_GAP_RATIO if is_short else GAP_RATIO), None
+    for low, high in itertools.pairwise(run):
+        inside = np.flatnonzero(matters[low + 1 : high]) + low + 1
+        if len(inside) < (1 if is_short else GAP_CANDIDATES) or (is_short and not is_best[[low, high]].any()):
+            continue
+        start = max(inside[0] - 1, low)
+        width = math.log(fitted.sizes[high] / fitted.sizes[start])
+        if width > widest:
+            middle = math.sqrt(float(fitted.sizes[high]) * float(fitted.sizes[start]))
+            widest, where = width, int(inside[np.argmin(np.abs(np.log(fitted.sizes[inside] / middle)))])
+    return where
+
+
+def _base_variant(space: Space, finished: Sequence[Evidence]) -> int:
+    """Return the first variant that runs, whose smallest size is the base; the file's own unless nothing of it fits."""
+    ran = {item.variant for item in finished if item.is_measured}
+    return 0 if 0 in ran else min(ran, default=0)

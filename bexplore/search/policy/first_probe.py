@@ -1,0 +1,95 @@
+"""The probe of a search in which nothing was measured yet, and whether a job runs at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from bexplore.measurement.probe import Outcome, Purpose
+from bexplore.search.evidence import Evidence
+from bexplore.search.policy.decision import Decision, StopReason
+from bexplore.search.policy.probe_cost import Costs
+from bexplore.search.posterior.joint import Variant
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import OWN_REASONS, Space
+
+EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: a judgement
+DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: a judgement
+
+
+def first_probe(
+    space: Space,
+    finished: Sequence[Evidence],
+    in_flight: Sequence[Evidence],
+    settings: SearchSettings,
+    variants: Sequence[Variant],
+) -> Decision:
+    """Decide before any measurement: the file's own variant, then those that fit by their traces, the fastest first."""
+    stops = []
+    for number in sorted(range(len(variants)), key=lambda number: _order_of_first(space, variants, number)):
+        own = [item for item in finished if item.variant == number]
+        decision = _first(space, own, [item for item in in_flight if item.variant == number], settings)
+        if decision.stop_reason is None:
+            return dataclasses.replace(decision, variant=number)
+        stops.append(decision)
+    return stops[0]
+
+
+def _order_of_first(space: Space, variants: Sequence[Variant], number: int) -> tuple[bool, bool, float]:
+    memory = variants[number].memory
+    budget = memory.budget_bytes if memory else None
+    fits = memory is None or memory.peak_bytes is None or not budget or memory.peak_bytes(space.base) <= budget
+    return not fits, number != 0, -variants[number].log_speed
+
+
+def _first(
+    space: Space, finished: Sequence[Evidence], in_flight: Sequence[Evidence], settings: SearchSettings
+) -> Decision:
+    """Decide before any measurement: the base first; where it fails for its own reason, a clearly different size."""
+    open_sizes = space.after(finished).open_sizes
+    failures = [item for item in finished if item.outcome is not Outcome.OUT_OF_MEMORY]
+    if same_everywhere(space, finished):
+        return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
+    if not open_sizes:
+        return Decision(stop_reason=StopReason.NOTHING_MEASURED if failures else StopReason.NOTHING_FITS)
+    if len(failures) >= EARLY_FAILURES:
+        return Decision(stop_reason=StopReason.NOTHING_MEASURED)
+    tried = {item.micro_batch_size for item in (*failures, *in_flight)}
+    untried = [size for size in open_sizes if size not in tried] or list(open_sizes)
+    size = untried[0]
+    if tried:
+        size = untried[int(np.argmin([abs(np.log(size / (DIFFERENT * max(tried)))) for size in untried]))]
+    costs = Costs.learnt(finished, settings)
+    return Decision(
+        micro_batch_size=size,
+        purpose=Purpose.BASE if size == space.base else Purpose.SEARCH,
+        compilation=settings.search_compilation,
+        fresh_worker=bool(finished),
+        max_passes=settings.max_passes,
+        expected_s=float(costs.of(np.array(0.0), compilation=settings.search_compilation, fresh_worker=True)),
+    )
+
+
+def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
+    """Return whether nothing was measured and two sizes failed for one reason (one, where only one exists)."""
+    causes: dict[tuple[Outcome | None, str], list[int]] = {}
+    for item in finished:
+        if item.outcome in (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE):
+            causes.setdefault((item.outcome, without_numbers(item.reason)), []).append(item.micro_batch_size)
+    enough = min(2, len(space.sizes))
+    return any(len(set(sizes)) >= enough for sizes in causes.values())
+
+
+def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
+    """Return whether the base ran and every other size that was tried failed for a reason of its own."""
+    failed = [item for item in finished if item.outcome in OWN_REASONS and item.micro_batch_size != space.base]
+    others = [item for item in finished if item not in failed]
+    return bool(failed) and all(item.is_measured and item.timed_sizes == (space.base,) for item in others)
+
+
+def without_numbers(reason: str) -> str:
+    """Return a reason without its numbers, by which failures at different sizes compare equal."""
+    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", reason)
