@@ -23,10 +23,13 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.distributed_trace_jobs import LARGE_JOB, LARGE_RANKS, SIZES, Case, cases
 from benchmarks.trace_command import large_lines, timed_trace
+
+if TYPE_CHECKING:
+    from bexplore.engine.worker.steps import Ranks
 
 RESULTS = Path(__file__).parent / "results"
 RECORDS = RESULTS / "distributed_trace.json"
@@ -165,8 +168,8 @@ def trace_child(one: Case) -> Record:
     }
 
 
-def rank_child(one: Case) -> Record:
-    """Run a rank, as a probe runs it."""
+def rank_child(one: Case, ranks: Ranks | None = None) -> Record:
+    """Run a rank, as a probe runs it; with others beside it, they all time as many passes."""
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.session import Session
     from bexplore.measurement.probe import Compilation, Probe
@@ -176,6 +179,7 @@ def rank_child(one: Case) -> Record:
         compilation=Compilation.EXACT,
         shared_mode=SharedMode.NESTED,
         budget_bytes=_BUDGET_BYTES,
+        ranks=ranks,
         report=lambda **_: None,
     )
     peaks, graphs = {}, 0
@@ -192,9 +196,11 @@ def gloo_child(one: Case) -> Record:
     import torch
     import torch.distributed as dist
 
+    from bexplore.engine.worker.ranks import JoinedRanks
+
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    own = rank_child(one)
+    own = rank_child(one, JoinedRanks())
     peaks = torch.tensor([own["peaks"][str(size)] for size in SIZES])
     dist.all_reduce(peaks, dist.ReduceOp.MAX)
     dist.destroy_process_group()

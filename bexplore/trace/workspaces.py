@@ -23,6 +23,8 @@ _ATTENTION_BACKWARD = (
 _CHUNK_CAT = "fsdp.chunk_cat.default"  # gradients of a group, cut for each rank; it exists where parameters are sharded
 _WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, _CHUNK_CAT)))
 _FLOAT32_BYTES = 4
+_REGISTER_FLOATS = {"AVX2": 8, "AVX512": 16}  # by torch's name of the processor's instructions
+_NARROW_WIDTH = 3  # of a convolution of single channels that needs no blocks
 _ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
 
 # Those of lengths in tensors; lengths in lists fail above, where torch fills a tensor with them that has no memory.
@@ -121,13 +123,31 @@ def _of_convolution(
             return (size_of(weight),)
         copies = 2 if is_transposed and max(stride) > 1 else 1
         return size_of(weight) + size_of(images), size_of(result).times(copies)
-    gradient, images, weight, _, stride, _, _, is_transposed, *_, output_mask = shapes
+    gradient, images, weight, _, stride, _, dilation, is_transposed, _, groups, output_mask = shapes
     if is_channels_last:
-        return (size_of(weight).times(2),)
+        blocks = _bytes_of_blocked_weights(weight, dilation, groups, itemsize)
+        return size_of(weight).times(2), Polynomial(blocks)
     # the gradient of the weights, an output, is not there yet while that of the images leaves its blocks
     spread_out = size_of(images).times(2) - size_of(weight)
     is_spread_out = output_mask[0] and not is_transposed and max(stride) > 1
     return *((spread_out,) if is_spread_out else ()), size_of(weight), size_of(gradient, images)
+
+
+def _bytes_of_blocked_weights(weight: Any, dilation: Any, groups: int, itemsize: int) -> int:
+    """Return what the gradient of the weights of a grouped convolution takes, of images whose channels come last.
+
+    The weights of each group are padded to blocks of as many channels as a vector register holds: of one channel a
+    group, 256 times the weights. Beside them a half precision has sums in float32. Convolutions of single channels
+    that are narrow need no blocks. Source: the allocator's events around single calls, torch 2.13 with oneDNN, under
+    AVX2 and AVX-512.
+    """
+    num_out, num_in, *kernel = weight
+    width = _REGISTER_FLOATS.get(torch.backends.cpu.get_cpu_capability(), 1)
+    is_single = num_in == 1 and num_out == groups
+    if groups == 1 or width == 1 or (is_single and max(kernel) <= _NARROW_WIDTH and max(dilation) == 1):
+        return 0
+    padded = groups * _rounded_up(num_in, width) * _rounded_up(num_out // groups, width) * math.prod(kernel)
+    return padded * (itemsize + (_FLOAT32_BYTES if itemsize < _FLOAT32_BYTES else 0))
 
 
 def is_ctc_loss(operator: Any) -> bool:

@@ -133,18 +133,17 @@ def measured_peak(job: Job, micro_batch_size: int) -> int:
         *(("decoder", way) for way in WAYS if way != "TP and FSDP"),  # which the next has
         ("llama", "TP and FSDP"),
         ("resnet", "DDP"),
-        ("convnext", "FSDP"),
+        ("convnext", "FSDP"),  # whose convolutions of single channels are wide
+        ("convnext", "FSDP bfloat16"),
     ],
 )
 def test_the_trace_of_a_rank_is_what_the_allocator_measures_on_one(model, way):
     job = rank(model, way)
     traced = trace_job(job)
-    # Kernels of bfloat16 and of convolutions take memory of their own on some processors: up to a megabyte, which is
-    # much of a small step.
+    # Kernels of bfloat16 and of convolutions take some kilobytes of their own, which are much of so small a step.
     is_plain = model == "decoder" and "bfloat16" not in way
     within = 0.01 if is_plain else 0.03
-    sizes = (256, 512) if model in ("resnet", "convnext") else (2 if is_plain else 8, 32)
-    for micro_batch_size in sizes:
+    for micro_batch_size in (2 if is_plain else 8, 32):
         measured = measured_peak(job, micro_batch_size)
         assert traced.peak_memory_bytes(micro_batch_size) == pytest.approx(measured, rel=within)
 
