@@ -24,6 +24,7 @@ _CHUNK_CAT = "fsdp.chunk_cat.default"  # gradients of a group, cut for each rank
 _WITH_WORKSPACE = frozenset(map(str, (_FORWARD, _BACKWARD, *_ATTENTION_BACKWARD, _CHUNK_CAT)))
 _FLOAT32_BYTES = 4
 _REGISTER_FLOATS = {"AVX2": 8, "AVX512": 16}  # by torch's name of the processor's instructions
+_WIDTH_WITH_HALF = 16  # of a register, from which on half precisions have convolutions of this kind
 _NARROW_WIDTH = 3  # of a convolution of single channels that needs no blocks
 _ROWS_OF_A_TILE, _COLUMNS_OF_A_TILE = 128, 32  # elements to which attention rounds a length, and a head
 
@@ -144,10 +145,13 @@ def _bytes_of_blocked_weights(weight: Any, dilation: Any, groups: int, itemsize:
     num_out, num_in, *kernel = weight
     width = _REGISTER_FLOATS.get(torch.backends.cpu.get_cpu_capability(), 1)
     is_single = num_in == 1 and num_out == groups
-    if groups == 1 or width == 1 or (is_single and max(kernel) <= _NARROW_WIDTH and max(dilation) == 1):
+    is_half = itemsize < _FLOAT32_BYTES
+    if groups == 1 or width == 1 or (is_half and width < _WIDTH_WITH_HALF):
+        return 0
+    if is_single and max(kernel) <= _NARROW_WIDTH and max(dilation) == 1:
         return 0
     padded = groups * _rounded_up(num_in, width) * _rounded_up(num_out // groups, width) * math.prod(kernel)
-    return padded * (itemsize + (_FLOAT32_BYTES if itemsize < _FLOAT32_BYTES else 0))
+    return padded * (itemsize + (_FLOAT32_BYTES if is_half else 0))
 
 
 def is_ctc_loss(operator: Any) -> bool:
