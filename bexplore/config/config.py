@@ -78,7 +78,8 @@ class Config:
         warnings: Lines that qualify the result.
         options: Options of the command line that another command needs to find the same job.
         variants: The job with each combination of `explore.settings`, that of the file itself first; empty without any.
-        has_own_max_probes: Whether the file itself bounds the probes, and not `explore.effort`.
+        own_limits: Limits of the search that the file itself sets, and not `explore.effort`: `max_probes`,
+            `target_confidence`.
     """
 
     path: Path
@@ -98,7 +99,7 @@ class Config:
     warnings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     variants: tuple[JobVariant, ...] = ()
-    has_own_max_probes: bool = False
+    own_limits: tuple[str, ...] = ()
 
     @property
     def typed(self) -> str:

@@ -160,7 +160,8 @@ def search_settings(
         forces_reduced_depth=explore.depth == "reduced",
     )
     num_variants = len(config.variants) if num_variants is None else num_variants
-    return settings if config.has_own_max_probes else settings.of_variants(max(1, num_variants))
+    limits: dict[str, Any] = {name: getattr(settings, name) for name in config.own_limits}
+    return dataclasses.replace(settings.of_variants(num_variants), **limits)
 
 
 def describe(config: Config) -> str:

@@ -17,6 +17,7 @@ from bexplore.exploration.apply import BatchSizeRule, plan_edit
 from bexplore.exploration.event_records import event_record
 from bexplore.exploration.events import AlreadyFinished, Finished, Planned, Recommended, Traced
 from bexplore.exploration.exploration import explore
+from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.exploration.variants import Selection
 from bexplore.measurement.probe import Observation, Outcome, Probe
@@ -154,6 +155,15 @@ def test_the_front_holds_points_that_ran_and_predicted_ones(tmp_path):
     assert recommended.ran
 
 
+@pytest.mark.parametrize(
+    ("more", "max_probes", "score"),
+    [("", 28, 95), (", effort: quick", 20, 87), (", max_probes: 5", 5, 95), (", target_confidence: 80", 28, 80)],
+)
+def test_a_search_over_settings_goes_on_for_longer_but_for_limits_of_the_file(tmp_path, more, max_probes, score):
+    settings = search_settings(job(tmp_path, more=more))
+    assert (settings.max_probes, settings.target_confidence) == (max_probes, score)
+
+
 def test_events_and_journal_name_the_settings_of_each_probe(tmp_path):
     events = list(explore(job(tmp_path)))
     plan, traced = (next(event for event in events if isinstance(event, kind)) for kind in (Planned, Traced))
@@ -164,7 +174,7 @@ def test_events_and_journal_name_the_settings_of_each_probe(tmp_path):
     assert plan.notices[-1].startswith(
         "3 combinations of settings, the file's own first: activation_checkpointing=none"
     )
-    assert plan.max_probes == 16 + 4
+    assert plan.max_probes == 16 + 12
     assert [one.max_micro_batch_size for one in traced.variants] == [8, 11, 32]
     for item, (kept, probe) in zip(probes, FakeRunner.probes, strict=True):
         assert event_record(ProbeFinished(observation=item))["settings"] == {"activation_checkpointing": kept}
@@ -292,7 +302,7 @@ def test_a_plan_of_a_dry_run_names_the_settings(tmp_path, monkeypatch):
 
     assert plan.run is None
     assert plan.notices[-1].startswith("3 combinations of settings")
-    assert plan.max_probes == 20
+    assert plan.max_probes == 28
 
 
 def test_another_precision_is_told_in_the_plan_and_in_the_result(tmp_path):

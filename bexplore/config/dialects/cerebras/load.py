@@ -33,6 +33,7 @@ from bexplore.job import Job, Mode, Parallelism, Precision
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
 
+_LIMITS = ("max_probes", "target_confidence")  # of the search, which `explore.effort` sets otherwise
 _STEP_KEYS = ("num_steps", "max_steps", "num_epochs", "steps_per_epoch")
 _MOST_STEPS = 2**31 - 1  # what their runtime counts to
 
@@ -93,7 +94,7 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
         explore=settings,
         warnings=tuple(problems.warnings),
         variants=variants,
-        has_own_max_probes=document.has(("explore", "max_probes")),
+        own_limits=tuple(name for name in _LIMITS if document.has(("explore", name))),
     )
 
 
