@@ -126,7 +126,7 @@ def _of_convolution(
         return size_of(weight) + size_of(images), size_of(result).times(copies)
     gradient, images, weight, _, stride, _, dilation, is_transposed, _, groups, output_mask = shapes
     if is_channels_last:
-        blocks = _bytes_of_blocked_weights(weight, dilation, groups, itemsize)
+        blocks = _bytes_of_blocked_weights(images, weight, dilation, groups, itemsize)
         return size_of(weight).times(2), Polynomial(blocks)
     # the gradient of the weights, an output, is not there yet while that of the images leaves its blocks
     spread_out = size_of(images).times(2) - size_of(weight)
@@ -134,13 +134,13 @@ def _of_convolution(
     return *((spread_out,) if is_spread_out else ()), size_of(weight), size_of(gradient, images)
 
 
-def _bytes_of_blocked_weights(weight: Any, dilation: Any, groups: int, itemsize: int) -> int:
+def _bytes_of_blocked_weights(images: Any, weight: Any, dilation: Any, groups: int, itemsize: int) -> int:
     """Return what the gradient of the weights of a grouped convolution takes, of images whose channels come last.
 
     The weights of each group are padded to blocks of as many channels as a vector register holds: of one channel a
-    group, 256 times the weights. Beside them a half precision has sums in float32. Convolutions of single channels
-    that are narrow need no blocks. Source: the allocator's events around single calls, torch 2.13 with oneDNN, under
-    AVX2 and AVX-512.
+    group, 256 times the weights. A half precision also has sums in float32, and transposes one sample and its gradient.
+    Convolutions of single channels that are narrow need no blocks. Source: the allocator's events around single calls,
+    torch 2.13 with oneDNN, under AVX2 and AVX-512.
     """
     num_out, num_in, *kernel = weight
     width = _REGISTER_FLOATS.get(torch.backends.cpu.get_cpu_capability(), 1)
@@ -150,8 +150,12 @@ def _bytes_of_blocked_weights(weight: Any, dilation: Any, groups: int, itemsize:
         return 0
     if is_single and max(kernel) <= _NARROW_WIDTH and max(dilation) == 1:
         return 0
-    padded = groups * _rounded_up(num_in, width) * _rounded_up(num_out // groups, width) * math.prod(kernel)
-    return padded * (itemsize + (_FLOAT32_BYTES if is_half else 0))
+    in_channels = groups * _rounded_up(num_in, width)
+    padded = in_channels * _rounded_up(num_out // groups, width) * math.prod(kernel)
+    if not is_half:
+        return padded * itemsize
+    transposed = 2 * in_channels * math.prod(length + 1 for length in images[2:])
+    return padded * (itemsize + _FLOAT32_BYTES) + transposed * itemsize
 
 
 def is_ctc_loss(operator: Any) -> bool:
