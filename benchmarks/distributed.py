@@ -326,7 +326,7 @@ def page_of_steps(rows_by_job: dict) -> Iterator[str]:
         return
     yield from ("## The step by its formula", "")
     yield (
-        "`(A - 1) t_in + t_last + u` against real steps of A accumulation steps of two ranks, in turns within "
+        "`(A - 1) t_in + t_last + u` against real steps of A accumulation steps of two ranks, interleaved within "
         f"a round; median of {ROUNDS_OF_STEPS} rounds. Must: within 8 %."
     )
     yield from (

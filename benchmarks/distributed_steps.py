@@ -47,7 +47,7 @@ def times(steps: Steps, batch: object, size: int, number: int, accumulations: li
     """Return seconds of a pass of either kind, of an update, and of whole steps, taken in one round.
 
     Each is the median of several, as a probe times several passes: one pass of milliseconds meets the noise of the
-    machine. Parts and whole steps take turns, as that noise changes within seconds.
+    machine. Parts and whole steps are interleaved, as that noise changes within seconds.
     """
 
     def seconds(run: Callable[[], object]) -> float:

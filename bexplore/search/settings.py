@@ -10,8 +10,7 @@ from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 
 # Of a joint search: probes more for each further variant, and the share of the doubt that a search of one variant may
-# leave. Source: 300 simulated jobs, others than those of benchmarks/results/settings_search.md: 93.0 % of the answers
-# were within 2 % with 2 and all of the doubt, 96.3 % with these, in 19 % more seconds.
+# leave. Source: a judgement; benchmarks/results/settings_search.md has what the search does with them.
 PROBES_OF_VARIANT = 6
 SHARE_OF_DOUBT = 0.5
 
