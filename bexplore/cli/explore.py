@@ -31,6 +31,7 @@ from bexplore.errors import BexploreError, ExitCode
 from bexplore.exploration.apply import paste
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent
 from bexplore.exploration.exploration import explore as events_of
+from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.output.bexp import BexpStream, RunLog
@@ -159,11 +160,13 @@ class _Show:
 
     def _print_summary(self, result: RunResult) -> None:
         report = Path(result.run_dir, "report.html")
+        # Without settings in the answer all variants but one were left out, and the size alone was explored.
+        settings = search_settings(self._config, num_variants=None if result.settings else 1)
         text = summary_text(
             result,
             yaml_key=".".join(str(part) for part in self._config.request.path),
             tolerance=self._config.explore.tolerance,
-            target_confidence=self._config.explore.target_confidence,
+            target_confidence=settings.target_confidence,
             config=self._config.typed,
             paste=paste(self._config, result.micro_batch_size, result.settings) if result.micro_batch_size else "",
             command_line=self._command_line(result),

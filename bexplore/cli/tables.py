@@ -40,10 +40,10 @@ from bexplore.units import parse_device_memory
     type=click.IntRange(1),
     default=16,
     show_default=True,
-    help="Most probes of a curve; 2 more for each further setting.",
+    help="Most probes of a curve; 6 more for each further setting.",
 )
 @click.option(
-    "--target-confidence", type=click.IntRange(1, 99), default=90, show_default=True, help="Stop at this score."
+    "--target-confidence", type=click.IntRange(1, 99), help="Stop at this score; by default 90, with settings 95."
 )
 @click.option("--memory-hint", metavar="SIZE", help="The memory budget, such as 80GiB, which a table lacks.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON lines to stdout, one event a line.")

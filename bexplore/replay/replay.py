@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import zlib
@@ -50,7 +51,7 @@ class ReplayOptions:
         shared_compile: One program for all sizes; otherwise each size is compiled on its own, in a fresh worker.
         steps: Upper bound on timed passes of a probe.
         max_probes: Stop after this many probes.
-        target_confidence: Stop at this score.
+        target_confidence: Stop at this score; None for the usual one, which is higher where a curve has settings.
         tolerance: The indifference zone.
         memory_hint_gib: The memory budget, which is not in the table; None for unknown.
     """
@@ -62,7 +63,7 @@ class ReplayOptions:
     shared_compile: bool = False
     steps: int = 10
     max_probes: int = 16
-    target_confidence: int = 90
+    target_confidence: int | None = None
     tolerance: float = INDIFFERENCE_ZONE
     memory_hint_gib: float | None = None
 
@@ -71,12 +72,16 @@ class ReplayOptions:
         """The program of every probe; a table has only one, so there is nothing to verify."""
         return Compilation.SHARED if self.shared_compile else Compilation.EXACT
 
+    def settings(self, num_settings: int = 1) -> SearchSettings:
+        """Return the settings of the search over a curve for each of `num_settings`."""
+        usual = self._settings.of_variants(num_settings)
+        target = usual.target_confidence if self.target_confidence is None else self.target_confidence
+        return dataclasses.replace(usual, target_confidence=target)
+
     @property
-    def settings(self) -> SearchSettings:
-        """The settings of the search."""
+    def _settings(self) -> SearchSettings:
         return SearchSettings(
             tolerance=self.tolerance,
-            target_confidence=self.target_confidence,
             max_probes=self.max_probes,
             seed=self.seed,
             search_compilation=self.compilation,
@@ -180,7 +185,7 @@ def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict
     events = explore(
         runner,
         space=Space.of(curves[0].points),
-        settings=options.settings.of_variants(len(curves)),
+        settings=options.settings(len(curves)),
         memory=memory,
         variants=[Variant(memory=memory) for _ in curves] if len(curves) > 1 else (),
         run=RunRecord(clock=lambda: runner.cost_s),

@@ -181,3 +181,8 @@ def test_curves_on_two_processes_give_what_they_give_on_one(tmp_path: Path):
     path = table(tmp_path, *rows)
     alone = list(replay_table(path, ReplayOptions(), num_processes=1))
     assert list(replay_table(path, ReplayOptions(), num_processes=2)) == alone
+
+
+def test_a_score_that_is_asked_for_ends_a_replay_of_several_settings_and_the_usual_one_is_higher_there():
+    assert [ReplayOptions().settings(number).target_confidence for number in (1, 3)] == [90, 95]
+    assert ReplayOptions(target_confidence=80).settings(3).target_confidence == 80
