@@ -139,6 +139,11 @@ class Parallelism:
         return self.data_parallel_replicate_degree > 1 and not self.is_sharded
 
     @property
+    def bucket_cap_bytes(self) -> int:
+        """Size of a gradient bucket of DistributedDataParallel, by default 25 MiB. Source: its documentation."""
+        return int((25 if self.bucket_cap_mb is None else self.bucket_cap_mb) * 2**20)
+
+    @property
     def synchronizes_last(self) -> bool:
         """Whether passes differ: only the last one of a step reduces gradients."""
         return self.num_replicas > 1 and self.gradient_sync == "last"

@@ -26,10 +26,12 @@ from bexplore.trace.torch_private import (
     SpecializationError,
     around_shape_inference,
     foreach_of_fake_tensors,
+    inductor_backend,
     is_shared,
     keep_symbolic,
     resizes_reported,
     scalers_that_never_skip,
+    split_at_buckets,
     storage_bytes,
     storage_key,
 )
@@ -247,9 +249,15 @@ def is_compiled(job: Job) -> bool:
 def _compile(module: nn.Module, job: Job, *, is_symbolic: bool) -> None:
     if is_compiled(job):
         # blocks of one class and other widths are programs of their own, as the size is: none of it becomes a symbol
-        module.compile(options=_planning_options(job), dynamic=None if is_symbolic else False)
+        dynamic = None if is_symbolic else False
+        backend: Any = inductor_backend(_planning_options(job), dynamic=dynamic)
     elif job.compile.enabled and job.compile.backend == _PARTITIONED:
-        module.compile(backend=_PARTITIONED, dynamic=False)
+        backend, dynamic = _PARTITIONED, False
+    else:
+        return
+    if job.parallelism.is_replicated_only:
+        backend = split_at_buckets(backend, job.parallelism.bucket_cap_bytes)
+    module.compile(backend=backend, dynamic=dynamic)
 
 
 def _planning_options(job: Job) -> dict[str, Any] | None:

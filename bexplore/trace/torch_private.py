@@ -23,6 +23,7 @@ from bexplore.workloads.placement import local
 
 try:
     import torch._dynamo
+    import torch._dynamo.backends.registry
     import torch._dynamo.exc
     import torch._functorch.config
     import torch._functorch.partitioners as partitioners
@@ -90,6 +91,25 @@ def version_note() -> list[str]:
     if ".".join(version.split(".")[:2]) in CHECKED_VERSIONS:
         return []
     return [f"torch {version} is not one of those on which the trace was checked ({', '.join(CHECKED_VERSIONS)})"]
+
+
+Backend = Callable[..., Any]  # (graph, its inputs) -> what runs in its place
+
+
+def inductor_backend(options: Mapping[str, Any] | None, *, dynamic: bool | None) -> Backend:
+    """Return what `torch.compile` makes of its arguments `options` and `dynamic`."""
+    return torch._TorchCompileInductorWrapper(None, options, dynamic)
+
+
+def split_at_buckets(backend: Backend | str, bucket_cap_bytes: int) -> Backend:
+    """Return a backend that splits each graph at gradient buckets, as in the forward of DistributedDataParallel.
+
+    Source: `DDPOptimizer` in torch/_dynamo/backends/distributed.py, and its use in torch/_dynamo/convert_frame.py.
+    """
+    from torch._dynamo.backends.distributed import DDPOptimizer  # torch.distributed: only where there are replicas
+
+    inner = torch._dynamo.backends.registry.lookup_backend(backend)
+    return DDPOptimizer(bucket_bytes_cap=bucket_cap_bytes, backend_compile_fn=inner).compile_fn
 
 
 @contextlib.contextmanager

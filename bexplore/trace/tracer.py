@@ -129,8 +129,10 @@ def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
     workload, fake_mode = build_fake(job)
     probe_batch = choose_probe_batch(workload, fake_mode)
     # Without compilation a tensor has no block, and the whole model is quick to trace. Blocks that are compiled one by
-    # one share a program, whose buffers do not name their block.
-    truncates = is_compiled(job) and not full_depth and not workload.is_compiled_by_block
+    # one share a program, whose buffers do not name their block. Replicas split the program by the bytes of its
+    # parameters, so that few blocks seldom stand for all, and to try them takes twice the time of all.
+    are_steady = not workload.is_compiled_by_block and not job.parallelism.is_replicated_only
+    truncates = is_compiled(job) and not full_depth and are_steady
     repeats = [repeat for module in modules_of(workload) if truncates for repeat in find_repeats(module)]
     traced, missing = _trace_steady(workload, fake_mode, probe_batch, repeats, observe)
     parameters = unique(parameter for module in modules_of(workload) for parameter in module.parameters())
@@ -191,7 +193,7 @@ def _notes(job: Job, traced: TracedPass, num_compiled: int) -> list[str]:
     if is_compiled(job) and job.compile.backend != "inductor":
         notes.append(f"the memory plan is Inductor's, the job's backend is {job.compile.backend}")
     graphs_of_a_pass = (2 if job.mode is Mode.TRAIN else 1) * num_compiled
-    if traced.num_graphs > graphs_of_a_pass:
+    if traced.num_graphs > graphs_of_a_pass and not job.parallelism.is_replicated_only:  # split at its buckets
         notes.append(f"{traced.num_graphs} graphs a pass: the model has graph breaks")
     return notes
 
