@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import UserInputError
+from bexplore.lengths import Collation, Lengths
 
 # Modes of torch.compile that record CUDA graphs. Source: `list_mode_options` in torch/_inductor/__init__.py, torch 2.11
 # to 2.13.
@@ -202,7 +203,8 @@ class Job:
         device: A torch device, such as `cpu`, `cuda` or `cuda:1`.
         num_replicas: Data-parallel replicas.
         parallelism: How ranks share the work; the default is one device, whatever the replicas.
-        sequence_length: Tokens a sample; None where samples are not sequences.
+        sequence_length: Tokens a sample, of the longest one; None where samples are not sequences.
+        lengths: Distribution of the lengths of samples; None where all are as long.
         compile: Arguments of torch.compile.
         torch: Process-wide settings of torch.
         seed: Seed of the initial weights and of the synthetic samples.
@@ -226,6 +228,7 @@ class Job:
     num_replicas: int = 1
     parallelism: Parallelism = field(default_factory=Parallelism)
     sequence_length: int | None = None
+    lengths: Lengths | None = None
     compile: CompileSettings = field(default_factory=CompileSettings)
     torch: TorchSettings = field(default_factory=TorchSettings)
     seed: int = 0
@@ -252,9 +255,20 @@ class Job:
         fields["compile"] = CompileSettings(**fields["compile"])
         fields["torch"] = TorchSettings(**fields["torch"])
         fields["checkpointed_modules"] = tuple(fields.get("checkpointed_modules", ()))
+        if fields.get("lengths") is not None:
+            fields["lengths"] = _lengths_of(fields["lengths"])
         shared = fields.get("parallelism", {})
         fields["parallelism"] = Parallelism(**shared | {"blocks": tuple(shared.get("blocks", ()))})
         return cls(**fields)
+
+    def at_length(self, length: int) -> Job:
+        """Return the job whose samples all have one length, as the user's own callables are told it, too."""
+        name = self.lengths.argument if self.lengths is not None else ""
+        arguments = self.model.get("arguments") or {}
+        model = self.model
+        if self.workload == "imported":
+            model = {**model, "arguments": {**arguments, name: length}}
+        return dataclasses.replace(self, model=model, sequence_length=length, lengths=None)
 
     def fingerprint(self, **environment: object) -> str:
         """Return sixteen hexadecimal digits that change with the program, and with nothing else.
@@ -270,8 +284,20 @@ class Job:
 
 
 # Fields that a record of a job has only where they are not at their defaults.
-_LEFT_OUT = ("parallelism", "activation_checkpointing", "checkpointed_modules", "activation_memory_budget")
+_LEFT_OUT = (
+    "lengths",
+    "parallelism",
+    "activation_checkpointing",
+    "checkpointed_modules",
+    "activation_memory_budget",
+)
 _PLAIN = Job(workload="")
+
+
+def _lengths_of(record: Mapping[str, Any]) -> Lengths:
+    """Rebuild lengths from `dataclasses.asdict`."""
+    lists = {name: tuple(record[name]) for name in ("values", "weights", "buckets")}
+    return Lengths(**{**record, **lists, "collation": Collation(record["collation"])})
 
 
 def code_digests(job: Job) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -212,6 +213,87 @@ class WorkloadOptions(_Section):
         return self
 
 
+def _list_of_lengths(value: Any) -> Any:
+    """Read a list as lengths of samples."""
+    return {"values": value} if isinstance(value, list) else value
+
+
+def _texts_as_keys(value: Any) -> Any:
+    return {str(key): one for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _as_percent(text: str) -> float:
+    try:
+        return float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"{text} in quantiles is no percent") from None
+
+
+class LengthsOptions(_Section):
+    """The lengths of the training's samples and how a batch is padded; a list is short for `values`.
+
+    One of values, quantiles, file gives the lengths.
+    """
+
+    values: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
+        None, description="Lengths of samples, tokens; each as often as it occurs, or with `weights`."
+    )
+    weights: list[Annotated[float, Field(ge=0)]] | None = Field(
+        None, description="How often each of `values` occurs, in any unit; null: each as often."
+    )
+    quantiles: Annotated[dict[str, Tokens] | None, BeforeValidator(_texts_as_keys)] = Field(
+        None, description="Lengths by percent of the samples that are no longer: {0: 8, 50: 90, 99: 400, 100: 512}."
+    )
+    file: str | None = Field(
+        None, description="File of lengths, beside this one: numbers in a text, a JSON list, or an array in .npy."
+    )
+    padding: Literal["longest", "max", "sorted", "buckets", "packed"] = Field(
+        "longest",
+        description="How samples become a batch: padded to the longest of the batch, to the longest of all (max), as "
+        "longest after sorting (sorted) or within `buckets`, or packed into rows of the longest length.",
+    )
+    buckets: list[Tokens] = Field(default_factory=list, description="Longest sample of each bucket, tokens.")
+    multiple_of: Annotated[int, Field(ge=1, le=65536)] = Field(
+        1, description="Rows are padded to a multiple of this (pad_to_multiple_of)."
+    )
+    argument: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        "sequence_length", description="Keyword argument by which your own `batch` or `make_batch` takes the length."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> LengthsOptions:
+        given = [name for name in ("values", "quantiles", "file") if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = " and ".join(given) if given else "none of them"
+            raise ValueError(f"needs exactly one of values, quantiles, file; given: {what}")
+        if self.weights is not None and len(self.weights) != len(self.values or ()):
+            raise ValueError(f"weights has {len(self.weights)} numbers, and values {len(self.values or ())}")
+        if self.weights is not None and not sum(self.weights) > 0:
+            raise ValueError("weights are all 0")
+        if (self.padding == "buckets") != bool(self.buckets):
+            raise ValueError("padding: buckets goes with a list of buckets, such as [64, 128, 256]")
+        return self
+
+    @model_validator(mode="after")
+    def _quantiles_in_order(self) -> LengthsOptions:
+        if self.quantiles is None:
+            return self
+        marks = self.marks()
+        if not marks or (marks[0][0], marks[-1][0]) != (0, 100):
+            raise ValueError("quantiles needs 0, the shortest, and 100, the longest sample")
+        if any(one[1] > other[1] for one, other in itertools.pairwise(marks)):
+            raise ValueError("quantiles must not fall from one percent to the next")
+        return self
+
+    def marks(self) -> list[tuple[float, int]]:
+        """Return percents and lengths of `quantiles`, ascending.
+
+        Raises:
+            ValueError: A percent is no number.
+        """
+        return sorted((_as_percent(name), length) for name, length in (self.quantiles or {}).items())
+
+
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 HalfOrFull = Literal["float32", "bfloat16", "float16"]
 
@@ -360,6 +442,11 @@ class ExploreSettings(_Section):
     )
     parallelism: ParallelismOptions | None = Field(
         None, description="How the ranks of the training share its work; null: one device, num_csx times."
+    )
+    lengths: Annotated[LengthsOptions | None, BeforeValidator(_list_of_lengths)] = Field(
+        None,
+        description="Lengths of the training's samples, and how a batch is padded; null: all are as long. See "
+        "docs/lengths.md.",
     )
     depth: Literal["auto", "whole", "reduced"] = Field(
         "auto",
@@ -523,6 +610,7 @@ _SECTIONS: Mapping[KeyPath, type[BaseModel]] = {
     ("optimizer",): ImplementationOptions,
     ("torch",): TorchOptions,
     ("parallelism",): ParallelismOptions,
+    ("lengths",): LengthsOptions,
     ("workload",): WorkloadOptions,
     ("workload", "transformers"): TransformersOptions,
     ("workload", "optimizer"): OptimizerOptions,

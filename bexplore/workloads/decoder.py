@@ -63,7 +63,7 @@ def build_decoder(job: Job) -> Workload:
         loss_module = DecoderLoss(config)
         loss_module.init_weights()
 
-    def make_batch(micro_batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_batch(micro_batch_size: int, length: int = length) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = random_tokens(micro_batch_size, length + 1, config.vocab_size, seed=job.seed)
         # copies, since `contiguous` leaves a single row as it is, with a stride that compiled code would guard on
         inputs, targets = (
@@ -72,7 +72,14 @@ def build_decoder(job: Job) -> Workload:
         return inputs.to(device), targets.to(device)
 
     loss_module.share_heads(job.parallelism.tensor_parallel_degree)
-    return assemble(job, loss_module, make_batch, batch_dimensions=[0, 0], tensor_plan=TENSOR_PLAN)
+    return assemble(
+        job,
+        loss_module,
+        make_batch,
+        batch_dimensions=[0, 0],
+        make_batch_of_length=make_batch,
+        tensor_plan=TENSOR_PLAN,
+    )
 
 
 class DecoderLoss(nn.Module):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import os
@@ -20,6 +21,7 @@ from torch import nn
 
 from bexplore.errors import UserInputError, check_keys, close_match, positive_int, require, suggestion
 from bexplore.job import Job
+from bexplore.lengths import Collation
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.samples import random_tokens, random_values
 from bexplore.workloads.torch_private import tree_leaves
@@ -68,10 +70,10 @@ def build_transformers(job: Job) -> Workload:
 
     takes_positions = task_name == "causal_lm" and "position_ids" in inspect.signature(model.forward).parameters
 
-    def make_batch(micro_batch_size: int) -> tuple[HostBatch]:
-        samples = task.make_samples(job, model.config, micro_batch_size)
+    def make_batch(micro_batch_size: int, length: int | None = None) -> tuple[HostBatch]:
+        samples = task.make_samples(_at_length(job, length), model.config, micro_batch_size)
         if job.data.get("attention_mask"):
-            samples["attention_mask"] = torch.ones_like(samples["input_ids"])
+            samples["attention_mask"] = _mask(job, samples["input_ids"])
         if takes_positions:
             # the values that the model makes itself behind a check for a single sample, which breaks the graph where
             # the number of samples is symbolic
@@ -81,7 +83,33 @@ def build_transformers(job: Job) -> Workload:
 
     batch_dimensions: list[int | None] = [0] * len(tree_leaves(make_batch(1)))
     plan = _tensor_plan(model, job.parallelism.tensor_parallel_degree)
-    return assemble(job, _OwnLoss(model), make_batch, batch_dimensions=batch_dimensions, tensor_plan=plan)
+    return assemble(
+        job,
+        _OwnLoss(model),
+        make_batch,
+        batch_dimensions=batch_dimensions,
+        make_batch_of_length=make_batch if "sequence_length" in task.data_keys else None,
+        tensor_plan=plan,
+    )
+
+
+def _at_length(job: Job, length: int | None) -> Job:
+    """Return the job with samples of another length, the longest for None; targets are shorter in proportion."""
+    if length is None:
+        return job
+    data, longest = dict(job.data), job.sequence_length or length
+    if data.get("target_length"):
+        data["target_length"] = max(1, round(data["target_length"] * length / longest))
+    return dataclasses.replace(job, data=data, sequence_length=length)
+
+
+def _mask(job: Job, input_ids: torch.Tensor) -> torch.Tensor:
+    """Return the mask of a padding collator: ones, but zeros behind the end of a shorter sample."""
+    if job.lengths is None or job.lengths.collation is Collation.PACKED:
+        return torch.ones_like(input_ids)
+    micro_batch_size, length = input_ids.shape
+    ends = torch.tensor(job.lengths.samples_of_batch(micro_batch_size, length).tolist())
+    return (torch.arange(length) < ends[:, None]).long()
 
 
 def _tensor_plan(model: Any, degree: int) -> dict[str, str] | None:

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bexplore.errors import UserInputError, require, suggestion
@@ -54,7 +54,7 @@ class UserCallable:
 
     path: str
     function: Callable[..., Any]
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *positional: Any) -> Any:
         """Call the function; its errors are not caught."""

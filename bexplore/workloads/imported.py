@@ -5,6 +5,7 @@ Exceptions of the user's code are not caught, so their tracebacks are the user's
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -43,6 +44,8 @@ def build_imported(job: Job) -> Workload:
     * `samples_of`, optional: called with a batch, returns its number of samples, where its tensors do not show that.
     * `arguments`, optional: keyword arguments; each callable gets those that its signature names.
 
+    Where the lengths of the job's samples vary, `batch` takes the length of the batch as a keyword argument.
+
     Random numbers of torch are seeded before the model is made and before each batch.
 
     Raises:
@@ -55,19 +58,54 @@ def build_imported(job: Job) -> Workload:
     for name in ("model", "batch"):
         require(name in paths, f"An imported model needs `{name}`.", "Give `model` and `batch`, or `step`.")
     callables = load_callables(paths, job.model.get("arguments") or {}, import_root=job.import_root)
+    make_batch = _at_longest(job, callables["batch"])
     device = torch.device(job.device)
     with creation_device(device):
         loss_module = ImportedLoss(_make_model(callables["model"]), _make_loss(callables.get("loss")))
     place(loss_module, device)
-    check_calls(callables)
+    check_calls(callables | {"batch": make_batch})
     dtype = torch.bfloat16 if job.precision is Precision.BFLOAT16 else None
-    batches = UserBatches.of(callables["batch"], callables.get("samples_of"), seed=job.seed, device=device, dtype=dtype)
+    batches = UserBatches.of(make_batch, callables.get("samples_of"), seed=job.seed, device=device, dtype=dtype)
     workload = assemble(
         job, loss_module, lambda size: (batches.make(size),), batch_dimensions=batches.layout.dimensions
     )
     workload.samples_are_seen = batches.layout.is_seen
     workload.make_other_batch = lambda size, number: (batches.make_other(size, number),)
+    if job.lengths is not None:
+        make = _batches_of_length(job, batches)
+        workload.make_batch_of_length = lambda size, length: (make(size, length),)
     return workload
+
+
+def _at_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
+    """Return a maker of batches that makes the longest ones, where the lengths of samples vary.
+
+    Raises:
+        UserInputError: It takes no length.
+    """
+    own = function if isinstance(function, UserCallable) else UserCallable(path="make_batch", function=function)
+    if job.lengths is None:
+        return own
+    name = job.lengths.argument
+    parameters = inspect.signature(own.function).parameters
+    require(
+        name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()),
+        f"explore.lengths needs batches of a given length, and {own.path} takes no argument {name!r}.",
+        f"Let it take {name}, the tokens of a row; or name the argument that does: explore.lengths.argument.",
+    )
+    return dataclasses.replace(own, arguments={**own.arguments, name: job.lengths.longest})
+
+
+def _batches_of_length(job: Job, batches: UserBatches) -> Callable[[int, int], Batch]:
+    longest = batches.function
+    assert job.lengths is not None and isinstance(longest, UserCallable)
+    name = job.lengths.argument
+
+    def make(micro_batch_size: int, length: int) -> Batch:
+        function = dataclasses.replace(longest, arguments={**longest.arguments, name: length})
+        return dataclasses.replace(batches, function=function).make(micro_batch_size)
+
+    return make
 
 
 class ImportedLoss(nn.Module):
@@ -201,8 +239,8 @@ def _build_step(job: Job) -> Workload:
     for module in modules:
         place(module, device)
     check_calls(callables)
-    function = callables.get("batch") or step.make_batch
-    batches = UserBatches.of(function, callables.get("samples_of"), seed=job.seed, device=device)
+    make_batch = _at_longest(job, callables.get("batch") or step.make_batch)
+    batches = UserBatches.of(make_batch, callables.get("samples_of"), seed=job.seed, device=device)
     training = job.mode is Mode.TRAIN
     return Workload(
         job=job,
@@ -215,6 +253,7 @@ def _build_step(job: Job) -> Workload:
         batch_dimensions=batches.layout.dimensions,
         samples_are_seen=batches.layout.is_seen,
         make_other_batch=batches.make_other,
+        make_batch_of_length=_batches_of_length(job, batches) if job.lengths is not None else None,
     )
 
 

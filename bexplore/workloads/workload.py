@@ -46,6 +46,8 @@ class Workload:
         batch_dimensions: Dimension of the sample for each tensor leaf of a batch; None for a tensor without. It is None
             where the structure of a batch depends on its size (a list of samples).
         samples_are_seen: Whether `make_batch` checks the number of samples of a batch.
+        make_batch_of_length: (micro_batch_size, length) -> a batch whose rows have a length, those of `make_batch` have
+            the longest; None where all have one length.
         make_other_batch: (micro_batch_size, number) -> a batch of the user's own code with the random numbers of a
             number from 1 on; None for synthetic samples.
         bucket_bytes: Bytes of gradient buckets, which no tensor of the modules shows.
@@ -63,6 +65,7 @@ class Workload:
     batch_dimensions: list[int | None] | None = None
     samples_are_seen: bool = True
     make_other_batch: Callable[[int, int], Batch] | None = None
+    make_batch_of_length: Callable[[int, int], Batch] | None = None
     bucket_bytes: int = 0
     is_compiled_by_block: bool = False
 
@@ -91,6 +94,7 @@ def assemble(
     make_batch: Callable[[int], Batch],
     *,
     batch_dimensions: list[int | None] | None = None,
+    make_batch_of_length: Callable[[int, int], Batch] | None = None,
     tensor_plan: Mapping[str, str] | None = None,
 ) -> Workload:
     """Make the workload of a loss module, whose parameters are on the job's device.
@@ -100,13 +104,16 @@ def assemble(
         loss_module: `loss_module(*batch)` gives the scalar loss.
         make_batch: micro_batch_size -> a tuple of the loss module's arguments, on the job's device.
         batch_dimensions: Dimension of the sample for each tensor leaf of a batch, as in `Workload`.
+        make_batch_of_length: As in `Workload`; taken where the lengths of the job's samples vary.
         tensor_plan: How ranks share its linear layers: see `parallel.TensorPlan`; None where that is not known.
 
     Raises:
         UserInputError: The optimizer or its arguments are wrong, or the ranks of the job cannot share the model.
     """
     with _conversion.get()(loss_module):
-        return _assemble(job, loss_module, make_batch, batch_dimensions, tensor_plan)
+        workload = _assemble(job, loss_module, make_batch, batch_dimensions, tensor_plan)
+    workload.make_batch_of_length = make_batch_of_length if job.lengths is not None else None
+    return workload
 
 
 Conversion = Callable[[nn.Module], contextlib.AbstractContextManager[object]]

@@ -15,7 +15,7 @@ PACKAGE = Path(bexplore.__file__).parent
 
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
-    "": "errors units host job batching config workloads trace measurement search engine command replay testing "
+    "": "errors units host lengths job batching config workloads trace measurement search engine command replay testing "
     "exploration guard output cli pytest_plugin lightning transformers __main__",
     "host": "blas_threads logs locks json_files accelerators machine contention",
     "config": "training_step document field_types schema command job_variant config dialects hydra_tree "

@@ -11,24 +11,23 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from bexplore.engine.protocol.messages import CompareEager
 from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.batches import Batches
 from bexplore.engine.worker.block_inputs import mark_inputs, sample_dimensions
 from bexplore.engine.worker.compilation import (
     Toolchain,
     compile_workload,
     feasible_mode,
     keep_artifacts_in,
-    mark_batch_dimension,
     repeated_classes,
     truncate_layers,
 )
@@ -41,8 +40,8 @@ from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, re
 from bexplore.engine.worker.probe_facts import ProbeFacts
 from bexplore.engine.worker.processors import Placement
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
-from bexplore.engine.worker.steps import Ranks, Steps, len_of, warm_device
-from bexplore.engine.worker.timing import Report, SizeTimer, headline
+from bexplore.engine.worker.steps import BatchMix, Ranks, Steps, len_of, warm_device
+from bexplore.engine.worker.timing import RanPass, Report, SizeTimer, headline, run_pass
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
@@ -106,7 +105,6 @@ class Session:
         self._idle_before_bytes = 0  # what this process held before the probe
         self._first_pass_s = 0.0
         self._timed_batch: tuple[int, Batch] | None = None
-        self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
         self._is_checked = False  # whether the step was seen to train, or why that cannot be
         self._why_unchecked = ""
         self._placement = Placement()
@@ -127,26 +125,27 @@ class Session:
             ranks=ranks,
             replica_batch_size=replica_batch_size,
         )
+        self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
+        self._batches = Batches(self.workload, compilation, self.shared_mode)
         self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
         self._timer = SizeTimer(
             self.steps,
             self.device,
             uses_cuda_graphs=self.uses_cuda_graphs,
-            make_batch=self._make_batch,
+            make_batch=self._make_timed_batch,
             compile_pass=self._compile_pass,
             report=report,
         )
-        self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
         self._compile(block_classes, artifacts_dir)
         report(stage="warm")
         self._products_per_s = warm_device(self.device)
 
     def _compile(self, block_classes: list[type[torch.nn.Module]], artifacts_dir: Path | None) -> None:
         """Have the workload compiled when it first runs."""
-        if self.workload.is_compiled_by_block and self._marks:
+        if self.workload.is_compiled_by_block and self._batches.serve_several_sizes:
             with self._around_steps():
                 dimensions = sample_dimensions(self.workload)
-            mark_inputs(self.workload.compiled_modules, dimensions, self._mark)
+            mark_inputs(self.workload.compiled_modules, dimensions, self._batches.mark)
         compile_workload(self.workload, self.job.compile, self.compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
             self.toolchain.wait()
@@ -159,7 +158,7 @@ class Session:
             Exception: Whatever the user's step or the compiler raised.
         """
         with self._around_steps():
-            self._first_pass_s = self._compile_pass(self._make_batch(micro_batch_size))
+            self._first_pass_s = self._compile_pass(self._make_timed_batch(micro_batch_size))
 
     def measure(self, probe: Probe, *, pass_budget_s: float) -> dict[str, Any]:
         """Run one size for real.
@@ -194,19 +193,19 @@ class Session:
     def _run(self, probe: Probe, pass_budget_s: float) -> ProbeFacts:
         """Compile where that is due, read the peak of a step, and time passes and updates."""
         repeated = self.steps.num_repeated
-        batch = self._make_batch(probe.micro_batch_size)
+        timed_batch = self._make_timed_batch(probe.micro_batch_size)
         is_known = probe.micro_batch_size in self._timer.usual_pass_s and not probe.purpose.is_verification
-        first_pass_s = (0.0 if is_known else self._compile_pass(batch)) or self._first_pass_s
+        first_pass_s = (0.0 if is_known else self._compile_pass(timed_batch)) or self._first_pass_s
         self._first_pass_s = 0.0
+        batch = self._longest_after(timed_batch, probe.micro_batch_size)
         memory = self._memory(batch, probe)
+        passes, known = self._passes_that_ran(timed_batch, memory)
         others = self._timer.batches_of_others(probe)
         account = self.watch.take()
         retries = num_alloc_retries(self.device)
         self.report(stage="passes")
         self.steps.pass_times_by_kind_s.clear()  # those of the step whose memory was read do not count
-        timed = self._timer.time(
-            batch, others, probe, memory.passes, known=memory.passes_that_count, budget_s=pass_budget_s
-        )
+        timed = self._timer.time(timed_batch, others, probe, passes, known=known, budget_s=pass_budget_s)
         if not math.isfinite(timed.loss):
             raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
         self._timer.usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
@@ -225,6 +224,27 @@ class Session:
             num_repeated_passes=self.steps.num_repeated - repeated,
             has_gradients=has_gradients,
         )
+
+    def _longest_after(self, timed_batch: Batch | BatchMix, micro_batch_size: int) -> Batch:
+        """Return the batch whose memory is read: the longest, once typical ones have run, as late in a training.
+
+        Blocks that a caching allocator has kept for typical batches may be too small for the longest.
+        """
+        if not isinstance(timed_batch, BatchMix):
+            return timed_batch
+        self.report(stage="typical batches", headroom_bytes=self.limit.growth_bytes(self.steps.live_bytes()))
+        for one in timed_batch.batches:
+            self.steps.forward_backward(one)
+        self.steps.clear_gradients()
+        return self._make_batch(micro_batch_size)
+
+    def _passes_that_ran(
+        self, timed_batch: Batch | BatchMix, memory: StepMemory
+    ) -> tuple[Sequence[RanPass], Sequence[RanPass]]:
+        """Return passes that show how long one takes, and those of them that count."""
+        if isinstance(timed_batch, BatchMix):
+            return [run_pass(self.steps, timed_batch)], ()
+        return memory.passes, memory.passes_that_count
 
     def _details(self, probe: Probe) -> dict[str, Any]:
         """Return what is true of the session, whatever a probe has shown."""
@@ -311,7 +331,7 @@ class Session:
             Exception: Whatever the user's step raised.
         """
         if self._timed_batch is None or self._timed_batch[0] != micro_batch_size:
-            self._timed_batch = (micro_batch_size, self._make_batch(micro_batch_size))
+            self._timed_batch = (micro_batch_size, self._make_timed_batch(micro_batch_size))
         batch = self._timed_batch[1]
         if turn is not None:
             self._placement.take_slot(turn, torch.get_num_threads())
@@ -345,7 +365,7 @@ class Session:
                     peak = self._memory_step.peak_of_one(batch)
             compiled, eager = time_pairs(
                 self.steps,
-                batch,
+                self._make_timed_batch(request.micro_batch_size),
                 request,
                 usual_pass_s=usual_s,
                 is_warm=needs_no_warm_up(self.device, usual_s),
@@ -380,19 +400,11 @@ class Session:
 
     def _make_batch(self, micro_batch_size: int) -> Batch:
         self.report(stage="batch")
-        batch = tree_map(_with_standard_strides, self.workload.make_batch(micro_batch_size))
-        if self._marks:
-            self._hint = self._hint or (None if self.device.type == "cpu" else micro_batch_size)
-            self._mark(batch, self.workload.batch_dimensions)
-        return batch
+        return self._batches.longest(micro_batch_size)
 
-    @property
-    def _marks(self) -> bool:
-        """Whether one program serves several sizes, so that the compiler is shown what grows with the samples."""
-        return self.compilation is Compilation.SHARED and self.job.compile.enabled
-
-    def _mark(self, tree: Any, dimensions: list[int | None] | None) -> None:
-        mark_batch_dimension(tree, dimensions, self.shared_mode, hint=self._hint)
+    def _make_timed_batch(self, micro_batch_size: int) -> Batch | BatchMix:
+        self.report(stage="batch")
+        return self._batches.timed(micro_batch_size)
 
     def _memory(self, batch: Batch, probe: Probe) -> StepMemory:
         self.report(stage="memory", headroom_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
@@ -401,8 +413,12 @@ class Session:
             return self._memory_step.verify(batch, size)
         return self._memory_step.run(batch, size, expected_pass_s=self._expected_pass_s(size))
 
-    def _compile_pass(self, batch: Batch) -> float:
-        """Run a pass and an update where something may still have to be built; return its seconds."""
+    def _compile_pass(self, timed_batch: Batch | BatchMix) -> float:
+        """Run a pass and an update where something may still have to be built; return the seconds of building passes.
+
+        Each length of a mix runs one pass: a program may serve one length alone.
+        """
+        batch, *others = timed_batch.batches if isinstance(timed_batch, BatchMix) else (timed_batch,)
         one_program = self.compilation is Compilation.SHARED and self.shared_mode.serves_every_size
         if self.is_compiled and one_program:
             return 0.0
@@ -411,6 +427,9 @@ class Session:
         else:
             self.report(stage="compile")
         seconds = self.steps.first_pass(batch)
+        for other in others:
+            before, further_s = self.steps.num_compilations, self.steps.first_pass(other)
+            seconds += further_s if self.steps.num_compilations > before else 0.0
         if self.uses_cuda_graphs:
             self.steps.keep_gradients()
         if self.is_training and not self.has_states:
@@ -429,10 +448,3 @@ class Session:
     def _warnings_of_cuda_graphs(self, probe: Probe) -> list[str]:
         is_concerned = self.uses_cuda_graphs and self.is_training and probe.purpose.is_verification
         return [WARNING_OF_CUDA_GRAPHS] if is_concerned else []
-
-
-def _with_standard_strides(leaf: Any) -> Any:
-    """Give a contiguous tensor its standard strides: with one sample, a view may have any, and torch guards on them."""
-    if isinstance(leaf, torch.Tensor) and leaf.is_contiguous():
-        return leaf.clone(memory_format=torch.contiguous_format)
-    return leaf

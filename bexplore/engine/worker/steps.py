@@ -36,6 +36,19 @@ MAX_REPEATED_PASSES = 3
 Gradient = tuple[torch.nn.Parameter, torch.Tensor | None]
 
 
+@dataclass(frozen=True, slots=True)
+class BatchMix:
+    """Batches of different lengths whose passes are timed as one: the mean over their shares.
+
+    Attributes:
+        batches: Of one size.
+        shares: Share of the training's batches for which each stands; they add up to 1.
+    """
+
+    batches: tuple[Batch, ...]
+    shares: tuple[float, ...]
+
+
 class CompiledEachPassError(Exception):
     """The compiler runs in each pass, so that none can be timed."""
 
@@ -176,6 +189,8 @@ class Steps:
         Raises:
             CompiledEachPassError: It ran in each of them.
         """
+        if isinstance(batch, BatchMix):
+            return self._timed_mix(batch, num_passes)
         if not self.synchronizes_last:
             return self._timed_passes(batch, num_passes, is_last=True)
         share = self.reduction_share(len_of(batch))
@@ -187,6 +202,19 @@ class Steps:
         self.waited_s = waited_s + (self.waited_s - waited_s) * share
         self.pass_times_by_kind_s.append((len_of(batch), inner_s, last_s))
         return inner_s + (last_s - inner_s) * share
+
+    def _timed_mix(self, mix: BatchMix, num_passes: int) -> float:
+        num_before = len(self.pass_times_by_kind_s)
+        times_s, waits_s = [], []
+        for batch in mix.batches:
+            times_s.append(self.timed_pass(batch, num_passes))
+            waits_s.append(self.waited_s)
+        self.waited_s = _mean(waits_s, mix.shares)
+        own = self.pass_times_by_kind_s[num_before:]
+        if own:
+            sizes, inner_s, last_s = zip(*own, strict=True)
+            self.pass_times_by_kind_s[num_before:] = [(sizes[0], _mean(inner_s, mix.shares), _mean(last_s, mix.shares))]
+        return _mean(times_s, mix.shares)
 
     @property
     def zeros_stand_for_a_pass(self) -> bool:
@@ -341,6 +369,10 @@ class Steps:
     def bucket_bytes(self) -> int:
         """Bytes of gradient buckets, which no tensor of the modules shows."""
         return self._workload.bucket_bytes
+
+
+def _mean(values: Sequence[float], shares: Sequence[float]) -> float:
+    return sum(value * share for value, share in zip(values, shares, strict=True))
 
 
 def with_dense_gradients(gradients: Sequence[Gradient]) -> list[torch.nn.Parameter] | None:

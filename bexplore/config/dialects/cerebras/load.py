@@ -22,6 +22,7 @@ from bexplore.config.dialects.cerebras.request import (
     read_request,
 )
 from bexplore.config.dialects.cerebras.section import Section
+from bexplore.config.dialects.lengths import with_lengths
 from bexplore.config.dialects.parallelism import read_parallelism
 from bexplore.config.dialects.values import as_number, is_number, notice_near_misses, read_flag, read_positive
 from bexplore.config.dialects.variants import find_variants, read_axes
@@ -73,9 +74,9 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
 
     def job_of(changed: Problems) -> Job:
         own = read_settings(changed.document.values.get("explore"), changed, allow_code=allow_code, effort=effort)
-        return _job(layout, changed, side, own, num_replicas, parallelism)
+        return with_lengths(changed, own, _job(layout, changed, side, own, num_replicas, parallelism))
 
-    job = _job(layout, problems, side, settings, num_replicas, parallelism)
+    job = with_lengths(problems, settings, _job(layout, problems, side, settings, num_replicas, parallelism))
     variants = find_variants(problems, settings, axes, job, job_of)
     max_steps = _read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
     problems.raise_if_any()

@@ -1,0 +1,133 @@
+"""Give a job the lengths of its samples: `explore.lengths`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bexplore.config.document.document import Problems
+from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.schema import ExploreSettings, LengthsOptions
+from bexplore.job import Job
+from bexplore.lengths import MAX_DISTINCT, Collation, Integers, Lengths
+
+LONGEST = 1_000_000  # tokens, as of a sequence length
+_MOST_BYTES = 256 * 2**20  # of a file of lengths
+_KEY: KeyPath = ("explore", "lengths")
+_TEXT_TASKS = ("image_classification",)  # tasks whose samples have no length
+
+
+def with_lengths(problems: Problems, settings: ExploreSettings, job: Job) -> Job:
+    """Return a job with the lengths of its samples, at whose longest it is built and traced.
+
+    Samples are cut off behind the job's own sequence length, as a tokenizer does. One program then serves all lengths
+    of a training that does not say otherwise, and a padding collator's mask is given to models of transformers.
+
+    Args:
+        problems: Receives what is wrong.
+    """
+    options = settings.lengths
+    if options is None or not _has_lengths(problems, job):
+        return job
+    found = _read(problems, options)
+    if found is None:
+        return job
+    samples, weights = found
+    lengths = Lengths.of_samples(
+        samples,
+        weights,
+        collation=Collation(options.padding),
+        multiple_of=options.multiple_of,
+        buckets=tuple(sorted(options.buckets)),
+        argument=options.argument,
+        source=options.file or "explore.lengths",
+    )
+    lengths = _cut(problems, lengths, job)
+    compiling = job.compile
+    if lengths.varies and "dynamic" not in settings.compile.model_fields_set:
+        compiling = dataclasses.replace(compiling, dynamic=None)  # torch's own default: the second length is symbolic
+    return dataclasses.replace(
+        job, lengths=lengths, sequence_length=lengths.longest, compile=compiling, data=_data(settings, job, lengths)
+    )
+
+
+def _has_lengths(problems: Problems, job: Job) -> bool:
+    is_of_images = job.workload == "transformers" and job.model.get("task") in _TEXT_TASKS
+    if job.workload in ("decoder", "transformers", "imported") and not is_of_images:
+        return True
+    problems.error(
+        _KEY,
+        f"samples of {job.model.get('task', job.workload)} have no length here",
+        "remove it; the decoder, text tasks of transformers, and code of your own take lengths",
+    )
+    return False
+
+
+def _data(settings: ExploreSettings, job: Job, lengths: Lengths) -> dict[str, Any]:
+    data = dict(job.data)
+    if job.workload != "transformers":
+        return data
+    data["sequence_length"] = lengths.longest
+    options = settings.workload.transformers if settings.workload is not None else None
+    is_given = options is not None and "attention_mask" in options.model_fields_set
+    if not is_given and lengths.collation is not Collation.PACKED:
+        data["attention_mask"] = True
+    return data
+
+
+def _cut(problems: Problems, lengths: Lengths, job: Job) -> Lengths:
+    limit = job.sequence_length or job.model.get("max_position_embeddings")
+    if not isinstance(limit, int) or lengths.values[-1] <= limit:
+        return lengths
+    share = sum(weight for value, weight in zip(lengths.values, lengths.weights, strict=True) if value > limit)
+    problems.warn(_KEY, f"{share:.2%} of the samples are longer than {limit} tokens, and are cut off there")
+    return lengths.truncated(limit)
+
+
+def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[float] | None] | None:
+    """Return lengths and their weights; None where the file of them is wrong."""
+    if options.values is not None:
+        return np.asarray(options.values), options.weights
+    if options.quantiles is not None:
+        percents, lengths = zip(*options.marks(), strict=True)
+        places = 100 * (np.arange(MAX_DISTINCT) + 0.5) / MAX_DISTINCT
+        between = np.rint(np.interp(places, percents, lengths)).astype(np.int64)
+        return np.append(between[:-1], lengths[-1]), None
+    path = problems.document.path.resolve().parent / str(options.file)
+    try:
+        return _of_file(path), None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        problems.error((*_KEY, "file"), f"cannot read lengths from {quoted(str(options.file))}: {reason}")
+        return None
+
+
+def _of_file(path: Path) -> Integers:
+    """Read lengths of samples.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It holds something else.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+    if path.suffix == ".npy":
+        found = np.load(path, allow_pickle=False).ravel()
+    elif path.suffix == ".json":
+        found = np.asarray(json.loads(path.read_text()))
+    else:
+        words = re.split(r"[\s,;]+", path.read_text().strip())
+        wrong = next((word for word in words if not word.isdigit()), None)
+        if wrong is not None:
+            raise ValueError(f"{quoted(wrong)} is no number of tokens")
+        found = np.asarray([int(word) for word in words])
+    if found.ndim != 1 or not len(found) or not np.issubdtype(found.dtype, np.number):
+        raise ValueError("it holds no list of numbers")
+    if not ((found >= 1) & (found <= LONGEST) & (found == np.rint(found))).all():
+        raise ValueError(f"lengths are whole numbers from 1 to {LONGEST}")
+    return found.astype(np.int64)

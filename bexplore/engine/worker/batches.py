@@ -1,0 +1,99 @@
+"""Batches of a session's workload: laid out and marked for the compiler, of one length or of those that are typical."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.compilation import mark_batch_dimension
+from bexplore.engine.worker.steps import BatchMix
+from bexplore.engine.worker.torch_private import prefer_dynamic
+from bexplore.measurement.probe import Compilation
+from bexplore.workloads import Batch, Workload
+
+_SAMPLES_COMPARED = 2
+
+
+class Batches:
+    """Makes the batches of a workload.
+
+    Args:
+        workload: Built.
+        compilation: The program that will run them.
+        shared_mode: What a shared program is told of the samples.
+    """
+
+    def __init__(self, workload: Workload, compilation: Compilation, shared_mode: SharedMode) -> None:
+        self._workload, self._compilation, self._shared_mode = workload, compilation, shared_mode
+        self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
+
+    @property
+    def serve_several_sizes(self) -> bool:
+        """Whether one program does, so that the compiler is shown what grows with the samples."""
+        return self._compilation is Compilation.SHARED and self._workload.job.compile.enabled
+
+    @property
+    def serve_several_lengths(self) -> bool:
+        """Whether one program does: always of a search, and in the training itself unless it compiles statically."""
+        settings = self._workload.job.compile
+        is_static = self._compilation is Compilation.EXACT and settings.dynamic is False
+        return settings.enabled and self._compilation is not Compilation.EAGER and not is_static
+
+    def longest(self, micro_batch_size: int) -> Batch:
+        """Return a batch of the longest samples, or of the only length that there is."""
+        return self._ready(self._workload.make_batch(micro_batch_size), micro_batch_size)
+
+    def timed(self, micro_batch_size: int) -> Batch | BatchMix:
+        """Return what a pass of a size is timed with: the batches that stand for all of its lengths."""
+        make, lengths = self._workload.make_batch_of_length, self._workload.job.lengths
+        if make is None or lengths is None:
+            return self.longest(micro_batch_size)
+        typical = lengths.typical_batches(micro_batch_size)
+        batches = (self._ready(make(micro_batch_size, one.length), micro_batch_size) for one in typical)
+        return BatchMix(tuple(batches), tuple(one.share for one in typical))
+
+    def mark(self, tree: Any, dimensions: list[int | None] | None) -> None:
+        """Declare the sample dimensions of the tensors of a pytree symbolic, as the shared program needs it."""
+        mark_batch_dimension(tree, dimensions, self._shared_mode, hint=self._hint)
+
+    def _ready(self, batch: Batch, micro_batch_size: int) -> Batch:
+        batch = tree_map(_with_standard_strides, batch)
+        if self.serve_several_sizes:
+            device_type = torch.device(self._workload.job.device).type
+            self._hint = self._hint or (None if device_type == "cpu" else micro_batch_size)
+            self.mark(batch, self._workload.batch_dimensions)
+        if self.serve_several_lengths and self._length_dimensions:
+            for tensor, dimensions in zip(_tensors(batch), self._length_dimensions, strict=True):
+                for dimension in dimensions:
+                    prefer_dynamic(tensor, dimension)
+        return batch
+
+    @functools.cached_property
+    def _length_dimensions(self) -> list[list[int]]:
+        """Dimensions of each tensor of a batch that grow with its length; empty where that cannot be seen."""
+        make, lengths = self._workload.make_batch_of_length, self._workload.job.lengths
+        if make is None or lengths is None or not lengths.varies:
+            return []
+        ends = (lengths.batch_lengths(1).min(), lengths.longest)
+        short, long = (_tensors(make(_SAMPLES_COMPARED, int(length))) for length in ends)
+        if [tensor.dim() for tensor in short] != [tensor.dim() for tensor in long]:
+            return []
+        return [
+            [place for place, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if one != other]
+            for a, b in zip(short, long, strict=True)
+        ]
+
+
+def _tensors(batch: Batch) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+
+
+def _with_standard_strides(leaf: Any) -> Any:
+    """Give a contiguous tensor its standard strides: with one sample, a view may have any, and torch guards on them."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_contiguous():
+        return leaf.clone(memory_format=torch.contiguous_format)
+    return leaf

@@ -1,0 +1,268 @@
+"""The lengths of a training's samples, and of the batches that its collation makes of them.
+
+A batch is as long as its longest sample, so a larger micro-batch pads more: the speed of a size is a mean over the
+batches that a collation makes at it. Batches of all sizes are cut from one sequence of samples, so that sizes are
+compared on the same data. A few batches stand for all of a size: see `typical_batches`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Samples of the sequence from which the batches of every size are cut: so many that the longest batch of 64 samples is
+# seen 1,024 times. Source: benchmarks/results/lengths_draws.md.
+NUM_SAMPLES = 2**16
+# Batches that stand for all of a size: with four, the mean of a polynomial of the third degree in the length is exact,
+# also after their lengths are rounded. Source: benchmarks/results/lengths_draws.md.
+NUM_BATCHES = 4
+# Batches whose lengths differ less than this, as variance over squared mean, are one length: were a pass quadratic in
+# it, its mean would be so much longer at most.
+ALIKE = 1e-3
+# Distinct lengths of a distribution; more are put together.
+MAX_DISTINCT = 1000
+# Batches over which samples are sorted. Source: `LengthGroupedSampler` (mega_batch_mult) of the package transformers.
+SORTED_BATCHES = 50
+_ORDER_SEED = 0  # of the sequence of samples
+
+Integers = NDArray[np.int64]
+
+
+class Collation(StrEnum):
+    """How samples of different lengths become a batch."""
+
+    LONGEST = "longest"  # padded to the longest sample of the batch
+    MAXIMUM = "max"  # padded to the longest sample of all
+    SORTED = "sorted"  # as `longest`, of samples that are sorted by length within many batches
+    BUCKETS = "buckets"  # as `longest`, of samples of one bucket
+    PACKED = "packed"  # several samples in each row of the longest length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalBatch:
+    """One of the batches that stand for all of a size.
+
+    Attributes:
+        length: Tokens of a row, padding included.
+        share: Share of the batches of the size for which it stands, 0 to 1.
+    """
+
+    length: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """A distribution of the lengths of samples, and how they become batches.
+
+    Attributes:
+        values: Distinct lengths, ascending.
+        weights: Share of each, which add up to 1.
+        collation: How samples become a batch.
+        multiple_of: Rows are padded to a multiple of this.
+        buckets: Ascending upper bounds of buckets; for `buckets` alone.
+        argument: Name by which the user's own callables take the length of a batch.
+        source: Where the distribution is from, in words.
+    """
+
+    values: tuple[int, ...]
+    weights: tuple[float, ...]
+    collation: Collation = Collation.LONGEST
+    multiple_of: int = 1
+    buckets: tuple[int, ...] = ()
+    argument: str = "sequence_length"
+    source: str = field(default="", compare=False)
+
+    @classmethod
+    def of_samples(
+        cls, lengths: Sequence[int] | Integers, weights: Sequence[float] | None = None, **fields: Any
+    ) -> Lengths:
+        """Return the distribution of lengths, one a sample or with weights.
+
+        More than `MAX_DISTINCT` distinct lengths become the means of as many equal shares; the longest stays.
+        """
+        found, index = np.unique(np.asarray(lengths, dtype=np.int64), return_inverse=True)
+        counts = np.bincount(index, weights=None if weights is None else np.asarray(weights, dtype=float))
+        shares = counts / counts.sum()
+        if len(found) > MAX_DISTINCT:
+            found, shares = _put_together(found, shares)
+        kept = shares > 0
+        values, kept_shares = found[kept].tolist(), shares[kept].tolist()
+        return cls(values=tuple(values), weights=tuple(kept_shares), **fields)
+
+    def truncated(self, longest: int) -> Lengths:
+        """Return the distribution of samples that are cut off behind a length."""
+        if self.values[-1] <= longest:
+            return self
+        cut = Lengths.of_samples([min(value, longest) for value in self.values], self.weights)
+        return dataclasses.replace(self, values=cut.values, weights=cut.weights)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, padded to a multiple."""
+        return _up(self.values[-1], self.multiple_of)
+
+    @property
+    def mean(self) -> float:
+        """Mean tokens of a sample, without padding."""
+        return float(np.dot(self.values, self.weights))
+
+    def quantile(self, share: float) -> int:
+        """Return the smallest length that a share of the samples, 0 to 1, does not exceed."""
+        cumulative = np.cumsum(self.weights)
+        return self.values[min(int(np.searchsorted(cumulative, share - 1e-12)), len(self.values) - 1)]
+
+    @property
+    def varies(self) -> bool:
+        """Whether batches have different lengths."""
+        return self.collation not in (Collation.MAXIMUM, Collation.PACKED) and self.quantile(0) != self.values[-1]
+
+    def batch_lengths(self, micro_batch_size: int) -> Integers:
+        """Return the length of each batch that the collation makes of the sequence of samples.
+
+        Args:
+            micro_batch_size: Samples of a batch; of packed samples its rows.
+        """
+        return _batch_lengths(self, micro_batch_size)
+
+    def typical_batches(self, micro_batch_size: int) -> tuple[TypicalBatch, ...]:
+        """Return the batches that stand for all of a size, the shortest first; their shares add up to 1.
+
+        Their lengths are the nodes, and their shares the weights, of the Gauss quadrature of the distribution of
+        lengths of batches (Golub and Welsch, Mathematics of Computation 23, 1969): where the seconds of a pass are a
+        polynomial of the length of degree 2 n - 1 at most, n passes give their mean over all batches. Lengths are then
+        rounded to ones that occur, and the shares solved for again, exact to degree n - 1.
+        """
+        return _typical_batches(self, micro_batch_size)
+
+    def samples_of_batch(self, micro_batch_size: int, length: int) -> Integers:
+        """Return lengths of the samples of a batch of a length: the longest, and the quantiles of those that fit.
+
+        Args:
+            micro_batch_size: Samples of the batch.
+            length: Tokens of its rows.
+        """
+        places = (np.arange(micro_batch_size) + 0.5) / micro_batch_size
+        fit = np.asarray([value for value in self.values if value <= length] or [length])
+        cumulative = np.cumsum(self.weights[: len(fit)])
+        samples = fit[np.minimum(np.searchsorted(cumulative, places * cumulative[-1]), len(fit) - 1)]
+        return np.append(samples[:-1], length)
+
+    def samples_per_row(self) -> float:
+        """Return the mean samples in a row; 1 but for packed samples."""
+        if self.collation is not Collation.PACKED:
+            return 1.0
+        samples = _sequence(self)[:_PACKED_SAMPLES]
+        return len(samples) / _num_packed_rows(samples, self.longest)
+
+    def padding_share(self, micro_batch_size: int) -> float:
+        """Return the share of the tokens of batches, 0 to 1, that is padding."""
+        rows = float(np.mean(self.batch_lengths(micro_batch_size)))
+        return max(0.0, 1.0 - self.mean * self.samples_per_row() / rows)
+
+
+# Samples that are packed at a time; more change the share of padding by less than 0.2 %.
+_PACKED_SAMPLES = 2048
+
+
+@functools.lru_cache(maxsize=8)
+def _sequence(lengths: Lengths) -> Integers:
+    """Return lengths of samples in a random order, of which each occurs as often as its share asks for."""
+    places = (np.arange(NUM_SAMPLES) + 0.5) / NUM_SAMPLES
+    index = np.minimum(np.searchsorted(np.cumsum(lengths.weights), places), len(lengths.values) - 1)
+    samples = np.asarray(lengths.values, dtype=np.int64)[index]
+    return np.random.default_rng(_ORDER_SEED).permutation(samples)
+
+
+@functools.lru_cache(maxsize=4096)
+def _batch_lengths(lengths: Lengths, micro_batch_size: int) -> Integers:
+    if lengths.collation in (Collation.MAXIMUM, Collation.PACKED) or micro_batch_size >= NUM_SAMPLES:
+        return np.asarray([lengths.longest])
+    samples = _sequence(lengths)
+    match lengths.collation:
+        case Collation.SORTED:
+            longest = _longest_of(_sorted_in_windows(samples, SORTED_BATCHES * micro_batch_size), micro_batch_size)
+        case Collation.BUCKETS:
+            bounds = np.searchsorted(lengths.buckets, samples)
+            parts = [_longest_of(samples[bounds == bucket], micro_batch_size) for bucket in np.unique(bounds)]
+            longest = np.concatenate(parts)
+        case _:
+            longest = _longest_of(samples, micro_batch_size)
+    return -(-longest // lengths.multiple_of) * lengths.multiple_of
+
+
+def _longest_of(samples: Integers, micro_batch_size: int) -> Integers:
+    """Return the longest sample of each batch; a last batch that is not full counts where it is the only one."""
+    whole = len(samples) // micro_batch_size * micro_batch_size
+    if whole == 0:
+        return samples.max(keepdims=True)
+    return samples[:whole].reshape(-1, micro_batch_size).max(axis=1)
+
+
+def _sorted_in_windows(samples: Integers, window: int) -> Integers:
+    return np.concatenate([np.sort(samples[start : start + window]) for start in range(0, len(samples), window)])
+
+
+def _num_packed_rows(samples: Integers, capacity: int) -> int:
+    """Return the rows into which samples are packed, each into the fullest row that has room, the longest first."""
+    counts = [0] * (capacity + 1)  # of rows, by the tokens that are left in them
+    num_rows = 0
+    for length in sorted(samples.tolist(), reverse=True):
+        room = next((left for left in range(length, capacity) if counts[left]), None)
+        if room is None:
+            room, num_rows = capacity, num_rows + 1
+        else:
+            counts[room] -= 1
+        counts[room - length] += 1
+    return num_rows
+
+
+@functools.lru_cache(maxsize=4096)
+def _typical_batches(lengths: Lengths, micro_batch_size: int) -> tuple[TypicalBatch, ...]:
+    support, counts = np.unique(lengths.batch_lengths(micro_batch_size), return_counts=True)
+    shares = counts / counts.sum()
+    mean = float(support @ shares)
+    if float((support - mean) ** 2 @ shares) <= ALIKE * mean**2:
+        support, shares = support[[np.abs(support - mean).argmin()]], np.ones(1)
+    elif len(support) > NUM_BATCHES:
+        support, shares = _quadrature(support, shares, NUM_BATCHES)
+    return tuple(
+        TypicalBatch(length=int(length), share=float(share)) for length, share in zip(support, shares, strict=True)
+    )
+
+
+def _quadrature(support: Integers, shares: NDArray[np.float64], num_nodes: int) -> tuple[Integers, NDArray[np.float64]]:
+    """Return nodes of the support, and weights, with the same moments as the whole distribution."""
+    center, scale = float(support.mean()), float(np.ptp(support)) / 2
+    places = (support - center) / scale
+    basis = np.linalg.qr(np.sqrt(shares)[:, None] * np.vander(places, num_nodes, increasing=True))[0].T
+    nodes = np.linalg.eigvalsh(basis * places @ basis.T)  # of the operator "times the length" on the polynomials
+    rounded = np.unique(support[np.abs(places[:, None] - nodes).argmin(axis=0)])
+    moments = np.vander(places, len(rounded), increasing=True).T @ shares
+    weights = np.linalg.solve(np.vander((rounded - center) / scale, len(rounded), increasing=True).T, moments)
+    if (weights <= 0).any():  # nodes were rounded far: by nearest node, which is exact for constants alone
+        nearest = np.abs(support[:, None] - rounded).argmin(axis=1)
+        return rounded, np.bincount(nearest, weights=shares, minlength=len(rounded)).astype(np.float64)
+    return rounded, np.asarray(weights, dtype=np.float64)
+
+
+def _put_together(found: Integers, shares: NDArray[np.float64]) -> tuple[Integers, NDArray[np.float64]]:
+    """Return the means of equal shares of a distribution; the longest length stays as it is."""
+    part = np.minimum((np.cumsum(shares[:-1]) * (MAX_DISTINCT - 1)).astype(int), MAX_DISTINCT - 2)
+    weight = np.bincount(part, weights=shares[:-1], minlength=MAX_DISTINCT - 1)
+    total = np.bincount(part, weights=shares[:-1] * found[:-1], minlength=MAX_DISTINCT - 1)
+    kept = weight > 0
+    means = np.rint(total[kept] / weight[kept]).astype(np.int64)
+    return np.append(means, found[-1]), np.append(weight[kept], shares[-1])
+
+
+def _up(length: int, multiple_of: int) -> int:
+    return math.ceil(length / multiple_of) * multiple_of
