@@ -48,6 +48,11 @@ class BatchMix:
     batches: tuple[Batch, ...]
     shares: tuple[float, ...]
 
+    @classmethod
+    def num_batches(cls, batch: Batch | BatchMix) -> int:
+        """Return how many passes one timing of it takes."""
+        return len(batch.batches) if isinstance(batch, cls) else 1
+
 
 class CompiledEachPassError(Exception):
     """The compiler runs in each pass, so that none can be timed."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bexplore.engine.worker.peak_memory import release_cached_memory
-from bexplore.engine.worker.steps import Steps
+from bexplore.engine.worker.steps import BatchMix, Steps
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, passes_per_timing
 from bexplore.measurement.probe import Probe, Purpose
 from bexplore.workloads import Batch
@@ -173,7 +173,8 @@ def time_size(
     """
     own, is_alone = probe.micro_batch_size, len(batches) == 1
     is_screening = probe.purpose is Purpose.SEARCH and not is_alone
-    num_times = {size: _num_times_of_visit(steps, usual_pass_s[size]) for size in batches}
+    num_batches = {size: BatchMix.num_batches(batch) for size, batch in batches.items()}
+    num_times = {size: _num_times_of_visit(steps, usual_pass_s[size], num_batches[size]) for size in batches}
     last_s = {size: usual_pass_s[size] for size in batches}
     rounds = InterleavedTiming(
         size=own,
@@ -181,7 +182,9 @@ def time_size(
         budget_s=budget_s * (1 if is_screening or is_alone else BUDGETS_OF_CONTENDERS),
         is_screening=is_screening,
         tolerance=probe.tolerance,
-        num_passes={size: num_times[size] * steps.num_back_to_back(usual_pass_s[size]) for size in batches},
+        num_passes={
+            size: num_times[size] * num_batches[size] * steps.num_back_to_back(usual_pass_s[size]) for size in batches
+        },
     )
     ran: list[RanPass] = []
 
@@ -217,9 +220,9 @@ def run_pass(steps: Steps, batch: Batch, last_s: float = 0.0) -> RanPass:
     return RanPass(seconds, steps.waited_s, steps.loss(), num_passes)
 
 
-def _num_times_of_visit(steps: Steps, pass_s: float) -> int:
-    """Return how often a size is timed in a round, each time for one pass or several back to back."""
-    return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s)
+def _num_times_of_visit(steps: Steps, pass_s: float, num_batches: int) -> int:
+    """Return how often a size is timed in a round, each time for one pass of each length or several back to back."""
+    return passes_per_timing(steps.num_back_to_back(pass_s) * pass_s * num_batches)
 
 
 def _back_to_back(ran: Sequence[RanPass]) -> dict[str, list[int]]:
