@@ -45,6 +45,9 @@ class CostModel:
         notes: Lines that qualify the numbers.
         num_blocks: Length of each run of identical blocks in the model; 0 without a run, and if lengths differ.
         block_share: Share of the operations of a pass for one sample, 0 to 1, that lies in these blocks.
+        small: The same step as it is compiled for small sizes, where the compiler's choice of what to keep for the
+            backward pass depends on the size; None where it does not.
+        largest_small: The largest size whose memory is that of `small`.
         remembered_from: Time of the trace (ISO 8601, UTC) if an earlier run made it; else None.
     """
 
@@ -63,6 +66,8 @@ class CostModel:
     notes: tuple[str, ...] = ()
     num_blocks: int = 0
     block_share: float = 0.0
+    small: CostModel | None = None
+    largest_small: int = 0
     remembered_from: str | None = None
 
     @property
@@ -87,15 +92,18 @@ class CostModel:
         """Return the peak bytes by phase: `forward`, `backward`, `update`; evaluation has the first alone."""
         return {
             phase.value: max(math.ceil(peak.size(micro_batch_size)) for peak in peaks)
-            for phase, peaks in self.peaks.items()
+            for phase, peaks in self._peaks_of(micro_batch_size).items()
         }
 
     def peak_at(self, micro_batch_size: int) -> tuple[Phase, Peak]:
         """Return the highest moment of a step and the phase in which it lies."""
         return max(
-            ((phase, peak) for phase, peaks in self.peaks.items() for peak in peaks),
+            ((phase, peak) for phase, peaks in self._peaks_of(micro_batch_size).items() for peak in peaks),
             key=lambda moment: moment[1].size(micro_batch_size),
         )
+
+    def _peaks_of(self, micro_batch_size: int) -> Mapping[Phase, tuple[Peak, ...]]:
+        return self.small.peaks if self.small is not None and micro_batch_size <= self.largest_small else self.peaks
 
     def largest_buffers(self, micro_batch_size: int) -> list[tuple[str, int]]:
         """Return the places of the source, or kinds of state, that hold most bytes at the peak, largest first."""
@@ -118,6 +126,7 @@ class CostModel:
             record
             | {name: record[name].as_list() for name in _POLYNOMIALS}
             | {"resident": _buffers_as_list(self.resident), "peaks": peaks, "notes": list(self.notes)}
+            | {"small": None if self.small is None else self.small.as_dict()}
         )
 
     @classmethod
@@ -138,6 +147,8 @@ class CostModel:
             for phase, peaks in fields["peaks"].items()
         }
         fields["notes"] = tuple(fields["notes"])
+        small = fields.get("small")
+        fields["small"] = None if small is None else cls.from_dict(small)
         return cls(**fields)
 
 

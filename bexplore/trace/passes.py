@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,11 @@ from bexplore.workloads.torch_private import tree_leaves
 # Micro-batch sizes of the fake step: large enough for the compiler to decide as for a real batch, and prime, so that
 # no other dimension of the program is a multiple by chance.
 PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
+
+# Sizes of a second fake step, for small batches: with an activation memory budget between 0 and 1 the compiler keeps
+# other activations of a small batch than of a large one. The peak of three models of twelve is 3 to 6 % off at size 16
+# without. Source: benchmarks/results/settings_memory.md.
+SMALL_PRIMES = (17, 19, 23, 29, 31)
 
 # Optimizers of torch.optim whose update of a number needs no other number.
 _NUMBER_BY_NUMBER = frozenset(
@@ -270,8 +275,8 @@ def _planning_options(job: Job) -> dict[str, Any] | None:
     return options or None
 
 
-def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
-    """Return a micro-batch size that divides no dimension of a weight or of a sample.
+def choose_probe_batch(workload: Workload, fake_mode: Any, primes: Sequence[int] = PRIMES) -> int:
+    """Return a micro-batch size of a list that divides no dimension of a weight or of a sample.
 
     Raises:
         TraceError: The model has a multiple of every prime that is tried.
@@ -283,7 +288,7 @@ def choose_probe_batch(workload: Workload, fake_mode: Any) -> int:
     with fake_mode:
         sizes |= {size for leaf in tree_leaves(_make_batch(workload, 1)) for size in getattr(leaf, "shape", ())}
     sizes.discard(0)  # nothing has no bytes at any size
-    for probe_batch in PRIMES:
+    for probe_batch in primes:
         if all(size % probe_batch for size in sizes):
             return probe_batch
     raise TraceError("No micro-batch size can be distinguished from the dimensions of the model.")

@@ -7,10 +7,11 @@ import dataclasses
 import gc
 import hashlib
 import json
+import math
 import os
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from bexplore.trace.flops import Cost
 from bexplore.trace.gradients import gradient_memory
 from bexplore.trace.inductor import Observe
 from bexplore.trace.passes import (
+    PRIMES,
+    SMALL_PRIMES,
     TracedPass,
     choose_probe_batch,
     is_compiled,
@@ -73,7 +76,7 @@ def trace_job(job: Job, *, full_depth: bool = False, observe: Observe | None = N
     local_job, notes = _on_this_machine(job, why_cpu)
     try:
         with _rare_collections(), _meshes(local_job):
-            model = _trace(local_job, full_depth, observe)
+            model = _with_small(local_job, full_depth, _trace(local_job, full_depth, observe, PRIMES))
     except UserProgramError as error:
         if local_job is job:
             raise
@@ -125,9 +128,20 @@ def _on_this_machine(job: Job, why_cpu: str) -> tuple[Job, list[str]]:
     return dataclasses.replace(job, device="cpu", precision=precision), [note]
 
 
-def _trace(job: Job, full_depth: bool, observe: Observe | None) -> CostModel:
+def _with_small(job: Job, full_depth: bool, model: CostModel) -> CostModel:
+    """Add the memory of small sizes, where the compiler's choice of what to keep depends on the size."""
+    if not is_compiled(job) or job.activation_memory_budget in (0.0, 1.0):
+        return model
+    try:
+        small = _trace(job, full_depth, None, SMALL_PRIMES)
+    except TraceError:  # the model has a multiple of each of these primes: one trace stands for all sizes
+        return model
+    return dataclasses.replace(model, small=small, largest_small=math.isqrt(SMALL_PRIMES[0] * PRIMES[0]))
+
+
+def _trace(job: Job, full_depth: bool, observe: Observe | None, primes: Sequence[int]) -> CostModel:
     workload, fake_mode = build_fake(job)
-    probe_batch = choose_probe_batch(workload, fake_mode)
+    probe_batch = choose_probe_batch(workload, fake_mode, primes)
     # Without compilation a tensor has no block, and the whole model is quick to trace. Blocks that are compiled one by
     # one share a program, whose buffers do not name their block. Replicas split the program by the bytes of its
     # parameters, so that few blocks seldom stand for all, and to try them takes twice the time of all.

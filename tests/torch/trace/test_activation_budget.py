@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -43,6 +44,17 @@ def test_a_budget_trades_memory_for_operations():
     assert lean.peak_memory_bytes(SIZE) < usual.peak_memory_bytes(SIZE)
     assert lean.hardware_flops(SIZE) > usual.hardware_flops(SIZE)
     assert lean.model_flops(SIZE) == pytest.approx(usual.model_flops(SIZE))
+
+
+def test_small_sizes_have_a_trace_of_their_own_where_the_compiler_decides_by_the_size():
+    usual, lean = traced(1.0), traced(0.5)
+
+    assert usual.small is None
+    assert lean.small is not None
+    assert lean.peak_memory_bytes(lean.largest_small) == lean.small.peak_memory_bytes(lean.largest_small)
+    beyond = dataclasses.replace(lean, small=None)
+    assert lean.peak_memory_bytes(lean.largest_small + 1) == beyond.peak_memory_bytes(lean.largest_small + 1)
+    assert CostModel.from_dict(lean.as_dict()) == lean
 
 
 @pytest.mark.parametrize(
