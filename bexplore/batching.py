@@ -154,7 +154,7 @@ def valid_global_batch_sizes(
     num_replicas: int,
     near: int | None = None,
     rule: Divisibility | str = Divisibility.STRICT,
-    sequence_length: int | None = None,
+    tokens_per_sample: float | None = None,
     *,
     count: int = 5,
 ) -> tuple[GlobalBatchSize, ...]:
@@ -169,7 +169,7 @@ def valid_global_batch_sizes(
         near: The user's global batch size. It is in the result if it is valid; if not, the result has valid sizes on
             both sides wherever there are any below. None lists the smallest ones.
         rule: `strict` or `even`.
-        sequence_length: Tokens a sample; None leaves `num_tokens` unknown.
+        tokens_per_sample: Mean tokens of a sample; None leaves `num_tokens` unknown.
         count: How many to list, at least 2.
 
     Raises:
@@ -184,7 +184,7 @@ def valid_global_batch_sizes(
         GlobalBatchSize(
             global_batch_size=size,
             accumulation_steps=-(-size // (micro_batch_size * num_replicas)),
-            num_tokens=None if sequence_length is None else size * sequence_length,
+            num_tokens=None if tokens_per_sample is None else round(size * tokens_per_sample),
         )
         for size in around(center, micro_batch_size, num_replicas, max(2, count))
     )

@@ -261,6 +261,11 @@ class Job:
         fields["parallelism"] = Parallelism(**shared | {"blocks": tuple(shared.get("blocks", ()))})
         return cls(**fields)
 
+    @property
+    def tokens_per_sample(self) -> float | None:
+        """Mean tokens of a sample, without padding; None where samples are not sequences."""
+        return self.sequence_length if self.lengths is None else self.lengths.mean
+
     def at_length(self, length: int) -> Job:
         """Return the job whose samples all have one length, as the user's own callables are told it, too."""
         name = self.lengths.argument if self.lengths is not None else ""

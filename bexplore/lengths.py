@@ -121,6 +121,14 @@ class Lengths:
         return self.values[min(int(np.searchsorted(cumulative, share - 1e-12)), len(self.values) - 1)]
 
     @property
+    def others(self) -> tuple[Lengths, ...]:
+        """Distributions of the same samples under collations that pad less; none where nothing is padded."""
+        if self.collation is Collation.PACKED or self.quantile(0) == self.values[-1]:
+            return ()
+        less = (Collation.SORTED, Collation.PACKED)[self.collation is Collation.SORTED :]
+        return tuple(dataclasses.replace(self, collation=collation, buckets=()) for collation in less)
+
+    @property
     def varies(self) -> bool:
         """Whether batches have different lengths."""
         return self.collation not in (Collation.MAXIMUM, Collation.PACKED) and self.quantile(0) != self.values[-1]

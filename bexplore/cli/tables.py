@@ -105,7 +105,7 @@ def batch_sizes(
       bexplore batch-sizes --micro-batch-size 6 --num-replicas 8
       bexplore batch-sizes --micro-batch-size 6 --near 512 --sequence-length 1024
     """
-    sizes = valid_global_batch_sizes(micro_batch_size, num_replicas, near, rule, sequence_length=sequence_length)
+    sizes = valid_global_batch_sizes(micro_batch_size, num_replicas, near, rule, tokens_per_sample=sequence_length)
     if as_json:
         for size in sizes:
             click.echo(json.dumps(dataclasses.asdict(size)))

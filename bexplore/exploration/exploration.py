@@ -42,6 +42,7 @@ from bexplore.exploration.variants import (
     operations_over_file,
     select,
     trace_all,
+    trace_lengths,
 )
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
@@ -53,6 +54,7 @@ from bexplore.search.settings import SearchSettings
 from bexplore.search.space import TRACE_SD, MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.trace.memory_by_length import MemoryByLength
 from bexplore.units import counted
 
 # Largest candidate without any bound: no `max`, no trace, no batch to divide.
@@ -104,6 +106,7 @@ class EngineExploration(ResumableExploration):
         super().__init__(config, options)
         self.host_available_bytes: int | None = None
         self.selection = Selection()
+        self.memory_by_length: MemoryByLength | None = None
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
@@ -170,6 +173,7 @@ class EngineExploration(ResumableExploration):
             runner=own_runner,
             run=run,
             cost_model=cost_model,
+            memory_by_length=None if variant else self.memory_by_length,
             device_info=facts,
             elapsed_s=self._elapsed_s,
             variant=variant,
@@ -234,8 +238,12 @@ class EngineExploration(ResumableExploration):
             return tracing.result(), facts
 
     def _trace(self, run: run_directory.Run, gpu: GpuProperties | None) -> list[CostModel | str]:
-        """Trace the job, or each of its variants, the file's own first."""
-        return trace_all(self.config, run.directory, self.on_progress, gpu=gpu, fresh=self.options.fresh)
+        """Trace the job, or each of its variants, the file's own first; and the job at other lengths of its samples."""
+        given: dict[str, Any] = {"gpu": gpu, "fresh": self.options.fresh}
+        traced = trace_all(self.config, run.directory, self.on_progress, **given)
+        if isinstance(traced[0], CostModel):
+            self.memory_by_length = trace_lengths(self.config.job, traced[0], run.directory, self.on_progress, **given)
+        return traced
 
     def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
         """Begin to compile during the trace, where a processor is free and the probe does not depend on the trace."""

@@ -14,6 +14,7 @@ from bexplore.config.config import Config
 from bexplore.config.job_variant import changes_training
 from bexplore.engine import EngineRunner, eager_comparison
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
+from bexplore.exploration.lengths_result import lengths_result
 from bexplore.exploration.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
 from bexplore.exploration.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
 from bexplore.exploration.run_directory import Run
@@ -27,6 +28,7 @@ from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.result import Result, SecondAnswer
 from bexplore.search.warnings import samples_are_seen
 from bexplore.trace.cost_model import CostModel
+from bexplore.trace.memory_by_length import MemoryByLength
 
 
 def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBatchSize, ...]:
@@ -36,7 +38,7 @@ def global_batch_sizes(config: Config, micro_batch_size: int) -> tuple[GlobalBat
         config.num_replicas,
         config.batch_size,
         config.divisibility,
-        sequence_length=config.job.sequence_length,
+        tokens_per_sample=config.job.tokens_per_sample,
     )
 
 
@@ -129,6 +131,7 @@ class Finish:
             ran them, and nothing further is measured.
         run: The run on disk.
         cost_model: The trace; None for none.
+        memory_by_length: Traces at several lengths of samples; None where all are as long.
         device_info: torch's description of the device.
         elapsed_s: Seconds since the exploration began.
         verified_step_time_s: Seconds of a real step of the user's global batch size; None where none was run.
@@ -143,6 +146,7 @@ class Finish:
     device_info: Mapping[str, Any]
     elapsed_s: Callable[[], float]
     verified_step_time_s: float | None = None
+    memory_by_length: MemoryByLength | None = None
     variant: int = 0
     searched: Sequence[TracedVariant] = ()
     _eager_by_size: dict[int, eager_comparison.EagerComparison | None] = field(default_factory=dict, init=False)
@@ -260,6 +264,13 @@ class Finish:
             optimizers=ran.details.get("optimizers") if ran else None,
             samples_are_seen=samples_are_seen([ran] if ran else []),
             parallel=parallel_result(self.config.job.parallelism, ran, observations),
+            lengths=lengths_result(
+                self.config.job,
+                size,
+                ran,
+                memory=self.memory_by_length,
+                budget_bytes=ran.memory_budget_bytes if ran else None,
+            ),
         )
 
     def _caution_of_one_rank(self, observations: Sequence[Observation]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from bexplore.engine.eager_comparison import EagerComparison
 from bexplore.errors import UserInputError
 from bexplore.exploration.bottlenecks import Bottleneck
+from bexplore.exploration.lengths_result import LengthsResult
 from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.settings_result import FrontPoint
 from bexplore.search.posterior.credible_band import CredibleBand
@@ -125,6 +126,7 @@ class RunResult:
         optimizers: Classes of the optimizers that an update steps.
         samples_are_seen: Whether the number of samples of its batch was checked.
         parallel: Its ranks; None for a job of one device.
+        lengths: The lengths of its samples; None where all are as long.
         variant: Number of the recommended variant in the search; 0 for the file's own settings.
         base_variant: Number of the variant whose smallest size is the base.
         settings: What to set, by key of `explore.settings`; empty for a job with one variant.
@@ -181,6 +183,7 @@ class RunResult:
     optimizers: tuple[str, ...] | None = None
     samples_are_seen: bool | None = None
     parallel: ParallelResult | None = None
+    lengths: LengthsResult | None = None
     variant: int = 0
     base_variant: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
+from bexplore.trace.memory_by_length import MemoryByLength, traced_lengths
 from bexplore.units import format_bytes
 
 # A prediction is certain where it holds so many standard deviations of the trace's error away.
@@ -187,6 +188,31 @@ def trace_all(
     finally:
         pool.shutdown(cancel_futures=True)
     return traced
+
+
+def trace_lengths(
+    job: Job,
+    at_longest: CostModel,
+    run_dir: Path,
+    on_progress: Progress = lambda message: None,
+    *,
+    gpu: GpuProperties | None,
+    fresh: bool,
+) -> MemoryByLength | None:
+    """Trace a job at some lengths of its samples; return None where all are as long, or where it cannot be traced.
+
+    Args:
+        at_longest: Its trace at the longest.
+    """
+    if job.lengths is None:
+        return None
+    models = {job.lengths.longest: at_longest}
+    for length in traced_lengths(job.lengths)[1:]:
+        traced = recall_or_trace(job.at_length(length), run_dir, on_progress, gpu=gpu, fresh=fresh)
+        if not isinstance(traced, CostModel):
+            return None
+        models[length] = traced
+    return MemoryByLength(models=models)
 
 
 def operations_over_file(searched: Sequence[TracedVariant], variant: int, size: int) -> float | None:

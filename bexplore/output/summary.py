@@ -13,6 +13,7 @@ from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.result import RunResult
 from bexplore.measurement.probe import Outcome
 from bexplore.output.bexp import memory_words
+from bexplore.output.lengths_text import lengths_rows
 from bexplore.output.settings_text import base_words, front_table, settings_sentences, settings_words
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds, format_share
@@ -93,6 +94,7 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
         ("left", left_sentence(result)),
         ("score", score_sentence(result, tolerance)),
         ("memory", _memory(result)),
+        *lengths_rows(result.lengths),
         ("ranks", ranks_sentence(result)),
         ("smaller", smaller_sentence(result, tolerance)),
         ("compiled", _compiled(result)),

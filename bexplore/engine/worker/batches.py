@@ -12,6 +12,7 @@ from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.compilation import mark_batch_dimension
 from bexplore.engine.worker.steps import BatchMix
 from bexplore.engine.worker.torch_private import prefer_dynamic
+from bexplore.lengths import Lengths
 from bexplore.measurement.probe import Compilation
 from bexplore.workloads import Batch, Workload
 
@@ -47,9 +48,13 @@ class Batches:
         """Return a batch of the longest samples, or of the only length that there is."""
         return self._ready(self._workload.make_batch(micro_batch_size), micro_batch_size)
 
-    def timed(self, micro_batch_size: int) -> Batch | BatchMix:
-        """Return what a pass of a size is timed with: the batches that stand for all of its lengths."""
-        make, lengths = self._workload.make_batch_of_length, self._workload.job.lengths
+    def timed(self, micro_batch_size: int, lengths: Lengths | None = None) -> Batch | BatchMix:
+        """Return what a pass of a size is timed with: the batches that stand for all of its lengths.
+
+        Args:
+            lengths: In place of the job's own.
+        """
+        make, lengths = self._workload.make_batch_of_length, lengths or self._workload.job.lengths
         if make is None or lengths is None:
             return self.longest(micro_batch_size)
         typical = lengths.typical_batches(micro_batch_size)

@@ -8,6 +8,7 @@ update, so the peak is read after it, and once in a process: a size that is meas
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import time
@@ -50,6 +51,8 @@ from bexplore.workloads import Batch, Workload, build
 from bexplore.workloads.optimizers import could_be_fused, names_of
 
 MAX_UPDATES = 3
+# Pairs in which batches of another collation are timed beside those of the training.
+COLLATION_PAIRS = 3
 # Source: `format_dealloc_msg` in torch/_inductor/cudagraph_trees.py; pytorch issues 169545 and 96693.
 WARNING_OF_CUDA_GRAPHS = (
     "with CUDA graphs a pass that finds no gradient leaves one in the graph's own memory, and the next pass overwrites "
@@ -210,11 +213,12 @@ class Session:
             raise NotFiniteError(f"the loss of a pass over {len_of(batch)} samples is {timed.loss}")
         self._timer.usual_pass_s[probe.micro_batch_size] = float(np.median(timed.pass_times_s))
         has_gradients = any(gradient is not None for _, gradient in self.steps.gradients())
+        collations = self._time_collations(timed_batch, probe)
         self.report(stage="updates")
         update_times_s = self.steps.timed_updates(MAX_UPDATES, batch) if self.is_training else []
         retries = num_alloc_retries(self.device) - retries
         return ProbeFacts(
-            timed=timed,
+            timed=dataclasses.replace(timed, details={**timed.details, **collations}),
             memory=memory,
             update_times_s=update_times_s,
             first_pass_s=first_pass_s,
@@ -245,6 +249,20 @@ class Session:
         if isinstance(timed_batch, BatchMix):
             return [run_pass(self.steps, timed_batch)], ()
         return memory.passes, memory.passes_that_count
+
+    def _time_collations(self, timed_batch: Batch | BatchMix, probe: Probe) -> dict[str, Any]:
+        """Time the final answer's batches as other collations would make them, in pairs with its own."""
+        lengths = self.job.lengths
+        if not probe.purpose.is_verification or lengths is None or not self._batches.serve_several_lengths:
+            return {}
+        over_own = {}
+        for other in lengths.others:
+            batch = self._batches.timed(probe.micro_batch_size, other)
+            self._compile_pass(batch)
+            pairs = [(run_pass(self.steps, batch), run_pass(self.steps, timed_batch)) for _ in range(COLLATION_PAIRS)]
+            over_own[other.collation.value] = float(np.median([one.seconds / own.seconds for one, own in pairs]))
+            self.report(stage="passes")
+        return {"collations": over_own}
 
     def _details(self, probe: Probe) -> dict[str, Any]:
         """Return what is true of the session, whatever a probe has shown."""
