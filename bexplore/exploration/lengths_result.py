@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bexplore.job import Job
-from bexplore.lengths import Lengths
+from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Observation
 from bexplore.trace.memory_by_length import MemoryByLength
 

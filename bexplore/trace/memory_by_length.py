@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bexplore.lengths import Lengths
+from bexplore.job.lengths import Lengths
 from bexplore.trace.cost_model import CostModel
 
 _PARTS = (1, 2, 4)  # of the longest length, at which is traced

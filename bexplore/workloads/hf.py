@@ -21,7 +21,7 @@ from torch import nn
 
 from bexplore.errors import UserInputError, check_keys, close_match, positive_int, require, suggestion
 from bexplore.job import Job
-from bexplore.lengths import Collation
+from bexplore.job.lengths import Collation
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.samples import random_tokens, random_values
 from bexplore.workloads.torch_private import tree_leaves

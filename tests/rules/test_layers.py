@@ -15,18 +15,19 @@ PACKAGE = Path(bexplore.__file__).parent
 
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
-    "": "errors units host lengths job batching config workloads trace measurement search engine command replay "
+    "": "errors units host job batching config workloads trace measurement search engine command replay "
     "testing exploration guard output cli pytest_plugin lightning transformers __main__",
     "host": "blas_threads logs locks json_files accelerators machine contention",
+    "job": "lengths job",
     "config": "training_step document field_types schema command job_variant config dialects hydra_tree "
     "training_script starter load",
     "measurement": "statistics depth_extrapolation interleaving probe",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
     "command": "observer reports timing verdicts failures processes attach probe_folder watch open_start runner",
-    "exploration": "parallel_result lengths_result settings_result bottlenecks result journal run_directory memory_budget "
-    "launching variants fingerprint events event_records estimate apply finish one_shot doctor resumable of_command exploration "
-    "start_again decorator",
+    "exploration": "parallel_result lengths_result settings_result bottlenecks result journal run_directory "
+    "memory_budget launching variants fingerprint events event_records estimate apply finish one_shot doctor resumable "
+    "of_command exploration start_again decorator",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp settings_text lengths_text summary live_view console "
     "report",

@@ -85,7 +85,7 @@ def test_without_a_wish_the_smallest_are_listed():
 
 
 def test_tokens_are_counted_where_the_sequence_length_is_known():
-    known, unknown = (valid_global_batch_sizes(8, 2, 32, sequence_length=length)[0] for length in (1024, None))
+    known, unknown = (valid_global_batch_sizes(8, 2, 32, tokens_per_sample=length)[0] for length in (1024, None))
     assert known.num_tokens == known.global_batch_size * 1024
     assert unknown.num_tokens is None
 

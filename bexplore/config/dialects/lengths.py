@@ -14,7 +14,7 @@ from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings, LengthsOptions
 from bexplore.job import Job
-from bexplore.lengths import MAX_DISTINCT, Collation, Integers, Lengths
+from bexplore.job.lengths import MAX_DISTINCT, Collation, Integers, Lengths
 
 LONGEST = 1_000_000  # tokens, as of a sequence length
 _MOST_BYTES = 256 * 2**20  # of a file of lengths

@@ -12,7 +12,7 @@ from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.compilation import mark_batch_dimension
 from bexplore.engine.worker.steps import BatchMix
 from bexplore.engine.worker.torch_private import prefer_dynamic
-from bexplore.lengths import Lengths
+from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
 from bexplore.workloads import Batch, Workload
 

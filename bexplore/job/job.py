@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import UserInputError
-from bexplore.lengths import Collation, Lengths
+from bexplore.job.lengths import Collation, Lengths
 
 # Modes of torch.compile that record CUDA graphs. Source: `list_mode_options` in torch/_inductor/__init__.py, torch 2.11
 # to 2.13.

@@ -1,0 +1,23 @@
+"""The program of a training: everything that decides what runs, in values that cross process borders."""
+
+from bexplore.job.job import (
+    OF_TRANSFORMERS,
+    CompileSettings,
+    Job,
+    Mode,
+    Parallelism,
+    Precision,
+    TorchSettings,
+    code_digests,
+)
+
+__all__ = [
+    "OF_TRANSFORMERS",
+    "CompileSettings",
+    "Job",
+    "Mode",
+    "Parallelism",
+    "Precision",
+    "TorchSettings",
+    "code_digests",
+]
