@@ -58,8 +58,13 @@ class Batches:
         if make is None or lengths is None:
             return self.longest(micro_batch_size)
         typical = lengths.typical_batches(micro_batch_size)
-        batches = (self._ready(make(micro_batch_size, one.length), micro_batch_size) for one in typical)
+        batches = (self.of_length(micro_batch_size, one.length) for one in typical)
         return BatchMix(tuple(batches), tuple(one.share for one in typical))
+
+    def of_length(self, micro_batch_size: int, length: int) -> Batch:
+        """Return a batch whose rows have a length; for workloads of several lengths."""
+        assert self._workload.make_batch_of_length is not None
+        return self._ready(self._workload.make_batch_of_length(micro_batch_size, length), micro_batch_size)
 
     def mark(self, tree: Any, dimensions: list[int | None] | None) -> None:
         """Declare the sample dimensions of the tensors of a pytree symbolic, as the shared program needs it."""

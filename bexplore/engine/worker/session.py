@@ -129,7 +129,7 @@ class Session:
             replica_batch_size=replica_batch_size,
         )
         self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
-        self._batches = Batches(self.workload, compilation, self.shared_mode)
+        self.batches = Batches(self.workload, compilation, self.shared_mode)
         self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
         self._timer = SizeTimer(
             self.steps,
@@ -145,10 +145,10 @@ class Session:
 
     def _compile(self, block_classes: list[type[torch.nn.Module]], artifacts_dir: Path | None) -> None:
         """Have the workload compiled when it first runs."""
-        if self.workload.is_compiled_by_block and self._batches.serve_several_sizes:
+        if self.workload.is_compiled_by_block and self.batches.serve_several_sizes:
             with self._around_steps():
                 dimensions = sample_dimensions(self.workload)
-            mark_inputs(self.workload.compiled_modules, dimensions, self._batches.mark)
+            mark_inputs(self.workload.compiled_modules, dimensions, self.batches.mark)
         compile_workload(self.workload, self.job.compile, self.compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
             self.toolchain.wait()
@@ -253,11 +253,11 @@ class Session:
     def _time_collations(self, timed_batch: Batch | BatchMix, probe: Probe) -> dict[str, Any]:
         """Time the final answer's batches as other collations would make them, in pairs with its own."""
         lengths = self.job.lengths
-        if not probe.purpose.is_verification or lengths is None or not self._batches.serve_several_lengths:
+        if not probe.purpose.is_verification or lengths is None or not self.batches.serve_several_lengths:
             return {}
         over_own = {}
         for other in lengths.others:
-            batch = self._batches.timed(probe.micro_batch_size, other)
+            batch = self.batches.timed(probe.micro_batch_size, other)
             self._compile_pass(batch)
             pairs = [(run_pass(self.steps, batch), run_pass(self.steps, timed_batch)) for _ in range(COLLATION_PAIRS)]
             over_own[other.collation.value] = float(np.median([one.seconds / own.seconds for one, own in pairs]))
@@ -418,11 +418,11 @@ class Session:
 
     def _make_batch(self, micro_batch_size: int) -> Batch:
         self.report(stage="batch")
-        return self._batches.longest(micro_batch_size)
+        return self.batches.longest(micro_batch_size)
 
     def _make_timed_batch(self, micro_batch_size: int) -> Batch | BatchMix:
         self.report(stage="batch")
-        return self._batches.timed(micro_batch_size)
+        return self.batches.timed(micro_batch_size)
 
     def _memory(self, batch: Batch, probe: Probe) -> StepMemory:
         self.report(stage="memory", headroom_bytes=self.limit.growth_bytes(self.steps.live_bytes(batch)))
