@@ -85,12 +85,14 @@ class Common:
             )
 
     def report_wait(self, message: Mapping[str, Any]) -> None:
-        """Report on stderr which process a worker waits for, and each of several traces as it begins."""
+        """Report on stderr which process a worker waits for, a loader that is read, and each of several traces."""
         if self.verbosity < 0:
             return
         if message.get("stage") == "lock":
             click.echo(f"waiting for the device, which {message['holder']} uses", err=True)
-        elif message.get("stage") == "trace":
+        elif message.get("stage") == "lengths":
+            click.echo("reading the lengths of samples from the loader", err=True)
+        elif message.get("stage") == "trace" and "num_devices" in message:
             click.echo(f"tracing one rank of {counted(message['num_devices'], 'device')}", err=True)
 
     def with_override(self, override: str) -> Common:

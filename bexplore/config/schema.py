@@ -232,7 +232,7 @@ def _as_percent(text: str) -> float:
 class LengthsOptions(_Section):
     """The lengths of the training's samples and how a batch is padded; a list is short for `values`.
 
-    One of values, quantiles, file gives the lengths.
+    One of values, quantiles, file, from gives the lengths.
     """
 
     values: Annotated[list[Tokens], Field(min_length=1)] | None = Field(
@@ -246,6 +246,12 @@ class LengthsOptions(_Section):
     )
     file: str | None = Field(
         None, description="File of lengths, beside this one: numbers in a text, a JSON list, or an array in .npy."
+    )
+    source: Literal["loader"] | None = Field(
+        None, alias="from", description="loader: those that explore.workload.loader gives, or of its data set."
+    )
+    num_samples: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        2000, description="Samples that are read of the loader at most."
     )
     padding: Literal["longest", "max", "sorted", "buckets", "packed"] = Field(
         "longest",
@@ -262,10 +268,11 @@ class LengthsOptions(_Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> LengthsOptions:
-        given = [name for name in ("values", "quantiles", "file") if getattr(self, name) is not None]
+        sources = {"values": self.values, "quantiles": self.quantiles, "file": self.file, "from": self.source}
+        given = [name for name, one in sources.items() if one is not None]
         if len(given) != 1:
             what = " and ".join(given) if given else "none of them"
-            raise ValueError(f"needs exactly one of values, quantiles, file; given: {what}")
+            raise ValueError(f"needs exactly one of {', '.join(sources)}; given: {what}")
         if self.weights is not None and len(self.weights) != len(self.values or ()):
             raise ValueError(f"weights has {len(self.weights)} numbers, and values {len(self.values or ())}")
         if self.weights is not None and not sum(self.weights) > 0:
@@ -595,13 +602,16 @@ def read_settings(
 
 def dotted_keys() -> list[str]:
     """Return every key of the section, dotted."""
-    return [
-        dotted_path(("explore", *path, name)) for path, section in _SECTIONS.items() for name in section.model_fields
-    ]
+    return [dotted_path(("explore", *path, name)) for path, section in _SECTIONS.items() for name in _names(section)]
 
 
 def _known_keys(path: KeyPath) -> Sequence[str]:
-    return list(_SECTIONS[path].model_fields)
+    return _names(_SECTIONS[path])
+
+
+def _names(section: type[BaseModel]) -> list[str]:
+    """Return the keys of a section, as a file has them."""
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 _SECTIONS: Mapping[KeyPath, type[BaseModel]] = {

@@ -30,6 +30,7 @@ from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended
 from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, global_batch_sizes
 from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
+from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, judged_by, resolve_budget
 from bexplore.exploration.of_command import CommandExploration
 from bexplore.exploration.parallel_result import one_rank_caution
@@ -91,8 +92,10 @@ def explore(config: Config | str | Path, options: ExploreOptions | None = None) 
             f"{loaded.path}: micro_batch_size is {loaded.request.kind.value}: there is nothing to explore",
             hint="set micro_batch_size: explore",
         )
+    options = options or ExploreOptions()
+    loaded = with_loader_lengths(loaded, options.on_progress)
     kind = EngineExploration if loaded.command is None else CommandExploration
-    for event in kind(loaded, options or ExploreOptions()).events():
+    for event in kind(loaded, options).events():
         record = event_record(event)
         if record is not None:
             logs.log.debug(record.pop("event"), **record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from bexplore.errors import BexploreError, EngineError, UserInputError, UserProg
 from bexplore.exploration import run_directory
 from bexplore.exploration.event_records import listed_sizes, trace_record
 from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
+from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.memory_budget import (
     MemoryBudget,
     gradient_bytes_of,
@@ -26,7 +27,7 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
-from bexplore.exploration.variants import TracedVariant, operations_over_file, trace_all
+from bexplore.exploration.variants import TracedVariant, operations_over_file, trace_all, trace_lengths
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
@@ -56,6 +57,7 @@ def probe_once(
         UserInputError: The job itself is wrong.
         EngineError: The device cannot be used.
     """
+    config = with_loader_lengths(config, on_progress)
     folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
     run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     probe = Probe(
@@ -117,8 +119,10 @@ def trace_once(
         UserProgramError: The program also fails without the trace.
         UserInputError: The job itself is wrong, or its device's memory is unknown.
     """
+    config = with_loader_lengths(config, on_progress)
     tracing = _Tracing.begin(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
-    return tracing.trace(config).record(micro_batch_sizes)
+    record = tracing.trace(config).record(micro_batch_sizes)
+    return record | {"peak_memory_bytes_by_length": tracing.by_length(config, record["peak_memory_bytes"])}
 
 
 def trace_devices(
@@ -148,6 +152,7 @@ def trace_devices(
         UserInputError: As in `trace_once`; or so many devices cannot share the work.
     """
     shared = [on_devices(config, number) for number in num_devices]  # all are checked before the first is traced
+    config = with_loader_lengths(config, on_progress)
     tracing = _Tracing.begin(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
     traces = []
     for number, one in zip(num_devices, shared, strict=True):
@@ -183,6 +188,7 @@ def trace_variants(
         UserProgramError: As in `trace_once`.
         UserInputError: As in `trace_once`.
     """
+    config = with_loader_lengths(config, on_progress)
     tracing = _Tracing.begin(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
     variants = config.on_device(str(tracing.device_info["device"])).variants
     traces = trace_all(dataclasses.replace(config, variants=variants), tracing.log_dir, gpu=tracing.gpu, fresh=fresh)
@@ -283,6 +289,23 @@ class _Tracing:
         if isinstance(traced, str):
             raise self.untraceable(config, traced)
         return self.judged(config, traced)
+
+    def by_length(self, config: Config, sizes: Iterable[str]) -> dict[str, dict[str, int]] | None:
+        """Return peaks by length of a batch and by size; None where all samples are as long, or untraceable at others.
+
+        The lengths are the longest, and those that half and a tenth of the samples exceed.
+        """
+        job = config.on_device(str(self.device_info["device"])).job
+        if job.lengths is None:
+            return None
+        traced = recall_or_trace(job, self.log_dir, self.on_progress, gpu=self.gpu, fresh=False)
+        if isinstance(traced, str):
+            return None
+        memory = trace_lengths(job, traced, self.log_dir, self.on_progress, gpu=self.gpu, fresh=self.fresh)
+        if memory is None:
+            return None
+        shown = dict.fromkeys((job.lengths.quantile(0.5), job.lengths.quantile(0.9), job.lengths.longest))
+        return {str(length): {size: memory.peak_memory_bytes(int(size), length) for size in sizes} for length in shown}
 
     @property
     def gpu(self) -> GpuProperties | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bexplore.config.load import load_config
 from bexplore.engine.program_client import metrics_in_worker
+from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.guard.guard import EXACT, GuardOptions, guard, update_baseline
 from bexplore.guard.report import Report, Tier, Verdict
 from bexplore.trace.program_metrics import ProgramMetrics
@@ -37,7 +38,7 @@ class Comparison:
             tiers=frozenset({Tier.ANY_MACHINE}) if portable else EXACT,
             model_dir=str(self.model_dir),
         )
-        loaded = load_config(self.root / config, overrides=overrides)
+        loaded = with_loader_lengths(load_config(self.root / config, overrides=overrides))
         if self.is_update:
             update_baseline(loaded, options)
             return None
@@ -61,6 +62,7 @@ class Facts:
         """Return the facts of a job's program, traced for the CPU."""
         key = (str(config), tuple(overrides))
         if key not in self._known:
-            loaded = load_config(self.root / config, overrides=overrides).on_device("cpu")
+            read = with_loader_lengths(load_config(self.root / config, overrides=overrides))
+            loaded = read.on_device("cpu")
             self._known[key], _ = metrics_in_worker(loaded.job, self.log_path, device="cpu")
         return self._known[key]

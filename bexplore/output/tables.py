@@ -23,15 +23,32 @@ def trace_table(record: Mapping[str, Any]) -> str:
         f"{2 * record['relative_sd']:.0%} (two standard deviations)",
         f"memory budget {format_bytes(record['memory_budget_bytes'])}: {record['why_budget']}",
         "",
-        f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits",
+        f"  {'micro_batch_size':>16}  {'peak memory':>12}  fits{_heads_of_lengths(record)}",
         *(
-            f"  {size:>16}  {format_bytes(peak):>12}  {'yes' if _fits(record, size) else 'no'}"
+            f"  {size:>16}  {format_bytes(peak):>12}  {'yes' if _fits(record, size) else 'no':<4}"
+            f"{_cells_of_lengths(record, size)}".rstrip()
             for size, peak in record["peak_memory_bytes"].items()
         ),
         "",
         f"Largest size that fits: {largest}{bound}" if largest else "Not even the smallest size fits.",
     ]
     return "\n".join([*lines, *_notes([record])])
+
+
+def _heads_of_lengths(record: Mapping[str, Any]) -> str:
+    """Return the heads of the columns of shorter batches; the peak before them is that of the longest."""
+    return "".join(f"  {length + ' tokens':>12}" for length in _shorter(record))
+
+
+def _cells_of_lengths(record: Mapping[str, Any], size: str) -> str:
+    peaks = _shorter(record)
+    return "".join(f"  {format_bytes(peaks[length][size]):>12}" for length in peaks)
+
+
+def _shorter(record: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+    by_length = record.get("peak_memory_bytes_by_length") or {}
+    longest = max(map(int, by_length), default=0)
+    return {length: peaks for length, peaks in by_length.items() if int(length) < longest}
 
 
 def devices_table(records: Sequence[Mapping[str, Any]]) -> str:

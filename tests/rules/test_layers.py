@@ -26,8 +26,8 @@ ORDER = {
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
     "command": "observer reports timing verdicts failures processes attach probe_folder watch open_start runner",
     "exploration": "parallel_result lengths_result settings_result bottlenecks result journal run_directory "
-    "memory_budget launching variants fingerprint events event_records estimate apply finish one_shot doctor resumable "
-    "of_command exploration start_again decorator",
+    "memory_budget launching loader_lengths variants fingerprint events event_records estimate apply finish one_shot "
+    "doctor resumable of_command exploration start_again decorator",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot guard_table guard_ci tables event_files bexp settings_text lengths_text summary live_view console "
     "report",

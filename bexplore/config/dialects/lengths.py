@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,30 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job) -> Job
     options = settings.lengths
     if options is None or not _has_lengths(problems, job):
         return job
+    if options.source is not None:
+        _check_loader(problems, job)
+        return job  # what the loader gives is read when the job is
     found = _read(problems, options)
     if found is None:
         return job
-    samples, weights = found
+    given, warnings = give_lengths(settings, job, *found)
+    for warning in warnings:
+        problems.warn(_KEY, warning)
+    return given
+
+
+def give_lengths(
+    settings: ExploreSettings, job: Job, samples: Sequence[int] | Integers, weights: Sequence[float] | None = None
+) -> tuple[Job, list[str]]:
+    """Return a job with the lengths of its samples, and warnings.
+
+    Args:
+        settings: With `lengths`.
+        samples: Lengths, tokens.
+        weights: How often each occurs; None for each as often.
+    """
+    options = settings.lengths
+    assert options is not None
     lengths = Lengths.of_samples(
         samples,
         weights,
@@ -45,15 +66,29 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job) -> Job
         multiple_of=options.multiple_of,
         buckets=tuple(sorted(options.buckets)),
         argument=options.argument,
-        source=options.file or "explore.lengths",
+        source=options.file or ("the loader" if options.source else "explore.lengths"),
     )
-    lengths = _cut(problems, lengths, job)
+    limit, warnings = job.sequence_length or job.model.get("max_position_embeddings"), []
+    if isinstance(limit, int) and lengths.values[-1] > limit:
+        share = sum(weight for value, weight in zip(lengths.values, lengths.weights, strict=True) if value > limit)
+        warnings.append(f"{share:.2%} of the samples are longer than {limit} tokens, and are cut off there")
+        lengths = lengths.truncated(limit)
     compiling = job.compile
     if lengths.varies and "dynamic" not in settings.compile.model_fields_set:
         compiling = dataclasses.replace(compiling, dynamic=None)  # torch's own default: the second length is symbolic
-    return dataclasses.replace(
+    given = dataclasses.replace(
         job, lengths=lengths, sequence_length=lengths.longest, compile=compiling, data=_data(settings, job, lengths)
     )
+    return given, warnings
+
+
+def _check_loader(problems: Problems, job: Job) -> None:
+    if not job.model.get("loader"):
+        problems.error(
+            (*_KEY, "from"),
+            "there is no loader to read lengths from",
+            "name it: explore.workload.loader; or give explore.lengths a file of lengths",
+        )
 
 
 def _has_lengths(problems: Problems, job: Job) -> bool:
@@ -78,15 +113,6 @@ def _data(settings: ExploreSettings, job: Job, lengths: Lengths) -> dict[str, An
     if not is_given and lengths.collation is not Collation.PACKED:
         data["attention_mask"] = True
     return data
-
-
-def _cut(problems: Problems, lengths: Lengths, job: Job) -> Lengths:
-    limit = job.sequence_length or job.model.get("max_position_embeddings")
-    if not isinstance(limit, int) or lengths.values[-1] <= limit:
-        return lengths
-    share = sum(weight for value, weight in zip(lengths.values, lengths.weights, strict=True) if value > limit)
-    problems.warn(_KEY, f"{share:.2%} of the samples are longer than {limit} tokens, and are cut off there")
-    return lengths.truncated(limit)
 
 
 def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[float] | None] | None:

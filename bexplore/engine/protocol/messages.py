@@ -197,6 +197,14 @@ class TimeLoader(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLengths(Request):
+    """Read the lengths of samples from the user's own data loader; answered by `lengths`."""
+
+    job: Job
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListLoaded(Request):
     """List the files under a folder from which modules were imported; answered by `files`."""
 

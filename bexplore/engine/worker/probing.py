@@ -23,6 +23,7 @@ from bexplore.engine.protocol.messages import (
     ListLoaded,
     Prepare,
     ProbeRequest,
+    ReadLengths,
     RunProbe,
     TimeLoader,
     TimePasses,
@@ -38,6 +39,7 @@ from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.trace.fake_build import build_fake
 from bexplore.workloads import build
 from bexplore.workloads.input_pipeline import time_loader
+from bexplore.workloads.sample_lengths import read_lengths
 
 
 def handlers(server: Server) -> Handlers:
@@ -51,6 +53,7 @@ def handlers(server: Server) -> Handlers:
         CompareEager: probing.compare_eager,
         CompareGradients: probing.compare_gradients,
         TimeLoader: probing.time_loader,
+        ReadLengths: probing.read_lengths,
         ListLoaded: probing.list_loaded,
         BuildFake: probing.build_fake,
         CheckCompiler: probing.check_compiler,
@@ -191,6 +194,10 @@ class _Probing:
         self._server.take_device(request.job.device)
         self._report(stage="loader")
         return Done(values=dataclasses.asdict(time_loader(request.job, request.micro_batch_size)))
+
+    def read_lengths(self, request: ReadLengths) -> Done:
+        report = lambda number: self._report(stage=f"lengths of {number} samples")  # noqa: E731 - one use
+        return Done(values={"lengths": read_lengths(request.job, request.num_samples, report)})
 
     def list_loaded(self, request: ListLoaded) -> Done:
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
