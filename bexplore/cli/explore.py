@@ -28,7 +28,7 @@ from bexplore.cli.training_command import (
 from bexplore.config.config import Config
 from bexplore.engine.process.starting import is_waiting
 from bexplore.errors import BexploreError, ExitCode
-from bexplore.exploration.apply import paste
+from bexplore.exploration.apply import paste, written_size
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent
 from bexplore.exploration.exploration import explore as events_of
 from bexplore.exploration.fingerprint import search_settings
@@ -168,7 +168,9 @@ class _Show:
             tolerance=self._config.explore.tolerance,
             target_confidence=settings.target_confidence,
             config=self._config.typed,
-            paste=paste(self._config, result.micro_batch_size, result.settings) if result.micro_batch_size else "",
+            paste=paste(self._config, written_size(self._config, result), result.settings)
+            if result.micro_batch_size
+            else "",
             command_line=self._command_line(result),
             report=str(report) if report.exists() else None,
         )

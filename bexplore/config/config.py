@@ -20,6 +20,9 @@ from bexplore.job import Job, Mode, Precision
 __all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind", "json_schema"]
 
 
+MICRO_BATCH_TOKENS = "micro_batch_tokens"
+
+
 class RequestKind(StrEnum):
     """The kinds of values of `micro_batch_size`."""
 
@@ -48,6 +51,11 @@ class Request:
     value: int | None = None
     path: KeyPath = ()
     position: Position | None = None
+
+    @property
+    def is_in_tokens(self) -> bool:
+        """Whether a micro-batch is as many samples as have a number of tokens: `micro_batch_tokens`."""
+        return self.path[-1:] == (MICRO_BATCH_TOKENS,)
 
     @property
     def is_search(self) -> bool:
@@ -111,13 +119,25 @@ class Config:
     @property
     def minimum(self) -> int:
         """The smallest micro-batch size to try: the larger of the file's bounds."""
-        return max(self.request.minimum or 1, self.explore.min or 1)
+        return max(-(-(self.request.minimum or 1) // self.size_unit), self.explore.min or 1)
 
     @property
     def maximum(self) -> int | None:
         """The largest micro-batch size to try: the smaller of the file's bounds; None for no bound."""
-        bounds = [bound for bound in (self.request.maximum, self.explore.max) if bound is not None]
+        of_request = None if self.request.maximum is None else max(1, self.request.maximum // self.size_unit)
+        bounds = [bound for bound in (of_request, self.explore.max) if bound is not None]
         return min(bounds, default=None)
+
+    @property
+    def size_unit(self) -> int:
+        """What a size of 1 is in the file: one sample, or the longest sample's tokens for `micro_batch_tokens`."""
+        lengths = self.job.lengths
+        return lengths.longest if self.request.is_in_tokens and lengths is not None else 1
+
+    @property
+    def fixed_size(self) -> int | None:
+        """The size of a fixed request; else None."""
+        return None if self.request.value is None else max(1, self.request.value // self.size_unit)
 
     @property
     def candidates(self) -> str | tuple[int, ...]:
@@ -205,7 +225,7 @@ def json_schema() -> dict[str, Any]:
     micro = {"$ref": "#/$defs/MicroBatchSize"}
     optional = {"type": ["integer", "null"], "description": "Of the training; its duration follows."}
     steps = dict.fromkeys(("num_steps", "max_steps", "num_epochs", "steps_per_epoch"), optional)
-    data = _object(batch_size=_POSITIVE, micro_batch_size=micro)
+    data = _object(batch_size=_POSITIVE, micro_batch_size=micro, micro_batch_tokens=micro)
     flags = _object(**{"csx.performance.micro_batch_size": micro})
     callback = _object(**{f"{scope}Flags": flags for scope in ("ScopedTrain", "ScopedValidate", "Global")})
     init = _object(

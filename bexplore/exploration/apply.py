@@ -19,6 +19,7 @@ from bexplore.config.document.writer import fragment, values_of, with_value, wit
 from bexplore.config.job_variant import has_value, key_path, value_of
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
+from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.result import KeepsBatchSize, RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
@@ -136,6 +137,7 @@ def plan_edit(
         UserInputError: There is no such run, it is not finished, the job has changed since, or the number cannot be
             written without changing something else.
     """
+    config = with_loader_lengths(config)
     chosen = run or _newest_run(config)
     if not force:
         _refuse_another_job(config, chosen)
@@ -155,7 +157,11 @@ def plan_edit(
         changed = _of_command(config, text, answer.micro_batch_size or 0, new_batch_size)
     else:
         changed = with_value(
-            text, config.request.path, answer.micro_batch_size or 0, beside=config.batch_size_path, source=source
+            text,
+            config.request.path,
+            written_size(config, answer),
+            beside=config.batch_size_path,
+            source=source,
         )
         if new_batch_size is not None:
             changed = with_value(changed, config.batch_size_path, new_batch_size, source=source)
@@ -232,9 +238,16 @@ def _factor(config: Config, name: str) -> int:
     return next((key.factor for key in file.keys if key.name == name), 1) if file else 1
 
 
-def paste(config: Config, micro_batch_size: int, settings: Mapping[str, Any] | None = None) -> str:
+def written_size(config: Config, result: RunResult | KeepsBatchSize) -> int:
+    """Return the recommended size as the file has it: samples, or tokens for `micro_batch_tokens`."""
+    lengths = result.lengths if isinstance(result, RunResult) and config.request.is_in_tokens else None
+    in_tokens = lengths and lengths.micro_batch_tokens
+    return in_tokens or result.micro_batch_size or 0
+
+
+def paste(config: Config, size: int, settings: Mapping[str, Any] | None = None) -> str:
     """Return the lines of YAML that `plan_edit` would write, and their places; empty where the file is unreadable."""
-    values = {config.request.path: micro_batch_size}
+    values = {config.request.path: size}
     values |= {key_path(key): value for key, value in settings_to_write(config, settings or {}).items()}
     pasted = []
     try:

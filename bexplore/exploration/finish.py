@@ -268,6 +268,7 @@ class Finish:
                 self.config.job,
                 size,
                 ran,
+                is_in_tokens=self.config.request.is_in_tokens,
                 memory=self.memory_by_length,
                 budget_bytes=ran.memory_budget_bytes if ran else None,
             ),

@@ -43,6 +43,8 @@ class LengthsResult:
         median: Median tokens of a sample.
         longest: Tokens of the longest row.
         typical: Median tokens of a row of a batch.
+        typical_rows: Rows of a batch whose rows are typical.
+        micro_batch_tokens: Tokens of a batch, padding included, where they are what is explored; else None.
         padding_share: Share of the tokens of a batch that is padding, 0 to 1.
         tokens_per_s: Tokens of samples, without padding, in a second of passes.
         typical_memory_bytes: Peak of a step of typical batches, by the trace; None without traces.
@@ -59,6 +61,8 @@ class LengthsResult:
     median: int
     longest: int
     typical: int
+    typical_rows: int
+    micro_batch_tokens: int | None
     padding_share: float
     tokens_per_s: float | None
     typical_memory_bytes: int | None
@@ -74,12 +78,14 @@ def lengths_result(
     micro_batch_size: int,
     ran: Observation | None,
     *,
+    is_in_tokens: bool,
     memory: MemoryByLength | None,
     budget_bytes: float | None,
 ) -> LengthsResult | None:
     """Return what the lengths of a job's samples mean at a size; None where all are as long.
 
     Args:
+        is_in_tokens: Whether the tokens of a batch are explored.
         ran: The observation that verifies the size.
         memory: Traces at several lengths.
         budget_bytes: The memory budget.
@@ -89,6 +95,8 @@ def lengths_result(
         return None
     rows = lengths.batch_lengths(micro_batch_size)
     typical = int(np.median(rows))
+    typical_rows = lengths.num_rows(micro_batch_size, typical)
+    typical_bytes = None if memory is None else memory.peak_memory_bytes(typical_rows, typical)
     fits = None
     if memory is not None and budget_bytes is not None:
         fits = memory.longest_that_fits(micro_batch_size, budget_bytes, limit=_FARTHEST * lengths.longest)
@@ -99,9 +107,11 @@ def lengths_result(
         median=lengths.quantile(0.5),
         longest=lengths.longest,
         typical=typical,
+        typical_rows=typical_rows,
+        micro_batch_tokens=micro_batch_size * lengths.longest if is_in_tokens else None,
         padding_share=lengths.padding_share(micro_batch_size),
         tokens_per_s=None if ran is None else ran.samples_per_s * lengths.mean * lengths.samples_per_row(),
-        typical_memory_bytes=None if memory is None else memory.peak_memory_bytes(micro_batch_size, typical),
+        typical_memory_bytes=typical_bytes,
         longest_that_fits=fits,
         num_lengths=len(np.unique(rows)),
         is_static=job.compile.enabled and job.compile.dynamic is False,

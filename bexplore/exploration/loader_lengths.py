@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from pathlib import Path
 
@@ -40,8 +41,7 @@ def with_loader_lengths(config: Config, on_progress: Progress = lambda message: 
     if not isinstance(answer, Done):
         raise UserInputError(f"the lengths of samples cannot be read from the loader: {answer.reason}")
     lengths = answer.values["lengths"]
-    job, warnings = give_lengths(config.explore, config.job, lengths)
-    variants = tuple(
-        dataclasses.replace(one, job=give_lengths(config.explore, one.job, lengths)[0]) for one in config.variants
-    )
+    give = functools.partial(give_lengths, config.explore, samples=lengths, in_tokens=config.request.is_in_tokens)
+    job, warnings = give(config.job)
+    variants = tuple(dataclasses.replace(one, job=give(one.job)[0]) for one in config.variants)
     return dataclasses.replace(config, job=job, variants=variants, warnings=(*config.warnings, *warnings))

@@ -132,8 +132,8 @@ class Guarded:
 def guarded(config: Config, wanted: int | None, folder: Path) -> Guarded:
     """Return what to guard: by the user, by the configuration's number, or by the newest result."""
     base = config.minimum
-    if wanted is not None or config.request.value is not None:
-        return Guarded(recommended=wanted or config.request.value, base=base)
+    if wanted is not None or config.fixed_size is not None:
+        return Guarded(recommended=wanted or config.fixed_size, base=base)
     for run in run_directory.find_runs(folder):
         result = run.result()
         if result is not None and result.micro_batch_size is not None:

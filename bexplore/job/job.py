@@ -264,7 +264,9 @@ class Job:
     @property
     def tokens_per_sample(self) -> float | None:
         """Mean tokens of a sample, without padding; None where samples are not sequences."""
-        return self.sequence_length if self.lengths is None else self.lengths.mean
+        if self.lengths is None:
+            return self.sequence_length
+        return self.lengths.longest if self.lengths.collation is Collation.TOKENS else self.lengths.mean
 
     def at_length(self, length: int) -> Job:
         """Return the job whose samples all have one length, as the user's own callables are told it, too."""

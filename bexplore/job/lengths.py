@@ -44,6 +44,7 @@ class Collation(StrEnum):
     SORTED = "sorted"  # as `longest`, of samples that are sorted by length within many batches
     BUCKETS = "buckets"  # as `longest`, of samples of one bucket
     PACKED = "packed"  # several samples in each row of the longest length
+    TOKENS = "tokens"  # sorted, and as many samples as have a number of tokens, padding included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +53,12 @@ class TypicalBatch:
 
     Attributes:
         length: Tokens of a row, padding included.
+        num_rows: Its rows: the micro-batch size, but for batches of a number of tokens.
         share: Share of the batches of the size for which it stands, 0 to 1.
     """
 
     length: int
+    num_rows: int
     share: float
 
 
@@ -125,7 +128,8 @@ class Lengths:
         """Distributions of the same samples under collations that pad less; none where nothing is padded."""
         if self.collation is Collation.PACKED or self.quantile(0) == self.values[-1]:
             return ()
-        less = (Collation.SORTED, Collation.PACKED)[self.collation is Collation.SORTED :]
+        is_sorted = self.collation in (Collation.SORTED, Collation.TOKENS)
+        less = (Collation.SORTED, Collation.PACKED)[is_sorted:]
         return tuple(dataclasses.replace(self, collation=collation, buckets=()) for collation in less)
 
     @property
@@ -137,9 +141,16 @@ class Lengths:
         """Return the length of each batch that the collation makes of the sequence of samples.
 
         Args:
-            micro_batch_size: Samples of a batch; of packed samples its rows.
+            micro_batch_size: Samples of a batch; of packed samples its rows; where a batch has a number of tokens, the
+                longest samples in as many.
         """
         return _batch_lengths(self, micro_batch_size)
+
+    def num_rows(self, micro_batch_size: int, length: int) -> int:
+        """Return the rows of a batch of a length."""
+        if self.collation is not Collation.TOKENS:
+            return micro_batch_size
+        return micro_batch_size * self.longest // length
 
     def typical_batches(self, micro_batch_size: int) -> tuple[TypicalBatch, ...]:
         """Return the batches that stand for all of a size, the shortest first; their shares add up to 1.
@@ -173,6 +184,8 @@ class Lengths:
 
     def padding_share(self, micro_batch_size: int) -> float:
         """Return the share of the tokens of batches, 0 to 1, that is padding."""
+        if self.collation is Collation.TOKENS:
+            return _padding_of_tokens(self, micro_batch_size)
         rows = float(np.mean(self.batch_lengths(micro_batch_size)))
         return max(0.0, 1.0 - self.mean * self.samples_per_row() / rows)
 
@@ -196,6 +209,8 @@ def _batch_lengths(lengths: Lengths, micro_batch_size: int) -> Integers:
         return np.asarray([lengths.longest])
     samples = _sequence(lengths)
     match lengths.collation:
+        case Collation.TOKENS:
+            longest = np.asarray([samples[-1] for samples in _batches_of_tokens(lengths, micro_batch_size)])
         case Collation.SORTED:
             longest = _longest_of(_sorted_in_windows(samples, SORTED_BATCHES * micro_batch_size), micro_batch_size)
         case Collation.BUCKETS:
@@ -205,6 +220,26 @@ def _batch_lengths(lengths: Lengths, micro_batch_size: int) -> Integers:
         case _:
             longest = _longest_of(samples, micro_batch_size)
     return -(-longest // lengths.multiple_of) * lengths.multiple_of
+
+
+def _batches_of_tokens(lengths: Lengths, micro_batch_size: int) -> list[Integers]:
+    """Return the samples of each batch, ascending: as many as have the tokens of some of the longest, padded."""
+    budget = micro_batch_size * lengths.longest
+    batches: list[Integers] = []
+    sorted_samples = np.sort(_sequence(lengths))
+    first = 0
+    for place, length in enumerate(sorted_samples.tolist()):
+        if (place + 1 - first) * _up(length, lengths.multiple_of) > budget:
+            batches.append(sorted_samples[first:place])
+            first = place
+    return [*batches, sorted_samples[first:]]
+
+
+@functools.lru_cache(maxsize=4096)
+def _padding_of_tokens(lengths: Lengths, micro_batch_size: int) -> float:
+    batches = _batches_of_tokens(lengths, micro_batch_size)
+    rows = sum(len(samples) * _up(int(samples[-1]), lengths.multiple_of) for samples in batches)
+    return 1.0 - sum(int(samples.sum()) for samples in batches) / rows
 
 
 def _longest_of(samples: Integers, micro_batch_size: int) -> Integers:
@@ -243,7 +278,8 @@ def _typical_batches(lengths: Lengths, micro_batch_size: int) -> tuple[TypicalBa
     elif len(support) > NUM_BATCHES:
         support, shares = _quadrature(support, shares, NUM_BATCHES)
     return tuple(
-        TypicalBatch(length=int(length), share=float(share)) for length, share in zip(support, shares, strict=True)
+        TypicalBatch(length=int(length), num_rows=lengths.num_rows(micro_batch_size, int(length)), share=float(share))
+        for length, share in zip(support, shares, strict=True)
     )
 
 

@@ -13,6 +13,7 @@ _COLLATIONS = {
     "sorted": "sorted by length, padded to the longest of a batch",
     "buckets": "in buckets, padded to the longest of a batch",
     "packed": "packed into rows of the longest length",
+    "tokens": "sorted by length, as many as have so many tokens with their padding",
 }
 _OTHERS = {"sorted": "sorting by length", "packed": "packing"}
 # Distinct programs after which torch.compile gives a frame up. Source: `recompile_limit` in torch/_dynamo/config.py.
@@ -23,6 +24,8 @@ def lengths_rows(lengths: LengthsResult | None) -> Iterator[tuple[str, str]]:
     """Yield rows of the summary, a label and a sentence each; none where all samples are as long."""
     if lengths is None:
         return
+    if lengths.micro_batch_tokens is not None:
+        yield "tokens", tokens_sentence(lengths, lengths.micro_batch_tokens)
     yield "lengths", lengths_sentence(lengths)
     yield "longest", longest_sentence(lengths)
     others = [_gain(name, one) for name, one in lengths.others.items()]
@@ -30,6 +33,15 @@ def lengths_rows(lengths: LengthsResult | None) -> Iterator[tuple[str, str]]:
         yield "padding", "; ".join(others)
     if lengths.is_static and lengths.num_lengths > 1:
         yield "programs", programs_sentence(lengths)
+
+
+def tokens_sentence(lengths: LengthsResult, tokens: int) -> str:
+    """Return what a batch of a number of tokens holds."""
+    return (
+        f"micro_batch_tokens {tokens}: the longest samples, {lengths.longest} tokens, in "
+        f"{tokens // lengths.longest} rows, or typical ones, {lengths.typical} tokens, in "
+        f"{lengths.typical_rows}"
+    )
 
 
 def lengths_sentence(lengths: LengthsResult) -> str:

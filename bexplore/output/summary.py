@@ -117,12 +117,17 @@ def _headline(result: RunResult) -> str:
     low, high = result.relative_performance_interval or (1.0, 1.0)
     interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
     return (
-        f"Use micro_batch_size {result.micro_batch_size}{settings_words(result)}: "
+        f"Use {_size_words(result)}{settings_words(result)}: "
         f"{result.relative_performance:.2f}x{interval} "
         f"the speed of size {result.base_micro_batch_size}{base_words(result)}, {result.samples_per_s:.4g} samples/s"
         f"{' of a replica' if result.parallel else ''}; "
         f"confidence {result.confidence} out of 100."
     )
+
+
+def _size_words(result: RunResult) -> str:
+    tokens = result.lengths.micro_batch_tokens if result.lengths else None
+    return f"micro_batch_size {result.micro_batch_size}" if tokens is None else f"micro_batch_tokens {tokens}"
 
 
 def loader_sentence(result: RunResult) -> str | None:

@@ -23,7 +23,7 @@ _KEY: KeyPath = ("explore", "lengths")
 _TEXT_TASKS = ("image_classification",)  # tasks whose samples have no length
 
 
-def with_lengths(problems: Problems, settings: ExploreSettings, job: Job) -> Job:
+def with_lengths(problems: Problems, settings: ExploreSettings, job: Job, in_tokens: bool = False) -> Job:
     """Return a job with the lengths of its samples, at whose longest it is built and traced.
 
     Samples are cut off behind the job's own sequence length, as a tokenizer does. One program then serves all lengths
@@ -31,6 +31,7 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job) -> Job
 
     Args:
         problems: Receives what is wrong.
+        in_tokens: As of `give_lengths`.
     """
     options = settings.lengths
     if options is None or not _has_lengths(problems, job):
@@ -41,14 +42,19 @@ def with_lengths(problems: Problems, settings: ExploreSettings, job: Job) -> Job
     found = _read(problems, options)
     if found is None:
         return job
-    given, warnings = give_lengths(settings, job, *found)
+    given, warnings = give_lengths(settings, job, *found, in_tokens=in_tokens)
     for warning in warnings:
         problems.warn(_KEY, warning)
     return given
 
 
 def give_lengths(
-    settings: ExploreSettings, job: Job, samples: Sequence[int] | Integers, weights: Sequence[float] | None = None
+    settings: ExploreSettings,
+    job: Job,
+    samples: Sequence[int] | Integers,
+    weights: Sequence[float] | None = None,
+    *,
+    in_tokens: bool = False,
 ) -> tuple[Job, list[str]]:
     """Return a job with the lengths of its samples, and warnings.
 
@@ -56,13 +62,14 @@ def give_lengths(
         settings: With `lengths`.
         samples: Lengths, tokens.
         weights: How often each occurs; None for each as often.
+        in_tokens: Whether a micro-batch is as many samples as have a number of tokens, unless they are packed.
     """
     options = settings.lengths
     assert options is not None
     lengths = Lengths.of_samples(
         samples,
         weights,
-        collation=Collation(options.padding),
+        collation=Collation.TOKENS if in_tokens and options.padding != "packed" else Collation(options.padding),
         multiple_of=options.multiple_of,
         buckets=tuple(sorted(options.buckets)),
         argument=options.argument,

@@ -58,8 +58,10 @@ class Batches:
         if make is None or lengths is None:
             return self.longest(micro_batch_size)
         typical = lengths.typical_batches(micro_batch_size)
-        batches = (self.of_length(micro_batch_size, one.length) for one in typical)
-        return BatchMix(tuple(batches), tuple(one.share for one in typical))
+        batches = (self.of_length(one.num_rows, one.length) for one in typical)
+        # the size over the mean seconds of its passes is samples per second, whatever the rows of its batches
+        scale = micro_batch_size / sum(one.share * one.num_rows for one in typical)
+        return BatchMix(tuple(batches), tuple(one.share * scale for one in typical))
 
     def of_length(self, micro_batch_size: int, length: int) -> Batch:
         """Return a batch whose rows have a length; for workloads of several lengths."""

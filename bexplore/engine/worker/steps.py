@@ -42,7 +42,7 @@ class BatchMix:
 
     Attributes:
         batches: Of one size.
-        shares: Share of the training's batches for which each stands; they add up to 1.
+        shares: Share of the training's batches for which each stands, in samples of a micro-batch.
     """
 
     batches: tuple[Batch, ...]

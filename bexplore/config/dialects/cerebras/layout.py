@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bexplore.config.config import MICRO_BATCH_TOKENS
 from bexplore.config.dialects.values import require_mapping
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, kind_of
@@ -17,7 +18,7 @@ _DATALOADERS: Mapping[Mode, tuple[KeyPath, ...]] = {
     Mode.TRAIN: (("fit", "train_dataloader"),),
     Mode.EVAL: (("validate", "val_dataloader"), ("fit", "val_dataloader"), ("validate_all", "val_dataloaders")),
 }
-_DATA_KEYS = ("micro_batch_size", "batch_size", "max_sequence_length")
+_DATA_KEYS = ("micro_batch_size", "micro_batch_tokens", "batch_size", "max_sequence_length")
 _STEP_KEYS = ("max_steps", "num_steps")
 
 
@@ -62,7 +63,7 @@ def sections_layout(problems: Problems) -> Layout:
         problems.error((), "train_input and eval_input are both empty", "write batch_size and micro_batch_size there")
     return Layout(
         name="cerebras sections",
-        micro={side: (*path, "micro_batch_size") for side, path in data.items()},
+        micro={side: (*path, _size_key(problems, path)) for side, path in data.items()},
         data=data,
         model=("model",),
         optimizer=("optimizer",),
@@ -153,6 +154,8 @@ def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath
             if document.has(unindented) and document.has((*callbacks, index, scope)):
                 problems.warn(unindented, f"{FLAG} should be indented below {scope}; read all the same")
                 return unindented
+    if _size_key(problems, data) == MICRO_BATCH_TOKENS:
+        return (*data, MICRO_BATCH_TOKENS)
     beside: KeyPath = (*data, "micro_batch_size")
     if document.has(beside):
         where = _SCOPES[side][0]
@@ -161,6 +164,16 @@ def _flag_path(problems: Problems, callbacks: KeyPath, side: Mode, data: KeyPath
     scope = _SCOPES[side][0]
     present = (index for index in range(count) if document.has((*callbacks, index, scope)))  # with other flags, or none
     return (*callbacks, next(present, count), scope, FLAG)
+
+
+def _size_key(problems: Problems, data: KeyPath) -> str:
+    """Return the key of the size in a data section: samples, or tokens where these stand there alone."""
+    document = problems.document
+    sizes: KeyPath = (*data, "micro_batch_size")
+    tokens: KeyPath = (*data, MICRO_BATCH_TOKENS)
+    if document.has(tokens) and document.has(sizes):
+        problems.error(tokens, "micro_batch_tokens and micro_batch_size exclude each other", "keep one of them")
+    return MICRO_BATCH_TOKENS if document.has(tokens) else "micro_batch_size"
 
 
 def _callback_near_misses(listed: Any, callbacks: KeyPath) -> dict[KeyPath, tuple[str, ...]]:

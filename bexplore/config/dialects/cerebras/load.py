@@ -16,6 +16,7 @@ from bexplore.config.dialects.cerebras.request import (
     check_accumulation_flag,
     check_batch,
     check_bounds,
+    check_tokens,
     choose_side,
     notice_unbuilt,
     notice_unread,
@@ -68,15 +69,21 @@ def load(layout: Layout, problems: Problems, *, allow_code: bool, mode: Mode | N
     num_replicas = read_positive(problems, layout.num_csx) or parallelism.num_replicas
     batch_path: KeyPath = (*layout.data.get(side, ()), "batch_size")
     global_batch_size = read_positive(problems, batch_path)
-    check_accumulation_flag(problems, request, global_batch_size, num_replicas)
-    check_batch(problems, request, batch_path, global_batch_size, num_replicas, settings)
+    if request.is_in_tokens:
+        check_tokens(problems, request, batch_path, settings)
+        global_batch_size = None
+    else:
+        check_accumulation_flag(problems, request, global_batch_size, num_replicas)
+        check_batch(problems, request, batch_path, global_batch_size, num_replicas, settings)
     check_bounds(problems, request, settings)
+
+    in_tokens = request.is_in_tokens
 
     def job_of(changed: Problems) -> Job:
         own = read_settings(changed.document.values.get("explore"), changed, allow_code=allow_code, effort=effort)
-        return with_lengths(changed, own, _job(layout, changed, side, own, num_replicas, parallelism))
+        return with_lengths(changed, own, _job(layout, changed, side, own, num_replicas, parallelism), in_tokens)
 
-    job = with_lengths(problems, settings, _job(layout, problems, side, settings, num_replicas, parallelism))
+    job = with_lengths(problems, settings, _job(layout, problems, side, settings, num_replicas, parallelism), in_tokens)
     variants = find_variants(problems, settings, axes, job, job_of)
     max_steps = _read_max_steps(problems, layout.loop) if side is Mode.TRAIN else None
     problems.raise_if_any()

@@ -37,7 +37,7 @@ def read_request(problems: Problems, path: KeyPath) -> Request:
     if isinstance(value, dict) and set(value) == {"explore"}:
         minimum, maximum = read_bounds(problems, (*path, "explore"))
     else:
-        problems.error(path, f"micro_batch_size must be {_FORMS}, not {quoted(value)}", _form_hint(value))
+        problems.error(path, f"{path[-1]} must be {_FORMS}, not {quoted(value)}", _form_hint(value))
     return Request(kind=RequestKind.EXPLORE, minimum=minimum, maximum=maximum, path=path, position=position)
 
 
@@ -128,6 +128,22 @@ def check_batch(
             request.path,
             f"micro_batch_size {request.value} does not cut {split.replica_batch_size} samples evenly; "
             f"{split.micro_batch_size} does, in {split.accumulation_steps} micro-batches",
+        )
+
+
+def check_tokens(problems: Problems, request: Request, batch_path: KeyPath, settings: ExploreSettings) -> None:
+    """Check what goes with `micro_batch_tokens`: the lengths of samples, and no number of samples in a batch."""
+    if settings.lengths is None:
+        problems.error(
+            request.path,
+            "micro_batch_tokens needs the lengths of samples",
+            "give them: explore.lengths",
+        )
+    if request.kind is RequestKind.AUTO:
+        problems.error(request.path, "auto tries divisors of a batch of samples, not of tokens", "type explore")
+    if problems.document.get(batch_path) is not None:
+        problems.warn(
+            batch_path, "batch_size counts samples, and a micro-batch of a number of tokens has no fixed number of them"
         )
 
 

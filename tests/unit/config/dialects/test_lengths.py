@@ -1,0 +1,328 @@
+"""`explore.lengths`: which lengths each form gives, what they change in the job, and what each mistake is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bexplore.config.config import Config
+from bexplore.config.dialects.lengths import give_lengths
+from bexplore.job.lengths import Collation, Lengths
+from tests.config_builders import Folder, sections
+
+GPT2 = {"task": "causal_lm", "model_type": "gpt2", "config": {"n_positions": 64}}
+IMAGES = {"task": "image_classification", "model_type": "vit"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+def loaded(folder: Folder, lengths: Any, **explore: Any) -> Config:
+    return folder.load(sections(explore={"lengths": lengths} | explore))
+
+
+def lengths_of(folder: Folder, lengths: Any, **explore: Any) -> Lengths:
+    found = loaded(folder, lengths, **explore).job.lengths
+    assert found is not None
+    return found
+
+
+def refusal(folder: Folder, lengths: Any, **explore: Any) -> str:
+    return folder.refusal(sections(explore={"lengths": lengths} | explore))
+
+
+# Where lengths are from
+
+
+def test_without_the_section_all_samples_are_as_long_as_the_model_takes(folder):
+    config = folder.load(sections())
+    assert (config.job.lengths, config.job.sequence_length, config.job.compile.dynamic) == (None, 64, False)
+
+
+@pytest.mark.parametrize("lengths", [[20, 10, 20, 40], {"values": [40, 10, 20], "weights": [1, 1, 2]}])
+def test_a_list_is_lengths_of_samples_and_weights_stand_for_more_of_them(folder, lengths):
+    assert lengths_of(folder, lengths) == Lengths(values=(10, 20, 40), weights=(0.25, 0.5, 0.25))
+
+
+def test_a_list_may_be_given_on_the_command_line(folder):
+    config = folder.load(sections(), overrides=["explore.lengths=[10, 20]"])
+    assert config.job.lengths == Lengths.of_samples([10, 20])
+
+
+@pytest.mark.parametrize("keys", [("0", "50", "100"), ("0%", "50%", "100%"), ("50", "100", "0.0")])
+def test_quantiles_are_lines_from_one_percent_to_the_next(folder, keys):
+    marks = {0: 10, 50: 20, 100: 60}
+    found = lengths_of(folder, {"quantiles": {key: marks[round(float(key.strip("%")))] for key in keys}})
+
+    assert (found.values[0], found.longest) == (10, 60)
+    assert [found.quantile(share) for share in (0.25, 0.5, 0.75)] == [15, 20, 40]
+    assert found.mean == pytest.approx((15 + 40) / 2, abs=0.1)
+
+
+def test_percents_of_a_yaml_file_are_numbers(folder):
+    text = "train_input: {batch_size: 8, micro_batch_size: explore}\nmodel: {vocab_size: 9, hidden_size: 8, "
+    text += "num_hidden_layers: 1, num_heads: 1, max_position_embeddings: 64}\noptimizer: {optimizer_type: sgd}\n"
+    config = folder.load(text + "explore:\n  lengths:\n    quantiles: {0: 10, 99.5: 20, 100: 60}\n")
+
+    assert (config.job.lengths.quantile(0.995), config.job.lengths.longest) == (20, 60)
+
+
+@pytest.mark.parametrize("text", ["10 20\n20 40", "10\n20\n20\n40\n", "10,20;20, 40"])
+def test_a_text_file_holds_numbers_with_spaces_lines_or_commas_between(folder, text):
+    (folder.path.parent / "lengths.txt").write_text(text)
+    assert lengths_of(folder, {"file": "lengths.txt"}) == Lengths.of_samples([10, 20, 20, 40])
+
+
+def test_a_json_file_holds_a_list(folder):
+    (folder.path.parent / "lengths.json").write_text("[10, 20, 20.0, 40]")
+    assert lengths_of(folder, {"file": "lengths.json"}) == Lengths.of_samples([10, 20, 20, 40])
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint16, np.float64])
+def test_an_array_holds_numbers_in_any_shape(folder, kind):
+    np.save(folder.path.parent / "lengths.npy", np.array([[10, 20], [20, 40]], dtype=kind))
+    assert lengths_of(folder, {"file": "lengths.npy"}) == Lengths.of_samples([10, 20, 20, 40])
+
+
+def test_a_file_of_lengths_lies_beside_the_configuration(folder, monkeypatch, tmp_path_factory):
+    (folder.path.parent / "lengths.txt").write_text("10 20")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert lengths_of(folder, {"file": "lengths.txt"}).longest == 20
+
+
+def test_the_result_can_say_where_lengths_are_from(folder):
+    (folder.path.parent / "lengths.txt").write_text("10 20")
+
+    assert lengths_of(folder, {"file": "lengths.txt"}).source == "lengths.txt"
+    assert lengths_of(folder, [10, 20]).source == "explore.lengths"
+
+
+@pytest.mark.parametrize("collation", [one for one in Collation if one is not Collation.TOKENS])
+def test_every_collation_has_its_word(folder, collation):
+    buckets = {"buckets": [32, 16]} if collation is Collation.BUCKETS else {}
+    found = lengths_of(folder, {"values": [10, 20], "padding": collation.value} | buckets)
+
+    assert found.collation is collation
+    assert found.buckets == ((16, 32) if buckets else ())
+
+
+def test_the_multiple_of_rows_and_the_argument_of_own_code_reach_the_job(folder):
+    found = lengths_of(folder, {"values": [10, 20], "multiple_of": 16, "argument": "tokens"})
+    assert (found.multiple_of, found.argument, found.longest) == (16, "tokens", 32)
+
+
+def test_lengths_of_a_loader_are_read_later(folder):
+    workload = {"model": "m:a", "batch": "m:b", "loader": "m:c"}
+    config = loaded(folder, {"from": "loader", "multiple_of": 16}, workload=workload)
+    assert (config.job.lengths, config.job.compile.dynamic) == (None, False)
+
+    job, warnings = give_lengths(config.explore, config.job, [10, 20])
+    assert job.lengths == Lengths.of_samples([10, 20], multiple_of=16)
+    assert (job.lengths.source, job.sequence_length, job.compile.dynamic, warnings) == ("the loader", 32, None, [])
+
+
+@pytest.mark.parametrize(("padding", "collation"), [("longest", "tokens"), ("sorted", "tokens"), ("packed", "packed")])
+def test_batches_of_a_number_of_tokens_are_sorted_unless_they_are_packed(folder, padding, collation):
+    config = loaded(folder, {"values": [10, 20], "padding": padding})
+    job, _ = give_lengths(config.explore, config.job, [10, 20], in_tokens=True)
+    assert job.lengths.collation.value == collation
+
+
+# What they change in the job
+
+
+def test_the_job_is_as_long_as_its_longest_sample(folder):
+    config = loaded(folder, [10, 20])
+    assert (config.job.sequence_length, config.job.tokens_per_sample, config.warnings) == (20, 15, ())
+
+
+def test_samples_longer_than_the_model_takes_are_cut_off_with_a_warning(folder):
+    config = loaded(folder, [10, 20, 65, 900])
+
+    assert config.job.lengths == Lengths.of_samples([10, 20, 64, 64])
+    assert config.job.sequence_length == 64
+    (warning,) = config.warnings
+    assert "50.00% of the samples are longer than 64 tokens, and are cut off there" in warning
+
+
+def test_samples_of_just_the_longest_length_are_not_cut(folder):
+    assert loaded(folder, [10, 64]).warnings == ()
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"transformers": GPT2},
+        {"transformers": GPT2 | {"config": {}, "sequence_length": 64}},
+        {"transformers": {"task": "masked_lm", "model_type": "bert", "config": {"max_position_embeddings": 64}}},
+        {"model": "m:a", "batch": "m:b", "sequence_length": 64},
+    ],
+)
+def test_samples_are_cut_off_behind_what_the_workload_says(folder, workload):
+    config = loaded(folder, [10, 100], workload=workload)
+
+    assert config.job.lengths == Lengths.of_samples([10, 64])
+    assert len(config.warnings) == 1
+
+
+def test_own_code_that_names_no_longest_length_takes_all(folder):
+    config = loaded(folder, [10, 100], workload={"step": "m:a"})
+    assert (config.job.sequence_length, config.warnings) == (100, ())
+
+
+@pytest.mark.parametrize("compiling", [{}, {"compile": True}, {"compile": {"mode": "max-autotune"}}])
+def test_one_program_serves_all_lengths(folder, compiling):
+    assert loaded(folder, [10, 20], **compiling).job.compile.dynamic is None
+
+
+@pytest.mark.parametrize("dynamic", [False, True, None])
+def test_the_file_may_say_otherwise(folder, dynamic):
+    assert loaded(folder, [10, 20], compile={"dynamic": dynamic}).job.compile.dynamic is dynamic
+
+
+@pytest.mark.parametrize("lengths", [[20, 20], {"values": [10, 20], "padding": "max"}])
+def test_batches_of_one_length_leave_the_program_static(folder, lengths):
+    assert loaded(folder, lengths).job.compile.dynamic is False
+
+
+def test_models_of_transformers_are_given_a_mask_and_the_longest_length(folder):
+    job = loaded(folder, [10, 20], workload={"transformers": GPT2}).job
+    assert job.data == {"sequence_length": 20, "attention_mask": True}
+
+
+@pytest.mark.parametrize(
+    ("padding", "given", "is_masked"),
+    [
+        ("longest", {"attention_mask": False}, False),
+        ("longest", {"attention_mask": True}, True),
+        ("max", {}, True),
+        ("packed", {}, False),
+        ("packed", {"attention_mask": True}, True),
+    ],
+)
+def test_no_mask_is_given_to_packed_samples_or_where_the_file_has_none(folder, padding, given, is_masked):
+    job = loaded(folder, {"values": [10, 20], "padding": padding}, workload={"transformers": GPT2 | given}).job
+    assert job.data.get("attention_mask", False) is is_masked
+
+
+def test_other_workloads_are_given_no_mask(folder):
+    assert "attention_mask" not in loaded(folder, [10, 20]).job.data
+    assert "attention_mask" not in loaded(folder, [10, 20], workload={"model": "m:a", "batch": "m:b"}).job.data
+
+
+def test_every_variant_has_the_lengths_and_what_is_cut_off_is_told_once(folder):
+    lists = {"compile.mode": ["default", "max-autotune"], "activation_checkpointing": ["none", "full"]}
+    config = loaded(folder, [10, 100], settings=lists)
+
+    assert len(config.variants) == 4
+    assert {(one.job.lengths, one.job.sequence_length) for one in config.variants} == {(config.job.lengths, 64)}
+    assert len(config.warnings) == 1
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([], "explore.lengths.values"),
+        ([10, 0], "explore.lengths.values.1 must be at least 1, not 0"),
+        ([-3], "explore.lengths.values.0 must be at least 1, not -3"),
+        ([1.5], "explore.lengths.values.0 must be a whole number, not 1.5"),
+        (["long"], 'explore.lengths.values.0 must be a whole number, not "long"'),
+        ([True], "explore.lengths.values.0 must be a whole number, not true"),
+        (7, "explore.lengths must be a mapping, not 7"),
+        ("lengths.txt", 'explore.lengths must be a mapping, not "lengths.txt"'),
+        ({}, "; given: none of them"),
+        ({"padding": "max"}, "; given: none of them"),
+        ({"values": [1], "file": "a.txt"}, "; given: values and file"),
+        ({"values": [1], "quantiles": {"0": 1, "100": 2}}, "; given: values and quantiles"),
+        ({"values": [1], "from": "loader"}, "; given: values and from"),
+        ({"from": "data"}, 'explore.lengths.from must be loader, not "data"'),
+        ({"from": "loader"}, "there is no loader to read lengths from"),
+        ({"values": [1, 2], "weights": [1]}, "weights has 1 numbers, and values 2"),
+        ({"file": "a.txt", "weights": [1]}, "weights has 1 numbers, and values 0"),
+        ({"values": [1, 2], "weights": [0, 0]}, "weights are all 0"),
+        ({"values": [1, 2], "weights": [2, -1]}, "explore.lengths.weights.1 must be at least 0, not -1"),
+        ({"values": [1, 2], "buckets": [2]}, "padding: buckets goes with a list of buckets"),
+        ({"values": [1, 2], "padding": "buckets"}, "padding: buckets goes with a list of buckets"),
+        ({"values": [1, 2], "padding": "max", "buckets": [2]}, "padding: buckets goes with a list of buckets"),
+        ({"values": [1, 2], "padding": "long"}, 'not "long" | did you mean longest?'),
+        ({"values": [1, 2], "paddings": "max"}, 'unknown key "paddings" in explore.lengths | did you mean "padding"?'),
+        ({"values": [1, 2], "multiple_of": 0}, "explore.lengths.multiple_of must be at least 1, not 0"),
+        ({"quantiles": {"0": 8, "50": 20}}, "quantiles needs 0, the shortest, and 100, the longest sample"),
+        ({"quantiles": {"50": 8, "100": 20}}, "quantiles needs 0, the shortest, and 100, the longest sample"),
+        ({"quantiles": {"0": 8, "100": 20, "101": 30}}, "quantiles needs 0, the shortest, and 100, the longest sample"),
+        ({"quantiles": {}}, "quantiles needs 0, the shortest, and 100, the longest sample"),
+        ({"quantiles": {"0": 8, "50": 20, "100": 10}}, "quantiles must not fall from one percent to the next"),
+        ({"quantiles": {"0": 8, "most": 20, "100": 30}}, "most in quantiles is no percent"),
+    ],
+)
+def test_a_mistake_is_one_error_on_a_line_of_the_section(folder, lengths, expected):
+    told = refusal(folder, lengths)
+
+    assert expected in told
+    assert "job.yaml:" in told
+    assert "problems in" not in told
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("none.txt", None, "No such file or directory"),
+        ("a.txt", "10 long 20", '"long" is no number of tokens'),
+        ("a.txt", "length\n10\n20\n", '"length" is no number of tokens'),
+        ("a.txt", "10 -5", '"-5" is no number of tokens'),
+        ("a.txt", "10 1.5", '"1.5" is no number of tokens'),
+        ("a.txt", "10 0", "lengths are whole numbers from 1 to"),
+        ("a.txt", "10 99999999", "lengths are whole numbers from 1 to"),
+        ("a.txt", "", "is no number of tokens"),
+        ("a.json", "[10, 0]", "lengths are whole numbers from 1 to"),
+        ("a.json", "[10, 1.5]", "lengths are whole numbers from 1 to"),
+        ("a.json", "[10, NaN]", "lengths are whole numbers from 1 to"),
+        ("a.json", '["ten"]', "it holds no list of numbers"),
+        ("a.json", "[true]", "it holds no list of numbers"),
+        ("a.json", '{"a": 1}', "it holds no list of numbers"),
+        ("a.json", "[[10, 20]]", "it holds no list of numbers"),
+        ("a.json", "[]", "it holds no list of numbers"),
+        ("a.json", "[10,", "Expecting value"),
+        ("a.npy", "10 20", "pickle"),
+        (".", None, "Is a directory"),
+    ],
+)
+def test_a_file_without_lengths_is_refused_with_its_name_and_why(folder, name, content, expected):
+    if content is not None:
+        (folder.path.parent / name).write_text(content)
+    told = refusal(folder, {"file": name})
+
+    assert f'cannot read lengths from "{name}": ' in told
+    assert expected in told
+    assert "problems in" not in told
+
+
+def test_an_array_of_objects_is_not_unpickled(folder):
+    np.save(folder.path.parent / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
+    assert "Object arrays cannot be loaded" in refusal(folder, {"file": "a.npy"})
+
+
+def test_a_file_of_lengths_is_as_wrong_for_all_variants_as_for_one(folder):
+    told = refusal(folder, {"file": "none.txt"}, settings={"compile.mode": ["default", "max-autotune"]})
+    assert "No such file or directory" in told
+    assert "problems in" not in told
+
+
+@pytest.mark.parametrize("lengths", [[10, 20], {"file": "none.txt"}])
+def test_images_have_no_length(folder, lengths):
+    told = refusal(folder, lengths, workload={"transformers": IMAGES})
+
+    assert "samples of image_classification have no length here | remove it; " in told
+    assert "problems in" not in told
+
+
+def test_mistakes_are_told_together_with_those_elsewhere(folder):
+    values = sections(explore={"lengths": {"values": [0]}, "seed": -1})
+    assert "2 problems in" in folder.refusal(values)

@@ -1,0 +1,84 @@
+"""A job whose samples differ in length: its record, its fingerprint, and the job of one length."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bexplore.job import Job
+from bexplore.job.lengths import Collation, Lengths
+
+LENGTHS = Lengths.of_samples([10, 20, 30], source="lengths.txt")
+EVERY_FIELD = Lengths.of_samples(
+    [10, 20], [1, 3], collation=Collation.BUCKETS, multiple_of=8, buckets=(16, 32), argument="tokens", source="here"
+)
+
+
+def job(lengths: Lengths | None = LENGTHS, **fields: Any) -> Job:
+    return Job(**{"workload": "decoder", "sequence_length": 32, "lengths": lengths} | fields)
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS, EVERY_FIELD], ids=["none", "samples", "every field"])
+def test_a_job_survives_json(lengths):
+    again = Job.from_dict(json.loads(json.dumps(job(lengths).as_dict())))
+
+    assert again == job(lengths)
+    assert lengths is None or again.lengths.source == lengths.source
+    assert hash(again.lengths) == hash(lengths)
+
+
+def test_the_record_of_a_job_without_lengths_does_not_name_them():
+    assert "lengths" not in job(None).as_dict()
+
+
+def test_a_record_from_before_there_were_lengths_is_a_job_without():
+    assert Job.from_dict(job(None).as_dict()).lengths is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,
+        Lengths.of_samples([10, 20, 31]),
+        Lengths.of_samples([10, 20, 30], [1, 1, 2]),
+        Lengths.of_samples([10, 20, 30], collation=Collation.SORTED),
+        Lengths.of_samples([10, 20, 30], multiple_of=8),
+        Lengths.of_samples([10, 20, 30], argument="tokens"),
+    ],
+)
+def test_other_lengths_are_another_program(other):
+    assert job(other).fingerprint() != job().fingerprint()
+    assert job().fingerprint() == job(Lengths.of_samples([30, 10, 20], source=LENGTHS.source)).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sequence_length", "tokens"), [(None, 32, 32), (None, None, None), (LENGTHS, 30, 20), (LENGTHS, 32, 20)]
+)
+def test_the_tokens_of_a_sample_are_their_mean_without_padding(lengths, sequence_length, tokens):
+    assert job(lengths, sequence_length=sequence_length).tokens_per_sample == tokens
+
+
+def test_a_job_at_a_length_has_samples_of_that_length_alone():
+    model = {"hidden_size": 8}
+    assert job(model=model).at_length(12) == job(None, model=model, sequence_length=12)
+
+
+def test_own_callables_are_told_the_length_of_a_job_at_a_length():
+    model = {"model": "m:a", "batch": "m:b", "arguments": {"width": 8, "tokens": 1}}
+    own = job(EVERY_FIELD, workload="imported", model=model)
+
+    assert own.at_length(12).model == model | {"arguments": {"width": 8, "tokens": 12}}
+    assert own.at_length(12).lengths is None
+    assert own.model["arguments"] == {"width": 8, "tokens": 1}
+
+
+def test_own_callables_without_arguments_are_told_the_length_by_its_usual_name():
+    own = job(workload="imported", model={"step": "m:a"})
+    assert own.at_length(12).model["arguments"] == {"sequence_length": 12}
+
+
+def test_the_sample_of_a_batch_of_a_number_of_tokens_is_the_longest():
+    in_tokens = Lengths.of_samples([10, 20, 30], collation=Collation.TOKENS)
+    assert job(in_tokens).tokens_per_sample == 30

@@ -1,0 +1,134 @@
+"""Lengths of samples in words: padding, the longest batch, what other collations gain, programs by length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bexplore.exploration.lengths_result import LengthsResult, OtherCollation
+from bexplore.exploration.result import RunResult
+from bexplore.job.lengths import Collation
+from bexplore.output.lengths_text import lengths_rows, lengths_sentence, longest_sentence, programs_sentence
+from bexplore.output.summary import summary_text
+
+OTHERS = {
+    "sorted": OtherCollation(padding_share=0.04, predicted=1.28, measured=1.2),
+    "packed": OtherCollation(padding_share=0.01, predicted=1.32),
+}
+
+
+def result(**fields: Any) -> LengthsResult:
+    facts: dict[str, Any] = {
+        "source": "lengths.txt",
+        "collation": "longest",
+        "mean": 91.25,
+        "median": 80,
+        "longest": 512,
+        "typical": 120,
+        "typical_rows": 8,
+        "micro_batch_tokens": None,
+        "padding_share": 0.25,
+        "tokens_per_s": 1234.0,
+        "typical_memory_bytes": 3 * 2**20,
+        "longest_that_fits": 700,
+        "num_lengths": 6,
+        "is_static": False,
+        "compile_time_s": 8.0,
+    }
+    return LengthsResult(**facts | fields)
+
+
+def rows(**fields: Any) -> dict[str, str]:
+    return dict(lengths_rows(result(**fields)))
+
+
+def test_samples_that_are_all_as_long_have_no_rows():
+    assert list(lengths_rows(None)) == []
+
+
+def test_the_first_sentence_tells_samples_padding_and_speed():
+    assert lengths_sentence(result()) == (
+        "mean 91.25, median 80, longest 512 tokens (lengths.txt), padded to the longest of a batch: at this size half "
+        "of the rows have up to 120 tokens, and 25% of the tokens are padding; 1234 tokens/s without padding"
+    )
+
+
+def test_without_a_run_no_speed_is_told():
+    assert lengths_sentence(result(tokens_per_s=None)).endswith("25% of the tokens are padding")
+
+
+@pytest.mark.parametrize("collation", Collation)
+def test_every_collation_has_words_of_its_own(collation):
+    words = {lengths_sentence(result(collation=other.value)) for other in Collation if other is not collation}
+    assert lengths_sentence(result(collation=collation.value)) not in words
+
+
+def test_the_longest_sentence_tells_that_it_ran_and_what_the_trace_says():
+    assert longest_sentence(result()) == (
+        "ran with a batch of the longest samples, 512 tokens each, after typical ones; a batch of 120 tokens needs "
+        "3.00 MiB by the trace, and rows of up to 700 tokens fit the budget"
+    )
+
+
+@pytest.mark.parametrize("fits", [None, 0])
+def test_nothing_is_told_of_lengths_that_fit_where_none_is_known(fits):
+    assert longest_sentence(result(longest_that_fits=fits)).endswith("needs 3.00 MiB by the trace")
+
+
+def test_without_a_trace_the_run_alone_is_told():
+    assert longest_sentence(result(typical_memory_bytes=None, longest_that_fits=None)) == (
+        "ran with a batch of the longest samples, 512 tokens each, after typical ones"
+    )
+
+
+def test_other_collations_are_told_with_what_they_leave_and_gain():
+    assert rows(others=OTHERS)["padding"] == (
+        "sorting by length leaves 4% of padding: 1.28x the tokens/s by the count of tokens, 1.20x as timed at this "
+        "size; packing leaves 1% of padding: 1.32x the tokens/s by the count of tokens"
+    )
+
+
+def test_without_another_collation_there_is_no_row_of_padding():
+    assert list(rows()) == ["lengths", "longest"]
+
+
+def test_programs_by_length_are_told_with_their_seconds_and_the_way_out():
+    assert programs_sentence(result()) == (
+        "compile.dynamic: false makes a program for each length, 6 at this size, 8.00 s each; compile.dynamic: null "
+        "makes one for all"
+    )
+    assert "6 at this size; compile.dynamic: null" in programs_sentence(result(compile_time_s=None))
+
+
+@pytest.mark.parametrize(("num_lengths", "gives_up"), [(8, False), (9, True)])
+def test_more_programs_than_the_compiler_makes_are_said_to_be_given_up(num_lengths, gives_up):
+    assert ("torch.compile gives up after 8" in programs_sentence(result(num_lengths=num_lengths))) is gives_up
+
+
+@pytest.mark.parametrize(
+    ("is_static", "num_lengths", "is_told"), [(True, 6, True), (True, 1, False), (False, 6, False)]
+)
+def test_programs_have_a_row_where_there_are_several(is_static, num_lengths, is_told):
+    assert ("programs" in rows(is_static=is_static, num_lengths=num_lengths)) is is_told
+
+
+def test_a_number_of_tokens_is_told_as_rows_of_long_and_of_typical_samples():
+    told = lengths_rows(result(micro_batch_tokens=4096, typical_rows=34, collation="tokens"))
+    assert next(told) == (
+        "tokens",
+        "micro_batch_tokens 4096: the longest samples, 512 tokens, in 8 rows, or typical ones, 120 tokens, in 34",
+    )
+
+
+def test_the_summary_has_the_rows_of_lengths_and_none_without():
+    before = {"micro_batch_size": 8, "base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91}
+    before |= {"samples_per_s": 123.4, "num_probes": 5, "run_dir": "somewhere"}
+    with_lengths, without = (
+        summary_text(RunResult(**before, lengths=one), yaml_key="train_input.micro_batch_size", tolerance=0.02)
+        for one in (result(others=OTHERS), None)
+    )
+
+    for label in ("lengths", "longest", "padding"):
+        assert f"\n  {label} " in with_lengths
+        assert f"\n  {label} " not in without
