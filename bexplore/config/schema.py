@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -214,7 +215,9 @@ class WorkloadOptions(_Section):
 
 
 def _list_of_lengths(value: Any) -> Any:
-    """Read a list as lengths of samples."""
+    """Read a list as lengths of samples, and a text as the file of them."""
+    if isinstance(value, str):
+        return {"file": value}
     return {"values": value} if isinstance(value, list) else value
 
 
@@ -224,13 +227,16 @@ def _texts_as_keys(value: Any) -> Any:
 
 def _as_percent(text: str) -> float:
     try:
-        return float(text.removesuffix("%"))
+        percent = float(text.removesuffix("%"))
     except ValueError:
-        raise ValueError(f"{text} in quantiles is no percent") from None
+        percent = math.nan
+    if not 0 <= percent <= 100:
+        raise ValueError(f"{text} in quantiles is no percent from 0 to 100")
+    return percent
 
 
 class LengthsOptions(_Section):
-    """The lengths of the training's samples and how a batch is padded; a list is short for `values`.
+    """The lengths of the training's samples and how a batch is padded; a list is short for `values`, a text for `file`.
 
     One of values, quantiles, file, from gives the lengths.
     """

@@ -269,23 +269,29 @@ class Job:
         return self.lengths.longest if self.lengths.collation is Collation.TOKENS else self.lengths.mean
 
     def at_length(self, length: int) -> Job:
-        """Return the job whose samples all have one length, as the user's own callables are told it, too."""
-        name = self.lengths.argument if self.lengths is not None else ""
-        arguments = self.model.get("arguments") or {}
-        model = self.model
-        if self.workload == "imported":
-            model = {**model, "arguments": {**arguments, name: length}}
-        return dataclasses.replace(self, model=model, sequence_length=length, lengths=None)
+        """Return the job whose samples all have one length, as the user's own callables are told it, too.
+
+        The targets of a sample are shorter in proportion.
+        """
+        model, data = self.model, dict(self.data)
+        if self.workload == "imported" and self.lengths is not None:
+            model = {**model, "arguments": {**(model.get("arguments") or {}), self.lengths.argument: length}}
+        if data.get("target_length"):
+            data["target_length"] = max(1, round(data["target_length"] * length / (self.sequence_length or length)))
+        return dataclasses.replace(self, model=model, data=data, sequence_length=length, lengths=None)
 
     def fingerprint(self, **environment: object) -> str:
         """Return sixteen hexadecimal digits that change with the program, and with nothing else.
 
-        The folder of the configuration is left out: the same job in another checkout is the same job.
+        The folder of the configuration is left out, and so is the name of the file of lengths: the same job in another
+        checkout is the same job.
 
         Args:
             environment: Values beside the job that decide whether two measurements may be compared.
         """
         record = self.as_dict() | {"import_root": None} | {"environment": environment}
+        if self.lengths is not None:
+            record["lengths"] = record["lengths"] | {"source": ""}
         text = json.dumps(record, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

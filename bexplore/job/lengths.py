@@ -34,6 +34,7 @@ SORTED_BATCHES = 50
 _ORDER_SEED = 0  # of the sequence of samples
 
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class Collation(StrEnum):
@@ -125,7 +126,7 @@ class Lengths:
 
     @property
     def others(self) -> tuple[Lengths, ...]:
-        """Distributions of the same samples under collations that pad less; none where nothing is padded."""
+        """Distributions of the same samples under collations that usually pad less; none where nothing is padded."""
         if self.collation is Collation.PACKED or self.quantile(0) == self.values[-1]:
             return ()
         is_sorted = self.collation in (Collation.SORTED, Collation.TOKENS)
@@ -135,7 +136,8 @@ class Lengths:
     @property
     def varies(self) -> bool:
         """Whether batches have different lengths."""
-        return self.collation not in (Collation.MAXIMUM, Collation.PACKED) and self.quantile(0) != self.values[-1]
+        shortest = _up(self.values[0], self.multiple_of)
+        return self.collation not in (Collation.MAXIMUM, Collation.PACKED) and shortest != self.longest
 
     def batch_lengths(self, micro_batch_size: int) -> Integers:
         """Return the length of each batch that the collation makes of the sequence of samples.
@@ -205,6 +207,12 @@ def _sequence(lengths: Lengths) -> Integers:
 
 @functools.lru_cache(maxsize=4096)
 def _batch_lengths(lengths: Lengths, micro_batch_size: int) -> Integers:
+    found = _longest_rows(lengths, micro_batch_size)
+    found.setflags(write=False)  # it is shared
+    return found
+
+
+def _longest_rows(lengths: Lengths, micro_batch_size: int) -> Integers:
     if lengths.collation in (Collation.MAXIMUM, Collation.PACKED) or micro_batch_size >= NUM_SAMPLES:
         return np.asarray([lengths.longest])
     samples = _sequence(lengths)
@@ -283,22 +291,25 @@ def _typical_batches(lengths: Lengths, micro_batch_size: int) -> tuple[TypicalBa
     )
 
 
-def _quadrature(support: Integers, shares: NDArray[np.float64], num_nodes: int) -> tuple[Integers, NDArray[np.float64]]:
-    """Return nodes of the support, and weights, with the same moments as the whole distribution."""
+def _quadrature(support: Integers, shares: Floats, num_nodes: int) -> tuple[Integers, Floats]:
+    """Return nodes of the support, and positive weights, with the first moments of the whole distribution.
+
+    Where rounding has moved a node so far that a weight would be negative, fewer nodes do.
+    """
     center, scale = float(support.mean()), float(np.ptp(support)) / 2
     places = (support - center) / scale
-    basis = np.linalg.qr(np.sqrt(shares)[:, None] * np.vander(places, num_nodes, increasing=True))[0].T
-    nodes = np.linalg.eigvalsh(basis * places @ basis.T)  # of the operator "times the length" on the polynomials
-    rounded = np.unique(support[np.abs(places[:, None] - nodes).argmin(axis=0)])
-    moments = np.vander(places, len(rounded), increasing=True).T @ shares
-    weights = np.linalg.solve(np.vander((rounded - center) / scale, len(rounded), increasing=True).T, moments)
-    if (weights <= 0).any():  # nodes were rounded far: by nearest node, which is exact for constants alone
-        nearest = np.abs(support[:, None] - rounded).argmin(axis=1)
-        return rounded, np.bincount(nearest, weights=shares, minlength=len(rounded)).astype(np.float64)
-    return rounded, np.asarray(weights, dtype=np.float64)
+    for count in range(num_nodes, 0, -1):
+        basis = np.linalg.qr(np.sqrt(shares)[:, None] * np.vander(places, count, increasing=True))[0].T
+        nodes = np.linalg.eigvalsh(basis * places @ basis.T)  # of the operator "times the length" on the polynomials
+        rounded = np.unique(support[np.abs(places[:, None] - nodes).argmin(axis=0)])
+        moments = np.vander(places, len(rounded), increasing=True).T @ shares
+        weights = np.linalg.solve(np.vander((rounded - center) / scale, len(rounded), increasing=True).T, moments)
+        if (weights > 0).all():
+            return rounded, np.asarray(weights, dtype=np.float64)
+    raise AssertionError("the weight of one node is 1")
 
 
-def _put_together(found: Integers, shares: NDArray[np.float64]) -> tuple[Integers, NDArray[np.float64]]:
+def _put_together(found: Integers, shares: Floats) -> tuple[Integers, Floats]:
     """Return the means of equal shares of a distribution; the longest length stays as it is."""
     part = np.minimum((np.cumsum(shares[:-1]) * (MAX_DISTINCT - 1)).astype(int), MAX_DISTINCT - 2)
     weight = np.bincount(part, weights=shares[:-1], minlength=MAX_DISTINCT - 1)

@@ -46,9 +46,9 @@ def tokens_sentence(lengths: LengthsResult, tokens: int) -> str:
 
 def lengths_sentence(lengths: LengthsResult) -> str:
     """Return the lengths of samples and of batches, and the tokens per second."""
-    speed = "" if lengths.tokens_per_s is None else f"; {lengths.tokens_per_s:.4g} tokens/s without padding"
+    speed = "" if lengths.tokens_per_s is None else f"; {lengths.tokens_per_s:,.0f} tokens/s without padding"
     return (
-        f"mean {lengths.mean:.4g}, median {lengths.median}, longest {lengths.longest} tokens ({lengths.source}), "
+        f"mean {lengths.mean:.0f}, median {lengths.median}, longest {lengths.longest} tokens ({lengths.source}), "
         f"{_COLLATIONS[lengths.collation]}: at this size half of the rows have up to {lengths.typical} tokens, and "
         f"{lengths.padding_share:.0%} of the tokens are padding{speed}"
     )

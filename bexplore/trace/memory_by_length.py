@@ -46,7 +46,12 @@ class MemoryByLength:
         )
 
     def longest_that_fits(self, micro_batch_size: int, budget_bytes: float, *, limit: int) -> int:
-        """Return the largest length up to a limit whose peak is within a budget; 0 where none is."""
+        """Return the largest length up to a limit whose peak is within a budget; 0 where none is.
+
+        One trace tells nothing of other lengths.
+        """
+        if len(self.models) == 1:
+            limit = min(limit, *self.models)
         return bisect.bisect_right(
             range(1, limit + 1), budget_bytes, key=lambda length: self.peak_memory_bytes(micro_batch_size, length)
         )

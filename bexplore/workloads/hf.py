@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import os
@@ -71,7 +70,7 @@ def build_transformers(job: Job) -> Workload:
     takes_positions = task_name == "causal_lm" and "position_ids" in inspect.signature(model.forward).parameters
 
     def make_batch(micro_batch_size: int, length: int | None = None) -> tuple[HostBatch]:
-        samples = task.make_samples(_at_length(job, length), model.config, micro_batch_size)
+        samples = task.make_samples(job if length is None else job.at_length(length), model.config, micro_batch_size)
         if job.data.get("attention_mask"):
             samples["attention_mask"] = _mask(job, samples["input_ids"])
         if takes_positions:
@@ -91,16 +90,6 @@ def build_transformers(job: Job) -> Workload:
         make_batch_of_length=make_batch if "sequence_length" in task.data_keys else None,
         tensor_plan=plan,
     )
-
-
-def _at_length(job: Job, length: int | None) -> Job:
-    """Return the job with samples of another length, the longest for None; targets are shorter in proportion."""
-    if length is None:
-        return job
-    data, longest = dict(job.data), job.sequence_length or length
-    if data.get("target_length"):
-        data["target_length"] = max(1, round(data["target_length"] * length / longest))
-    return dataclasses.replace(job, data=data, sequence_length=length)
 
 
 def _mask(job: Job, input_ids: torch.Tensor) -> torch.Tensor:

@@ -86,6 +86,10 @@ def _check_ranks(problems: Problems, settings: ExploreSettings) -> None:
             "the settings of a training command stand in its own file or options, which bexplore does not change",
             "remove it, and explore the command with each setting in turn; --model-dir keeps the runs apart",
         )
+    if settings.lengths is not None:
+        problems.error(
+            ("explore", "lengths"), "a training command reads data of its own, of whatever lengths", "remove it"
+        )
     if settings.parallelism is not None:
         problems.error(
             ("explore", "parallelism"), "a training command decides itself how its ranks share the work", "remove it"

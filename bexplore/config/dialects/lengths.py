@@ -20,7 +20,7 @@ from bexplore.job.lengths import MAX_DISTINCT, Collation, Integers, Lengths
 LONGEST = 1_000_000  # tokens, as of a sequence length
 _MOST_BYTES = 256 * 2**20  # of a file of lengths
 _KEY: KeyPath = ("explore", "lengths")
-_TEXT_TASKS = ("image_classification",)  # tasks whose samples have no length
+_IMAGE_TASKS = ("image_classification",)  # whose samples have no length
 
 
 def with_lengths(problems: Problems, settings: ExploreSettings, job: Job, in_tokens: bool = False) -> Job:
@@ -99,7 +99,7 @@ def _check_loader(problems: Problems, job: Job) -> None:
 
 
 def _has_lengths(problems: Problems, job: Job) -> bool:
-    is_of_images = job.workload == "transformers" and job.model.get("task") in _TEXT_TASKS
+    is_of_images = job.workload == "transformers" and job.model.get("task") in _IMAGE_TASKS
     if job.workload in ("decoder", "transformers", "imported") and not is_of_images:
         return True
     problems.error(
@@ -134,7 +134,7 @@ def _read(problems: Problems, options: LengthsOptions) -> tuple[Integers, list[f
     path = problems.document.path.resolve().parent / str(options.file)
     try:
         return _of_file(path), None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, EOFError, AttributeError, RecursionError) as error:  # of any broken file
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         problems.error((*_KEY, "file"), f"cannot read lengths from {quoted(str(options.file))}: {reason}")
         return None
@@ -154,12 +154,14 @@ def _of_file(path: Path) -> Integers:
     elif path.suffix == ".json":
         found = np.asarray(json.loads(path.read_text()))
     else:
+        if not path.read_text().strip():
+            raise ValueError("it is empty")
         words = re.split(r"[\s,;]+", path.read_text().strip())
-        wrong = next((word for word in words if not word.isdigit()), None)
+        wrong = next((word for word in words if not (word.isascii() and word.isdecimal())), None)
         if wrong is not None:
             raise ValueError(f"{quoted(wrong)} is no number of tokens")
         found = np.asarray([int(word) for word in words])
-    if found.ndim != 1 or not len(found) or not np.issubdtype(found.dtype, np.number):
+    if found.ndim != 1 or not len(found) or not np.issubdtype(found.dtype, np.number) or np.iscomplexobj(found):
         raise ValueError("it holds no list of numbers")
     if not ((found >= 1) & (found <= LONGEST) & (found == np.rint(found))).all():
         raise ValueError(f"lengths are whole numbers from 1 to {LONGEST}")

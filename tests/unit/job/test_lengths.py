@@ -36,6 +36,13 @@ def collated(samples: Lengths, collation: str) -> Lengths:
 # The distribution
 
 
+def test_typical_batches_keep_the_mean_where_their_lengths_are_rounded_far():
+    lengths = Lengths.of_samples([2, 3, 6, 9, 19, 1162], [39, 1, 599, 334, 2, 25])
+    typical = lengths.typical_batches(1)
+
+    assert sum(one.share * one.length for one in typical) == pytest.approx(lengths.batch_lengths(1).mean(), rel=1e-6)
+
+
 def test_each_length_has_its_share_of_the_samples():
     found = lengths(20, 10, 20, 40)
     assert (found.values, found.weights) == ((10, 20, 40), (0.25, 0.5, 0.25))

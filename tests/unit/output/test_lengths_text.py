@@ -49,8 +49,8 @@ def test_samples_that_are_all_as_long_have_no_rows():
 
 def test_the_first_sentence_tells_samples_padding_and_speed():
     assert lengths_sentence(result()) == (
-        "mean 91.25, median 80, longest 512 tokens (lengths.txt), padded to the longest of a batch: at this size half "
-        "of the rows have up to 120 tokens, and 25% of the tokens are padding; 1234 tokens/s without padding"
+        "mean 91, median 80, longest 512 tokens (lengths.txt), padded to the longest of a batch: at this size half "
+        "of the rows have up to 120 tokens, and 25% of the tokens are padding; 1,234 tokens/s without padding"
     )
 
 
