@@ -31,7 +31,7 @@ SHOWN_OF_SUMMARY = ("Use ", "To keep ", "  memory", "Report: ", "Apply: ")  # in
 TREE = {
     "cli/": "the commands, their options and exit codes",
     "config/": "YAML -> Config: every default and check, and the families of files",
-    "job.py": "what is trained or evaluated: all that decides the program",
+    "job/": "what is trained or evaluated: all that decides the program",
     "batching.py": "micro-batch size x accumulation steps x replicas; valid global batch sizes",
     "workloads/": "Job -> live torch modules: decoders, transformers models, your own code",
     "trace/": "Job -> CostModel: memory and operations at every size, from one symbolic trace",

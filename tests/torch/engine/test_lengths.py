@@ -1,0 +1,85 @@
+"""Samples of many lengths in a session: memory with the longest batch, times over typical ones, one program for all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.worker.session import Session
+from bexplore.job import CompileSettings, Job
+from bexplore.job.lengths import Collation, Lengths
+from bexplore.measurement.probe import Compilation, Probe, Purpose
+
+MODEL = {"num_layers": 1, "hidden_size": 64, "num_heads": 2, "vocab_size": 64, "max_position_embeddings": 128}
+LENGTHS = Lengths.of_samples([8, 16, 24, 32, 40, 64, 128])
+SIZE = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def job_of(lengths: Lengths | None, **fields) -> Job:
+    given = {"compile": CompileSettings(enabled=False)} | fields
+    return Job(workload="decoder", model=MODEL, sequence_length=128, lengths=lengths, **given)
+
+
+def session_of(job: Job, compilation: Compilation = Compilation.EAGER) -> Session:
+    return Session(
+        job, compilation=compilation, shared_mode=SharedMode.NESTED, budget_bytes=None, report=lambda **_: None
+    )
+
+
+def measured(session: Session, purpose: Purpose = Purpose.SEARCH) -> dict:
+    probe = Probe(number=0, micro_batch_size=SIZE, compilation=session.compilation, purpose=purpose, max_passes=2)
+    return session.measure(probe, pass_budget_s=0.1)
+
+
+def test_the_peak_of_a_probe_is_that_of_a_batch_of_the_longest_samples():
+    of_many, of_longest = measured(session_of(job_of(LENGTHS))), measured(session_of(job_of(None)))
+
+    assert of_many["peak_memory_bytes"] == of_longest["peak_memory_bytes"]
+
+
+def test_a_pass_is_one_of_each_typical_batch_and_its_time_their_mean(monkeypatch):
+    session = session_of(job_of(LENGTHS))
+    typical = LENGTHS.typical_batches(SIZE)
+    monkeypatch.setattr(session.steps, "_timed_passes", lambda batch, *_arguments, **_named: float(batch[0].size(1)))
+
+    seconds = session.steps.timed_pass(session.batches.timed(SIZE))
+
+    assert len(typical) > 1
+    assert seconds == pytest.approx(sum(one.share * one.length for one in typical))
+
+
+def test_batches_of_a_number_of_tokens_count_for_the_samples_that_they_have(monkeypatch):
+    lengths = dataclasses.replace(LENGTHS, collation=Collation.TOKENS)
+    session = session_of(job_of(lengths))
+    monkeypatch.setattr(session.steps, "_timed_passes", lambda batch, *_arguments, **_named: float(batch[0].size(0)))
+
+    seconds = session.steps.timed_pass(session.batches.timed(SIZE))
+
+    assert SIZE / seconds == pytest.approx(1.0)  # a second a sample, whatever the rows of a batch
+
+
+def test_the_final_answer_is_timed_under_other_collations_too():
+    session = session_of(job_of(LENGTHS, compile=CompileSettings(backend="aot_eager", dynamic=None)), Compilation.EXACT)
+    found = measured(session, Purpose.VERIFY)
+
+    assert set(found["details"]["collations"]) == {"sorted", "packed"}
+    assert found["details"]["collations"]["sorted"] < found["details"]["collations"]["packed"]
+
+
+@pytest.mark.parametrize(("dynamic", "one_for_all"), [(None, True), (False, False)])
+def test_one_program_serves_all_lengths_unless_the_training_compiles_statically(dynamic, one_for_all):
+    job = job_of(LENGTHS, compile=CompileSettings(backend="aot_eager", dynamic=dynamic))
+    found = measured(session_of(job, Compilation.EXACT))
+
+    assert (found["num_recompiles"] == 0) == one_for_all
