@@ -12,7 +12,7 @@ from bexplore.config.dialects.lengths import give_lengths
 from bexplore.engine.process.timeouts import Limits, Progress
 from bexplore.engine.program_client import RESIDENT_BYTES, ask_once
 from bexplore.engine.protocol.messages import Done, ReadLengths, Refused
-from bexplore.errors import UserInputError
+from bexplore.errors import UserProgramError
 
 # Between two reports of progress: before its first batch a loader may start processes, or open a large data set.
 STAGE_LIMIT_S = 300.0
@@ -39,7 +39,10 @@ def with_loader_lengths(config: Config, on_progress: Progress = lambda message: 
     if isinstance(answer, Refused):
         raise answer.error()
     if not isinstance(answer, Done):
-        raise UserInputError(f"the lengths of samples cannot be read from the loader: {answer.reason}")
+        raise UserProgramError(
+            f"the lengths of samples cannot be read from the loader: {answer.reason}",
+            traceback_text=answer.traceback_text,
+        )
     lengths = answer.values["lengths"]
     give = functools.partial(give_lengths, config.explore, samples=lengths, in_tokens=config.request.is_in_tokens)
     job, warnings = give(config.job)
