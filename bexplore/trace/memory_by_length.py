@@ -2,7 +2,7 @@
 
 A trace is exact for every size at one length. Between lengths the peak of each phase is the quadratic polynomial
 through the traced ones: attention grows with the square of the length, everything else in proportion. How exact that
-is: benchmarks/results/lengths_memory.md.
+is: benchmarks/results/lengths.md.
 """
 
 from __future__ import annotations
