@@ -26,10 +26,14 @@ class Batches:
         workload: Built.
         compilation: The program that will run them.
         shared_mode: What a shared program is told of the samples.
+
+    Attributes:
+        device: That of the job.
     """
 
     def __init__(self, workload: Workload, compilation: Compilation, shared_mode: SharedMode) -> None:
         self._workload, self._compilation, self._shared_mode = workload, compilation, shared_mode
+        self.device = torch.device(workload.job.device)
         self._hint: int | None = None  # samples for which an accelerator's kernels are chosen
 
     @property
@@ -75,8 +79,7 @@ class Batches:
     def _ready(self, batch: Batch, micro_batch_size: int) -> Batch:
         batch = tree_map(_with_standard_strides, batch)
         if self.serve_several_sizes:
-            device_type = torch.device(self._workload.job.device).type
-            self._hint = self._hint or (None if device_type == "cpu" else micro_batch_size)
+            self._hint = self._hint or (None if self.device.type == "cpu" else micro_batch_size)
             self.mark(batch, self._workload.batch_dimensions)
         if self.serve_several_lengths and self._length_dimensions:
             for tensor, dimensions in zip(_tensors(batch), self._length_dimensions, strict=True):

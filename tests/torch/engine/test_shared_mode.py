@@ -41,9 +41,9 @@ def test_an_accelerator_is_told_the_first_size_of_a_process_and_a_cpu_none():
     session = Session(
         job, compilation=Compilation.SHARED, shared_mode=UNBACKED, budget_bytes=None, report=lambda **_: None
     )
-    on_cpu = session._make_batch(6)
-    session.device = torch.device("cuda")
-    on_cuda = [session._make_batch(size) for size in (4, 8)]
+    on_cpu = session.batches.longest(6)
+    session.batches.device = torch.device("cuda")
+    on_cuda = [session.batches.longest(size) for size in (4, 8)]
 
     assert [[tensor._dynamo_hint_overrides for tensor in tree_leaves(batch)] for batch in (on_cpu, *on_cuda)] == [
         [{}, {}],

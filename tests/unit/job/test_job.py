@@ -21,20 +21,6 @@ def job(lengths: Lengths | None = LENGTHS, **fields: Any) -> Job:
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS, EVERY_FIELD], ids=["none", "samples", "every field"])
-def test_the_name_of_the_file_of_lengths_is_no_part_of_the_program():
-    one, other = (
-        Job(workload="decoder", lengths=Lengths.of_samples([1, 2], source=source)) for source in ("a.txt", "b.txt")
-    )
-
-    assert one.fingerprint() == other.fingerprint()
-
-
-def test_targets_are_shorter_in_proportion():
-    job = Job(workload="transformers", data={"target_length": 10}, sequence_length=40)
-
-    assert job.at_length(20).data["target_length"] == 5
-
-
 def test_a_job_survives_json(lengths):
     again = Job.from_dict(json.loads(json.dumps(job(lengths).as_dict())))
 
@@ -96,3 +82,17 @@ def test_own_callables_without_arguments_are_told_the_length_by_its_usual_name()
 def test_the_sample_of_a_batch_of_a_number_of_tokens_is_the_longest():
     in_tokens = Lengths.of_samples([10, 20, 30], collation=Collation.TOKENS)
     assert job(in_tokens).tokens_per_sample == 30
+
+
+def test_the_name_of_the_file_of_lengths_is_no_part_of_the_program():
+    one, other = (
+        Job(workload="decoder", lengths=Lengths.of_samples([1, 2], source=source)) for source in ("a.txt", "b.txt")
+    )
+
+    assert one.fingerprint() == other.fingerprint()
+
+
+def test_targets_are_shorter_in_proportion():
+    job = Job(workload="transformers", data={"target_length": 10}, sequence_length=40)
+
+    assert job.at_length(20).data["target_length"] == 5
