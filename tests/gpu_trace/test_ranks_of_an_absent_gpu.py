@@ -68,11 +68,6 @@ def test_copies_of_shards_hold_what_the_shards_of_one_copy_hold_but_for_their_re
     assert copies["parallelism"]["data_parallel_shard_degree"] == 2
 
 
-def test_a_copy_of_distributed_data_parallel_holds_one_more_copy_of_the_gradients(traced):
-    one, four = traced("{}", 1), traced("{data_parallel_replicate_degree: 2, data_parallel_shard_degree: 1}", 4)
-    assert peak(four) - peak(one) == WEIGHT_BYTES * one["num_parameters"]
-
-
 def test_ranks_that_share_matrices_hold_less_of_weights_and_activations(traced):
     one, two = traced("{}", 1), traced("{data_parallel_shard_degree: 1, tensor_parallel_degree: 2}", 2)
     assert peak(two) < peak(one)
