@@ -15,8 +15,8 @@ JOB = """\
 train_input: {{batch_size: 64, micro_batch_size: explore}}
 model:
   name: gpt2
-  vocab_size: 4096
-  hidden_size: 256
+  vocab_size: {vocab_size}
+  hidden_size: {hidden_size}
   num_hidden_layers: 2
   num_heads: 4
   max_position_embeddings: 64
@@ -34,10 +34,10 @@ def traced(tmp_path_factory):
     """The trace of a rank on an H100, by parallelism and number of devices."""
 
     @functools.cache
-    def trace(parallelism: str, num_devices: int):
+    def trace(parallelism: str, num_devices: int, vocab_size: int = 4096, hidden_size: int = 256):
         folder = tmp_path_factory.mktemp("job")
         path = folder / "job.yaml"
-        path.write_text(JOB.format(parallelism=parallelism))
+        path.write_text(JOB.format(parallelism=parallelism, vocab_size=vocab_size, hidden_size=hidden_size))
         [record] = trace_devices(
             load_config(path),
             num_devices=(num_devices,),
@@ -66,6 +66,23 @@ def test_copies_of_shards_hold_what_the_shards_of_one_copy_hold_but_for_their_re
     shards, copies = traced("{}", 2), traced("{data_parallel_replicate_degree: 2, data_parallel_shard_degree: 2}", 4)
     assert 0 <= peak(copies) - peak(shards) < WEIGHT_BYTES * shards["num_parameters"]
     assert copies["parallelism"]["data_parallel_shard_degree"] == 2
+
+
+COPIES = "{data_parallel_replicate_degree: 2, data_parallel_shard_degree: 1}"
+
+
+def test_a_copy_of_distributed_data_parallel_holds_one_more_copy_of_the_gradients(traced):
+    small = {"vocab_size": 256, "hidden_size": 64}  # all parameters in the first bucket, of 1 MiB: one program
+    one, four = traced("{}", 1, **small), traced(COPIES, 4, **small)
+
+    assert WEIGHT_BYTES * one["num_parameters"] < 2**20
+    assert peak(four) - peak(one) == WEIGHT_BYTES * one["num_parameters"]
+
+
+def test_the_program_of_a_larger_copy_is_split_at_its_buckets(traced):
+    one, four = traced("{}", 1), traced(COPIES, 4)
+
+    assert peak(four) - peak(one) > WEIGHT_BYTES * one["num_parameters"]  # of two programs' buffers some cannot be one
 
 
 def test_ranks_that_share_matrices_hold_less_of_weights_and_activations(traced):
