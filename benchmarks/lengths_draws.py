@@ -45,6 +45,9 @@ def main() -> None:
         "",
         f"The mean length of a batch of {module.NUM_SAMPLES} samples against that of eight times as many, percent: "
         f"worst {max(_sample_errors()):.2f}.",
+        "",
+        f"The padding of packed rows of {module._PACKED_SAMPLES} samples less that of eight times as many, points: "
+        f"worst {max(_packing_errors()):.2f}.",
     ]
     RESULT.write_text("\n".join(lines) + "\n")
     print(RESULT.read_text())
@@ -83,6 +86,19 @@ def _sample_errors() -> list[float]:
     many = [lengths.batch_lengths(size).mean() for lengths in _distributions() for size in SIZES]
     module.NUM_SAMPLES //= 8
     return [100 * abs(one / other - 1.0) for one, other in zip(own, many, strict=True)]
+
+
+def _packing_errors() -> list[float]:
+    packed = [
+        Lengths(values=one.values, weights=one.weights, collation=Collation.PACKED)
+        for one in _distributions()
+        if one.collation is COLLATIONS[0]
+    ]
+    own = [one.padding_share(1) for one in packed]
+    module._PACKED_SAMPLES *= 8
+    many = [one.padding_share(1) for one in packed]
+    module._PACKED_SAMPLES //= 8
+    return [100 * abs(one - other) for one, other in zip(own, many, strict=True)]
 
 
 if __name__ == "__main__":

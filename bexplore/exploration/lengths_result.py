@@ -13,7 +13,7 @@ from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Observation
 from bexplore.trace.memory_by_length import MemoryByLength
 
-# Lengths up to this factor of the longest are looked at for the longest sample that fits.
+# The longest sample that fits is searched up to this factor of the longest that there is.
 _FARTHEST = 16
 
 

@@ -192,7 +192,7 @@ class Lengths:
         return max(0.0, 1.0 - self.mean * self.samples_per_row() / rows)
 
 
-# Samples that are packed at a time; more change the share of padding by less than 0.2 %.
+# Samples that are packed at a time. Source: benchmarks/results/lengths_draws.md.
 _PACKED_SAMPLES = 2048
 
 

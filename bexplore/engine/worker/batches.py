@@ -25,7 +25,7 @@ class Batches:
     Args:
         workload: Built.
         compilation: The program that will run them.
-        shared_mode: What a shared program is told of the samples.
+        shared_mode: How a shared program treats the number of samples.
 
     Attributes:
         device: That of the job.
@@ -43,10 +43,15 @@ class Batches:
 
     @property
     def serve_several_lengths(self) -> bool:
-        """Whether one program does: always of a search, and in the training itself unless it compiles statically."""
+        """Whether one compiled program does: always of a search, and in the training unless it compiles statically."""
+        is_compiled = self._workload.job.compile.enabled and self._compilation is not Compilation.EAGER
+        return is_compiled and not self.compile_each_length
+
+    @property
+    def compile_each_length(self) -> bool:
+        """Whether each length is a program of its own: in a training that compiles statically."""
         settings = self._workload.job.compile
-        is_static = self._compilation is Compilation.EXACT and settings.dynamic is False
-        return settings.enabled and self._compilation is not Compilation.EAGER and not is_static
+        return settings.enabled and self._compilation is Compilation.EXACT and settings.dynamic is False
 
     def longest(self, micro_batch_size: int) -> Batch:
         """Return a batch of the longest samples, or of the only length that there is."""

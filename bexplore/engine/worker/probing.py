@@ -196,7 +196,9 @@ class _Probing:
         return Done(values=dataclasses.asdict(time_loader(request.job, request.micro_batch_size)))
 
     def read_lengths(self, request: ReadLengths) -> Done:
-        report = lambda number: self._report(stage=f"lengths of {number} samples")  # noqa: E731 - one use
+        def report(number: int) -> None:
+            self._report(stage=f"lengths of {number} samples")
+
         return Done(values={"lengths": read_lengths(request.job, request.num_samples, report)})
 
     def list_loaded(self, request: ListLoaded) -> Done:

@@ -46,6 +46,7 @@ from bexplore.engine.worker.timing import RanPass, Report, SizeTimer, headline, 
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
+from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import Batch, Workload, build
 from bexplore.workloads.optimizers import could_be_fused, names_of
@@ -251,18 +252,29 @@ class Session:
         return memory.passes, memory.passes_that_count
 
     def _time_collations(self, timed_batch: Batch | BatchMix, probe: Probe) -> dict[str, Any]:
-        """Time the final answer's batches as other collations would make them, in pairs with its own."""
+        """Time the final answer's batches as other collations would make them, in pairs with its own.
+
+        Not where each length is compiled, or recorded into a CUDA graph, by itself: that would take more than it tells.
+        """
         lengths = self.job.lengths
-        if not probe.purpose.is_verification or lengths is None or not self.batches.serve_several_lengths:
+        is_dear = self.batches.compile_each_length or self.uses_cuda_graphs
+        if not probe.purpose.is_verification or lengths is None or is_dear:
             return {}
-        over_own = {}
-        for other in lengths.others:
-            batch = self.batches.timed(probe.micro_batch_size, other)
-            self._compile_pass(batch)
-            pairs = [(run_pass(self.steps, batch), run_pass(self.steps, timed_batch)) for _ in range(COLLATION_PAIRS)]
-            over_own[other.collation.value] = float(np.median([one.seconds / own.seconds for one, own in pairs]))
-            self.report(stage="passes")
+        over_own: dict[str, float] = {}
+        try:
+            for other in lengths.others:
+                over_own[other.collation.value] = self._seconds_over(timed_batch, probe.micro_batch_size, other)
+        except Exception as error:  # of batches that the training does not have: the answer stands without them
+            return {"collations": over_own, "why_no_collation": headline(error)}
         return {"collations": over_own}
+
+    def _seconds_over(self, timed_batch: Batch | BatchMix, micro_batch_size: int, other: Lengths) -> float:
+        """Return the seconds of a pass of other batches over those of the timed ones."""
+        batch = self.batches.timed(micro_batch_size, other)
+        self._compile_pass(batch)
+        self.report(stage="passes")
+        pairs = [(run_pass(self.steps, batch), run_pass(self.steps, timed_batch)) for _ in range(COLLATION_PAIRS)]
+        return float(np.median([one.seconds / own.seconds for one, own in pairs]))
 
     def _details(self, probe: Probe) -> dict[str, Any]:
         """Return what is true of the session, whatever a probe has shown."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
@@ -13,17 +12,11 @@ from bexplore.job import CompileSettings, Job
 from bexplore.job.lengths import Collation, Lengths
 from bexplore.measurement.probe import Compilation, Probe, Purpose
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODEL = {"num_layers": 1, "hidden_size": 64, "num_heads": 2, "vocab_size": 64, "max_position_embeddings": 128}
 LENGTHS = Lengths.of_samples([8, 16, 24, 32, 40, 64, 128])
 SIZE = 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def job_of(lengths: Lengths | None, **fields) -> Job:

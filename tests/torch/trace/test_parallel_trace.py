@@ -26,6 +26,8 @@ from bexplore.workloads import build
 from bexplore.workloads.parallel import leave_group
 from tests.builders import JOBS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EAGER = CompileSettings(enabled=False)
 HEADS = 4
 DECODER = {
@@ -98,15 +100,6 @@ def no_group_left():
     leave_group()
     yield
     leave_group()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other take most of the time of steps this small, above all beside other processes."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def rank(model: str, way: str, **fields) -> Job:

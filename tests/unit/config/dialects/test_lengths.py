@@ -1,4 +1,4 @@
-"""`explore.lengths`: which lengths each form gives, what they change in the job, and what each mistake is told."""
+"""`explore.lengths`: which lengths each form gives, what they change in the job, and the message of each mistake."""
 
 from __future__ import annotations
 

@@ -1,0 +1,15 @@
+"""What several tests in process need."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other take most of the time of steps this small, above all beside other processes."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
