@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
@@ -28,6 +29,11 @@ def session_of(job: Job, compilation: Compilation = Compilation.EAGER) -> Sessio
     return Session(
         job, compilation=compilation, shared_mode=SharedMode.NESTED, budget_bytes=None, report=lambda **_: None
     )
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch.compiler.reset()
 
 
 def measured(session: Session, purpose: Purpose = Purpose.SEARCH) -> dict:
