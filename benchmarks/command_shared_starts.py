@@ -21,10 +21,10 @@ from pathlib import Path
 
 from benchmarks.command_jobs.table import FOLDER, JOBS, CommandJob
 from benchmarks.command_search import NAMES, overrides
-from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.load import load_config
 from bexplore.host.machine import package_version, processor_name
+from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Compilation, Probe
 
 RESULTS = Path(__file__).parent / "results"

@@ -30,10 +30,10 @@ from benchmarks.machine_facts import machine_facts
 from benchmarks.rank_jobs import BATCH_SIZE, JOBS, LARGEST, NUM_RANKS, DistributedJob, Fault, faults
 from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.schema import ExploreSettings
-from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.process import reaper, timeouts
 from bexplore.engine.process.launcher import Launcher
 from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError
 from bexplore.exploration.events import Finished, ProbeFinished
 from bexplore.exploration.exploration import explore

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from benchmarks.engine_jobs import load
-from bexplore.engine import EngineRunner, RunnerSettings
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.measurement.interleaving import passes_per_timing
 from bexplore.measurement.probe import Compilation, Observation, Probe
 

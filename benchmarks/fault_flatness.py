@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.process.memory_watchdog import resident_bytes
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Compilation, Probe
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.process.memory_watchdog import resident_bytes, swapped_bytes
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.host.machine import oom_kills
 from bexplore.job import CompileSettings, Job
 from bexplore.measurement.probe import Compilation, Probe

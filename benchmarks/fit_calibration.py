@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from benchmarks.search import facts_of
 from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import DEVELOPED_ON, STEPS, Problem, public_problems, simulated_problems
-from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.errors import NothingFitsError
+from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Compilation
 from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, terms_of

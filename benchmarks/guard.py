@@ -30,8 +30,8 @@ from typing import Any
 
 from benchmarks.guard_jobs import PLANTED
 from benchmarks.guard_rivals import RIVALS
-from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.program_client import metrics_in_worker
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.guard import Status, Tier
 from bexplore.guard.compare import compare_metrics
 from bexplore.guard.paired_timing import (

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from bexplore.batching import is_valid_global_batch_size
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
 from bexplore.exploration.exploration import keeping_sizes
 from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.finish import keeps_batch_size
 from bexplore.exploration.result import KeepsBatchSize
+from bexplore.job.batching import is_valid_global_batch_size
 from bexplore.measurement.probe import Compilation, Observation, Purpose
 from bexplore.search.loop import RunRecord, explore
 from bexplore.search.result import ProbeFinished, Result

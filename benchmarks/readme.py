@@ -31,8 +31,7 @@ SHOWN_OF_SUMMARY = ("Use ", "To keep ", "  memory", "Report: ", "Apply: ")  # in
 TREE = {
     "cli/": "the commands, their options and exit codes",
     "config/": "YAML -> Config: every default and check, and the families of files",
-    "job/": "what is trained or evaluated: all that decides the program",
-    "batching.py": "micro-batch size x accumulation steps x replicas; valid global batch sizes",
+    "job/": "what is trained or evaluated: all that decides the program; batch arithmetic",
     "workloads/": "Job -> live torch modules: decoders, transformers models, your own code",
     "trace/": "Job -> CostModel: memory and operations at every size, from one symbolic trace",
     "measurement/": "Probe, Observation and Runner; interleaved timing; statistics",
@@ -42,6 +41,7 @@ TREE = {
     "replay/": "a Runner over a recorded table",
     "testing/": "a Runner with a known answer: a simulator, for tests and benchmarks",
     "exploration/": "one run from plan to result: events, journal, run directory, apply, doctor",
+    "planning/": "plans of a training: time, devices, price, parts of a step; the network's speed",
     "guard/": "compares a job with a baseline or another revision, in CI",
     "output/": "streamed line, live view, summary, JSON lines, HTML report",
     "pytest_plugin.py": "a job's exact facts, asserted in your own tests",

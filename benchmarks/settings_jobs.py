@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.machine_facts import machine_facts
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.engine import EngineRunner, RunnerSettings
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError
 from bexplore.exploration.events import Finished, ProbeFinished
 from bexplore.exploration.exploration import explore

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.load import load_config
-from bexplore.engine import EngineRunner, RunnerSettings
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
 

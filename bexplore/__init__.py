@@ -34,6 +34,9 @@ _PUBLIC = {
     "explore": "bexplore.exploration.exploration",
     "find_fastest_batch_size": "bexplore.exploration.decorator",
     "load_config": "bexplore.config.load",
+    "plan": "bexplore.planning.api",
+    "PlanRequest": "bexplore.planning.request",
+    "Work": "bexplore.planning.request",
 }
 # Modules of the package that other packages are needed for, imported on first use too.
 _MODULES = ("lightning", "transformers")

@@ -24,9 +24,12 @@ _SECONDS_PER_UNIT = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0),
 }
+_PER_COUNT_UNIT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\+?\d{1,2})?|\.\d+)\s*([A-Za-z]?)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 _FEWEST_BYTES = 1024**2  # of a device's memory; a smaller number lacks its unit
+_MOST_THINGS = 10**18
 _LONGEST_TEXT = 40  # characters; no sensible quantity is longer, and a message stays a line
 
 
@@ -126,6 +129,39 @@ def format_seconds(seconds: float | None) -> str:
         return f"{minutes} min {rest_s} s" if rest_s else f"{minutes} min"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def parse_count(value: str | int | float) -> int:
+    """Read a number of things, such as tokens: `K`, `M`, `B` and `T` are powers of 1000, as papers write them.
+
+    Args:
+        value: Such as `"300B"`, `"1.4T"`, `"4_000_000"`, `"4,000,000"`, `"3e11"` or `4096`.
+
+    Returns:
+        A whole number above 0.
+
+    Raises:
+        UserInputError: Not a number of things, or not above 0.
+    """
+    hint = 'write a number, with K, M, B or T behind it for powers of 1000, such as "300B"'
+    text = _as_text(value, "a number of things", hint).strip()
+    match = _COUNT.fullmatch(re.sub(r"(?<=\d)[_,](?=\d{3})", "", text))
+    if match is None or match[2].lower() not in _PER_COUNT_UNIT:
+        raise UserInputError(f"{_show(value)} is not a number of things", hint=hint)
+    number = float(match[1]) * _PER_COUNT_UNIT[match[2].lower()]
+    if not 1 <= number <= _MOST_THINGS:
+        raise UserInputError(f"a number of things must be from 1 to 1e18, not {_show(value)}", hint=hint)
+    return round(number)
+
+
+def format_count(number: int | float | None) -> str:
+    """Show a number of things with three significant digits: `300B`, `1.40T`, `4,096`; `unknown` for None."""
+    if number is None:
+        return "unknown"
+    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if abs(number) >= 0.9995 * scale:
+            return f"{_three_digits(number / scale)}{unit}"
+    return f"{number:,.0f}"
 
 
 def counted(number: int | str, noun: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.process.timeouts import StageLimits
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.job import Job
 
 

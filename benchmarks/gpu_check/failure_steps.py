@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.gpu_check.context import JOBS, Context
 from benchmarks.gpu_check.verdict import Verdict, judged
 from bexplore.config.load import load_config
-from bexplore.engine import EngineRunner, RunnerSettings
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
 PLANTED_LIMIT_S = 60.0

@@ -68,7 +68,7 @@ def _device_name(context: Context) -> str:
 
 def _probed(config: Config, size: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        seen = probe_once(config, micro_batch_size=size, compilation="exact", model_dir=folder)
+        seen = probe_once(config, micro_batch_size=size, compilation="exact", model_dir=folder).observation
     names = ("peak_memory_bytes", "resident_memory_bytes", "compile_time_s", "reason", "warnings", "num_recompiles")
     return {name: getattr(seen, name) for name in names} | {
         "outcome": seen.outcome.value,

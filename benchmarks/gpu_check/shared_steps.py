@@ -22,7 +22,7 @@ def measure_exact(context: Context, job: str) -> Verdict:
     for size in context.sizes(*SIZES):
         config = context.config(job, few_layers=True)
         with tempfile.TemporaryDirectory() as folder:
-            seen = probe_once(config, micro_batch_size=size, compilation="exact", model_dir=folder)
+            seen = probe_once(config, micro_batch_size=size, compilation="exact", model_dir=folder).observation
         rows[size] = {
             "outcome": seen.outcome.value,
             "reason": seen.reason,

@@ -23,6 +23,8 @@ COMMANDS = {
     "explore": ("explore", "Find the micro-batch size of a job."),
     "apply": ("apply", "Write the size that was found into the job's file."),
     "report": ("report", "Show a run as an HTML page, Markdown or pictures."),
+    "plan": ("plan", "Plan a training: time, devices, price, parts of a step."),
+    "network": ("network", "Time the network between the devices that will train."),
     "trace": ("one_shot", "Predict memory and flops of every size without running it."),
     "probe": ("one_shot", "Run one size for real."),
     "guard": ("guard", "Compare a job's performance with a baseline."),

@@ -12,10 +12,11 @@ import click
 
 from bexplore.cli.common import CONFIG, Common, common_options
 from bexplore.errors import ExitCode, UserInputError
-from bexplore.exploration.event_records import probe_record
+from bexplore.exploration.event_records import probe_record, profile_record
 from bexplore.exploration.one_shot import probe_once, trace_devices, trace_once, trace_variants
 from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
+from bexplore.output.profile_text import profile_lines
 from bexplore.output.settings_text import settings_table
 from bexplore.output.tables import devices_table, trace_table
 from bexplore.search.result import ProbeFinished
@@ -31,30 +32,44 @@ from bexplore.search.result import ProbeFinished
     show_default=True,
     help="How the program is compiled.",
 )
+@click.option(
+    "--profile",
+    "trace_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Then profile two steps: a trace for Perfetto in FILE (.json or .json.gz), and memory beside it.",
+)
 @common_options
-def probe(config: Path, micro_batch_size: int, compilation: str, common: Common) -> None:
+def probe(config: Path, micro_batch_size: int, compilation: str, trace_path: Path | None, common: Common) -> None:
     """Compile and run one size of CONFIG for real, and report what was measured.
 
     \b
     Examples:
       bexplore probe job.yaml --micro-batch-size 8
       bexplore probe job.yaml --micro-batch-size 8 --compilation eager   without torch.compile
+      bexplore probe job.yaml --micro-batch-size 8 --profile trace.json  and where its time goes
     """
     loaded = common.load(config)
     if loaded.command is None:
         common.require_torch()
-    observation = probe_once(
+    probed = probe_once(
         loaded,
         micro_batch_size=micro_batch_size,
         compilation=compilation,
         model_dir=common.model_dir,
+        trace_path=trace_path,
         on_progress=common.report_wait,
     )
+    observation, profile = probed.observation, probed.profile
     click.echo(
         json.dumps(probe_record(observation))
         if common.as_json
         else probe_sentence(ProbeFinished(observation=observation))
     )
+    if profile is not None and common.as_json:
+        click.echo(json.dumps(profile_record(profile)))
+    elif profile is not None:
+        click.echo("\n".join(profile_lines(profile, None if probed.run is None else probed.run.directory)))
     if observation.traceback_text and not observation.is_measured:
         click.echo(observation.traceback_text, err=True)
     if not observation.is_measured:

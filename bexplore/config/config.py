@@ -9,13 +9,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bexplore.batching import Divisibility, replica_batch_size_of
 from bexplore.config.command import Command
 from bexplore.config.document.reader import KeyPath, Position
 from bexplore.config.job_variant import JobVariant
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
+from bexplore.job.batching import Divisibility, replica_batch_size_of
 
 __all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind", "json_schema"]
 

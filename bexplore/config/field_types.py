@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from bexplore.batching import MAX_SAMPLES
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.errors import BexploreError, close_match
+from bexplore.job.batching import MAX_SAMPLES
 from bexplore.units import parse_device_memory, parse_seconds
 
 PRECISIONS = ("float32", "bfloat16", "autocast_bfloat16", "autocast_float16")

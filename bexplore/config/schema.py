@@ -20,7 +20,6 @@ from pydantic import (
     model_validator,
 )
 
-from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.field_types import (
@@ -41,6 +40,7 @@ from bexplore.config.field_types import (
     Tokens,
     translate,
 )
+from bexplore.job.batching import INDIFFERENCE_ZONE
 
 # Settings of `explore.workload` that name the user's own code.
 CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")

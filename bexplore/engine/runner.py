@@ -27,6 +27,7 @@ from bexplore.engine.protocol.messages import (
     ListLoaded,
     Prepare,
     ProbeRequest,
+    ProfileSteps,
     Request,
     RunProbe,
     TimeLoader,
@@ -39,6 +40,7 @@ from bexplore.host.machine import package_version
 from bexplore.job import Job, Parallelism
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.measurement.profile import Profile
 from bexplore.units import format_bytes
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
@@ -258,6 +260,18 @@ class EngineRunner:
         )
         answer = self._ask(request, limit_s=STEP_LIMIT_S)
         return answer.values if isinstance(answer, Done) else {"problem": answer.reason}
+
+    def profile(self, *, micro_batch_size: int, trace_path: Path) -> Profile:
+        """Profile steps of the size that ran last, in its worker.
+
+        Raises:
+            EngineError: The steps failed under the profiler, or the trace could not be written.
+        """
+        request = ProfileSteps(micro_batch_size=micro_batch_size, trace_path=str(trace_path))
+        answer = self._ask(request, limit_s=STEP_LIMIT_S)
+        if not isinstance(answer, Done):
+            raise EngineError(f"the steps could not be profiled: {answer.reason}", hint="probe without --profile")
+        return Profile.from_record(answer.values)
 
     def at_depth(self, kept_blocks: int, num_blocks: int) -> EngineRunner:
         """Return a runner of the same job with so many of its identical blocks, in workers of its own."""

@@ -11,7 +11,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bexplore.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 from bexplore.config.config import Config
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.values import Values
@@ -23,6 +22,7 @@ from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.result import KeepsBatchSize, RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
+from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -19,6 +19,7 @@ from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.host.accelerators import Device, published_device
 from bexplore.job import Job, Parallelism, Precision
 from bexplore.measurement.probe import Compilation, Observation, Outcome
+from bexplore.measurement.profile import BATCH, STEP, UPDATE, Profile
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted, format_seconds
 
@@ -35,6 +36,9 @@ LARGE_COMMUNICATION = 0.1  # share of a pass above which communication that noth
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is reported
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
 LOW_WAVE_EFFICIENCY = 0.8
+LARGE_INPUT = 0.05  # share of a profiled step that batches may take; a loader's workers prepare them beside it
+BUSY_DEVICE = 0.8  # share of a profiled step below which a device mostly waits for launches
+FEW_MATRICES = 0.4  # share of kernel time below which most of it moves memory
 TILE = (128, 256)  # rows and columns of the matrix tiles that cuBLAS prefers
 PLAYBOOK = "google-research/tuning_playbook"
 SHAPES = "NVIDIA matrix multiplication guide"
@@ -377,6 +381,83 @@ def _float32_matrices(evidence: JobEvidence) -> Bottleneck | None:
         "and set explore.torch: {float32_matmul_precision: high}",
         source="PyTorch's notes on CUDA semantics, TensorFloat-32",
         evidence={"capability": capability},
+    )
+
+
+def profile_bottlenecks(profile: Profile) -> tuple[Bottleneck, ...]:
+    """Return what limits profiled steps; empty where their profile shows nothing of it."""
+    rules = (_profiled_input, _profiled_launches, _profiled_network, _profiled_bandwidth, _profiled_update)
+    return tuple(found for rule in rules if (found := rule(profile)) is not None)
+
+
+def _profiled_input(profile: Profile) -> Bottleneck | None:
+    """Report batches that the device waits for."""
+    step_s, batch_s = profile.regions_s.get(STEP), profile.regions_s.get(BATCH, 0.0)
+    share = max(profile.copy_share or 0.0, batch_s / step_s if step_s and profile.copy_share is None else 0.0)
+    if share <= LARGE_INPUT:
+        return None
+    return Bottleneck(
+        kind="input",
+        finding=f"making and copying batches takes {share:.0%} of a profiled step, beside which nothing is computed",
+        action="prepare batches in workers of the loader, pin their memory, and copy with non_blocking=True",
+        evidence={"input_share": share},
+    )
+
+
+def _profiled_launches(profile: Profile) -> Bottleneck | None:
+    """Report a device that waits for the host between its kernels."""
+    if profile.busy_share is None or profile.busy_share >= BUSY_DEVICE or profile.num_kernels is None:
+        return None
+    assert profile.median_kernel_s is not None  # known with the number of kernels
+    return Bottleneck(
+        kind="launch",
+        finding=f"launch overhead is the limit: the device is idle for {1 - profile.busy_share:.0%} of a profiled "
+        f"step, which has {profile.num_kernels:.0f} kernels of {format_seconds(profile.median_kernel_s)} (median)",
+        action="try larger sizes, explore.compile: {mode: reduce-overhead} (CUDA graphs), or fewer graph breaks",
+        evidence={"busy_share": profile.busy_share, "num_kernels": profile.num_kernels},
+    )
+
+
+def _profiled_network(profile: Profile) -> Bottleneck | None:
+    """Report collectives beside which the device does nothing else."""
+    if profile.collective_share is None or profile.collective_share <= LARGE_COMMUNICATION:
+        return None
+    return Bottleneck(
+        kind="communication",
+        finding=f"the network is the limit: for {profile.collective_share:.0%} of a profiled step the device does "
+        "nothing but communicate",
+        action="time the links by bexplore network, accumulate more passes in a step, or shard over fewer devices",
+        source=COMMUNICATION,
+        evidence={"communication_share": profile.collective_share},
+    )
+
+
+def _profiled_bandwidth(profile: Profile) -> Bottleneck | None:
+    """Report kernels that mostly move memory."""
+    if not profile.is_on_device or profile.matrix_share is None or profile.matrix_share >= FEW_MATRICES:
+        return None
+    first = next((one for one in profile.top), None)
+    named = "" if first is None else f"; the longest is {first.name[:60]}, {first.share:.0%}"
+    return Bottleneck(
+        kind="bandwidth",
+        finding=f"memory bandwidth is the limit: matrix products, convolutions and attention are "
+        f"{profile.matrix_share:.0%} of the time of kernels, and what only moves memory is the rest{named}",
+        action="use bfloat16, fuse element-wise work (torch.compile does), or widen the matrices",
+        evidence={"matrix_share": profile.matrix_share},
+    )
+
+
+def _profiled_update(profile: Profile) -> Bottleneck | None:
+    """Report a large share of the update in a step with the profile's own few passes."""
+    step_s, update_s = profile.regions_s.get(STEP), profile.regions_s.get(UPDATE)
+    if not step_s or not update_s or profile.is_on_device or update_s / step_s < LARGE_UPDATE:
+        return None  # on a device the region on the host is the time of its launches
+    return Bottleneck(
+        kind="update",
+        finding=f"the optimizer's update takes {update_s / step_s:.0%} of a profiled step of "
+        f"{profile.passes_per_step} passes",
+        action="a larger global batch spreads it over more passes",
+        evidence={"update_share": update_s / step_s, "accumulation_steps": profile.passes_per_step},
     )
 
 

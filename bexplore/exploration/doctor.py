@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Limits
@@ -45,6 +44,7 @@ from bexplore.host.machine import (
     processor_name,
 )
 from bexplore.job import Job
+from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.statistics import MAD_SDS, mad
 from bexplore.units import counted, format_bytes, format_seconds
 
@@ -391,7 +391,7 @@ def _job(config: Config, device_info: dict[str, Any]) -> Iterator[Check]:
             message = f"builds and traces in {format_seconds(traced.trace_s)}: {traced.num_parameters:,} parameters"
             yield Check("job", Status.OK, message)
             return
-        run = probe_once(config, micro_batch_size=config.minimum, compilation="eager", model_dir=folder)
+        run = probe_once(config, micro_batch_size=config.minimum, compilation="eager", model_dir=folder).observation
     if run.is_measured:
         fix = "explore works without a trace, and finds the memory limit by probes"
         yield Check("job", Status.WARNING, f"builds and runs, but cannot be traced: {traced}", fix)

@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from bexplore.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.exploration import events
+from bexplore.exploration.bottlenecks import profile_bottlenecks
+from bexplore.job.batching import MAX_SAMPLES, GlobalBatchSize
 from bexplore.measurement.probe import Observation
+from bexplore.measurement.profile import Profile
 from bexplore.search.posterior.memory import EXPECTED_RATIO
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished
@@ -66,6 +68,7 @@ def trace_record(
         "device_name": cost_model.device_name,
         "relative_sd": cost_model.relative_sd,
         "flops_per_sample": cost_model.flops_per_sample,
+        "hardware_flops_per_sample": cost_model.hardware_flops_per_sample,
         "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
         "max_micro_batch_size": fits if fits >= minimum else None,
         "bounds": [minimum, maximum],
@@ -160,3 +163,9 @@ def _plain(event: events.Planned) -> dict[str, Any]:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def profile_record(profile: Profile) -> dict[str, Any]:
+    """Return the `profile` event, with what limits the steps by it."""
+    findings = [dataclasses.asdict(one) for one in profile_bottlenecks(profile)]
+    return {"event": "profile", **dataclasses.asdict(profile), "bottlenecks": findings}

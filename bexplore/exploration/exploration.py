@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from bexplore.batching import MAX_SAMPLES
 from bexplore.config.config import Config
 from bexplore.config.job_variant import changes_training
 from bexplore.config.load import load_config
-from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.all_ranks import AllRanksRunner
 from bexplore.engine.process.launcher import external_hint
+from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import StageLimits
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.reduced_depth import ReducedDepthRunner
+from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.errors import NothingFitsError, UserInputError
 from bexplore.exploration import run_directory
@@ -35,18 +35,11 @@ from bexplore.exploration.memory_budget import MemoryBudget, gradient_bytes_of, 
 from bexplore.exploration.of_command import CommandExploration
 from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.exploration.resumable import ExploreOptions, ResumableExploration, keeping_sizes
-from bexplore.exploration.variants import (
-    SURE_SDS,
-    Selection,
-    TracedVariant,
-    expected,
-    operations_over_file,
-    select,
-    trace_all,
-    trace_lengths,
-)
+from bexplore.exploration.selection import Selection, TracedVariant
+from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
+from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
 from bexplore.search import loop
 from bexplore.search.recommendation import Recommendation

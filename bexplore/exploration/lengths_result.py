@@ -15,6 +15,8 @@ from bexplore.trace.memory_by_length import MemoryByLength
 
 # The longest sample that fits is searched up to this factor of the longest that there is.
 _FARTHEST = 16
+# Keys of a model's configuration that bound its sequences. Source: configurations of the package transformers.
+_NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,8 @@ class LengthsResult:
         padding_share: Share of the tokens of a batch that is padding, 0 to 1.
         tokens_per_s: Tokens of samples, without padding, in a second of passes.
         typical_memory_bytes: Peak of a step of typical batches, by the trace; None without traces.
-        longest_that_fits: Tokens of the longest row whose batch fits the memory budget, by the trace; None without.
+        longest_that_fits: Tokens of the longest row whose batch fits the memory budget, by the trace, and for which the
+            model has positions; None without.
         num_lengths: Different lengths of batches at the size.
         is_static: Whether each of them is a program of its own.
         compile_time_s: Seconds to compile one program; None where that was not measured.
@@ -99,7 +102,8 @@ def lengths_result(
     typical_bytes = None if memory is None else memory.peak_memory_bytes(typical_rows, typical)
     fits = None
     if memory is not None and budget_bytes is not None:
-        fits = memory.longest_that_fits(micro_batch_size, budget_bytes, limit=_FARTHEST * lengths.longest)
+        limit = min(_positions(job) or _FARTHEST * lengths.longest, _FARTHEST * lengths.longest)
+        fits = memory.longest_that_fits(micro_batch_size, budget_bytes, limit=limit)
     return LengthsResult(
         source=lengths.source,
         collation=lengths.collation.value,
@@ -118,6 +122,13 @@ def lengths_result(
         compile_time_s=_compile_time_s(ran),
         others=_others(lengths, micro_batch_size, ran),
     )
+
+
+def _positions(job: Job) -> int | None:
+    """Return the longest sequence that the model has positions for; None where its configuration does not say."""
+    config: Mapping[str, Any] = job.model.get("config") or job.model
+    found = (config.get(name) for name in _NAMES_OF_POSITIONS)
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
 def _compile_time_s(ran: Observation | None) -> float | None:

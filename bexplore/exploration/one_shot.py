@@ -11,13 +11,15 @@ from typing import Any
 
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.config import Config
-from bexplore.engine import EngineRunner, RunnerSettings, Workers
 from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration import run_directory
 from bexplore.exploration.event_records import listed_sizes, trace_record
+from bexplore.exploration.fingerprint import Fingerprint
 from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
 from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.memory_budget import (
@@ -27,10 +29,12 @@ from bexplore.exploration.memory_budget import (
     memory_of_absent_device,
     resolve_budget,
 )
-from bexplore.exploration.variants import TracedVariant, operations_over_file, trace_all, trace_lengths
+from bexplore.exploration.selection import TracedVariant
+from bexplore.exploration.variants import operations_over_file, trace_all, trace_lengths
 from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import torch_is_for_cpu
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.measurement.profile import Profile
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
@@ -42,8 +46,9 @@ def probe_once(
     micro_batch_size: int,
     compilation: str,
     model_dir: str | None,
+    trace_path: Path | None = None,
     on_progress: Progress = lambda message: None,
-) -> Observation:
+) -> Probed:
     """Compile and run one size for real.
 
     Args:
@@ -51,12 +56,14 @@ def probe_once(
         micro_batch_size: The size.
         compilation: `exact`, `shared` or `eager`.
         model_dir: Folder of the worker's log; None for the configuration's own.
+        trace_path: Chrome trace of a few steps, which are profiled after the measurement; None to profile none.
         on_progress: Called with the worker's progress messages.
 
     Raises:
-        UserInputError: The job itself is wrong.
+        UserInputError: The job itself is wrong, or is a training command, whose steps are not profiled.
         EngineError: The device cannot be used.
     """
+    _check_trace_path(config, trace_path)
     config = with_loader_lengths(config, on_progress)
     folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "probes"
     run_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
@@ -69,7 +76,8 @@ def probe_once(
         time_limit_s=config.explore.probe_time_limit_s,
     )
     if config.command is not None:
-        return CommandRunner(config.command, CommandSettings(run_dir=run_dir, on_progress=on_progress))(probe)
+        runner = CommandRunner(config.command, CommandSettings(run_dir=run_dir, on_progress=on_progress))
+        return Probed(observation=runner(probe))
     with Workers(run_dir, environment_alone(config)) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
         budget = resolve_budget(
@@ -91,8 +99,50 @@ def probe_once(
             worker_key=worker_key(),
         )
         kind = EngineRunner if settings.launcher is None else AllRanksRunner
-        with kind(settings, workers=workers, on_progress=on_progress) as runner:
-            return runner(probe)
+        with kind(settings, workers=workers, on_progress=on_progress) as engine:
+            observation = engine(probe)
+            if trace_path is None or not observation.is_measured:
+                return Probed(observation=observation)
+            profile = engine.profile(micro_batch_size=micro_batch_size, trace_path=trace_path.resolve())
+    return Probed(observation=observation, profile=profile, run=_remember_profile(config, folder.parent, profile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """One size that was run.
+
+    Attributes:
+        observation: What was measured.
+        profile: What a profile of its steps shows; None where none was made.
+        run: The run of this job whose report links the profile; None for none.
+    """
+
+    observation: Observation
+    profile: Profile | None = None
+    run: run_directory.Run | None = None
+
+
+def _check_trace_path(config: Config, trace_path: Path | None) -> None:
+    if trace_path is None:
+        return
+    if config.command is not None:
+        raise UserInputError(
+            "the steps of a training command are not profiled: its program is its own",
+            hint="use the profiler of your framework, with the size that was found",
+        )
+    if not trace_path.name.removesuffix(".gz").endswith(".json") or trace_path.is_dir():
+        raise UserInputError(f"{trace_path} is no name of a trace", hint="type --profile trace.json, or trace.json.gz")
+    if not trace_path.resolve().parent.is_dir():
+        raise UserInputError(f"{trace_path}: no such folder", hint=f"mkdir -p {trace_path.parent}")
+
+
+def _remember_profile(config: Config, folder: Path, profile: Profile) -> run_directory.Run | None:
+    """Store a profile with the newest run of the same job, if there is one."""
+    own = Fingerprint(config=config, folder_name=folder.name).fingerprint()
+    run = next((one for one in run_directory.find_runs(folder) if one.meta().get("fingerprint") == own), None)
+    if run is not None:
+        run.remember_profile(profile)
+    return run
 
 
 def trace_once(
@@ -381,7 +431,8 @@ def _untraceable(
     if not is_here:
         return EngineError(message)
     size = config.minimum
-    run = probe_once(config, micro_batch_size=size, compilation="eager", model_dir=model_dir, on_progress=on_progress)
+    options: dict[str, Any] = {"compilation": "eager", "model_dir": model_dir, "on_progress": on_progress}
+    run = probe_once(config, micro_batch_size=size, **options).observation
     if run.is_measured:
         return EngineError(
             message, hint=f"it runs at size {size}: bexplore explore {config.typed} works without a trace"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from bexplore.batching import sizes_that_keep
 from bexplore.config.config import Config
 from bexplore.errors import NothingFitsError, UserProgramError
 from bexplore.exploration import run_directory
@@ -19,6 +18,7 @@ from bexplore.exploration.fingerprint import Fingerprint
 from bexplore.exploration.finish import batch_size_request
 from bexplore.exploration.result import RunResult
 from bexplore.host import logs
+from bexplore.job.batching import sizes_that_keep
 from bexplore.measurement.probe import Observation
 from bexplore.search import loop
 

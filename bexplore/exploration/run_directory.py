@@ -11,11 +11,14 @@ local_compile_train/<model_dir>/
         variants.json           the settings that are searched together, each with its trace; absent for one variant
         result.json             the result; absent while unfinished
         error.json              why there is no result: nothing fits, or the program is broken
+        profile.json            what a profile of its steps shows (bexplore probe --profile)
+        network.json            speeds between the devices (bexplore network RUN)
         events.jsonl log.jsonl workers/
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +33,7 @@ from bexplore.exploration.result import RunResult
 from bexplore.host.json_files import read_json, write_json
 from bexplore.host.locks import locked
 from bexplore.job import Mode
+from bexplore.measurement.profile import Profile
 
 FORMAT_VERSION = 1
 
@@ -101,6 +105,26 @@ class Run:
         """Return the stored variants of the search; None for a job with one."""
         path = self.directory / "variants.json"
         return read_json(path) if path.exists() else None
+
+    def remember_profile(self, profile: Profile) -> None:
+        """Store what the last profile of the job's steps shows."""
+        write_json(self.directory / "profile.json", dataclasses.asdict(profile))
+
+    def profile(self) -> Profile | None:
+        """Return what the last profile shows; None where there is none.
+
+        Raises:
+            UserInputError: The file is damaged.
+        """
+        path = self.directory / "profile.json"
+        if not path.exists():
+            return None
+        try:
+            return Profile.from_record(read_json(path))
+        except (KeyError, TypeError) as error:
+            raise UserInputError(
+                f"{path} is not a profile: {error}", hint="remove it, or make it again by bexplore probe --profile"
+            ) from error
 
     def job_of_answer(self) -> dict[str, Any] | None:
         """Return the job with the settings of the result, as the file would have it; None where it has its own."""

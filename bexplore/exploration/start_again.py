@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.batching import split
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, UserInputError
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned, Recommended
@@ -22,6 +21,7 @@ from bexplore.exploration.exploration import explore
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host import logs
+from bexplore.job.batching import split
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.result import ProbeFinished
 

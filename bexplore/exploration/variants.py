@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.config.job_variant import JobVariant
 from bexplore.engine.process.timeouts import Progress
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.errors import UserInputError
+from bexplore.exploration.selection import LeftOut, Selection, TracedVariant
 from bexplore.host.machine import num_usable_processors
 from bexplore.job import Job
 from bexplore.search.posterior.joint import Variant
@@ -28,91 +26,6 @@ from bexplore.units import format_bytes
 SURE_SDS = 3.0
 # Each takes a processor core and half a gigabyte.
 MAX_TRACES_AT_ONCE = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedVariant:
-    """A variant of a job, and what its trace tells.
-
-    Attributes:
-        name: Its settings in words.
-        settings: Its values, by key of `explore.settings`.
-        job: Its program.
-        cost_model: Its trace; None where it could not be traced.
-        reason: Why it could not; empty where it could.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    job: Job
-    cost_model: CostModel | None = None
-    reason: str = ""
-
-    @classmethod
-    def of(cls, variant: JobVariant, traced: CostModel | str) -> TracedVariant:
-        """Return a variant with its trace, or with the reason why it has none."""
-        plain = cls(name=variant.name, settings=variant.values, job=variant.job)
-        if isinstance(traced, CostModel):
-            return dataclasses.replace(plain, cost_model=traced)
-        return dataclasses.replace(plain, reason=traced)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A variant that the search does not take, and why."""
-
-    name: str
-    settings: Mapping[str, Any]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The variants of a job.
-
-    Attributes:
-        searched: Those that the search takes, in the order of their numbers there; the file's own is the first.
-        left_out: The others.
-    """
-
-    searched: tuple[TracedVariant, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing to choose from but the size."""
-        return len(self.searched) < 2
-
-    def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary that `from_record` turns back into an equal selection."""
-        return {
-            "searched": [
-                {
-                    "name": one.name,
-                    "settings": dict(one.settings),
-                    "job": one.job.as_dict(),
-                    "cost_model": None if one.cost_model is None else one.cost_model.as_dict(),
-                    "reason": one.reason,
-                }
-                for one in self.searched
-            ],
-            "left_out": [dataclasses.asdict(one) for one in self.left_out],
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Selection:
-        """Rebuild a selection from `as_record`."""
-        searched = (
-            TracedVariant(
-                **one
-                | {
-                    "job": Job.from_dict(one["job"]),
-                    "cost_model": None if one["cost_model"] is None else CostModel.from_dict(one["cost_model"]),
-                }
-            )
-            for one in record["searched"]
-        )
-        return cls(searched=tuple(searched), left_out=tuple(LeftOut(**one) for one in record["left_out"]))
 
 
 def select(

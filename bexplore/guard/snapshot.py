@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
-from bexplore.engine import EngineRunner, RunnerSettings
 from bexplore.engine.program_client import metrics_in_worker
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import EngineError
 from bexplore.exploration import run_directory
 from bexplore.exploration.memory_budget import gradient_bytes_of, resolve_budget

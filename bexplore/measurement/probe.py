@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.batching import INDIFFERENCE_ZONE
+from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.interleaving import Estimate, estimate_alone, interleaved_estimates
 from bexplore.measurement.statistics import PairedRatio, paired_ratio
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bexplore.batching import MAX_SAMPLES
 from bexplore.job import Parallelism
+from bexplore.job.batching import MAX_SAMPLES
 from bexplore.units import counted, format_bytes, format_seconds
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.errors import BexploreError, UserInputError
+from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.table import GIB, Curve, load_table
 from bexplore.search.loop import RunRecord, explore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bexplore.batching import INDIFFERENCE_ZONE
+from bexplore.job.batching import INDIFFERENCE_ZONE
 
 MAX_SCORE = 98  # Source: a judgement: the rest is kept for whatever the model cannot represent
 # Probabilities are clipped to this and to 1 less this. Source: half a draw of `NUM_DRAWS` (512) is 0.001.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from bexplore.batching import INDIFFERENCE_ZONE
+from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 

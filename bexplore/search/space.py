@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bexplore.batching import divisors, even_candidates
 from bexplore.errors import UserInputError
+from bexplore.job.batching import divisors, even_candidates
 from bexplore.measurement.probe import Outcome
 from bexplore.search.evidence import Evidence
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.batching import MAX_SAMPLES
+from bexplore.job.batching import MAX_SAMPLES
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Buffer, Peak, Phase
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.engine import EngineRunner
 from bexplore.engine.all_ranks import AllRanksRunner
 from bexplore.engine.process import reaper
+from bexplore.engine.runner import EngineRunner
 from bexplore.errors import EngineError
 from bexplore.measurement.probe import Outcome
 from tests.rank_builders import NUM_RANKS, job, probe, run, settings

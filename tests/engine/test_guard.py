@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 
-from bexplore.engine import EngineRunner
+from bexplore.engine.runner import EngineRunner
 from bexplore.guard.paired_timing import run_pair
 from bexplore.guard.snapshot import block_of
 from bexplore.measurement.probe import Compilation, Probe

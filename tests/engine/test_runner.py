@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bexplore.engine import EngineRunner, RunnerSettings, Workers, begin
 from bexplore.engine.process.device_lock import LockHolder, device_lock
+from bexplore.engine.process.pool import Workers
+from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.errors import UserInputError
 from bexplore.exploration.event_records import probe_record
 from bexplore.job import CompileSettings, Job, Mode
@@ -449,7 +450,7 @@ def test_the_worker_and_its_children_end_with_the_runner(run_on):
 def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from tests.builders import imported_job; from bexplore.engine import EngineRunner, RunnerSettings\n"
+        "from tests.builders import imported_job; from bexplore.engine.runner import EngineRunner, RunnerSettings\n"
         f"runner = EngineRunner(RunnerSettings(job=imported_job(), run_dir=Path({str(tmp_path)!r})))\n"
         "runner.start(); runner.await_started(); print(runner.worker_pid, flush=True); sys.stdin.read()"
     )

@@ -15,28 +15,38 @@ PACKAGE = Path(bexplore.__file__).parent
 
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
-    "": "errors units host job batching config workloads trace measurement search engine command replay "
-    "testing exploration guard output cli pytest_plugin lightning transformers __main__",
+    "": "errors units host job config workloads trace measurement search engine command replay "
+    "testing exploration planning guard output cli pytest_plugin lightning transformers __main__",
     "host": "blas_threads logs locks json_files accelerators machine contention",
-    "job": "lengths job",
+    "job": "batching lengths job",
     "config": "training_step document field_types schema command job_variant config dialects hydra_tree "
     "training_script starter load",
-    "measurement": "statistics depth_extrapolation interleaving probe",
+    "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
     "command": "observer reports timing verdicts failures processes attach probe_folder watch open_start runner",
-    "exploration": "parallel_result lengths_result settings_result bottlenecks result journal run_directory "
+    "exploration": "parallel_result lengths_result settings_result bottlenecks result journal run_directory selection "
     "memory_budget launching loader_lengths variants fingerprint events event_records estimate apply finish one_shot "
     "doctor resumable of_command exploration start_again decorator",
+    "planning": "network_figures collective_times network_timing communication request step_costs published plan "
+    "cautions planner from_run from_config api",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
-    "output": "plot guard_table guard_ci tables event_files bexp settings_text lengths_text summary live_view console "
-    "report",
-    "cli": "streams entry training_command common init apply attach doctor explore guard one_shot report tables worker",
+    "output": "plot guard_table guard_ci plan_table tables event_files bexp settings_text lengths_text profile_text "
+    "summary live_view console report",
+    "cli": "streams entry training_command common init apply attach doctor explore guard one_shot plan network report "
+    "tables worker",
 }
 
 # Package -> the only places that may import it.
 DOORS = {
-    "torch": {"workloads", "trace", "engine.worker", "command.observer", "config.training_step"},
+    "torch": {
+        "workloads",
+        "trace",
+        "engine.worker",
+        "command.observer",
+        "config.training_step",
+        "planning.network_timing",
+    },
     "optuna": {"search.study", "search.loop"},
     "pydantic": {"config.schema", "config.field_types", "exploration.result"},
     "ruamel": {"config.document.reader"},
@@ -44,7 +54,7 @@ DOORS = {
     "jinja2": {"output.report"},
     "matplotlib": {"output.report"},
     "rich": {"cli", "output.console", "output.live_view", "output.plot"},
-    "psutil": {"host", "engine.process", "command", "exploration.memory_budget"},
+    "psutil": {"host", "engine.process", "command", "exploration.memory_budget", "planning.network_timing"},
     "structlog": {"host.logs", "output.report"},
     "transformers": {"workloads", "transformers"},
     "lightning": {"lightning"},
@@ -162,16 +172,19 @@ def test_the_public_names_are_these_and_each_exists():
         "Config",
         "ExploreOptions",
         "Finished",
+        "PlanRequest",
         "Planned",
         "ProbeFinished",
         "ProbeStarted",
         "Recommended",
         "Traced",
         "TrainingStep",
+        "Work",
         "__version__",
         "explore",
         "find_fastest_batch_size",
         "load_config",
+        "plan",
     ]
     for name in bexplore.__all__:
         assert getattr(bexplore, name) is not None

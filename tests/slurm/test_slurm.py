@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from bexplore.engine import EngineRunner
+from bexplore.engine.runner import EngineRunner
 from bexplore.measurement.probe import Outcome
 from tests.rank_builders import job, probe, run, settings
 

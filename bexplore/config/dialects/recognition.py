@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.batching import MAX_SAMPLES
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family, Keys, Remainder
 from bexplore.config.dialects.numbers import Numbers
@@ -15,6 +14,7 @@ from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.document.values import Values
 from bexplore.errors import UserInputError, close_match
+from bexplore.job.batching import MAX_SAMPLES
 
 _QUANTITIES = ("micro_batch_size", "accumulation", "global_batch_size", "sequence_length")
 _WORDS = ("explore", "auto")

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-from bexplore.batching import MAX_SAMPLES
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, kind_of, quoted
 from bexplore.errors import close_match
+from bexplore.job.batching import MAX_SAMPLES
 
 _NEAR_MISS = 0.85  # similarity from which a key is taken for a misspelt one; lower values catch real foreign keys
 

@@ -180,6 +180,19 @@ class CompareEager(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSteps(Request):
+    """Profile steps of the size that was measured last; answered by the fields of `Profile`.
+
+    Attributes:
+        micro_batch_size: The size.
+        trace_path: The Chrome trace to write; a rank after the first adds its number to the name.
+    """
+
+    micro_batch_size: int
+    trace_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompareGradients(Request):
     """Compare the gradients of one replica batch at two splits; answered by the fields of `GradientEquivalence`."""
 

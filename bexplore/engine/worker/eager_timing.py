@@ -11,7 +11,7 @@ import torch
 
 from bexplore.engine.eager_comparison import are_enough
 from bexplore.engine.protocol.messages import CompareEager
-from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, Steps
+from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, BatchMix, Steps
 from bexplore.measurement.statistics import TIMING_S
 from bexplore.workloads import Batch
 
@@ -21,7 +21,7 @@ class Timing(NamedTuple):
 
     Attributes:
         num_passes: How many.
-        seconds: Of all of them.
+        seconds: Of all of them; where batches of several lengths take turns, as if each had the mean length.
     """
 
     num_passes: int
@@ -40,7 +40,7 @@ def eagerly() -> AbstractContextManager[Any]:
 
 def time_pairs(
     steps: Steps,
-    batch: Batch,
+    batch: Batch | BatchMix,
     request: CompareEager,
     *,
     usual_pass_s: float,
@@ -58,12 +58,13 @@ def time_pairs(
     Returns:
         The compiled and the eager timings; as many of both.
     """
+    num_batches = BatchMix.num_batches(batch)
     kinds: dict[bool, Callable[[], AbstractContextManager[Any]]] = {False: nullcontext, True: eagerly}
     last_s, timings, spent_s = dict.fromkeys(kinds, usual_pass_s), {kind: list[Timing]() for kind in kinds}, 0.0
     for kind, context in kinds.items() if not is_warm else ():
         with context():
             last_s[kind] = steps.timed_pass(batch)
-        spent_s += last_s[kind]
+        spent_s += last_s[kind] * num_batches
 
     def enough() -> bool:
         compiled_s, eager_s = ([one.pass_s for one in timings[kind]] for kind in kinds)
@@ -76,17 +77,17 @@ def time_pairs(
             with kinds[kind]():
                 timings[kind].append(_timing(steps, batch, last_s[kind]))
             last_s[kind] = timings[kind][-1].pass_s
-            spent_s += timings[kind][-1].seconds
+            spent_s += timings[kind][-1].seconds * num_batches
             report()
         order.reverse()
     return timings[False], timings[True]
 
 
-def _timing(steps: Steps, batch: Batch, pass_s: float) -> Timing:
-    """Time passes of which one takes about so many seconds until they have lasted `TIMING_S`."""
-    num_passes, seconds = 0, 0.0
-    while seconds < TIMING_S:
-        wanted = math.ceil((TIMING_S - seconds) / max(pass_s, 1e-6))
+def _timing(steps: Steps, batch: Batch | BatchMix, pass_s: float) -> Timing:
+    """Time passes of which one takes about so many seconds until they have lasted `TIMING_S`, those of all lengths."""
+    num_passes, seconds, num_batches = 0, 0.0, BatchMix.num_batches(batch)
+    while seconds * num_batches < TIMING_S:
+        wanted = math.ceil((TIMING_S / num_batches - seconds) / max(pass_s, 1e-6))
         together = min(max(1, wanted), MAX_BACK_TO_BACK)
         pass_s = steps.timed_pass(batch, together)
         num_passes, seconds = num_passes + together, seconds + together * pass_s

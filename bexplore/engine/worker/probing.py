@@ -23,6 +23,7 @@ from bexplore.engine.protocol.messages import (
     ListLoaded,
     Prepare,
     ProbeRequest,
+    ProfileSteps,
     ReadLengths,
     RunProbe,
     TimeLoader,
@@ -51,6 +52,7 @@ def handlers(server: Server) -> Handlers:
         CheckEagerly: probing.check_eagerly,
         TimePasses: probing.time_passes,
         CompareEager: probing.compare_eager,
+        ProfileSteps: probing.profile,
         CompareGradients: probing.compare_gradients,
         TimeLoader: probing.time_loader,
         ReadLengths: probing.read_lengths,
@@ -178,6 +180,13 @@ class _Probing:
     def compare_eager(self, request: CompareEager) -> Done:
         assert self._session is not None
         return Done(values=self._session.compare_eager(request))
+
+    def profile(self, request: ProfileSteps) -> Done:
+        assert self._session is not None
+        path = Path(request.trace_path)
+        if self._server.place.rank:
+            path = path.with_name(f"rank{self._server.place.rank}_{path.name}")
+        return Done(values=dataclasses.asdict(self._session.profile(request.micro_batch_size, path)))
 
     def compare_gradients(self, request: CompareGradients) -> Done:
         self._session = None  # of the probe before, if there was one

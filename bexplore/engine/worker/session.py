@@ -40,6 +40,7 @@ from bexplore.engine.worker.memory_step import MemoryStep, StepMemory, needs_no_
 from bexplore.engine.worker.peak_memory import idle_bytes, num_alloc_retries, release_cached_memory
 from bexplore.engine.worker.probe_facts import ProbeFacts
 from bexplore.engine.worker.processors import Placement
+from bexplore.engine.worker.profiling import profile_steps
 from bexplore.engine.worker.step_check import FEWEST_SAMPLES, check_step
 from bexplore.engine.worker.steps import BatchMix, Ranks, Steps, len_of, warm_device
 from bexplore.engine.worker.timing import RanPass, Report, SizeTimer, headline, run_pass
@@ -48,6 +49,7 @@ from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation, Probe
+from bexplore.measurement.profile import Profile
 from bexplore.workloads import Batch, Workload, build
 from bexplore.workloads.optimizers import could_be_fused, names_of
 
@@ -406,6 +408,24 @@ class Session:
             "eager_timings": eager,
             "eager_peak_memory_bytes": peak.allocated_bytes if peak else None,
         }
+
+    def profile(self, micro_batch_size: int, trace_path: Path) -> Profile:
+        """Profile steps of a size that was measured before; what the profiler itself holds is not limited.
+
+        Raises:
+            Exception: Whatever the user's step raised, or what kept the trace from being written.
+        """
+        self.report(stage="profile")
+        with self._around_steps():
+            self._compiler_begins()  # no compiler, but as little bound by the budget: the profiler holds its events
+            return profile_steps(
+                self.steps,
+                self.device,
+                lambda: self._make_batch(micro_batch_size),
+                micro_batch_size=micro_batch_size,
+                trace_path=trace_path,
+                is_training=self.is_training,
+            )
 
     @contextmanager
     def _around_steps(self, *, is_known_to_fit: bool = False) -> Iterator[None]:

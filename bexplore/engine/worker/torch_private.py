@@ -223,3 +223,14 @@ def _checked_at_run_time(original: Callable[[Sequence[int]], None]) -> Callable[
 
     verify.is_checked_at_run_time = True  # type: ignore[attr-defined]  # so that it is not wrapped twice
     return verify
+
+
+@contextmanager
+def recording_memory(path: Path) -> Iterator[None]:
+    """Record each allocation on CUDA devices, with its stack, and write the snapshot for torch's page of memory."""
+    torch.cuda.memory._record_memory_history()
+    try:
+        yield
+        torch.cuda.memory._dump_snapshot(str(path))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)

@@ -12,9 +12,12 @@ import jinja2
 
 from bexplore import __version__
 from bexplore.config.job_variant import name_of
-from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
+from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, profile_bottlenecks
 from bexplore.measurement.probe import Observation, compared_sizes
 from bexplore.output import settings_text, summary
+from bexplore.output.lengths_text import lengths_rows
+from bexplore.output.plan_table import plan_rows
+from bexplore.output.profile_text import HEADS, kernel_rows, regions_sentence
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
@@ -67,6 +70,8 @@ def html(data: ReportData) -> str:
         probes=probes_table(data),
         environment=environment_table(data),
         buffers=buffers(data),
+        regions=None if data.profile is None else regions_sentence(data.profile),
+        kernels=kernels_table(data),
         version=__version__,
     )
 
@@ -103,6 +108,8 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         sizes=sizes_table(data),
         comparisons=comparisons_table(data),
         batch_sizes=batch_sizes_table(data),
+        plan=plan_report_table(data),
+        lengths=list(lengths_rows(data.result.lengths)),
         outcomes=outcomes(data),
         **values,
     )
@@ -155,8 +162,9 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
 
 def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
     """Return the bottlenecks of the result, or, in an unfinished run, those of the probes so far."""
+    profiled = () if data.profile is None else profile_bottlenecks(data.profile)
     if data.is_finished:
-        return data.result.bottlenecks
+        return (*data.result.bottlenecks, *profiled)
     sizes = data.result.global_batch_sizes
     evidence = JobEvidence(
         job=data.job,
@@ -273,6 +281,18 @@ def batch_sizes_table(data: ReportData) -> Table:
         highlighted=marked,
         is_number=tuple(bool(headings[index]) for index in kept),
     )
+
+
+def plan_report_table(data: ReportData) -> Table:
+    """Return the plan of the file's own numbers, a row each value; no rows without one."""
+    rows = () if data.plan is None else tuple(plan_rows(data.plan))
+    return Table(headings=("", "value"), rows=rows, is_number=(False, True))
+
+
+def kernels_table(data: ReportData) -> Table:
+    """Return the longest kernels or operators of the last profile; no rows without one."""
+    rows = () if data.profile is None else tuple(kernel_rows(data.profile))
+    return Table(headings=HEADS, rows=rows, is_number=(True, True, True, False))
 
 
 def environment_table(data: ReportData) -> Table:

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bexplore.batching import INDIFFERENCE_ZONE
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
-from bexplore.exploration.variants import Selection
+from bexplore.exploration.selection import program_of_answer
 from bexplore.host.accelerators import published_device
-from bexplore.host.json_files import read_json
 from bexplore.job import Job
+from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Observation
+from bexplore.measurement.profile import Profile
+from bexplore.planning.api import plan_of_file
+from bexplore.planning.plan import Plan
 from bexplore.trace.cost_model import CostModel
 
 
@@ -53,6 +55,8 @@ class ReportData:
         cost_model: The trace of that job; None for none.
         budget_bytes: The memory budget in force; None if unknown.
         names: Settings in words, by variant; empty for a job with one.
+        profile: What the last profile of its steps shows; None for none.
+        plan: The training by the file's own numbers; None where it gives too few, or the run is unfinished.
     """
 
     run: Run
@@ -65,6 +69,8 @@ class ReportData:
     cost_model: CostModel | None
     budget_bytes: int | None
     names: tuple[str, ...] = ()
+    profile: Profile | None = None
+    plan: Plan | None = None
 
     @property
     def micro_batch_size(self) -> int | None:
@@ -104,7 +110,7 @@ class ReportData:
         return [self._size(latest[size]) for size in sorted(latest)]
 
     def _size(self, item: Observation) -> SizeData:
-        length, model, peak = self.job.sequence_length, self.cost_model, self.peak_flops_per_s
+        length, model, peak = self.job.tokens_per_sample, self.cost_model, self.peak_flops_per_s
         size, seconds = item.micro_batch_size, item.pass_time_s
         flops_per_s = None if model is None else model.model_flops(size) / seconds
         hardware = None if model is None else model.hardware_flops(size) / seconds
@@ -131,7 +137,7 @@ def read_report_data(run: Run) -> ReportData:
     answers = [record for record in records if record.get("event") in ("result", "recommendation")]
     stored = run.result()
     result = stored or RunResult.from_record(answers[-1] if answers else {})
-    job, cost_model, names = _program_of_answer(run, meta, result)
+    job, cost_model, names = program_of_answer(run, meta, result)
     return ReportData(
         run=run,
         meta=meta,
@@ -145,20 +151,9 @@ def read_report_data(run: Run) -> ReportData:
             (item.memory_budget_bytes for item in reversed(observations) if item.memory_budget_bytes), None
         ),
         names=names,
+        profile=run.profile(),
+        plan=None if stored is None or stored.micro_batch_size is None else plan_of_file(run),
     )
-
-
-def _program_of_answer(
-    run: Run, meta: Mapping[str, Any], result: RunResult
-) -> tuple[Job, CostModel | None, tuple[str, ...]]:
-    """Return the job of the answer, its trace, and the names of all variants."""
-    stored = run.variants()
-    selection = Selection() if stored is None else Selection.from_record(stored)
-    if not selection.is_plain:
-        chosen = selection.searched[result.variant]
-        return chosen.job, chosen.cost_model, tuple(one.name for one in selection.searched)
-    trace = run.directory / "trace.json"
-    return Job.from_dict(meta["job"]), CostModel.from_dict(read_json(trace)) if trace.exists() else None, ()
 
 
 def _is_exact(observation: Observation) -> bool:

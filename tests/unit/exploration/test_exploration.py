@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.engine import RunnerSettings
+from bexplore.engine.runner import RunnerSettings
 from bexplore.exploration import exploration as module
 from bexplore.exploration.exploration import EngineExploration
 from bexplore.exploration.memory_budget import MemoryBudget

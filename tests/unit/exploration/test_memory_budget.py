@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from bexplore.batching import MAX_SAMPLES
 from bexplore.config.load import load_config
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
@@ -28,6 +27,7 @@ from bexplore.exploration.memory_budget import (
 )
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.job import Job, Mode, Precision
+from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.output.report.page import sizes_table
 from bexplore.output.report.report_data import read_report_data

@@ -10,7 +10,7 @@ import pytest
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.engine import RunnerSettings
+from bexplore.engine.runner import RunnerSettings
 from bexplore.errors import NothingFitsError
 from bexplore.exploration import exploration as module
 from bexplore.exploration.apply import BatchSizeRule, plan_edit
@@ -19,7 +19,7 @@ from bexplore.exploration.events import AlreadyFinished, Finished, Planned, Reco
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.resumable import ExploreOptions
-from bexplore.exploration.variants import Selection
+from bexplore.exploration.selection import Selection
 from bexplore.measurement.probe import Observation, Outcome, Probe
 from bexplore.search.result import ProbeFinished
 from tests.settings_builders import GIB, trace

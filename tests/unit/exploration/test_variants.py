@@ -11,14 +11,8 @@ import pytest
 from bexplore.config.job_variant import JobVariant
 from bexplore.errors import UserInputError
 from bexplore.exploration import variants
-from bexplore.exploration.variants import (
-    Selection,
-    TracedVariant,
-    expected,
-    operations_over_file,
-    select,
-    trace_all,
-)
+from bexplore.exploration.selection import Selection, TracedVariant
+from bexplore.exploration.variants import expected, operations_over_file, select, trace_all
 from bexplore.job import CompileSettings, Job, Precision
 from bexplore.search.space import MemoryPrior
 from bexplore.trace.cost_model import CostModel

@@ -9,7 +9,7 @@ import pytest
 
 from bexplore.exploration.event_records import event_record, probe_record
 from bexplore.exploration.events import Recommended, Traced, TracedSettings
-from bexplore.exploration.variants import LeftOut
+from bexplore.exploration.selection import LeftOut
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.output.bexp import (
     bexp_line,

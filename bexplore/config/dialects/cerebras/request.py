@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore import batching
-from bexplore.batching import MAX_SAMPLES
 from bexplore.config.config import Request, RequestKind
 from bexplore.config.dialects.cerebras.layout import FLAG, Layout
 from bexplore.config.dialects.values import as_flag, is_integer, read_bounds
@@ -14,7 +12,8 @@ from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError, close_match
-from bexplore.job import Mode
+from bexplore.job import Mode, batching
+from bexplore.job.batching import MAX_SAMPLES
 
 _NO_MICRO_BATCHING = ("none", "None", "disable")  # the documentation writes the first two, which are texts in YAML
 _FORMS = "a positive integer, explore, auto, {explore: {min: N, max: M}} or null"

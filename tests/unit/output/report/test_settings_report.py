@@ -8,8 +8,8 @@ import pytest
 
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
+from bexplore.exploration.selection import Selection, TracedVariant
 from bexplore.exploration.settings_result import FrontPoint
-from bexplore.exploration.variants import Selection, TracedVariant
 from bexplore.job import Job
 from bexplore.output.report.figures import figures
 from bexplore.output.report.page import first_steps, html, markdown, probes_table, sizes_table

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bexplore.batching import (
+from bexplore.errors import UserInputError
+from bexplore.job.batching import (
     Divisibility,
     divisors,
     even_candidates,
@@ -17,7 +18,6 @@ from bexplore.batching import (
     split,
     valid_global_batch_sizes,
 )
-from bexplore.errors import UserInputError
 
 small = st.integers(min_value=1, max_value=400)
 rules = st.sampled_from(list(Divisibility))

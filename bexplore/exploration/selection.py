@@ -1,0 +1,118 @@
+"""The variants of a job that a search takes, as a run keeps them, and the program of a run's answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bexplore.config.job_variant import JobVariant
+from bexplore.exploration.result import RunResult
+from bexplore.exploration.run_directory import Run
+from bexplore.host.json_files import read_json
+from bexplore.job import Job
+from bexplore.trace.cost_model import CostModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedVariant:
+    """A variant of a job, and what its trace tells.
+
+    Attributes:
+        name: Its settings in words.
+        settings: Its values, by key of `explore.settings`.
+        job: Its program.
+        cost_model: Its trace; None where it could not be traced.
+        reason: Why it could not; empty where it could.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    job: Job
+    cost_model: CostModel | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, variant: JobVariant, traced: CostModel | str) -> TracedVariant:
+        """Return a variant with its trace, or with the reason why it has none."""
+        plain = cls(name=variant.name, settings=variant.values, job=variant.job)
+        if isinstance(traced, CostModel):
+            return dataclasses.replace(plain, cost_model=traced)
+        return dataclasses.replace(plain, reason=traced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A variant that the search does not take, and why."""
+
+    name: str
+    settings: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The variants of a job.
+
+    Attributes:
+        searched: Those that the search takes, in the order of their numbers there; the file's own is the first.
+        left_out: The others.
+    """
+
+    searched: tuple[TracedVariant, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to choose from but the size."""
+        return len(self.searched) < 2
+
+    def as_record(self) -> dict[str, Any]:
+        """Return a JSON-ready dictionary that `from_record` turns back into an equal selection."""
+        return {
+            "searched": [
+                {
+                    "name": one.name,
+                    "settings": dict(one.settings),
+                    "job": one.job.as_dict(),
+                    "cost_model": None if one.cost_model is None else one.cost_model.as_dict(),
+                    "reason": one.reason,
+                }
+                for one in self.searched
+            ],
+            "left_out": [dataclasses.asdict(one) for one in self.left_out],
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Selection:
+        """Rebuild a selection from `as_record`."""
+        searched = (
+            TracedVariant(
+                **one
+                | {
+                    "job": Job.from_dict(one["job"]),
+                    "cost_model": None if one["cost_model"] is None else CostModel.from_dict(one["cost_model"]),
+                }
+            )
+            for one in record["searched"]
+        )
+        return cls(searched=tuple(searched), left_out=tuple(LeftOut(**one) for one in record["left_out"]))
+
+
+def program_of_answer(
+    run: Run, meta: Mapping[str, Any], result: RunResult
+) -> tuple[Job, CostModel | None, tuple[str, ...]]:
+    """Return the job of a run's answer, its trace, and the names of all variants.
+
+    Args:
+        meta: Of the run.
+        result: Of the run, or its last recommendation.
+    """
+    stored = run.variants()
+    selection = Selection() if stored is None else Selection.from_record(stored)
+    if not selection.is_plain:
+        chosen = selection.searched[result.variant]
+        return chosen.job, chosen.cost_model, tuple(one.name for one in selection.searched)
+    trace = run.directory / "trace.json"
+    return Job.from_dict(meta["job"]), CostModel.from_dict(read_json(trace)) if trace.exists() else None, ()

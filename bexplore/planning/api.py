@@ -1,0 +1,125 @@
+"""`plan`: the plans of a run or of a configuration; the command line and Python share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+from bexplore.engine.process.timeouts import Progress
+from bexplore.errors import UserInputError
+from bexplore.exploration.run_directory import Run, find_runs, open_run
+from bexplore.planning.from_run import costs_of_run
+from bexplore.planning.network_figures import FILE_NAME, NetworkFigures
+from bexplore.planning.plan import Plan
+from bexplore.planning.planner import Plans, make_plans
+from bexplore.planning.request import PlanRequest
+from bexplore.planning.step_costs import StepCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """What plans are made from.
+
+    Attributes:
+        costs: Of a step.
+        network_path: What `bexplore network` wrote beside the run; None for none.
+    """
+
+    costs: StepCosts
+    network_path: Path | None = None
+
+
+def plan_source(
+    path: Path,
+    *,
+    load: Callable[[Path], Config] = load_config,
+    device_name: str | None = None,
+    model_dir: str | None = None,
+    on_progress: Progress = lambda message: None,
+) -> PlanSource:
+    """Read a run, or trace a configuration.
+
+    Args:
+        path: A run, its log, the folder of all runs of a job, or a configuration.
+        load: Reads the configuration.
+        device_name: As in `costs_of_config`.
+        model_dir: As in `costs_of_config`.
+        on_progress: As in `costs_of_config`.
+
+    Raises:
+        BexploreError: The run is unfinished, or the configuration cannot be traced.
+    """
+    if _is_run(path):
+        return source_of_run(open_run(path))
+    from bexplore.planning.from_config import costs_of_config  # the trace's imports take longer than a plan of a run
+
+    config = load(path)
+    costs = costs_of_config(config, device_name=device_name, model_dir=model_dir, on_progress=on_progress)
+    return PlanSource(costs=costs)
+
+
+def source_of_run(run: Run) -> PlanSource:
+    """Read a run, and the network that was timed for it.
+
+    Raises:
+        UserInputError: The run is unfinished, or damaged.
+    """
+    beside = (folder / FILE_NAME for folder in (run.directory, run.directory.parent))
+    return PlanSource(costs=costs_of_run(run), network_path=next((one for one in beside if one.exists()), None))
+
+
+def plans_of(
+    source: PlanSource, request: PlanRequest, *, network: NetworkFigures | Path | float | None = None
+) -> Plans:
+    """Return the plans that are wanted.
+
+    Args:
+        network: Speeds between replicas, the file that holds them, or one bus bandwidth in bytes/s.
+
+    Raises:
+        UserInputError: Nothing of it can be planned, or the file of the network is damaged.
+    """
+    if isinstance(network, Path):
+        network = NetworkFigures.read(network)
+    elif isinstance(network, int | float):
+        network = NetworkFigures.stated(float(network))
+    return make_plans(source.costs, request, network)
+
+
+def plan(
+    path: Path | str,
+    request: PlanRequest | None = None,
+    *,
+    network: NetworkFigures | Path | float | None = None,
+    device_name: str | None = None,
+) -> Plans:
+    """Plan the training of a run or of a configuration.
+
+    Args:
+        path: As in `plan_source`.
+        request: What is wanted; None for the file's own numbers.
+        network: As in `plans_of`; None for what `bexplore network` wrote beside the run.
+        device_name: As in `costs_of_config`.
+
+    Raises:
+        BexploreError: As in `plan_source` and `plans_of`.
+    """
+    source = plan_source(Path(path), device_name=device_name)
+    return plans_of(source, request or PlanRequest(), network=network or source.network_path)
+
+
+def plan_of_file(run: Run) -> Plan | None:
+    """Return the plan of a run by its file's own numbers; None where it gives too few, or they cannot be shared so."""
+    try:
+        found = source_of_run(run)
+        return plans_of(found, PlanRequest(), network=found.network_path).plans[0]
+    except UserInputError:
+        return None
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a path names a run rather than a configuration."""
+    return path.is_dir() or path.suffix == ".log" or path.name == "latest" or bool(find_runs(path))

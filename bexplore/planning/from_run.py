@@ -1,0 +1,157 @@
+"""The costs of a step as a run has measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bexplore.config.job_variant import changes_training
+from bexplore.errors import UserInputError
+from bexplore.exploration.memory_budget import gradient_bytes_of
+from bexplore.exploration.parallel_result import pass_times_by_kind, ranks_of
+from bexplore.exploration.result import RunResult
+from bexplore.exploration.run_directory import Run
+from bexplore.exploration.selection import program_of_answer
+from bexplore.host.accelerators import published_device
+from bexplore.job import Job, Parallelism
+from bexplore.job.batching import Divisibility
+from bexplore.measurement.probe import Observation
+from bexplore.planning.step_costs import OtherSettings, PassCost, StepCosts, peak_of
+from bexplore.trace.cost_model import CostModel
+
+COMMAND = "command"  # the workload of a job that is the user's own training command
+
+
+def costs_of_run(run: Run) -> StepCosts:
+    """Read the costs of a finished run.
+
+    Raises:
+        UserInputError: The run is unfinished, or its files are damaged.
+    """
+    result = run.result()
+    if result is None or result.micro_batch_size is None:
+        raise UserInputError(
+            f"{run.directory} has no result yet", hint=f"bexplore explore {run.meta().get('typed', '')} finishes it"
+        )
+    meta = run.meta()
+    job, model, _ = program_of_answer(run, meta, result)
+    own = [one for one in run.journal.read() if one.is_measured and one.probe.variant == result.variant]
+    if not own:
+        raise UserInputError(f"{run.directory} has no measurement of its answer", hint="explore again with --fresh")
+    ran = _as_answered(own, result)
+    num_replicas = result.num_replicas or int(meta["search_specification"].get("num_replicas", 1))
+    device = published_device(result.device_info)
+    return StepCosts(
+        title=str(meta["title"]),
+        origin=f"measured by {run.directory.name}",
+        passes=dict(_passes(own, ran)),
+        update_s=ran.update_time_s if ran.update_times_s else None,
+        parallelism=_parallelism(job, num_replicas),
+        holds_communication=bool(ranks_of(ran)) or job.workload == COMMAND,
+        num_replicas=num_replicas,
+        model_flops=_per_sample(model, "model_flops", result.micro_batch_size),
+        hardware_flops=_per_sample(model, "hardware_flops", result.micro_batch_size),
+        num_parameters=None if model is None else model.num_parameters,
+        gradient_bytes=_gradient_bytes(job, model),
+        num_blocks=0 if model is None else model.num_blocks,
+        device_name=str(result.device_info.get("device_name", "")),
+        is_on_cpu=str(result.device_info.get("device", job.device)).startswith("cpu"),
+        peak_flops_per_s=peak_of(job, None if device is None else device.bfloat16_flops_per_s),
+        tokens_per_sample=job.tokens_per_sample,
+        micro_batch_size=result.micro_batch_size,
+        batch_size=meta.get("batch_size"),
+        max_steps=_max_steps(result, num_replicas, meta.get("batch_size")),
+        divisibility=Divisibility(result.divisibility or Divisibility.STRICT),
+        smallest_within_tolerance=result.smallest_within_tolerance,
+        other_settings=tuple(_other_settings(result, ran)),
+        notes=tuple(_notes(job, ran)),
+    )
+
+
+def _as_answered(own: Sequence[Observation], result: RunResult) -> Observation:
+    """Return the observation that verified the answer; the last one of the size where none did."""
+    of_size = [one for one in own if one.micro_batch_size == result.micro_batch_size] or list(own)
+    return ([one for one in of_size if not _is_for_search(one)] or of_size)[-1]
+
+
+def _passes(own: Sequence[Observation], ran: Observation) -> Iterator[tuple[int, PassCost]]:
+    """Yield the cost of a pass of each size that ran, in the answer's program.
+
+    The search's program has another speed: what ran in it is scaled by the ratio of both at the answer.
+    """
+    of_answer = [one for one in own if one.micro_batch_size == ran.micro_batch_size]
+    in_search_s = [one.pass_time_s for one in of_answer if one.probe.compilation.is_for_search]
+    scale = ran.pass_time_s / float(np.median(in_search_s)) if in_search_s and not _is_for_search(ran) else 1.0
+    for size in sorted({one.micro_batch_size for one in own}):
+        last = min(
+            (one for one in own if one.micro_batch_size == size),
+            key=lambda one: (_is_for_search(one), -one.probe.number),
+        )
+        yield size, _pass_cost(last, scale if _is_for_search(last) else 1.0)
+
+
+def _pass_cost(one: Observation, scale: float) -> PassCost:
+    inner_s, last_s = pass_times_by_kind(one)
+    last_s = one.pass_time_s if last_s is None else last_s
+    return PassCost(
+        seconds=scale * (last_s if inner_s is None else inner_s),
+        last_s=scale * last_s,
+        is_exact=not _is_for_search(one),
+    )
+
+
+def _is_for_search(one: Observation) -> bool:
+    return one.probe.compilation.is_for_search
+
+
+def _per_sample(model: CostModel | None, name: str, micro_batch_size: int) -> float | None:
+    return None if model is None else float(getattr(model, name)(micro_batch_size)) / micro_batch_size
+
+
+def _gradient_bytes(job: Job, model: CostModel | None) -> float | None:
+    num_bytes = gradient_bytes_of(job, None if model is None else model.num_parameters)
+    return None if num_bytes is None else num_bytes / job.parallelism.tensor_parallel_degree
+
+
+def _parallelism(job: Job, num_replicas: int) -> Parallelism:
+    """Return how the ranks that were timed share the work; those of a command are taken for whole copies."""
+    if job.workload != COMMAND:
+        return job.parallelism
+    return Parallelism(data_parallel_replicate_degree=num_replicas)
+
+
+def _max_steps(result: RunResult, num_replicas: int, batch_size: int | None) -> int | None:
+    if result.training_samples is None or not batch_size:
+        return None
+    return max(1, round(result.training_samples * num_replicas / batch_size))
+
+
+def _other_settings(result: RunResult, ran: Observation) -> Iterator[OtherSettings]:
+    """Yield what other settings of the run gain or cost, the fastest size of each, and eager passes."""
+    best: dict[str, Any] = {}
+    for point in result.pareto_front:
+        name = str(dict(point.settings))
+        if dict(point.settings) != dict(result.settings):
+            best[name] = max(best.get(name, point), point, key=lambda one: one.samples_per_s)
+    for point in best.values():
+        yield OtherSettings(
+            settings=dict(point.settings),
+            micro_batch_size=point.micro_batch_size,
+            time_share=ran.samples_per_s / point.samples_per_s,
+            is_measured=point.ran,
+            changes_training=tuple(changes_training(point.settings, result.settings)),
+        )
+    if result.eager is not None and result.eager.over_compiled is not None:
+        yield OtherSettings(
+            settings={"compile": False},
+            micro_batch_size=ran.micro_batch_size,
+            time_share=1.0 / result.eager.over_compiled,
+            is_measured=True,
+        )
+
+
+def _notes(job: Job, ran: Observation) -> Iterator[str]:
+    if job.parallelism.is_distributed and not ranks_of(ran):
+        yield "one rank of several was timed alone: its times hold no communication"

@@ -1,0 +1,264 @@
+"""Time collectives and links between the ranks of this process group, as nccl-tests and OSU's benchmarks do.
+
+Every rank runs `time_network`: a launcher starts them, such as torchrun. All ranks wait for each other before a round,
+and a round takes as long as its slowest rank.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from bexplore.errors import EngineError, UserInputError
+from bexplore.planning.collective_times import slow_parts, speed_text, timed_collective
+from bexplore.planning.network_figures import Collective, Link, NetworkFigures, TimedCollective
+from bexplore.units import format_bytes
+
+Report = Callable[[str], None]
+
+SMALLEST_BYTES = 2**20  # below 8 MiB latency decides: Source: stas00/ml-engineering, network benchmarks
+MIN_ROUNDS, MAX_ROUNDS = 5, 20  # Source: 20 iterations by default in nccl-tests; five have quartiles
+ROUNDS_S = 2.0  # seconds of rounds after which the fewest suffice
+BACK_TO_BACK_S = 0.02  # seconds of collectives in a round: well above the resolution of clocks and of a barrier
+MAX_BACK_TO_BACK = 20
+LONGEST_ROUND_S = 10.0  # seconds of a collective, beyond which no larger one is timed
+LINK_BYTES = 64 * 2**20
+LINK_ROUNDS = 5
+# Share of the memory that is free which tensors may take: twice the bytes of a collective, and some for its library.
+MEMORY_SHARE = 0.4
+TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    """What is timed.
+
+    Attributes:
+        smallest_bytes: The smallest tensor.
+        largest_bytes: The largest, where memory and time allow it.
+    """
+
+    smallest_bytes: int = SMALLEST_BYTES
+    largest_bytes: int = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The ranks of this process group, seen from one of them.
+
+    Attributes:
+        rank: This one.
+        num_ranks: All of them.
+        device: Of this rank.
+        hosts: Host of each rank.
+    """
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    hosts: Sequence[str]
+
+    @property
+    def num_here(self) -> int:
+        """Ranks on this host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank is here and its device is idle."""
+        self.synchronize()
+        dist.barrier()
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return [float(value) for value in tensor]
+
+
+def time_network(options: NetworkOptions, report: Report = lambda line: None) -> NetworkFigures | None:
+    """Time all collectives and links; return what was found on the first rank, and None on the others.
+
+    Args:
+        report: Called on the first rank with a line for each collective.
+
+    Raises:
+        UserInputError: No launcher started this process, or one rank alone.
+        EngineError: The ranks cannot reach each other.
+    """
+    with _process_group() as ranks:
+        say = report if ranks.rank == 0 else lambda line: None
+        timed = tuple(_time_all(ranks, options, say))
+        links = _time_links(ranks, _bounded(ranks, LINK_BYTES))
+        if ranks.rank != 0:
+            return None
+        return NetworkFigures(
+            num_ranks=ranks.num_ranks,
+            num_hosts=len(set(ranks.hosts)),
+            backend=dist.get_backend(),
+            device_name=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+            timed=timed,
+            links=links,
+            slow=tuple(slow_parts(links)),
+            made_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            versions=_versions(),
+        )
+
+
+@contextmanager
+def _process_group() -> Iterator[Ranks]:
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    if missing or int(os.environ["WORLD_SIZE"]) < 2:
+        what = "no launcher started this process" if missing else "one rank alone has no network"
+        raise UserInputError(what, hint="type torchrun --nproc-per-node 2 -m bexplore network, on every node")
+    is_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group("nccl" if is_cuda else "gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"the ranks cannot reach each other: {error}", hint="check --rdzv-endpoint, firewalls, GLOO_SOCKET_IFNAME"
+        ) from error
+    try:
+        hosts: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(hosts, socket.gethostname())
+        yield Ranks(rank=dist.get_rank(), num_ranks=dist.get_world_size(), device=device, hosts=hosts)
+    finally:
+        dist.destroy_process_group()
+
+
+def _time_all(ranks: Ranks, options: NetworkOptions, report: Report) -> Iterator[TimedCollective]:
+    largest = _bounded(ranks, options.largest_bytes)
+    for collective in Collective:
+        num_bytes = options.smallest_bytes
+        while num_bytes <= largest:
+            timed = _time_collective(ranks, collective, num_bytes)
+            report(_line(timed))
+            yield timed
+            if timed.median_s > LONGEST_ROUND_S:
+                break
+            num_bytes *= 2
+
+
+def _bounded(ranks: Ranks, num_bytes: int) -> int:
+    """Return a number of bytes, or the largest that every rank can hold."""
+    free = (
+        torch.cuda.mem_get_info(ranks.device)[0]
+        if ranks.device.type == "cuda"
+        else (psutil.virtual_memory().available // ranks.num_here)
+    )
+    (most,) = ranks.largest([-MEMORY_SHARE * free])
+    return min(num_bytes, int(-most))
+
+
+def _time_collective(ranks: Ranks, collective: Collective, num_bytes: int) -> TimedCollective:
+    """Time one collective of one size: a warm-up, then rounds until these suffice."""
+    run, whole_bytes = _made(ranks, collective, num_bytes)
+    run()
+    (first_s,) = ranks.largest([_round_s(ranks, run, 1)])
+    back_to_back = max(1, min(MAX_BACK_TO_BACK, math.ceil(BACK_TO_BACK_S / first_s)))
+    num_rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, math.ceil(ROUNDS_S / (first_s * back_to_back))))
+    times_s = ranks.largest([_round_s(ranks, run, back_to_back) for _ in range(num_rounds)])
+    return timed_collective(collective, whole_bytes, times_s, ranks.num_ranks)
+
+
+def _made(ranks: Ranks, collective: Collective, num_bytes: int) -> tuple[Callable[[], object], int]:
+    """Return a collective that is ready to run, and the bytes of its whole tensor: a multiple of the ranks."""
+    of_rank = max(1, num_bytes // 4 // ranks.num_ranks)
+    whole = torch.zeros(of_rank * ranks.num_ranks, dtype=torch.float32, device=ranks.device)
+    part = torch.zeros(of_rank, dtype=torch.float32, device=ranks.device)
+    # PyTorch 2.13 has other names for these two, and warns of the names of before.
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    runs: Mapping[Collective, Callable[[], object]] = {
+        Collective.ALL_REDUCE: lambda: dist.all_reduce(whole),
+        Collective.REDUCE_SCATTER: lambda: scatter(part, whole),
+        Collective.ALL_GATHER: lambda: gather(whole, part),
+    }
+    return runs[collective], whole.numel() * whole.element_size()
+
+
+def _round_s(ranks: Ranks, run: Callable[[], object], back_to_back: int) -> float:
+    """Return the seconds of a collective, the mean of some that run back to back."""
+    ranks.wait_for_all()
+    began = time.perf_counter()
+    for _ in range(back_to_back):
+        run()
+    ranks.synchronize()
+    return (time.perf_counter() - began) / back_to_back
+
+
+def _time_links(ranks: Ranks, num_bytes: int) -> tuple[Link, ...]:
+    """Time each rank's link to the next one in the ring: every third link at a time, so that none shares a rank."""
+    tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=ranks.device)
+    speeds = [0.0] * ranks.num_ranks  # by sender
+    senders = range(ranks.num_ranks)
+    for group in _apart(senders):
+        for number in range(LINK_ROUNDS + 1):
+            spent_s = _send_round_s(ranks, tensor, group)
+            if number and spent_s is not None:  # the first round warms up
+                speed = tensor.numel() * tensor.element_size() / spent_s
+                speeds[(ranks.rank - 1) % ranks.num_ranks] = max(speeds[(ranks.rank - 1) % ranks.num_ranks], speed)
+    found = ranks.largest(speeds)
+    pairs = [(sender, (sender + 1) % ranks.num_ranks) for sender in senders]
+    return tuple(
+        Link(ranks=pair, hosts=(ranks.hosts[pair[0]], ranks.hosts[pair[1]]), bytes_per_s=found[pair[0]])
+        for pair in pairs
+    )
+
+
+def _apart(senders: Sequence[int]) -> Iterator[set[int]]:
+    """Yield groups of senders none of which shares a rank with another, as sender or receiver."""
+    count = len(senders)
+    last = [count - 1] if count % 2 else []  # in an odd ring its receiver is the first sender
+    yield {sender for sender in senders if sender % 2 == 0 and sender not in last}
+    yield {sender for sender in senders if sender % 2 == 1}
+    if last:
+        yield set(last)
+
+
+def _send_round_s(ranks: Ranks, tensor: torch.Tensor, senders: set[int]) -> float | None:
+    """Send a tensor to the next rank; return the seconds on a receiver, None on the others."""
+    previous, following = (ranks.rank - 1) % ranks.num_ranks, (ranks.rank + 1) % ranks.num_ranks
+    ranks.wait_for_all()
+    began = time.perf_counter()
+    if ranks.rank in senders:
+        dist.send(tensor, following)
+        ranks.synchronize()
+        return None
+    if previous not in senders:
+        return None
+    dist.recv(tensor, previous)
+    ranks.synchronize()
+    return time.perf_counter() - began
+
+
+def _line(timed: TimedCollective) -> str:
+    return (
+        f"{timed.collective:<15} {format_bytes(timed.num_bytes):>9}  {1e3 * timed.median_s:>10.3f} ms "
+        f"{speed_text(timed.algorithm_bytes_per_s):>11} {speed_text(timed.bus_bytes_per_s):>11}  ±{timed.spread:.0%}"
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    if torch.cuda.is_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import pytest
+
+from bexplore.errors import UserInputError
+from bexplore.job import Parallelism
+from bexplore.planning.network_figures import NetworkFigures
+from bexplore.planning.planner import make_plans
+from bexplore.planning.request import Amount, Devices, PlanRequest, Work
+from bexplore.planning.step_costs import PassCost
+from tests.planning_builders import costs, replicas, traced
+
+
+def plan(of=None, network=None, **request):
+    return make_plans(of or costs(), PlanRequest(**request), network).plans[0]
+
+
+def on(number: int) -> tuple[Devices, ...]:
+    return (Devices(number=number),)
+
+
+def test_the_plan_of_the_files_own_numbers_is_its_passes_and_its_update():
+    found = plan()
+    assert (found.num_devices, found.micro_batch_size, found.accumulation_steps) == (1, 8, 8)
+    assert found.step_time_s == pytest.approx(8 * 0.8 + 0.1)
+    assert found.training_time_s == pytest.approx(1000 * 6.5)
+    assert found.device_hours == pytest.approx(6500 / 3600)
+    assert found.is_measured
+    assert found.share(found.update_s) == pytest.approx(0.1 / 6.5)
+
+
+def test_a_global_batch_is_accumulation_times_nodes_times_devices_times_micro_batch():
+    found = plan(devices=(Devices(number=4, num_nodes=2),), network=NetworkFigures.stated(1e12))
+    parts = (found.accumulation_steps, found.num_nodes, found.num_devices // found.num_nodes, found.micro_batch_size)
+    assert parts == (2, 2, 2, 8)
+    assert found.global_batch_size == 64
+
+
+def test_utilization_is_operations_over_the_peak_of_all_devices():
+    found = plan()
+    assert found.mfu == pytest.approx(64 * 1e12 / 6.5 / 100e12)
+    assert found.hfu == pytest.approx(1.25 * found.mfu)
+
+
+def test_the_fastest_size_that_divides_the_batch_of_a_replica_is_taken():
+    assert plan(batch_sizes=(Amount(number=12),)).micro_batch_size == 4
+    assert plan(batch_sizes=(Amount(number=6),)).micro_batch_size == 2
+
+
+def test_a_batch_that_no_size_divides_names_the_nearest_on_both_sides():
+    of_eight = costs(passes={8: PassCost(seconds=0.8, last_s=0.8)})
+    with pytest.raises(UserInputError, match="nearest: 16 or 24"):
+        plan(of_eight, batch_sizes=(Amount(number=20),))
+
+
+def test_devices_that_are_no_whole_replicas_name_the_nearest_on_both_sides():
+    with pytest.raises(UserInputError) as error:
+        plan(devices=on(30), pipeline_stages=4, tensor_parallel_degree=2)
+    assert error.value.hint == "type --devices 24 or 32"
+
+
+def test_more_replicas_than_samples_are_refused():
+    with pytest.raises(UserInputError, match="cannot feed 128 replicas"):
+        plan(devices=on(128))
+
+
+def test_a_price_is_that_of_all_device_hours():
+    found = plan(devices=on(2), price_per_device_hour=3.0, network=NetworkFigures.stated(1e12))
+    assert found.price == pytest.approx(3.0 * found.device_hours)
+    assert found.device_hours == pytest.approx(2 * found.training_time_s / 3600)
+
+
+def test_time_that_does_not_train_lengthens_the_training_and_no_step():
+    whole, ninety = plan(), plan(effective_time=0.9)
+    assert ninety.step_time_s == whole.step_time_s
+    assert ninety.training_time_s == pytest.approx(whole.training_time_s / 0.9)
+
+
+def test_a_pipeline_idles_for_its_stages_less_one():
+    found = plan(devices=on(4), pipeline_stages=4)
+    assert found.accumulation_steps == 8
+    assert found.passes_s == pytest.approx(8 * 0.8 / 4)
+    assert found.bubble_s / (found.passes_s + found.bubble_s) == pytest.approx(3 / (8 + 3))
+    assert found.update_s == pytest.approx(0.1 / 4)
+    assert any("left out" in line for line in found.basis)
+
+
+def test_tensor_parallel_ranks_divide_the_work_and_do_not_multiply_the_batch():
+    found = plan(devices=on(2), tensor_parallel_degree=2)
+    assert (found.num_replicas, found.accumulation_steps) == (1, 8)
+    assert found.passes_s == pytest.approx(8 * 0.8 / 2)
+
+
+def test_replicas_whose_network_is_unknown_leave_communication_out_and_say_so():
+    found = plan(devices=on(2))
+    assert found.communication_s is None
+    assert any("left out" in line for line in found.cautions)
+
+
+def test_a_slow_network_is_what_computation_does_not_hide():
+    hidden = plan(devices=on(2), network=NetworkFigures.stated(1e12), overlap=1.0)
+    slow = plan(devices=on(2), network=NetworkFigures.stated(1e9), overlap=1.0)
+    shown = plan(devices=on(2), network=NetworkFigures.stated(1e9), overlap=0.0)
+    assert shown.communication_s == pytest.approx(4.0)  # 4 GB of gradients, of which each rank of two sends all
+    assert slow.communication_s == pytest.approx(4.0 - 2 / 3 * 0.8)
+    assert hidden.communication_s < 0.001 * hidden.step_time_s
+
+
+def test_communication_that_was_timed_is_that_of_the_plan_on_the_same_ranks():
+    passes = {8: PassCost(seconds=0.8, last_s=1.0)}
+    together = costs(passes=passes, parallelism=replicas(2), holds_communication=True, num_replicas=2)
+    found = plan(together)
+    assert (found.num_devices, found.accumulation_steps) == (2, 4)
+    assert found.step_time_s == pytest.approx(3 * 0.8 + 1.0 + 0.1)
+    assert found.is_measured
+
+
+def test_communication_that_was_timed_grows_with_the_bytes_that_each_rank_sends():
+    passes = {4: PassCost(seconds=0.4, last_s=0.6)}
+    together = costs(passes=passes, parallelism=replicas(2), holds_communication=True, num_replicas=2)
+    found = plan(together, devices=on(16))
+    assert found.communication_s == pytest.approx(0.2 * (15 / 16) / (1 / 2))
+    assert not found.is_measured
+
+
+def test_an_update_of_shards_shrinks_with_their_share():
+    sharded = costs(parallelism=Parallelism(data_parallel_shard_degree=2), num_replicas=2, holds_communication=True)
+    assert plan(sharded, devices=on(8)).update_s == pytest.approx(0.1 / 4)
+
+
+def test_a_trace_needs_a_speed_and_a_run_takes_none():
+    with pytest.raises(UserInputError, match="no seconds"):
+        plan(traced())
+    with pytest.raises(UserInputError, match="was measured"):
+        plan(mfu=0.4)
+    with pytest.raises(UserInputError, match="--mfu and --hfu"):
+        plan(traced(), mfu=0.4, hfu=0.4)
+
+
+def test_a_trace_with_a_utilization_gives_the_time_of_its_operations():
+    found = plan(traced(), mfu=0.5)
+    assert found.step_time_s == pytest.approx(64 * 1e12 / (0.5 * 100e12))
+    assert found.mfu == pytest.approx(0.5)
+    assert (found.micro_batch_size, found.accumulation_steps) == (16, 4)
+    assert plan(traced(), hfu=0.5).step_time_s == pytest.approx(1.25 * found.step_time_s)
+
+
+def test_a_trace_with_a_throughput_of_a_device_needs_no_peak():
+    found = plan(traced(peak_flops_per_s=None), rate=Amount(number=16_000, is_tokens=True), devices=on(2))
+    assert found.step_time_s == pytest.approx(64 * 1000 / 16_000 / 2)
+    assert found.mfu is None
+
+
+def test_a_utilization_of_an_unknown_peak_is_refused():
+    with pytest.raises(UserInputError, match="published peak"):
+        plan(traced(peak_flops_per_s=None), mfu=0.4)
+
+
+def test_the_training_of_the_file_has_as_many_samples_with_another_batch():
+    assert plan(batch_sizes=(Amount(number=128),)).num_steps == 500
+
+
+def test_tokens_of_a_batch_are_rounded_to_samples():
+    assert plan(batch_sizes=(Amount(number=64_200, is_tokens=True),)).global_batch_size == 64
+    with pytest.raises(UserInputError, match="holds no sample"):
+        plan(batch_sizes=(Amount(number=100, is_tokens=True),))
+
+
+def test_a_training_of_unknown_length_has_the_time_of_a_step_alone():
+    found = plan(costs(max_steps=None))
+    assert (found.num_steps, found.training_time_s, found.device_hours) == (None, None, None)
+    assert found.step_time_s > 0
+    assert plan(costs(max_steps=None), work=Work(tokens=64e6)).num_steps == 1000

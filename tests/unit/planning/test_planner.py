@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from bexplore.errors import UserInputError
+from bexplore.planning.network_figures import NetworkFigures
+from bexplore.planning.planner import make_plans
+from bexplore.planning.request import Amount, Devices, PlanRequest, Work
+from tests.planning_builders import costs
+
+FAST = NetworkFigures.stated(1e15)
+DAY = 86400.0
+
+
+def test_there_is_a_plan_for_each_number_of_devices_and_each_batch():
+    request = PlanRequest(
+        devices=(Devices(number=1), Devices(number=2)), batch_sizes=(Amount(number=64), Amount(number=128))
+    )
+    found = [(plan.num_devices, plan.global_batch_size) for plan in make_plans(costs(), request, FAST).plans]
+    assert found == [(1, 64), (1, 128), (2, 64), (2, 128)]
+
+
+def test_what_cannot_be_planned_is_told_beside_what_can():
+    found = make_plans(costs(), PlanRequest(devices=(Devices(number=2), Devices(number=3))), FAST)
+    assert [plan.num_devices for plan in found.plans] == [2]
+    (refused,) = found.refused
+    assert refused.devices.number == 3
+    assert "nearest" in refused.reason
+
+
+def test_the_fewest_devices_in_time_stand_behind_the_number_that_is_too_few():
+    one_day = costs(max_steps=None)
+    alone = make_plans(one_day, PlanRequest(work=Work(steps=100_000)), FAST).plans[0]
+    request = PlanRequest(work=Work(steps=100_000), until_s=alone.training_time_s / 3)
+    too_few, enough = make_plans(one_day, request, FAST).plans
+    assert (too_few.num_devices, too_few.is_in_time) == (2, False)
+    assert (enough.num_devices, enough.is_in_time) == (4, True)
+
+
+def test_a_time_that_no_number_of_devices_meets_names_the_fastest():
+    with pytest.raises(UserInputError, match="the fastest takes") as error:
+        make_plans(costs(), PlanRequest(until_s=1.0), FAST)
+    assert "--until" in error.value.hint
+
+
+def test_the_hint_of_a_time_that_is_too_short_is_a_time_that_is_enough():
+    request = PlanRequest(work=Work(steps=10**6))
+    with pytest.raises(UserInputError) as error:
+        make_plans(costs(), PlanRequest(work=request.work, until_s=60.0), FAST)
+    days = float(error.value.hint.split("--until ")[1].partition("d")[0])
+    assert make_plans(costs(), PlanRequest(work=request.work, until_s=days * DAY), FAST).plans[-1].is_in_time
+
+
+def test_a_time_without_an_amount_of_training_is_refused():
+    with pytest.raises(UserInputError, match="how much is trained"):
+        make_plans(costs(max_steps=None), PlanRequest(until_s=DAY))
+
+
+def test_a_job_without_a_batch_size_needs_one():
+    with pytest.raises(UserInputError, match="no batch_size"):
+        make_plans(costs(batch_size=None), PlanRequest())
+
+
+def test_the_events_of_plans_have_what_cannot_be_planned_too():
+    found = make_plans(costs(), PlanRequest(devices=(Devices(number=2), Devices(number=3))), FAST)
+    assert [record["event"] for record in found.records()] == ["training_plan", "training_plan_refused"]
+
+
+def test_slow_links_are_told_with_all_plans():
+    network = NetworkFigures(num_ranks=0, stated_bytes_per_s=1e12, slow=("rank 3 is slow",))
+    assert "the network: rank 3 is slow" in make_plans(costs(), PlanRequest(), network).notes
