@@ -255,7 +255,7 @@ def _memory_errors(record: Mapping[str, Any]) -> list[float]:
 
 
 def _markdown(records: Mapping[str, Any]) -> str:
-    done = {name: record for name, record in records.items() if "truth" in record}
+    done = {name: record for name, record in records.items() if {"truth", "explored", "fixed"} <= record.keys()}
     lines = [
         "# Samples of many lengths",
         "",

@@ -239,3 +239,20 @@ def families() -> str:
 
 def _key(keys: Keys) -> str:
     return f"`{keys[0]}`" if keys else ""
+
+
+def plan_steps() -> str:
+    """Planned beside real optimizer steps."""
+    path = RESULTS / "plan_steps.md"
+    return "\n".join(_table_lines(path))
+
+
+def published_trainings() -> str:
+    """Plans of published trainings, without their sources."""
+    head, rule, *rows = _table_lines(RESULTS / "published_trainings.md")
+    kept = [[cell.strip() for cell in line.strip("|").split("|")][:7] for line in (head, rule, *rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in kept)
+
+
+def _table_lines(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.startswith("|")]

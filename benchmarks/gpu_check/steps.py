@@ -14,6 +14,7 @@ from benchmarks.gpu_check import (
     failure_steps,
     memory_steps,
     mode_steps,
+    profile_steps,
     shared_steps,
     timing_steps,
 )
@@ -226,6 +227,14 @@ def _explorations() -> Iterator[Step]:
         usual_s=150,
         limit_s=400,
         run=exploration_steps.double,
+    )
+    yield Step(
+        section=6,
+        name="profile_gpt",
+        expected="kernels of the device, a busy share, a trace and a snapshot of the memory",
+        usual_s=60,
+        limit_s=240,
+        run=profile_steps.profile_gpt,
     )
 
 

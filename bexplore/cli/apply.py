@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ from bexplore.exploration.run_directory import open_run
 @click.option(
     "--drop-section", is_flag=True, help="Remove the section explore, for a program that refuses keys of others."
 )
+@click.option(
+    "--also",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A further file of the training whose numbers of the batch change too, such as DeepSpeed's; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Write even if the job has changed since it was explored.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
 @command_options
@@ -55,6 +63,7 @@ def apply(
     batch_size: str | None,
     output: Path | None,
     drop_section: bool,
+    also: tuple[Path, ...],
     force: bool,
     yes: bool,
     common: Common,
@@ -71,6 +80,7 @@ def apply(
       bexplore apply job.yaml --keep-batch-size --yes    write the fastest size that keeps batch_size
       bexplore apply job.yaml --change-batch-size --yes  move batch_size to what goes with the fastest size of all
       bexplore apply job.yaml -o tuned.yaml              leave job.yaml alone
+      bexplore apply trl.yaml --also ds_config.json      the same numbers in the file of DeepSpeed
       bexplore apply trl.explore.yaml --drop-section -o trl.yaml    the file without what bexplore added
       bexplore apply axolotl.yaml -- axolotl train {config} --output-dir {output_dir}   as it was explored
     """
@@ -91,18 +101,19 @@ def apply(
         choose=_choose if can_ask else refuse,
         drop_section=drop_section,
         force=force,
+        also=also,
     )
     if given and common.verbosity >= 0:
         click.echo(f"note: values of --set are not written into {config}: {', '.join(given)}", err=True)
-    is_change = edit.before != edit.after or output is not None
+    is_change = edit.is_change or output is not None
     if not common.as_json:
         _show(edit)
-    is_agreed = is_change and (yes or _ask(output or config))
-    written = write_edit(edit, output) if is_agreed else None
+    is_agreed = is_change and (yes or _ask([output or config, *also]))
+    written = write_edit(edit, output) if is_agreed else ()
     if common.as_json:
         click.echo(json.dumps(_record(edit, written)))
-    elif written is not None:
-        click.echo(f"wrote {output or config}")
+    elif written:
+        click.echo(f"wrote {', '.join(map(str, (output or config, *also)))}")
 
 
 def _show(edit: Edit) -> None:
@@ -112,7 +123,7 @@ def _show(edit: Edit) -> None:
         f"micro_batch_size {answer.micro_batch_size}{settings}: {answer.relative_performance:.2f}x the speed of size "
         f"{edit.base_micro_batch_size}, confidence {answer.confidence} out of 100 ({edit.run.directory})"
     )
-    click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.path} has this size already")
+    click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.file.path} has this size already")
     if edit.keeps_section:
         click.echo("the section explore stays; --drop-section removes it, for a program that refuses keys of others")
     if edit.batch_size_change is not None:
@@ -132,13 +143,13 @@ def _choose(choice: Choice) -> BatchSizeRule:
     return BatchSizeRule(click.prompt("Keep batch_size, or change it?", type=names, err=True))
 
 
-def _ask(target: Path) -> bool:
+def _ask(targets: Sequence[Path]) -> bool:
     if not sys.stdin.isatty():
         raise UserInputError("nothing was written: there is no terminal to ask on", hint="--yes writes without asking")
-    return click.confirm(f"Write {target}?", err=True)
+    return click.confirm(f"Write {', '.join(map(str, targets))}?", err=True)
 
 
-def _record(edit: Edit, written: Path | None) -> dict[str, object]:
+def _record(edit: Edit, written: Sequence[Path]) -> dict[str, object]:
     before, after = edit.batch_size_change or (None, None)
     return {
         "event": "apply",
@@ -147,6 +158,7 @@ def _record(edit: Edit, written: Path | None) -> dict[str, object]:
         "batch_size_before": before,
         "batch_size_after": after,
         "diff": edit.diff,
-        "written": None if written is None else str(written),
+        "written": str(written[0]) if written else None,
+        "also_written": [str(path) for path in written[1:]],
         "run_dir": str(edit.run.directory),
     }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -18,13 +17,12 @@ from bexplore.config.document.writer import fragment, values_of, with_value, wit
 from bexplore.config.job_variant import has_value, key_path, value_of
 from bexplore.errors import UserInputError
 from bexplore.exploration import run_directory
+from bexplore.exploration.further_files import BYTE_ORDER_MARK, BatchNumbers, FileChange, change_further
 from bexplore.exploration.loader_lengths import with_loader_lengths
 from bexplore.exploration.result import KeepsBatchSize, RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.job import code_digests
 from bexplore.job.batching import is_valid_global_batch_size, near_value_message, valid_global_batch_sizes
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class BatchSizeRule(StrEnum):
@@ -84,12 +82,11 @@ def refuse(choice: Choice) -> BatchSizeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """A planned change of the user's file.
+    """A planned change of the user's file, and of further files of the same training.
 
     Attributes:
-        path: The user's file.
-        before: Its bytes.
-        after: Its bytes with the new values.
+        file: The user's file.
+        further: Further files in which numbers of the batch stand.
         run: The run that found the values.
         answer: The size to write, with its relative performance and confidence.
         base_micro_batch_size: The size that the performance is relative to.
@@ -98,22 +95,29 @@ class Edit:
         settings: What is written beside the size, by key of the section `explore`.
     """
 
-    path: Path
-    before: bytes
-    after: bytes
+    file: FileChange
     run: Run
     answer: RunResult | KeepsBatchSize
     base_micro_batch_size: int
     batch_size_change: tuple[int, int] | None
     keeps_section: bool
     settings: Mapping[str, Any] = field(default_factory=dict)
+    further: tuple[FileChange, ...] = ()
+
+    @property
+    def files(self) -> tuple[FileChange, ...]:
+        """Return the changes of all files."""
+        return (self.file, *self.further)
 
     @property
     def diff(self) -> str:
-        """Return the change as a unified diff; empty where the file has the values already."""
-        old, new = (data.decode("utf-8-sig").splitlines(keepends=True) for data in (self.before, self.after))
-        lines = difflib.unified_diff(old, new, str(self.path), str(self.path), n=2)
-        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+        """Return all changes as a unified diff; empty where the files have the values already."""
+        return "".join(one.diff for one in self.files)
+
+    @property
+    def is_change(self) -> bool:
+        """Whether any file changes."""
+        return any(one.before != one.after for one in self.files)
 
 
 def plan_edit(
@@ -124,10 +128,12 @@ def plan_edit(
     choose: Callable[[Choice], BatchSizeRule] = refuse,
     drop_section: bool = False,
     force: bool = False,
+    also: Sequence[Path] = (),
 ) -> Edit:
     """Plan the change of a configuration's file, from a run of the same job.
 
     Args:
+        also: Further files of the training, whose numbers of the batch change too.
         run: The run; None for the newest finished one of this job.
         batch_size: The rule where the global batch size is not valid with the recommended size; None calls `choose`.
         drop_section: Remove the section `explore` as well, for a program that refuses keys that are not its own.
@@ -150,8 +156,8 @@ def plan_edit(
         config = config.with_replicas(result.num_replicas)
     answer, new_batch_size = _answer(config, result, batch_size, choose)
     before = _read(config.path)
-    text = before.removeprefix(_BYTE_ORDER_MARK).decode()
-    mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else b""
+    text = before.removeprefix(BYTE_ORDER_MARK).decode()
+    mark = BYTE_ORDER_MARK if before.startswith(BYTE_ORDER_MARK) else b""
     source = str(config.path)
     if config.command is not None:
         changed = _of_command(config, text, answer.micro_batch_size or 0, new_batch_size)
@@ -171,9 +177,8 @@ def plan_edit(
     if drop_section:
         changed = without_section(changed, "explore", source=source)
     return Edit(
-        path=config.path,
-        before=before,
-        after=mark + changed.encode(),
+        file=FileChange(path=config.path, before=before, after=mark + changed.encode()),
+        further=_further(config, also, answer, new_batch_size),
         run=chosen,
         answer=answer,
         base_micro_batch_size=result.base_micro_batch_size or 0,
@@ -181,6 +186,24 @@ def plan_edit(
         keeps_section=bool(config.recognised) and "explore" in values_of(changed, source=source),
         settings=settings,
     )
+
+
+def _further(
+    config: Config, paths: Sequence[Path], answer: RunResult | KeepsBatchSize, new_batch_size: int | None
+) -> tuple[FileChange, ...]:
+    """Return the changes of further files: the size, the accumulation that belongs to it, and the global batch."""
+    size, batch_size = answer.micro_batch_size or 0, new_batch_size or config.batch_size
+    share = size * config.num_replicas
+    is_whole = batch_size is not None and batch_size % share == 0
+    numbers = BatchNumbers(
+        micro_batch_size=size,
+        accumulation=batch_size // share if batch_size is not None and is_whole else None,
+        global_batch_size=batch_size,
+    )
+    for path in paths:
+        if path.resolve() == config.path.resolve():
+            raise UserInputError(f"--also {path} is the configuration itself", hint="leave it out")
+    return tuple(change_further(path, numbers, own_family=config.layout) for path in paths)
 
 
 def settings_to_write(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,24 +284,32 @@ def paste(config: Config, size: int, settings: Mapping[str, Any] | None = None) 
     return "\n".join(pasted)
 
 
-def write_edit(edit: Edit, target: Path | None = None) -> Path:
-    """Write the file, or another file, in one step; return its path.
+def write_edit(edit: Edit, target: Path | None = None) -> tuple[Path, ...]:
+    """Write the files, the configuration or another one in its place first; return their paths.
+
+    All of them are written beside the present ones before the first is replaced, each in one step.
 
     Raises:
-        UserInputError: The file changed since it was read, or cannot be written.
+        UserInputError: A file changed since it was read, or one cannot be written.
     """
-    path = (target or edit.path).resolve()  # a link stays a link
-    if target is None and _read(path) != edit.before:
-        raise UserInputError(f"{edit.path} changed meanwhile; nothing was written", hint="run the command again")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    for one in edit.files if target is None else edit.further:
+        if _read(one.path) != one.before:
+            raise UserInputError(f"{one.path} changed meanwhile; nothing was written", hint="run the command again")
+    places = [(target or edit.file.path).resolve(), *(one.path.resolve() for one in edit.further)]  # links stay links
+    temporaries = [path.with_name(f".{path.name}.{os.getpid()}") for path in places]
     try:
-        temporary.write_bytes(edit.after)
-        shutil.copymode(edit.path, temporary)
-        temporary.replace(path)
+        for temporary, one in zip(temporaries, edit.files, strict=True):
+            temporary.write_bytes(one.after)
+            shutil.copymode(one.path, temporary)
+        for path, temporary in zip(places, temporaries, strict=True):
+            temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserInputError(f"cannot write {path}: {error.strerror}", hint="write another file with -o") from error
-    return path
+        names = ", ".join(map(str, places))
+        raise UserInputError(f"cannot write {names}: {error.strerror}", hint="write another file with -o") from error
+    finally:
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
+    return tuple(places)
 
 
 def _newest_run(config: Config) -> Run:

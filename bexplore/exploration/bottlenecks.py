@@ -36,6 +36,7 @@ LARGE_COMMUNICATION = 0.1  # share of a pass above which communication that noth
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is reported
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
 LOW_WAVE_EFFICIENCY = 0.8
+# Of profiled steps; the three are judgements, like those above.
 LARGE_INPUT = 0.05  # share of a profiled step that batches may take; a loader's workers prepare them beside it
 BUSY_DEVICE = 0.8  # share of a profiled step below which a device mostly waits for launches
 FEW_MATRICES = 0.4  # share of kernel time below which most of it moves memory

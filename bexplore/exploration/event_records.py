@@ -33,6 +33,7 @@ def event_record(event: events.JobEvent) -> dict[str, Any] | None:
         return probe_record(event.observation)
     if isinstance(event, events.Recommended):
         own = {"variant": event.recommendation.variant, "settings": dict(event.settings)}
+        own["micro_batch_tokens"] = event.micro_batch_tokens
         return {
             "event": "recommendation",
             **recommendation_record(event.recommendation, event.global_batch_sizes),
@@ -140,6 +141,7 @@ def _trace_record(event: events.Traced) -> dict[str, Any]:
     unknown = {
         "num_parameters": None,
         "flops_per_sample": None,
+        "hardware_flops_per_sample": None,
         "peak_memory_bytes": None,
         "max_micro_batch_size": None,
         "reserved_over_peak": None,

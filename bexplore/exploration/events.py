@@ -98,12 +98,14 @@ class Recommended:
         global_batch_sizes: Valid global batch sizes around the user's own.
         settings: The values to set, by key of `explore.settings`; empty for a job with one variant.
         name: The settings in words; empty likewise.
+        micro_batch_tokens: Tokens of a micro-batch, where they are what is explored; else None.
     """
 
     recommendation: Recommendation
     global_batch_sizes: tuple[GlobalBatchSize, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
+    micro_batch_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ from bexplore.exploration.selection import Selection, TracedVariant
 from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
+from bexplore.job import Job
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
 from bexplore.search import loop
@@ -141,11 +142,13 @@ class EngineExploration(ResumableExploration):
 
     def _recommended(self, best: Recommendation) -> Recommended:
         chosen = None if self.selection.is_plain else self.selection.searched[best.variant]
+        unit = self.config.size_unit
         return Recommended(
             recommendation=best,
             global_batch_sizes=global_batch_sizes(self.config, best.micro_batch_size),
             settings=chosen.settings if chosen else {},
             name=chosen.name if chosen else "",
+            micro_batch_tokens=best.micro_batch_size * unit if self.config.request.is_in_tokens else None,
         )
 
     def _end(
@@ -169,12 +172,26 @@ class EngineExploration(ResumableExploration):
             runner=own_runner,
             run=run,
             cost_model=cost_model,
-            memory_by_length=None if variant else self.memory_by_length,
+            memory_by_length=self._traced_by_length(variant, config.job, run, cost_model, facts),
             device_info=facts,
             elapsed_s=self._elapsed_s,
             variant=variant,
             searched=() if self.selection.is_plain else self.selection.searched,
         )
+
+    def _traced_by_length(
+        self,
+        variant: int,
+        job: Job,
+        run: run_directory.Run,
+        cost_model: CostModel | None,
+        facts: Mapping[str, Any],
+    ) -> MemoryByLength | None:
+        """Return the traces at several lengths of the answer's variant; the file's own was traced before the search."""
+        if variant == 0 or cost_model is None or self._should_stop() is not None:
+            return self.memory_by_length if variant == 0 else None
+        gpu = GpuProperties.of_device_info(facts)
+        return trace_lengths(job, cost_model, run.directory, self.on_progress, gpu=gpu, fresh=self.options.fresh)
 
     def _selected(self, run: run_directory.Run, traced: Sequence[CostModel | str], budget: MemoryBudget) -> Selection:
         """Return the variants of the search: those of a resumed run, else those that may be the answer."""

@@ -360,7 +360,8 @@ class Finish:
             observations=observations,
             micro_batch_size=result.micro_batch_size,
             accumulation_steps=None if batch is None else batch.accumulation_steps,
-            cost_model=self.cost_model,
+            # The trace is of the longest samples, and passes are of typical ones.
+            cost_model=self.cost_model if self.config.job.lengths is None else None,
             device_info=self.device_info,
             loader=result.loader,
             parallel=result.parallel,

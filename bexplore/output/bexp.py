@@ -33,6 +33,7 @@ CODES = {
     203: "a probe has ended",
     204: "the exploration has ended",
     205: "the settings that go with the current recommendation, where several are explored",
+    206: "the tokens of the current recommendation, where micro_batch_tokens is explored",
     210: "a warning",
     220: "an error",
 }
@@ -60,9 +61,11 @@ def recommendation_line(best: Recommendation, now: datetime) -> str:
 
 
 def recommendation_lines(event: Recommended, now: datetime) -> list[str]:
-    """Return the line of a recommendation, and one with its settings where several are explored."""
+    """Return the line of a recommendation, with its tokens and its settings where these are explored."""
+    tokens = event.micro_batch_tokens
+    in_tokens = [] if tokens is None else [bexp_line(206, f"Current recommended micro_batch_tokens: {tokens}", now)]
     settings = [bexp_line(205, f"Current recommended settings: {event.name}", now)] if event.name else []
-    return [recommendation_line(event.recommendation, now), *settings]
+    return [recommendation_line(event.recommendation, now), *in_tokens, *settings]
 
 
 class BexpStream:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from bexplore.planning.network_figures import Collective, Link, TimedCollective
 
-# A link, or the links of a rank, that has less than this share of the median speed of its kind is named. Source: the
-# spread of links that are alike in benchmarks/results/network.md is a tenth of it.
+# A link, or the links of a rank, that has less than this share of the median speed of its kind is named. A judgement:
+# such a link makes a collective of all ranks longer by two fifths, and noise of links that are alike is far from it.
 SLOW_SHARE = 0.7
 
 

@@ -38,8 +38,8 @@ def costs_of_config(
         origin=f"predicted by a trace of {config.path.name}",
         parallelism=job.parallelism,
         num_replicas=config.num_replicas,
-        model_flops=own["flops_per_sample"],
-        hardware_flops=own["hardware_flops_per_sample"],
+        model_flops=None if job.lengths is not None else own["flops_per_sample"],  # those of the longest sample
+        hardware_flops=None if job.lengths is not None else own["hardware_flops_per_sample"],
         num_parameters=own["num_parameters"],
         gradient_bytes=gradient_bytes_of(job, own["num_parameters"]),
         sizes=_largest(config, own),

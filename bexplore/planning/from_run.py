@@ -51,8 +51,8 @@ def costs_of_run(run: Run) -> StepCosts:
         parallelism=_parallelism(job, num_replicas),
         holds_communication=bool(ranks_of(ran)) or job.workload == COMMAND,
         num_replicas=num_replicas,
-        model_flops=_per_sample(model, "model_flops", result.micro_batch_size),
-        hardware_flops=_per_sample(model, "hardware_flops", result.micro_batch_size),
+        model_flops=_per_sample(job, model, "model_flops", result.micro_batch_size),
+        hardware_flops=_per_sample(job, model, "hardware_flops", result.micro_batch_size),
         num_parameters=None if model is None else model.num_parameters,
         gradient_bytes=_gradient_bytes(job, model),
         num_blocks=0 if model is None else model.num_blocks,
@@ -64,7 +64,6 @@ def costs_of_run(run: Run) -> StepCosts:
         batch_size=meta.get("batch_size"),
         max_steps=_max_steps(result, num_replicas, meta.get("batch_size")),
         divisibility=Divisibility(result.divisibility or Divisibility.STRICT),
-        smallest_within_tolerance=result.smallest_within_tolerance,
         other_settings=tuple(_other_settings(result, ran)),
         notes=tuple(_notes(job, ran)),
     )
@@ -106,8 +105,11 @@ def _is_for_search(one: Observation) -> bool:
     return one.probe.compilation.is_for_search
 
 
-def _per_sample(model: CostModel | None, name: str, micro_batch_size: int) -> float | None:
-    return None if model is None else float(getattr(model, name)(micro_batch_size)) / micro_batch_size
+def _per_sample(job: Job, model: CostModel | None, name: str, micro_batch_size: int) -> float | None:
+    """Return the operations of a sample; None where they differ with its length, as the trace is of the longest."""
+    if model is None or job.lengths is not None:
+        return None
+    return float(getattr(model, name)(micro_batch_size)) / micro_batch_size
 
 
 def _gradient_bytes(job: Job, model: CostModel | None) -> float | None:

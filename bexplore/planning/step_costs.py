@@ -71,7 +71,6 @@ class StepCosts:
         batch_size: The file's own global batch size.
         max_steps: The file's own optimizer steps.
         divisibility: Rule by which sizes must divide the batch.
-        smallest_within_tolerance: The smallest size that is as fast as the recommended one.
         other_settings: What other settings change: see `OtherSettings`.
         notes: Lines that qualify all plans.
     """
@@ -97,7 +96,6 @@ class StepCosts:
     batch_size: int | None = None
     max_steps: int | None = None
     divisibility: Divisibility = Divisibility.STRICT
-    smallest_within_tolerance: int | None = None
     other_settings: tuple[OtherSettings, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -73,8 +73,9 @@ PLACEHOLDERS = {
 }
 # Noise would take ten seconds of each run, times depend on what runs beside them, and nobody is there to be asked.
 EXTRA = {"doctor": ["--noise-s", "0"], "guard": ["--facts", "exact"], "apply": ["--yes"]}
-# A reference needs a repository with a history (tests/engine/test_guard.py), a rank an explorer that it calls.
-ONLY_ELSEWHERE = ("--against", "--connect")
+# A reference needs a repository with a history (tests/engine/test_guard.py), a rank an explorer that it calls, and the
+# network a launcher (tests/engine/test_network.py).
+ONLY_ELSEWHERE = ("--against", "--connect", "network")
 
 
 def commands() -> list[list[str]]:
@@ -107,7 +108,7 @@ def test_every_command_of_readme_and_docs_does_what_it_says_in_its_order(tmp_pat
         )
         assert done.returncode == 0, f"bexplore {' '.join(words)}: {done.stderr[-1000:]}"
         said[" ".join(words)] = done.stdout
-    assert {line.split()[0] for line in said} == set(COMMANDS) - {"worker"}
+    assert {line.split()[0] for line in said} == set(COMMANDS) - {"worker", "network"}
     assert "--batch-size {micro_batch_size}" in (tmp_path / "train.explore.yaml").read_text()
     assert "Use micro_batch_size" in said["explore job.yaml"]
     assert re.search(r"^-  micro_batch_size: \{explore: \{max: 4\}\}   # find it$", said["apply job.yaml"], re.M)

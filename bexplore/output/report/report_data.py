@@ -110,7 +110,9 @@ class ReportData:
         return [self._size(latest[size]) for size in sorted(latest)]
 
     def _size(self, item: Observation) -> SizeData:
-        length, model, peak = self.job.tokens_per_sample, self.cost_model, self.peak_flops_per_s
+        # The trace is of the longest samples: its operations are not those of batches of many lengths.
+        model = self.cost_model if self.job.lengths is None else None
+        length, peak = self.job.tokens_per_sample, self.peak_flops_per_s
         size, seconds = item.micro_batch_size, item.pass_time_s
         flops_per_s = None if model is None else model.model_flops(size) / seconds
         hardware = None if model is None else model.hardware_flops(size) / seconds

@@ -455,8 +455,82 @@ def test_a_changed_global_batch_of_a_packages_file_is_written_wherever_the_file_
 
     for old, new in written.items():
         text = text.replace(old, new, 1)
-    assert edit.after.decode() == text
+    assert edit.file.after.decode() == text
     assert edit.batch_size_change == (24, 20)
+
+
+# Further files of the same training
+
+DEEPSPEED = """{
+  "train_micro_batch_size_per_gpu": 3,   "gradient_accumulation_steps": "auto",
+  "train_batch_size": 24,
+  "zero_optimization": {"stage": 2}
+}
+"""
+
+
+def explored_by_trl(folder: Path, size: int) -> Config:
+    """A file of TRL on two replicas with a global batch of 24, and a run of it that found a size."""
+    path = folder / "job.yaml"
+    path.write_text(f"{TRL}gradient_accumulation_steps: 3\nexplore:\n  global_batch_size: 24\n  replicas: 2\n")
+    config = load_config(path)
+    result = {"base_micro_batch_size": 1, "relative_performance": 1.5, "confidence": 91, "micro_batch_size": size}
+    finished_run(path, config=config).write_result(RunResult.from_record(result | {"num_replicas": 2}))
+    return config
+
+
+def test_a_further_file_gets_the_same_numbers_and_keeps_what_its_family_derives(tmp_path):
+    config, further = explored_by_trl(tmp_path, 6), tmp_path / "ds.json"
+    further.write_text(DEEPSPEED)
+
+    edit = plan_edit(config, also=[further])
+    assert further.read_text() == DEEPSPEED  # nothing before it is agreed
+    assert edit.diff.count("+++ ") == 2
+    write_edit(edit)
+
+    assert further.read_text() == DEEPSPEED.replace('gpu": 3', 'gpu": 6')
+    assert "gradient_accumulation_steps: 2" in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_global_batch_in_a_further_file_changes_with_the_size(tmp_path):
+    config, further = explored_by_trl(tmp_path, 5), tmp_path / "ds.json"
+    further.write_text(DEEPSPEED)
+
+    write_edit(plan_edit(config, batch_size=BatchSizeRule.CHANGE, also=[further]))
+
+    assert further.read_text() == DEEPSPEED.replace('gpu": 3', 'gpu": 5').replace("24", "20")
+
+
+def test_a_further_file_without_a_number_of_a_batch_is_refused_and_nothing_is_written(tmp_path):
+    config, further = explored_by_trl(tmp_path, 6), tmp_path / "data.yml"
+    further.write_text("data_path: somewhere\n")
+    before = (tmp_path / "job.yaml").read_text()
+
+    with pytest.raises(UserInputError, match="no number of a batch") as error:
+        plan_edit(config, also=[further])
+
+    assert error.value.hint
+    assert (tmp_path / "job.yaml").read_text() == before
+
+
+def test_the_configuration_itself_is_no_further_file(tmp_path):
+    config = explored_by_trl(tmp_path, 6)
+    with pytest.raises(UserInputError, match="is the configuration itself"):
+        plan_edit(config, also=[tmp_path / "job.yaml"])
+
+
+def test_where_a_further_file_changed_meanwhile_no_file_is_written(tmp_path):
+    config, further = explored_by_trl(tmp_path, 6), tmp_path / "ds.json"
+    further.write_text(DEEPSPEED)
+    before = (tmp_path / "job.yaml").read_text()
+    edit = plan_edit(config, also=[further])
+    further.write_text(DEEPSPEED.replace("24", "48"))
+
+    with pytest.raises(UserInputError, match="changed meanwhile"):
+        write_edit(edit)
+
+    assert (tmp_path / "job.yaml").read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
 # Settings that were explored together with the size
@@ -490,7 +564,7 @@ def test_the_settings_of_the_answer_are_written_with_the_size_and_nothing_else_c
     edit = plan_edit(load_config(path))
 
     assert edit.settings == {"activation_checkpointing": "full", "precision": "bfloat16"}
-    assert edit.after.decode() == (
+    assert edit.file.after.decode() == (
         WITH_SETTINGS.replace("micro_batch_size: explore ", "micro_batch_size: 6 ")
         .replace("activation_checkpointing: none ", "activation_checkpointing: full ")
         .replace("    settings: {", "    precision: bfloat16\n    settings: {")

@@ -281,7 +281,7 @@ def test_the_answer_is_written_with_its_settings_and_is_then_the_files_own(tmp_p
     edit = plan_edit(config, batch_size=BatchSizeRule.KEEP)
 
     assert edit.settings == {"activation_checkpointing": "full"}
-    (tmp_path / "job.yaml").write_bytes(edit.after)
+    (tmp_path / "job.yaml").write_bytes(edit.file.after)
     applied = load_config(tmp_path / "job.yaml")
     assert applied.job == dataclasses.replace(config.job, activation_checkpointing="full")
     assert plan_edit(applied, batch_size=BatchSizeRule.KEEP).diff == ""

@@ -107,6 +107,16 @@ def test_the_settings_of_a_recommendation_follow_its_line_in_a_line_of_our_own()
     assert event_record(event)["settings"] == FULL
 
 
+def test_the_tokens_of_a_recommendation_follow_its_line_in_a_line_of_our_own():
+    event = Recommended(recommendation=recommendation(), global_batch_sizes=(), micro_batch_tokens=1536)
+
+    assert recommendation_lines(event, WHEN) == [
+        recommendation_line(recommendation(), WHEN),
+        "BEXP206 19:39:45 GMT  Current recommended micro_batch_tokens: 1536",
+    ]
+    assert event_record(event)["micro_batch_tokens"] == 1536
+
+
 def test_a_recommendation_of_a_job_with_one_variant_is_one_line():
     event = Recommended(recommendation=recommendation(), global_batch_sizes=())
 

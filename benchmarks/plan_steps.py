@@ -1,0 +1,147 @@
+"""Planned against real optimizer steps: `python -m benchmarks.plan_steps [--fresh]`.
+
+Each of two jobs is explored on two ranks (torchrun, gloo, a thread each). `bexplore.planning` then predicts the step at
+the recommended size with 1 and with 8 accumulation steps, from that run alone. A plain training script runs 50 such
+steps on two ranks, five times; the median counts. The machine must be quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.machine_facts import machine_facts
+from bexplore.planning.api import plan_source, plans_of
+from bexplore.planning.request import Amount, PlanRequest
+
+RESULTS = Path(__file__).parent / "results"
+RECORDS, TABLE = RESULTS / "plan_steps.json", RESULTS / "plan_steps.md"
+ROOT = Path(__file__).parents[1]
+NAMES = {"encoder": ("encoder", "tokens"), "convolutions": ("convolutions", "images")}
+NUM_RANKS, NUM_STEPS, REPEATS, ACCUMULATIONS = 2, 50, 5, (1, 8)
+WITHIN = 0.10
+_LIMIT_S = 900
+
+
+def main() -> None:
+    """Explore, plan and train; write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--fresh", action="store_true", help="make again what is recorded already")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    records = json.loads(RECORDS.read_text()) if RECORDS.exists() and not options.fresh else {}
+    for name in NAMES:
+        if name not in records:
+            records[name] = _record(name)
+            RECORDS.write_text(json.dumps(records, indent=1) + "\n")
+    text = table(records)
+    TABLE.write_text(text)
+    print(text)
+
+
+def _record(name: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "job.yaml")
+        path.write_text(yaml.safe_dump(_job(name), sort_keys=False))
+        command = [sys.executable, "-m", "bexplore", "explore", str(path), "--fresh", "-q"]
+        subprocess.run(command, cwd=folder, check=True, timeout=_LIMIT_S, capture_output=True)
+        source = plan_source(next(Path(folder).glob("local_compile_train/*")))
+    size = source.costs.micro_batch_size
+    assert size is not None  # the exploration has an answer
+    batches = tuple(Amount(number=size * NUM_RANKS * steps) for steps in ACCUMULATIONS)
+    plans = plans_of(source, PlanRequest(batch_sizes=batches)).plans
+    measured: dict[int, list[float]] = {steps: [] for steps in ACCUMULATIONS}
+    for _ in range(REPEATS):
+        for plan in plans:
+            assert plan.accumulation_steps is not None and plan.micro_batch_size is not None  # they were timed
+            seconds = _train(name, plan.micro_batch_size, plan.accumulation_steps)
+            measured[ACCUMULATIONS[plans.index(plan)]].append(seconds)
+    return {
+        "micro_batch_size": size,
+        "planned": {
+            str(steps): {
+                "micro_batch_size": plan.micro_batch_size,
+                "accumulation_steps": plan.accumulation_steps,
+                "seconds": NUM_STEPS * plan.step_time_s,
+                "is_measured": plan.is_measured,
+            }
+            for steps, plan in zip(ACCUMULATIONS, plans, strict=True)
+        },
+        "measured_s": {str(steps): times for steps, times in measured.items()},
+    }
+
+
+def _job(name: str) -> dict[str, Any]:
+    model, batch = NAMES[name]
+    module = "benchmarks.jobs.planned_training"
+    own = {"model": f"{module}:{model}", "batch": f"{module}:{batch}", "loss": f"{module}:loss"}
+    return {
+        "train_input": {"batch_size": 256, "micro_batch_size": "explore"},
+        "optimizer": {"optimizer_type": "AdamW", "learning_rate": 0.001},
+        "runconfig": {"num_csx": NUM_RANKS},
+        "explore": {
+            "workload": own,
+            "compile": False,
+            "max": 64,
+            "launcher": "torchrun",
+            "parallelism": {"data_parallel_replicate_degree": NUM_RANKS},
+        },
+    }
+
+
+def _train(name: str, micro_batch_size: int, accumulation_steps: int) -> float:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
+    given = [name, str(micro_batch_size), str(accumulation_steps), str(NUM_STEPS)]
+    done = subprocess.run(
+        [*command, "-m", "benchmarks.jobs.planned_training", *given],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_LIMIT_S,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("TIMED ")]
+    return float(json.loads(line.removeprefix("TIMED "))["seconds"])
+
+
+def table(records: dict[str, Any]) -> str:
+    """Return the table in Markdown."""
+    facts = machine_facts()
+    errors, rows = [], []
+    for name, record in records.items():
+        for steps, planned in record["planned"].items():
+            times = record["measured_s"][steps]
+            error = planned["seconds"] / statistics.median(times) - 1
+            errors.append(abs(error))
+            rows.append(
+                f"| {name} | {planned['micro_batch_size']} | {planned['accumulation_steps']} "
+                f"| {planned['seconds']:.2f} | {statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f}) "
+                f"| {100 * error:+.1f} |"
+            )
+    lines = [
+        "# Planned against real optimizer steps",
+        "",
+        f"Written by `python -m benchmarks.plan_steps`; {facts['processor']}, {facts['processors']} cores, torch "
+        f"{facts['torch']}. {NUM_STEPS} steps of a plain training on {NUM_RANKS} ranks (torchrun, gloo), "
+        f"{REPEATS} times.",
+        "",
+        f"Worst error {max(errors):.1%} (must: at most {WITHIN:.0%}).",
+        "",
+        "| job | micro-batch size | accumulation | planned s | measured s, median (range) | error % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from bexplore.errors import UserInputError
+from bexplore.job import Job, Parallelism
+from bexplore.measurement.probe import Compilation
+from bexplore.planning.api import plan, plan_of_file, source_of_run
+from bexplore.planning.from_run import costs_of_run
+from bexplore.planning.network_figures import FILE_NAME
+from bexplore.planning.request import Devices, PlanRequest
+from tests.planning_builders import timed_network
+from tests.run_builders import make_run, probe
+
+NETWORK = {2**20: 1e9, 2**30: 1e9}
+
+
+def test_a_run_gives_what_it_measured_of_its_answer(tmp_path):
+    costs = costs_of_run(make_run(tmp_path))
+    assert costs.passes[8].seconds == pytest.approx(8 / 410)
+    assert costs.passes[8].is_exact
+    assert costs.update_s == pytest.approx(0.01)
+    assert costs.model_flops == pytest.approx(1e12)
+    assert costs.peak_flops_per_s == pytest.approx(989e12)
+    assert (costs.micro_batch_size, costs.tokens_per_sample) == (8, 128)
+
+
+def test_sizes_of_the_searchs_program_are_scaled_to_the_trainings(tmp_path):
+    costs = costs_of_run(make_run(tmp_path))
+    assert costs.passes[1].seconds == pytest.approx(1 / 100 * 400 / 410)
+    assert not costs.passes[1].is_exact
+
+
+def test_sizes_that_did_not_run_are_none_of_a_plan(tmp_path):
+    assert sorted(costs_of_run(make_run(tmp_path)).passes) == [1, 8]
+
+
+def test_an_unfinished_run_is_refused_with_the_command_that_finishes_it(tmp_path):
+    with pytest.raises(UserInputError) as error:
+        costs_of_run(make_run(tmp_path, finished=False))
+    assert "bexplore explore job.yaml" in error.value.hint
+
+
+def test_a_run_of_float32_has_no_utilization(tmp_path):
+    run = make_run(tmp_path)
+    meta = run.meta()
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": {**meta["job"], "precision": "float32"}}))
+    assert costs_of_run(run).peak_flops_per_s is None
+
+
+def test_passes_of_all_ranks_hold_their_communication(tmp_path):
+    run = make_run(tmp_path)
+    meta = run.meta()
+    job = dataclasses.replace(Job.from_dict(meta["job"]), parallelism=Parallelism(data_parallel_replicate_degree=2))
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_dict(), "batch_size": 64}))
+    ranks = [{"rank": rank, "host": "a"} for rank in (0, 1)]
+    timed = {"ranks": ranks, "pass_times_by_kind_s": [[0.02, 0.03]] * 3, "accumulation_steps": 4}
+    run.journal.append(probe(4, 8, 400.0, Compilation.EXACT, details={"parallel": timed}))
+    costs = costs_of_run(run)
+    assert costs.holds_communication
+    assert (costs.passes[8].seconds, costs.passes[8].last_s) == (0.02, 0.03)
+
+
+def test_a_network_that_was_timed_beside_a_run_is_read_with_it(tmp_path):
+    run = make_run(tmp_path)
+    network = dataclasses.asdict(timed_network(NETWORK))
+    (run.directory / FILE_NAME).write_text(json.dumps(network))
+    assert source_of_run(run).network_path == run.directory / FILE_NAME
+    request = PlanRequest(devices=(Devices(number=2),), batch_sizes=())
+    meta = run.meta() | {"batch_size": 64}
+    (run.directory / "meta.json").write_text(json.dumps(meta))
+    found = plan(tmp_path, request).plans[0]
+    assert found.communication_s is not None
+    assert "gloo between 2 ranks" in "".join(found.basis)
+
+
+def test_the_plan_of_a_file_without_a_batch_size_is_none(tmp_path):
+    assert plan_of_file(make_run(tmp_path)) is None
