@@ -201,6 +201,7 @@ PARTS = {
     "rivals": readme_tables.rivals,
     "one-way-to-measure": readme_tables.one_way_to_measure,
     "families": readme_tables.families,
+    "lengths": readme_tables.lengths,
     "plan-steps": readme_tables.plan_steps,
     "published-trainings": readme_tables.published_trainings,
 }

@@ -15,6 +15,7 @@ from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Keys
 from bexplore.config.dialects.launchers import launched
 from bexplore.config.document.values import Values
+from bexplore.measurement.statistics import paired_ratio
 
 RESULTS = Path(__file__).parent / "results"
 FINDERS = {  # name for people, and how its answer was run
@@ -252,6 +253,22 @@ def published_trainings() -> str:
     head, rule, *rows = _table_lines(RESULTS / "published_trainings.md")
     kept = [[cell.strip() for cell in line.strip("|").split("|")][:7] for line in (head, rule, *rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in kept)
+
+
+def lengths() -> str:
+    """The size for typical batches beside that for the longest, by job."""
+    records = json.loads((RESULTS / "lengths.json").read_text())
+    rows = ["| samples, model | size for their lengths | size for the longest alone | tokens/s | seconds |"]
+    rows.append("|---|---:|---:|---:|---:|")
+    for name, record in records.items():
+        own, other = record["explored"], record["fixed"]
+        size, alone = own["micro_batch_size"], other["micro_batch_size"]
+        gain = paired_ratio(record["truth"][str(alone)], record["truth"][str(size)])
+        cost = own["elapsed_s"] / other["elapsed_s"]
+        rows.append(
+            f"| {name} | {size} | {alone} | {gain.value:.2f}x ({gain.low:.2f} to {gain.high:.2f}) | {cost:.2f}x |"
+        )
+    return "\n".join(rows)
 
 
 def _table_lines(path: Path) -> list[str]:

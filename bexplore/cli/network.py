@@ -31,7 +31,8 @@ def network(run: Path | None, output: Path | None, min_size: str, max_size: str,
 
     \b
     Examples:
-      torchrun --nproc-per-node 8 -m bexplore network                       one node
+      bexplore network RUN                                      what a launcher starts on each device:
+      torchrun --nproc-per-node 8 -m bexplore network RUN       one node
       torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m bexplore network RUN
     """
     sizes = {"smallest_bytes": parse_bytes(min_size), "largest_bytes": parse_bytes(max_size)}

@@ -91,6 +91,7 @@ def _parallel(answers: Mapping[int, Done], hellos: Mapping[int, Hello], launcher
             "rank": rank,
             "host": hellos[rank].host,
             "products_per_s": own[rank].get("products_per_s"),
+            "inner_pass_s": own[rank].get("own_inner_pass_s"),
             **{name: answer.values.get(name) for name in _OF_RANK},
         }
         for rank, answer in sorted(answers.items())

@@ -293,15 +293,12 @@ class Session:
         """Return what a rank of several reports of its passes beside their times; nothing for one device."""
         if not self.job.parallelism.is_distributed:
             return {}
-        own = [
-            (inner_s, last_s)
-            for size, inner_s, last_s in self.steps.pass_times_by_kind_s
-            if size == probe.micro_batch_size
-        ]
+        timed = [times_s for size, *times_s in self.steps.pass_times_by_kind_s if size == probe.micro_batch_size]
         share = self.steps.reduction_share(probe.micro_batch_size)
         details = {
             "accumulation_steps": round(1.0 / share) if share else None,
-            "pass_times_by_kind_s": own,
+            "pass_times_by_kind_s": [(inner_s, last_s) for inner_s, last_s, _ in timed],
+            "own_inner_pass_s": float(np.median([own_s for _, _, own_s in timed])) if timed else None,
             "products_per_s": self._products_per_s,
         }
         return {"parallel": details}

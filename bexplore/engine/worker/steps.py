@@ -116,7 +116,7 @@ class Steps:
         waited_s: For how long one of the threads of the call that was timed last waited for a processor; of
             passes back to back, the mean.
         pass_times_by_kind_s: Of each timing, its size and the seconds of a pass without and with the reduction of
-            gradients, where they differ.
+            gradients, where they differ; and those of the first on this rank alone.
     """
 
     def __init__(
@@ -131,7 +131,8 @@ class Steps:
         self._ranks = ranks or Alone()
         self._replica_batch_size = replica_batch_size
         self.synchronizes_last = workload.job.mode is Mode.TRAIN and workload.job.parallelism.synchronizes_last
-        self.pass_times_by_kind_s: list[tuple[int, float, float]] = []
+        self.pass_times_by_kind_s: list[tuple[int, float, float, float]] = []
+        self._own_s = 0.0  # of the call that was timed last, on this rank
         self._workload, self._device, self._uses_cuda_graphs = workload, device, uses_cuda_graphs
         self._last_loss = torch.tensor(float("nan"))
         self.num_compilations = self.num_repeated = 0
@@ -200,12 +201,12 @@ class Steps:
             return self._timed_passes(batch, num_passes, is_last=True)
         share = self.reduction_share(len_of(batch))
         inner_s = 0.0 if share == 1.0 else self._timed_passes(batch, num_passes, is_last=False)
-        waited_s = self.waited_s
+        waited_s, own_inner_s = self.waited_s, self._own_s / num_passes
         last_s = self._timed_passes(batch, num_passes, is_last=True)
         if share == 1.0:
-            inner_s = last_s
+            inner_s, own_inner_s = last_s, self._own_s / num_passes
         self.waited_s = waited_s + (self.waited_s - waited_s) * share
-        self.pass_times_by_kind_s.append((len_of(batch), inner_s, last_s))
+        self.pass_times_by_kind_s.append((len_of(batch), inner_s, last_s, own_inner_s))
         return inner_s + (last_s - inner_s) * share
 
     def _timed_mix(self, mix: BatchMix, num_passes: int) -> float:
@@ -217,8 +218,9 @@ class Steps:
         self.waited_s = _mean(waits_s, mix.shares)
         own = self.pass_times_by_kind_s[num_before:]
         if own:
-            sizes, inner_s, last_s = zip(*own, strict=True)
-            self.pass_times_by_kind_s[num_before:] = [(sizes[0], _mean(inner_s, mix.shares), _mean(last_s, mix.shares))]
+            sizes, inner_s, last_s, own_inner_s = zip(*own, strict=True)
+            mean = (_mean(inner_s, mix.shares), _mean(last_s, mix.shares), _mean(own_inner_s, mix.shares))
+            self.pass_times_by_kind_s[num_before:] = [(sizes[0], *mean)]
         return _mean(times_s, mix.shares)
 
     @property
@@ -296,6 +298,7 @@ class Steps:
         self._ranks.begin_together()
         before = self.num_compilations
         seconds, waited_s = self._timed_here(run)
+        self._own_s = seconds
         return self._ranks.agree(Agreement(seconds, waited_s, self.num_compilations - before))
 
     def _timed_here(self, run: Callable[[], None]) -> tuple[float, float]:

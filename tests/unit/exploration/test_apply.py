@@ -159,7 +159,7 @@ def test_a_job_that_changed_since_is_refused_with_what_changed(tmp_path):
     with pytest.raises(UserInputError, match=r"(?s)has changed since.*hidden_size: 32 -> 64") as refused:
         plan_edit(load_config(path))
     assert refused.value.hint.startswith(f"bexplore explore {path}, or write it anyway")
-    assert plan_edit(load_config(path), force=True).after != path.read_bytes()
+    assert plan_edit(load_config(path), force=True).file.after != path.read_bytes()
 
 
 def test_code_that_changed_since_is_named(tmp_path):
@@ -259,7 +259,7 @@ def test_a_comment_or_another_effort_is_no_change(tmp_path):
     finished_run(path)
     path.write_text("# new\n" + path.read_text().replace("max: 16", "max: 16, effort: thorough, seed: 0"))
 
-    assert plan_edit(load_config(path)).after != plan_edit(load_config(path)).before
+    assert plan_edit(load_config(path)).file.after != plan_edit(load_config(path)).file.before
 
 
 def test_a_run_without_a_recommendation_cannot_be_applied(tmp_path):
@@ -403,9 +403,9 @@ def test_the_section_of_a_packages_file_stays_with_a_note_unless_it_is_dropped(t
 
     stays, dropped = plan_edit(config), plan_edit(config, drop_section=True)
 
-    assert (stays.after.decode(), stays.keeps_section) == (written, True)
+    assert (stays.file.after.decode(), stays.keeps_section) == (written, True)
     start, end = written.index("explore:\n"), written.index("# the end")
-    assert (dropped.after.decode(), dropped.keeps_section) == (written[:start] + written[end:], False)
+    assert (dropped.file.after.decode(), dropped.keeps_section) == (written[:start] + written[end:], False)
     assert "-  replica_batch_size: 12" in dropped.diff
 
 

@@ -196,3 +196,10 @@ def test_a_result_on_disk_keeps_its_ranks():
     kept = RunResult(micro_batch_size=8, parallel=result_of(ran(ranks=RANKS)))
 
     assert RunResult.from_record(json.loads(json.dumps(kept.as_record()))) == kept
+
+
+def test_a_pass_that_reduces_nothing_takes_the_slowest_ranks_own_time_and_not_the_slower_one_of_each_pass():
+    own = [{**rank, "inner_pass_s": seconds} for rank, seconds in zip(RANKS, (0.8, 0.9, 0.7, 0.8), strict=True)]
+
+    assert pass_times_by_kind(ran(1.0, 1.5, ranks=own)) == (0.9, 1.5)
+    assert step_time_s(ran(1.0, 1.5, ranks=own), 4) == pytest.approx(3 * 0.9 + 1.5 + UPDATE_S)
