@@ -492,6 +492,17 @@ def test_a_further_file_gets_the_same_numbers_and_keeps_what_its_family_derives(
     assert "gradient_accumulation_steps: 2" in (tmp_path / "job.yaml").read_text()
 
 
+@pytest.mark.parametrize("derived", ["-1", "null", '"auto"', '"by the launcher"'])
+def test_a_number_of_a_further_file_that_is_derived_stays_as_it_is(tmp_path, derived):
+    config, further = explored_by_trl(tmp_path, 6), tmp_path / "ds.json"
+    text = DEEPSPEED.replace('"auto"', derived)
+    further.write_text(text)
+
+    write_edit(plan_edit(config, also=[further]))
+
+    assert further.read_text() == text.replace('gpu": 3', 'gpu": 6')
+
+
 def test_a_global_batch_in_a_further_file_changes_with_the_size(tmp_path):
     config, further = explored_by_trl(tmp_path, 5), tmp_path / "ds.json"
     further.write_text(DEEPSPEED)

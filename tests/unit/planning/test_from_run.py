@@ -7,6 +7,7 @@ import pytest
 
 from bexplore.errors import UserInputError
 from bexplore.job import Job, Parallelism
+from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
 from bexplore.planning.api import plan, plan_of_file, source_of_run
 from bexplore.planning.from_run import costs_of_run
@@ -75,6 +76,16 @@ def test_a_network_that_was_timed_beside_a_run_is_read_with_it(tmp_path):
     found = plan(tmp_path, request).plans[0]
     assert found.communication_s is not None
     assert "gloo between 2 ranks" in "".join(found.basis)
+
+
+def test_samples_of_many_lengths_have_no_utilization_since_the_trace_is_of_the_longest(tmp_path):
+    run = make_run(tmp_path)
+    meta = run.meta()
+    job = dataclasses.replace(Job.from_dict(meta["job"]), lengths=Lengths.of_samples([16, 64, 128]))
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_dict()}))
+    costs = costs_of_run(run)
+    assert (costs.model_flops, costs.hardware_flops) == (None, None)
+    assert costs.tokens_per_sample == pytest.approx((16 + 64 + 128) / 3)
 
 
 def test_the_plan_of_a_file_without_a_batch_size_is_none(tmp_path):
