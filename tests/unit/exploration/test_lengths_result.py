@@ -87,6 +87,12 @@ def test_lengths_far_beyond_the_longest_are_not_looked_at():
     assert 2 * 20 < longest < 100 * 20
 
 
+def test_no_length_fits_for_which_the_model_has_no_position():
+    few = {"max_position_embeddings": 45}
+    assert found(memory=Memory(), budget_bytes=1e12, model=few).longest_that_fits == 45
+    assert found(memory=Memory(), budget_bytes=1e12, model={"config": few}).longest_that_fits == 45
+
+
 def test_without_a_trace_or_a_budget_what_needs_it_is_unknown():
     assert (found().typical_memory_bytes, found(budget_bytes=1e6).longest_that_fits) == (None, None)
 
