@@ -68,7 +68,8 @@ def programs_sentence(lengths: LengthsResult) -> str:
     """Return what compiling each length as a program of its own costs."""
     cost = ""
     if lengths.compile_time_s is not None:
-        cost = f", {format_seconds(lengths.compile_time_s)} each"
+        each_s = lengths.compile_time_s
+        cost = f", {format_seconds(each_s)} each, {format_seconds(each_s * lengths.num_lengths)} in the first epoch"
     beyond = f"; torch.compile gives up after {_MOST_PROGRAMS}" if lengths.num_lengths > _MOST_PROGRAMS else ""
     return (
         f"compile.dynamic: false makes a program for each length, {lengths.num_lengths} at this size{cost}{beyond}; "
