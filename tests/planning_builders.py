@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bexplore.planning.collective_times import timed_collective
-
 from bexplore.job import Parallelism
+from bexplore.planning.collective_times import timed_collective
 from bexplore.planning.network_figures import Collective, NetworkFigures
 from bexplore.planning.step_costs import PassCost, StepCosts
 

@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 import pytest
-from bexplore.planning.collective_times import slow_parts, timed_collective
 
 from bexplore.errors import UserInputError
+from bexplore.planning.collective_times import slow_parts, timed_collective
 from bexplore.planning.network_figures import Collective, Link, NetworkFigures
 from tests.planning_builders import timed_network
 
