@@ -46,6 +46,9 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
 
 TRAINING_TIME_S = 36_000.0  # 10 h, of a training of unknown length
+# More than most searches probe. Sizes of one start rank as separate starts do, and a search takes less than half of the
+# time. Source: benchmarks/results/command_shared_starts.md and command_search.md.
+SIZES_PER_START = 8
 
 _FEWEST_PLAIN_SECONDS = 60  # a smaller number without a unit may have been meant as minutes or hours
 _LIKELY_UNITS = {"time_budget": "min", "probe_time_limit": "min", "training_time": "h"}
@@ -514,7 +517,7 @@ class ExploreSettings(_Section):
         None, description="Likewise of one replica, where the number of replicas is not known before the first start."
     )
     sizes_per_start: Annotated[int, Field(ge=1, le=1000)] = Field(
-        1,
+        SIZES_PER_START,
         description="Sizes that one start of `command` may serve: smaller batches are cut from those of its size, for "
         "the search alone; the recommended size runs in a start of its own.",
     )

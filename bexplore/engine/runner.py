@@ -108,6 +108,8 @@ class RunnerSettings:
     ) -> ProbeRequest:
         """Return the message that lets a worker prepare or run a probe."""
         is_final = probe.purpose.is_verification and probe.compilation is Compilation.EXACT
+        if not self.job.compile.enabled:  # whatever the probe's process is shared with
+            probe = dataclasses.replace(probe, compilation=Compilation.EAGER)
         is_kept = self.keeps_artifacts and is_final and self.job.compile.backend == "inductor"
         return kind(
             job=self.job,
@@ -406,6 +408,8 @@ class EngineRunner:
             memory_budget_bytes=self.settings.budget_bytes,
             background_cpu_share=contention.background_cpu_share,
         )
+        if not self.job.compile.enabled:  # a failure does not report it
+            observation = dataclasses.replace(observation, ran_eagerly=True)
         if contention.clock_events:
             events = {"clock_events": contention.clock_events}
             observation = dataclasses.replace(observation, details=observation.details | events)

@@ -109,7 +109,7 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "num_alloc_retries": observation.num_alloc_retries,
         "predicted_peak_memory_bytes": observation.probe.predicted_peak_memory_bytes,
         "memory_budget_bytes": observation.memory_budget_bytes,
-        "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
+        "compilation": observation.program_name,
         "num_graphs": observation.num_graphs,
         "num_graph_breaks": observation.num_graph_breaks,
         "graph_break_reasons": list(observation.graph_break_reasons),

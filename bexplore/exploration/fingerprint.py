@@ -139,9 +139,11 @@ def search_settings(
     explore = config.explore
     compiled = any(job.compile.enabled for job in (config.job, *(variant.job for variant in config.variants)))
     own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
-    is_shared = compiled if config.command is None else explore.sizes_per_start > 1
-    # A start of a command compiles what it compiles: `start_time_s` of its first probe holds both.
-    costs: dict[str, Any] = {} if config.command is None else {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
+    is_shared = compiled or _has_own_heap(config) if config.command is None else explore.sizes_per_start > 1
+    costs: dict[str, Any] = {} if compiled else {"compile_time_s": 0.0}
+    if config.command is not None:  # a start compiles what it compiles: `start_time_s` of its first probe holds both
+        costs = {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
+    may_be_reduced = compiled and explore.depth != "whole"
     settings = SearchSettings(
         **costs,
         tolerance=explore.tolerance,
@@ -156,12 +158,23 @@ def search_settings(
         verify_exact=is_shared,
         max_passes=explore.passes_per_probe,
         probe_time_limit_s=explore.probe_time_limit_s,
-        depths=None if explore.depth == "whole" else Depths.of(num_blocks=num_blocks, block_share=block_share),
+        depths=Depths.of(num_blocks=num_blocks, block_share=block_share) if may_be_reduced else None,
         forces_reduced_depth=explore.depth == "reduced",
     )
     num_variants = len(config.variants) if num_variants is None else num_variants
     limits: dict[str, Any] = {name: getattr(settings, name) for name in config.own_limits}
     return dataclasses.replace(settings.of_variants(num_variants), **limits)
+
+
+def _has_own_heap(config: Config) -> bool:
+    """Return whether a process that ran other sizes may be faster than the training's: without a compiler, on a CPU.
+
+    glibc gives the top of its heap back to the kernel when more than a threshold is free, which grows with the largest
+    block that was freed: a training of small passes faults its pages in again at each, and a process that has run
+    larger sizes keeps them. Measured: 12 to 16 % of a pass (benchmarks/results/plan_steps.md). Source: `systrim` and
+    `munmap_chunk` in malloc/malloc.c. Among variants, one that is not compiled has one program for both.
+    """
+    return config.job.device.partition(":")[0] == "cpu" and not config.variants
 
 
 def describe(config: Config) -> str:

@@ -78,13 +78,15 @@ def keeps_batch_size(
 
 
 def verified_by(observations: Sequence[Observation], micro_batch_size: int) -> Observation | None:
-    """Return the observation that verifies a size: the latest exact one, else the latest; of all ranks before of one.
+    """Return the observation that verifies a size: the latest as the training runs, else the latest.
+
+    Those of all ranks go before those of one.
 
     None where there is none: another explorer of a shared study may have measured the size.
     """
     own = [o for o in observations if o.is_measured and o.micro_batch_size == micro_batch_size]
     together = [o for o in own if ranks_of(o)] or own
-    exact = [o for o in together if o.probe.compilation is Compilation.EXACT]
+    exact = [o for o in together if not o.probe.compilation.is_for_search]
     return next(reversed(exact or together), None)
 
 

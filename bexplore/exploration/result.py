@@ -102,7 +102,7 @@ class RunResult:
         next_probe_saves: Share of `training_time_s` that it is expected to save.
         smallest_within_tolerance: The smallest size that ran within the indifference zone of the best.
         memory_saved_bytes: Peak memory that this smallest size saves.
-        exact_over_shared: Throughput of exact over shared compilation, at the sizes that ran both.
+        exact_over_shared: Throughput as the training runs over that in the search, at the sizes that ran both.
         full_over_reduced: Throughput at full depth over its extrapolation from reduced depths.
         peak_memory_bytes: Peak of the live tensors at the recommended size.
         resident_memory_bytes: Memory that the process or the allocator held for these tensors.

@@ -33,7 +33,11 @@ class Outcome(StrEnum):
 
 
 class Compilation(StrEnum):
-    """The program of a probe: shared by all sizes, shared at reduced depth, the user's exact one, or eager."""
+    """The program of a probe: shared by all sizes, shared at reduced depth, the user's exact one, or eager.
+
+    A job that is not compiled runs eagerly in each of them. What it shares with other sizes then is its process, and
+    with it the heap, which makes small passes faster on a CPU than they are in a training.
+    """
 
     SHARED = "shared"
     REDUCED = "reduced"
@@ -189,6 +193,11 @@ class Observation:
     def micro_batch_size(self) -> int:
         """Samples of one replica in one pass."""
         return self.probe.micro_batch_size
+
+    @property
+    def program_name(self) -> str:
+        """The program that ran, in a word: without a compiler it is `eager`, whatever process it shares."""
+        return "eager" if self.ran_eagerly else self.probe.compilation.value
 
     @property
     def is_measured(self) -> bool:

@@ -158,7 +158,7 @@ def probe_sentence(event: ProbeFinished) -> str:
     """Return the outcome of a probe in one line."""
     observation = event.observation
     settings = name_of(observation.details.get("settings", {}))
-    program = f"{settings}, {observation.probe.compilation.value}" if settings else observation.probe.compilation.value
+    program = f"{settings}, {observation.program_name}" if settings else observation.program_name
     head = f"probe {observation.probe.number}: size {observation.micro_batch_size}, {program}"
     tail = f"in {format_seconds(observation.elapsed_s)}"
     if not observation.is_measured:

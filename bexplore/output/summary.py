@@ -11,7 +11,7 @@ from bexplore.engine.eager_comparison import EagerComparison, Verdict
 from bexplore.engine.process.launcher import EXTERNAL
 from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.result import RunResult
-from bexplore.measurement.probe import Outcome
+from bexplore.measurement.probe import Compilation, Outcome
 from bexplore.output.bexp import memory_words
 from bexplore.output.lengths_text import lengths_rows
 from bexplore.output.settings_text import base_words, front_table, settings_sentences, settings_words
@@ -98,6 +98,7 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
         ("ranks", ranks_sentence(result)),
         ("smaller", smaller_sentence(result, tolerance)),
         ("compiled", _compiled(result)),
+        ("process", _own_process(result)),
         ("depth", _depth(result)),
         ("eager", eager_sentence(result.eager, tolerance)),
         *(("failed", text) for text in _failed(result)),
@@ -290,9 +291,16 @@ def _users_lines(traceback_text: str) -> list[str]:
 
 def _compiled(result: RunResult) -> str | None:
     ratio = result.exact_over_shared
-    if ratio is None:
+    if ratio is None or result.compilation == Compilation.EAGER:
         return None
     return f"run exactly as your training will compile it: {ratio:.2f}x of the search's shared compilation"
+
+
+def _own_process(result: RunResult) -> str | None:
+    ratio = result.exact_over_shared
+    if ratio is None or result.compilation != Compilation.EAGER:
+        return None
+    return f"run in a process of its own, as your training will: {ratio:.2f}x of its speed beside other sizes"
 
 
 def _depth(result: RunResult) -> str | None:

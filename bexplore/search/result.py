@@ -82,7 +82,8 @@ class Result:
         base_micro_batch_size: The smallest candidate.
         smallest_within_tolerance: The smallest size that ran within the tolerance of the best; None without one.
         outcomes: Number of probes by outcome.
-        exact_over_shared: Throughput of exact over shared compilation at sizes that ran both; None for no such size.
+        exact_over_shared: Throughput as the training runs over that in the search, at sizes that ran both; None for no
+            such size.
         full_over_reduced: Throughput at full depth over the extrapolated one; None for no such size.
         peak_memory_bytes: Peak of the live tensors at the recommended size; None if unknown.
         resident_memory_bytes: As in `Observation`, at the recommended size.
@@ -134,7 +135,7 @@ def result_of(
     as_run = nearest_to_the_users(own)
     needed = _most(item.needed_memory_bytes for item in as_run)
     own_peak, small_peak = (_most(item.peak_memory_bytes for item in items) for items in (own, small))
-    exact_over_shared = ratio_of(evidence, (Compilation.EXACT,), (Compilation.SHARED,))
+    exact_over_shared = ratio_of(evidence, (Compilation.EXACT, Compilation.EAGER), (Compilation.SHARED,))
     budgets = [item.memory_budget_bytes for item in evidence if item.memory_budget_bytes is not None]
     return Result(
         stop_reason=str(reason),

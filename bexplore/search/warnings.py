@@ -58,7 +58,7 @@ def noise_warnings(
 
     Args:
         evidence: Every finished probe, in order.
-        exact_over_shared: Throughput of exact over shared compilation, as measured; None where one of them did not run.
+        exact_over_shared: Throughput as the training runs over that in the search; None where one of them did not run.
     """
     measured = [(number, item) for number, item in enumerate(evidence) if item.is_measured]
     was_interleaved = any(item.interleaved for _, item in measured)
@@ -68,17 +68,17 @@ def noise_warnings(
         size, share, count = spread
         differ = f"{count} probes of micro-batch size {size} differ by {100 * share:.1f} %"
         advice = (
-            "sizes were timed interleaved, in which this cancels; samples/s of one moment, and the difference of exact "
-            "and shared compilation, are no surer than that"
+            "sizes were timed interleaved, in which this cancels; samples/s of one moment, and the difference of the "
+            "search's process and the final answer's own, are no surer than that"
             if was_interleaved
             else "stop other work on it, or set explore.tolerance to the difference that matters to you"
         )
         found.append(f"the machine is noisy: {differ}, more than the tolerance of {100 * tolerance:g} %; {advice}")
     elif exact_over_shared is not None and abs(math.log(exact_over_shared)) > tolerance and was_interleaved:
         found.append(
-            "the machine's speed drifts: exact and shared compilation were timed apart, and their difference of "
-            f"{100 * abs(exact_over_shared - 1.0):.0f} % may be drift; sizes were timed interleaved, in which this "
-            "cancels"
+            "the machine's speed drifts: the search and the final answer's own process were timed apart, and their "
+            f"difference of {100 * abs(exact_over_shared - 1.0):.0f} % may be drift; sizes were timed interleaved, in "
+            "which this cancels"
         )
     drift = _drift(measured, base)
     if drift is not None and abs(drift) > tolerance:

@@ -40,7 +40,7 @@ def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, o
         shared_mode: The kind of shared program that the search uses.
     """
     has_shared_program = worker.compilation is Compilation.SHARED and shared_mode is not SharedMode.STATIC
-    return has_shared_program and probe.compilation is Compilation.EXACT and on_cpu and worker.process.is_alive
+    return has_shared_program and not probe.compilation.is_for_search and on_cpu and worker.process.is_alive
 
 
 def may_go_on(answer: Done | Failed, refused: Observation, *, largest_measured: int) -> bool:

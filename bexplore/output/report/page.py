@@ -195,7 +195,7 @@ def sizes_table(data: ReportData) -> Table:
         ("HFU", [_or_unknown(item.hfu, "{:.1%}") for item in sizes]),
         ("peak memory", [_bytes(item.observation.peak_memory_bytes) for item in sizes]),
         ("resident memory", [_bytes(item.observation.resident_memory_bytes) for item in sizes]),
-        ("program", [item.observation.probe.compilation.value for item in sizes]),
+        ("program", [item.observation.program_name for item in sizes]),
     ]
     kept = [(name, cells) for name, cells in columns if any(cell != UNKNOWN for cell in cells)]
     return Table(
@@ -340,7 +340,7 @@ def _probe_row(item: Observation, names: tuple[str, ...]) -> tuple[str, ...]:
         str(item.micro_batch_size),
         *([names[item.probe.variant]] if names else []),
         item.probe.purpose.value,
-        "eager" if item.ran_eagerly else item.probe.compilation.value,
+        item.program_name,
         item.outcome.value.replace("_", " "),
         f"{item.samples_per_s:.4g}" if item.is_measured else UNKNOWN,
         format_seconds(item.pass_time_s) if item.is_measured else UNKNOWN,

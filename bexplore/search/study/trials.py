@@ -226,7 +226,7 @@ def _user_attributes(observation: Observation) -> dict[str, Any]:
         "outcome": observation.outcome.value,
         "reason": observation.reason or None,
         "purpose": observation.probe.purpose.value,
-        "compilation": "eager" if observation.ran_eagerly else observation.probe.compilation.value,
+        "compilation": observation.program_name,
         "pass_s": observation.pass_time_s if is_measured else None,
         "update_s": observation.update_time_s if observation.update_times_s else None,
         "peak_memory_mib": _mib(observation.peak_memory_bytes),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from bexplore.exploration.fingerprint import Fingerprint, describe
+from bexplore.exploration.fingerprint import Fingerprint, describe, search_settings
 from bexplore.exploration.run_directory import differences
 from bexplore.job import Mode
+from bexplore.measurement.probe import Compilation
 from tests.config_builders import Folder, sections
 
 
@@ -48,6 +49,25 @@ def test_another_batch_size_is_another_run_where_the_last_pass_alone_reduces_gra
 )
 def test_another_batch_size_resumes_the_run_where_all_passes_are_alike(folder, job):
     assert changes(folder, job, job | {"batch_size": 480}) == []
+
+
+@pytest.mark.parametrize(
+    ("explore", "of_search", "of_training"),
+    [
+        ({"device": "cpu", "compile": False}, Compilation.SHARED, Compilation.EAGER),  # glibc's heap remembers
+        ({"device": "cpu"}, Compilation.SHARED, Compilation.EXACT),
+        ({"device": "cuda:0", "compile": False}, Compilation.EAGER, Compilation.EAGER),
+    ],
+)
+def test_what_the_search_runs_is_verified_where_the_training_may_have_another_speed(
+    folder, explore, of_search, of_training
+):
+    settings = search_settings(folder.load(sections(explore=explore)), num_blocks=8, block_share=0.9)
+
+    assert (settings.search_compilation, settings.user_compilation) == (of_search, of_training)
+    assert settings.verify_exact is (of_search is not of_training)
+    assert (settings.depths is None) is (of_training is Compilation.EAGER)
+    assert (settings.compile_time_s == 0.0) is (of_training is Compilation.EAGER)
 
 
 def test_all_ranks_and_one_rank_are_runs_of_their_own(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -236,6 +237,15 @@ def test_a_size_is_verified_by_its_latest_exact_observation_or_else_by_its_lates
     assert verified_by([exact, shared, later, failed], 4) is exact
     assert verified_by([shared, later, failed], 4) is later
     assert verified_by([failed, observed(8)], 4) is None
+
+
+def test_an_eager_size_is_verified_by_the_process_that_ran_no_other():
+    shared = observed(4, number=0)
+    alone = dataclasses.replace(
+        shared, probe=dataclasses.replace(shared.probe, number=1, compilation=Compilation.EAGER)
+    )
+
+    assert verified_by([shared, alone, observed(4, number=2)], 4) is alone
 
 
 def test_a_step_takes_its_passes_and_one_update():

@@ -106,6 +106,20 @@ def words(record: dict, target: float | None = None) -> str:
     )
 
 
+def test_what_the_answer_has_in_a_process_of_its_own_is_told_by_what_the_training_runs():
+    compiled = words(result(exact_over_shared=0.94, compilation="exact"))
+    eager = words(result(exact_over_shared=0.88, compilation="eager"))
+
+    assert (
+        "  compiled  run exactly as your training will compile it: 0.94x of the search's shared compilation" in compiled
+    )
+    assert (
+        "  process   run in a process of its own, as your training will: 0.88x of its speed beside other sizes" in eager
+    )
+    assert "process   " not in compiled
+    assert "compiled  " not in eager
+
+
 def test_the_last_words_say_what_why_where_and_what_to_paste():
     text = words(result())
 

@@ -1,0 +1,50 @@
+"""The final answer of a job without a compiler on a CPU: run in a process of its own, as the training will be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from bexplore.exploration.exploration import explore
+from bexplore.exploration.resumable import ExploreOptions
+from bexplore.job import CompileSettings
+from bexplore.measurement.probe import Compilation, Outcome, Probe, Purpose
+from tests.builders import JOBS, imported_job
+
+PATHS = {"model": "programs:perceptron", "batch": "programs:samples", "loss": "programs:cross_entropy"}
+
+
+def test_the_answer_of_an_eager_job_on_a_cpu_is_verified_in_a_process_that_ran_no_other_size(tmp_path):
+    config = {
+        "train_input": {"batch_size": 16, "micro_batch_size": {"explore": {"min": 1, "max": 4}}},
+        "optimizer": {"optimizer_type": "AdamW", "learning_rate": 0.001},
+        "explore": {"device": "cpu", "memory_budget": "1GiB", "compile": False, "workload": PATHS, "max_probes": 4},
+    }
+    shutil.copy(JOBS / "programs.py", tmp_path)
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(config))
+
+    events = list(explore(path, ExploreOptions(model_dir=str(tmp_path / "runs"))))
+
+    result = events[-1].result
+    ran = [event.observation for event in events if hasattr(event, "observation")]
+    assert {one.program_name for one in ran} == {"eager"}
+    *search, last = ran
+    assert {one.probe.compilation for one in search if one.probe.purpose is not Purpose.VERIFY} == {Compilation.SHARED}
+    assert (last.probe.purpose, last.probe.compilation) == (Purpose.VERIFY, Compilation.EAGER)
+    assert last.worker not in {one.worker for one in search}
+    assert len(ran) <= 4
+    assert (result.compilation, result.micro_batch_size) == ("eager", last.micro_batch_size)
+    assert result.samples_per_s == pytest.approx(last.samples_per_s)
+    assert result.exact_over_shared is not None
+
+
+def test_a_job_without_a_compiler_runs_eagerly_whatever_it_shares_and_however_it_ends(run_on):
+    runner = run_on(imported_job("shape_error", compile=CompileSettings(enabled=False)))
+
+    observation = runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.SHARED))
+
+    assert observation.outcome is not Outcome.MEASURED
+    assert observation.program_name == "eager"
