@@ -1,6 +1,5 @@
 """Data parallel in two Ray actors on a cluster that `ray.init` starts."""
 
-import os
 import socket
 
 import ray
@@ -43,8 +42,7 @@ class Trainer:
 
 def main():
     args = options()
-    folder = os.path.dirname(__file__)  # noqa: PTH120 - as Ray's examples have it
-    ray.init(num_cpus=RANKS, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": folder}})
+    ray.init(num_cpus=RANKS, include_dashboard=False)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     actors = [Trainer.remote(rank, port) for rank in range(RANKS)]

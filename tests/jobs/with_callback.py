@@ -40,7 +40,7 @@ class Model(LightningModule):
 
 if __name__ == "__main__":
     finder = MicroBatchSizeFinder(
-        global_batch_size=16, candidates=[4, 8], max_probes=2, model_dir=str(FOLDER / "model_dir")
+        global_batch_size=16, candidates=[4, 8], max_probes=3, model_dir=str(FOLDER / "model_dir")
     )
     trainer = Trainer(
         max_steps=10**6 if "BEXPLORE_OUTPUT_DIR" in os.environ else 3,

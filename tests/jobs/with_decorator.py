@@ -14,7 +14,7 @@ import bexplore
 FOLDER = Path(sys.argv[1])
 
 
-@bexplore.find_fastest_batch_size(candidates=[4, 8], max_probes=2, model_dir=str(FOLDER / "model_dir"))
+@bexplore.find_fastest_batch_size(candidates=[4, 8], max_probes=3, model_dir=str(FOLDER / "model_dir"))
 def train(batch_size: int, num_steps: int, *, output_dir: str = str(FOLDER)) -> int:
     accelerator = Accelerator(cpu=True)
     data = torch.utils.data.TensorDataset(torch.randn(256, 8), torch.randn(256, 1))

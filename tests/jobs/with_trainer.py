@@ -37,6 +37,6 @@ def make_trainer(batch_size: int) -> Trainer:
 
 if __name__ == "__main__":
     result = bexplore.transformers.explore(
-        make_trainer, candidates=[4, 8], max_probes=2, model_dir=str(FOLDER / "model_dir")
+        make_trainer, candidates=[4, 8], max_probes=3, model_dir=str(FOLDER / "model_dir")
     )
     print("found", result.micro_batch_size, *(result.optimizers or ()))
