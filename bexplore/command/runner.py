@@ -316,8 +316,8 @@ class CommandRunner:
             raise UserProgramError(
                 "no step observed: the command trains without torch.optim.Optimizer.step and torch.autograd.backward",
                 hint="let your optimizer derive from torch.optim.Optimizer and call loss.backward(); where processes "
-                "train that get a PYTHONPATH of their own (runtime_env of Ray), add this one's to it, or type: bexplore "
-                "attach --install --python PYTHON",
+                "train that get a PYTHONPATH of their own (runtime_env of Ray), add this one's to it, or type: "
+                "bexplore attach --install --python PYTHON",
                 traceback_text=log,
             )
         if ending is Ending.ENDED and not reports.hellos:
