@@ -173,7 +173,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         f"* Outcomes: {right} of {len(rows)} right; {2 * len(list(kinds())) - len(rows)} not run yet.",
         f"* Left over: {', '.join(f'{count} {name}' for name, count in left.items())}.",
         f"* Next probe (one rank), beside one that no failure precedes: {statistics.median(later_s):+.1f} s (median), "
-        f"{max(later_s):+.1f} s (most). The load of the machine changed meanwhile, which moves both; the slowest "
+        f"{max(later_s):+.1f} s (most). Other loads of the machine move both; the slowest "
         f"of all next probes took {max(next_s):.1f} s and the fastest {min(next_s):.1f} s.",
         "",
         "| kind | rank | expected | seen | reason | s | processes | ports | shared memory | files | next probe, s "
