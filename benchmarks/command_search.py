@@ -41,7 +41,7 @@ class Found:
     job: str
     finder: str
     micro_batch_size: int
-    num_starts: int
+    num_probes: int
     elapsed_s: float
 
 
@@ -72,7 +72,7 @@ def sweep(job: CommandJob, run: int) -> Found:
         job=job.name,
         finder="powers of two",
         micro_batch_size=best,
-        num_starts=len(sizes),
+        num_probes=len(sizes),
         elapsed_s=time.monotonic() - began_s,
     )
 
@@ -88,7 +88,7 @@ def exploration(job: CommandJob, run: int) -> Found:
         job=job.name,
         finder="bexplore",
         micro_batch_size=result.micro_batch_size,
-        num_starts=result.num_probes,
+        num_probes=result.num_probes,
         elapsed_s=time.monotonic() - began_s,
     )
 
@@ -143,7 +143,7 @@ def write(records: list[dict], options: argparse.Namespace) -> None:
             times.setdefault(one["finder"], []).append(one["elapsed_s"])
             below, beyond = regret(record["truth"], one["micro_batch_size"])
             rows.append(
-                f"| {record['job']} | {one['finder']} | {one['micro_batch_size']} | {one['num_starts']} | "
+                f"| {record['job']} | {one['finder']} | {one['micro_batch_size']} | {one['num_probes']} | "
                 f"{one['elapsed_s']:.0f} | {below:.1%} | {beyond:.1%} |"
             )
             regrets += [beyond] if one["finder"] == "bexplore" else []
@@ -157,11 +157,11 @@ def write(records: list[dict], options: argparse.Namespace) -> None:
         f"{datetime.now(UTC):%Y-%m-%d}. {processor_name()}, {os.cpu_count()} processors, "
         f"Python {platform.python_version()}, torch {package_version('torch')}.",
         "",
-        f"Sizes 1 to {MAXIMUM}. Seconds of all starts: {whole:.0f} of bexplore, {swept:.0f} of the sweep: "
+        f"Sizes 1 to {MAXIMUM}. Seconds in all: {whole:.0f} of bexplore, {swept:.0f} of the sweep: "
         f"**{whole / swept:.2f}** (by job {', '.join(f'{ratio:.2f}' for ratio in ratios)}). Regret of bexplore beyond "
         f"the truth's interval: mean **{statistics.fmean(regrets):.1%}**, worst **{max(regrets):.1%}**.",
         "",
-        "| job | finder | answer | starts | seconds | below the fastest | beyond the interval |",
+        "| job | finder | answer | probes | seconds | below the fastest | beyond the interval |",
         "|---|---|---:|---:|---:|---:|---:|",
         *rows,
         "",
