@@ -363,7 +363,7 @@ class CommandRunner:
         """
         size, accumulation = blank.micro_batch_size, opened.accumulation
         timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS, micro_batch_size=size)
-        if timing is None:
+        if timing is None or len(timing.step_times_s) < MIN_TIMED_STEPS:
             return self._too_short(blank, reports)
         if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
             return replace(blank, reason=f"batches of {size} could not be cut from those of {opened.capacity}")

@@ -112,8 +112,10 @@ class Watch:
         if reports.are_whole and not self._is_passed:
             if any(rank.outcome == "no_step" for rank in reports.ranks):
                 return Ending.NO_STEP
-            if all(rank.outcome == "observed" for rank in reports.ranks) or ended or self._is_over(now_s):
+            if all(rank.outcome == "observed" for rank in reports.ranks):
                 return Ending.OBSERVED
+            if ended or self._is_over(now_s):
+                return self._of_whole_training()
         if ended and not self._lives_on():
             return Ending.ENDED
         if self._has_failed(now_s, ended):
@@ -162,13 +164,20 @@ class Watch:
         self._missing_s = self._missing_s or now_s
         return now_s - self._missing_s > AFTER_ERROR_S
 
+    def _of_whole_training(self) -> Ending:
+        """Return the ending of a training that ended by itself: a rank that failed has a record, too."""
+        if self.start.return_code:
+            return Ending.ENDED
+        return Ending.ERROR if self._has_uncaught else Ending.OBSERVED
+
+    @property
+    def _has_uncaught(self) -> bool:
+        return any(error["where"] == "uncaught" for error in self.reports.errors)
+
     def _has_failed(self, now_s: float, ended: bool) -> bool:
         """Return whether an error has ended the training; one that a program catches lets it go on."""
         failure = of_errors(self.reports.errors)
-        if failure is None:
-            return False
-        fatal = [error for error in self.reports.errors if error["where"] == "uncaught"]
-        if not fatal and failure.outcome is not Outcome.OUT_OF_MEMORY:
+        if failure is None or not (self._has_uncaught or failure.outcome is Outcome.OUT_OF_MEMORY):
             return False
         self._error_s = self._error_s or now_s
         return ended or now_s - self._error_s > AFTER_ERROR_S

@@ -146,6 +146,17 @@ def test_a_rank_that_hangs_ends_the_probe_with_the_step_after_which_nothing_came
     assert "no rank completed a step after step" in observation.reason
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_ends_with_a_status_after_enough_steps_has_crashed_and_is_no_measurement(run_of, ranks):
+    fault = ("--fault", "forward:exit", "--rank", str(ranks - 1), "--step", "20")
+
+    observation = run_of(training(*fault, ranks=ranks))(probe_of(4))
+
+    assert observation.outcome is Outcome.CRASHED
+    assert "with status" in observation.reason
+    assert observation.pass_times_s == ()
+
+
 def test_fewer_ranks_than_replicas_are_refused_with_both_numbers(run_of):
     error = refused(run_of(training(num_replicas=2)))
 
@@ -163,8 +174,18 @@ def test_a_bug_of_the_script_is_shown_with_its_own_traceback_and_is_never_too_bi
     assert 'strike("forward")' in observation.traceback_text
 
 
-def test_a_training_that_is_too_short_is_refused_with_the_steps_that_it_needs(run_of):
-    assert "the training ended after 2 steps; 7 are needed" in refused(run_of(training("--steps", "2"))).message
+@pytest.mark.parametrize("steps", [2, 6])
+def test_a_training_that_is_too_short_is_refused_with_the_steps_that_it_needs(run_of, steps):
+    error = refused(run_of(training("--steps", str(steps))))
+
+    assert f"the training ended after {steps} steps; 7 are needed" in error.message
+
+
+def test_a_training_that_ends_well_after_enough_steps_is_measured(run_of):
+    observation = run_of(training("--steps", "7"))(probe_of(4))
+
+    assert observation.is_measured
+    assert len(observation.pass_times_s) == watch.MIN_TIMED_STEPS
 
 
 def test_a_command_that_ignores_the_size_is_refused_at_the_second_size(run_of, tmp_path):
