@@ -1,45 +1,29 @@
-"""Transformers' `TrainingArguments` and TRL's configurations: YAML or JSON; the global batch is derived."""
+"""Trainers over Transformers: files of flat arguments, from which the global batch follows.
+
+TRL and LLaMA-Factory extend `TrainingArguments`; Axolotl and LLaMA-Factory v1 have names of their own for its numbers.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from bexplore.config.dialects.family import Family, Program, Signature
 from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.document.values import Values
 
-TRAINING_MEMORY = (
-    "gradient_checkpointing",
-    "gradient_checkpointing_kwargs",
-    "bf16",
-    "fp16",
-    "tf32",
-    "optim",
-    "deepspeed",
-    "fsdp",
-    "fsdp_config",
-    "torch_compile",
-    "group_by_length",
-    "packing",
+_MEMORY = (
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "bf16", "fp16", "tf32", "optim", "deepspeed", "fsdp"),
+    *("fsdp_config", "torch_compile", "group_by_length", "packing"),
 )
 # Keys by which a file of arguments is one of TRL's scripts: `ScriptArguments`, `ModelConfig` and the trainers' own.
 _OF_TRL = (
-    "dataset_name",
-    "dataset_mixer",
-    "dataset_mixture",
-    "datasets",
-    "attn_implementation",
-    "beta",
-    "loss_type",
-    "lora_r",
-    "max_prompt_length",
-    "max_completion_length",
-    "num_generations",
-    "packing",
+    *("dataset_name", "dataset_mixer", "dataset_mixture", "datasets", "attn_implementation", "beta", "loss_type"),
+    *("lora_r", "max_prompt_length", "max_completion_length", "num_generations", "packing"),
 )
 
 
-def rules_of_arguments(numbers: Numbers, values: Values) -> Iterator[str]:
+def _rules_of_arguments(numbers: Numbers, values: Values) -> Iterator[str]:
     """Yield what `TrainingArguments` refuses."""
     if values.get("bf16") is True and values.get("fp16") is True:
         yield "bf16 and fp16 exclude each other: TrainingArguments raises a ValueError"
@@ -48,8 +32,18 @@ def rules_of_arguments(numbers: Numbers, values: Values) -> Iterator[str]:
             yield f"{key} is no longer read: type per_device_train_batch_size"
 
 
+_with_arguments = functools.partial(
+    Family,
+    micro_batch_size=("per_device_train_batch_size",),
+    accumulation=("gradient_accumulation_steps",),
+    output_dir=("output_dir",),
+    probing={"auto_find_batch_size": False},
+    rules=_rules_of_arguments,
+)
+
+
 def _rules_of_trl(numbers: Numbers, values: Values) -> Iterator[str]:
-    yield from rules_of_arguments(numbers, values)
+    yield from _rules_of_arguments(numbers, values)
     generations = values.get("num_generations")
     total = numbers.global_batch_size
     if isinstance(generations, int) and generations > 0 and total and numbers.num_replicas and total % generations:
@@ -68,7 +62,7 @@ def _program_of_trl(values: Values, num_processes: int) -> Program:
     )
 
 
-TRL = Family(
+TRL = _with_arguments(
     name="trl",
     title="TRL",
     source="trl.SFTConfig, DPOConfig and GRPOConfig; trl.TrlParser",
@@ -79,17 +73,13 @@ TRL = Family(
             none_of=("stage", "template", "finetuning_type", "cutoff_len", "do_train"),
         ),
     ),
-    micro_batch_size=("per_device_train_batch_size",),
-    accumulation=("gradient_accumulation_steps",),
     sequence_length=("max_length", "max_seq_length"),
-    output_dir=("output_dir",),
-    memory=(*TRAINING_MEMORY, "use_peft", "lora_r", "load_in_4bit", "load_in_8bit", "max_prompt_length"),
-    probing={"auto_find_batch_size": False},
+    memory=(*_MEMORY, "use_peft", "lora_r", "load_in_4bit", "load_in_8bit", "max_prompt_length"),
     rules=_rules_of_trl,
     program=_program_of_trl,
 )
 
-TRANSFORMERS = Family(
+TRANSFORMERS = _with_arguments(
     name="transformers",
     title="Transformers TrainingArguments",
     source="transformers.TrainingArguments; HfArgumentParser.parse_json_file and parse_yaml_file",
@@ -97,12 +87,82 @@ TRANSFORMERS = Family(
         Signature(any_of=("per_device_train_batch_size",)),
         Signature(all_of=("output_dir",), any_of=("auto_find_batch_size", "per_device_eval_batch_size", "max_steps")),
     ),
-    micro_batch_size=("per_device_train_batch_size",),
-    accumulation=("gradient_accumulation_steps",),
     sequence_length=("max_seq_length", "block_size", "model_max_length"),
-    output_dir=("output_dir",),
-    memory=TRAINING_MEMORY,
-    probing={"auto_find_batch_size": False},
-    rules=rules_of_arguments,
+    memory=_MEMORY,
     note="-- python train.py {config}",
+)
+
+LLAMA_FACTORY = _with_arguments(
+    name="llama-factory",
+    title="LLaMA-Factory",
+    source="llamafactory.hparams: DataArguments, FinetuningArguments, TrainingArguments",
+    signatures=(
+        Signature(
+            any_of=("finetuning_type", "template", "cutoff_len", "do_train"),
+            all_of=("stage", "model_name_or_path"),
+            none_of=("micro_batch_size",),
+        ),
+        Signature(all_of=("model_name_or_path", "template", "per_device_train_batch_size")),
+    ),
+    sequence_length=("cutoff_len",),
+    memory=("disable_gradient_checkpointing", "finetuning_type", "lora_rank", "quantization_bit", *_MEMORY),
+    program=lambda values, num_processes: Program(
+        words=("llamafactory-cli", "train", "{config}"), launched=("-m", "llamafactory.launcher", "{config}")
+    ),
+)
+
+LLAMA_FACTORY_V1 = Family(
+    name="llama-factory-v1",
+    title="LLaMA-Factory v1",
+    source="llamafactory.v1.config.training_args: TrainingArguments",
+    signatures=(
+        Signature(
+            all_of=("model",),
+            any_of=("dist_config", "init_config", "model_class", "kernel_config", "train_dataset"),
+            none_of=("trainer", "device_train_microbatch_size", "global_train_batch_size", "model.name"),
+        ),
+    ),
+    micro_batch_size=("micro_batch_size",),
+    global_batch_size=("global_batch_size",),
+    sequence_length=("cutoff_len",),
+    output_dir=("output_dir",),
+    memory=("enable_activation_checkpointing", "bf16", "dist_config", "peft_config", "quant_config"),
+    program=lambda values, num_processes: Program(
+        words=("llamafactory-cli", "sft", "{config}"), launched=("-m", "llamafactory.v1.launcher", "sft", "{config}")
+    ),
+)
+
+
+def _rules_of_axolotl(numbers: Numbers, values: Values) -> Iterator[str]:
+    if values.get("batch_size") is not None and values.get("gradient_accumulation_steps") is not None:
+        yield "batch_size and gradient_accumulation_steps exclude each other: axolotl divides one by the other"
+    if values.get("sample_packing") and values.get("sequence_len") is None:
+        yield "sample_packing needs sequence_len"
+
+
+AXOLOTL = Family(
+    name="axolotl",
+    title="Axolotl",
+    source="axolotl.utils.schemas.training and its hints on batch_size",
+    signatures=(
+        Signature(
+            all_of=("base_model",),
+            any_of=("micro_batch_size", "datasets", "pretraining_dataset", "sequence_len", "adapter", "rl"),
+        ),
+    ),
+    micro_batch_size=("micro_batch_size",),
+    accumulation=("gradient_accumulation_steps",),
+    global_batch_size=("batch_size",),
+    sequence_length=("sequence_len",),
+    output_dir=("output_dir",),
+    memory=(
+        *("gradient_checkpointing", "activation_offloading", "adapter", "load_in_8bit", "load_in_4bit", "bf16", "fp16"),
+        *("tf32", "sample_packing", "optimizer", "deepspeed", "fsdp", "fsdp_config", "flash_attention"),
+        *("context_parallel_size", "tensor_parallel_size", "dp_shard_size"),
+    ),
+    probing={"auto_find_batch_size": False, "auto_resume_from_checkpoints": False},
+    rules=_rules_of_axolotl,
+    program=lambda values, num_processes: Program(
+        words=("axolotl", "train", "{config}"), launched=("-m", "axolotl.cli.train", "{config}")
+    ),
 )

@@ -1,4 +1,8 @@
-"""LitGPT: YAML with a section `train`; accumulation is derived, without a check that it divides."""
+"""Files for Lightning's trainer: LitGPT's, with a section `train`, and those of the Lightning CLI.
+
+Devices and hosts multiply to the replicas. LitGPT derives the accumulation, without a check that it divides; with the
+CLI the batch size is an argument of the user's own data or model.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections.abc import Iterator
 
 from bexplore.config.dialects.family import Family, Program, Remainder, Signature
 from bexplore.config.dialects.numbers import Numbers
-from bexplore.config.document.values import Values
+from bexplore.config.document.reader import KeyPath
+from bexplore.config.document.values import Values, paths_below
 
 _METHODS = (("lora_r", "finetune_lora"), ("adapter_start_layer", "finetune_adapter"), ("model_name", "pretrain"))
 
@@ -39,13 +44,8 @@ LITGPT = Family(
         Signature(
             all_of=("train",),
             any_of=(
-                "train.max_seq_length",
-                "train.lr_warmup_steps",
-                "train.save_interval",
-                "train.lr_warmup_fraction",
-                "train.tie_embeddings",
-                "checkpoint_dir",
-                "initial_checkpoint_dir",
+                *("train.max_seq_length", "train.lr_warmup_steps", "train.save_interval", "train.lr_warmup_fraction"),
+                *("train.tie_embeddings", "checkpoint_dir", "initial_checkpoint_dir"),
             ),
             none_of=("job", "training"),
         ),
@@ -59,4 +59,40 @@ LITGPT = Family(
     remainder=Remainder.DROPPED,
     rules=_rules,
     program=_program,
+)
+
+_PLACES = ("data.init_args.batch_size", "data.batch_size", "model.init_args.batch_size")
+_SIZES = ("batch_size", "train_batch_size", "micro_batch_size")
+_OF_EVALUATION = ("val", "test", "eval", "predict")
+
+
+def _find_size(values: Values) -> KeyPath | None:
+    """Return the shortest path to a batch size of the training data: its name is an argument of the user's class."""
+    found = [
+        path
+        for section in ("data", "model")
+        for path in paths_below(values.values.get(section), (section,))
+        if path[-1] in _SIZES and not any(str(key).startswith(_OF_EVALUATION) for key in path)
+    ]
+    return min(found, key=len, default=None)
+
+
+LIGHTNING_CLI = Family(
+    name="lightning-cli",
+    title="Lightning CLI",
+    source="lightning.pytorch.cli.LightningCLI; Trainer: accumulate_grad_batches, devices, num_nodes",
+    signatures=(
+        Signature(
+            all_of=("trainer",),
+            any_of=("model.class_path", "data.class_path", *_PLACES, "trainer.max_epochs"),
+            none_of=("trainer.init", "model.micro_batch_size", "defaults", "exp_manager"),
+        ),
+    ),
+    micro_batch_size=_PLACES,
+    find_size=_find_size,
+    accumulation=("trainer.accumulate_grad_batches",),
+    replicas=(("trainer.devices",), ("trainer.num_nodes",)),
+    output_dir=("trainer.default_root_dir",),
+    memory=("trainer.precision", "trainer.strategy", "model", "trainer.gradient_clip_val"),
+    note="-- python main.py fit --config {config}",
 )
