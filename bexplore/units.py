@@ -165,8 +165,8 @@ def format_count(number: int | float | None) -> str:
 
 
 def counted(number: int | str, noun: str) -> str:
-    """Write a number of things: `1 probe`, `2 probes`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Write a number of things: `1 probe`, `2 probes`, `2 passes`."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def format_share(share: float) -> str:

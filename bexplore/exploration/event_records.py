@@ -18,6 +18,24 @@ from bexplore.search.result import ProbeFinished
 from bexplore.search.space import MemoryAccount
 from bexplore.trace.cost_model import CostModel
 
+# The fields of the `trace` event. Those that `CostModel` has under the same name are taken from it as they are.
+_TRACE_FIELDS = (
+    "num_parameters",
+    "device",
+    "device_name",
+    "relative_sd",
+    "flops_per_sample",
+    "hardware_flops_per_sample",
+    "peak_memory_bytes",
+    "max_micro_batch_size",
+    "bounds",
+    "reserved_over_peak",
+    "trace_s",
+    "remembered_from",
+    "fingerprint",
+    "notes",
+)
+
 
 def event_record(event: events.JobEvent) -> dict[str, Any] | None:
     """Return the JSON object of an event; None for an event that is not written."""
@@ -43,9 +61,9 @@ def event_record(event: events.JobEvent) -> dict[str, Any] | None:
 
 
 def trace_record(
-    cost_model: CostModel,
+    cost_model: CostModel | None,
     *,
-    budget_bytes: int,
+    budget_bytes: int = 0,
     judged_by: MemoryAccount = MemoryAccount.TENSORS,
     minimum: int = 1,
     maximum: int | None = None,
@@ -54,29 +72,24 @@ def trace_record(
     """Return the fields of the `trace` event.
 
     Args:
+        cost_model: The trace; None where there is none: its fields are null.
         maximum: Largest; None for no bound.
         micro_batch_sizes: Sizes whose peak is listed; None for the bounds and the powers of two between them, up to the
             first that does not fit.
     """
+    record = {name: getattr(cost_model, name, None) for name in _TRACE_FIELDS} | {"notes": []}
+    if cost_model is None:
+        return record
     ratio = EXPECTED_RATIO if judged_by is MemoryAccount.RESERVED else 1.0
     largest = MAX_SAMPLES if maximum is None else maximum
     fits = cost_model.max_micro_batch_size(budget_bytes / ratio, limit=largest)
     if micro_batch_sizes is None:
         micro_batch_sizes = listed_sizes(fits, minimum=minimum, maximum=maximum)
-    return {
-        "num_parameters": cost_model.num_parameters,
-        "device": cost_model.device,
-        "device_name": cost_model.device_name,
-        "relative_sd": cost_model.relative_sd,
-        "flops_per_sample": cost_model.flops_per_sample,
-        "hardware_flops_per_sample": cost_model.hardware_flops_per_sample,
+    return record | {
         "peak_memory_bytes": {str(size): cost_model.peak_memory_bytes(size) for size in micro_batch_sizes},
         "max_micro_batch_size": fits if fits >= minimum else None,
         "bounds": [minimum, maximum],
         "reserved_over_peak": ratio,
-        "trace_s": cost_model.trace_s,
-        "remembered_from": cost_model.remembered_from,
-        "fingerprint": cost_model.fingerprint,
         "notes": list(cost_model.notes),
     }
 
@@ -138,24 +151,16 @@ def recommendation_record(best: Recommendation, sizes: tuple[GlobalBatchSize, ..
 
 
 def _trace_record(event: events.Traced) -> dict[str, Any]:
-    unknown = {
-        "num_parameters": None,
-        "flops_per_sample": None,
-        "hardware_flops_per_sample": None,
-        "peak_memory_bytes": None,
-        "max_micro_batch_size": None,
-        "reserved_over_peak": None,
-        "trace_s": None,
-        "remembered_from": None,
-        "fingerprint": None,
-    }
-    record = {"event": "trace"} | unknown | dict(event.record or {})
-    return record | {
-        "memory_budget_bytes": event.memory_budget_bytes,
-        "reason": event.reason,
-        "variants": [dataclasses.asdict(one) for one in event.variants],
-        "left_out": [dataclasses.asdict(one) for one in event.left_out],
-    }
+    return (
+        {"event": "trace"}
+        | dict(event.record or trace_record(None))
+        | {
+            "memory_budget_bytes": event.memory_budget_bytes,
+            "reason": event.reason,
+            "variants": [dataclasses.asdict(one) for one in event.variants],
+            "left_out": [dataclasses.asdict(one) for one in event.left_out],
+        }
+    )
 
 
 def _plain(event: events.Planned) -> dict[str, Any]:

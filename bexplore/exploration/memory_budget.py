@@ -33,7 +33,7 @@ _COUNTED_OF_RANK = "; gradient buckets and shards of a rank are in its trace and
 
 
 def judged_by(device: str) -> MemoryAccount:
-    """Return the account of memory that the limit of a device is about: see `engine.worker.limits` and `device`."""
+    """Return the account of memory that the limit of a device is about: see `engine.worker.memory_limit`."""
     kind = device.split(":")[0]
     if kind == "cuda":
         return MemoryAccount.RESERVED
@@ -58,13 +58,11 @@ class MemoryBudget:
 
     Attributes:
         budget_bytes: The limit in force.
-        reserve_bytes: Memory that is kept free for several replicas.
         why: Its source, in one line for people.
         warnings: Memory that other processes use, or a budget beyond the device.
     """
 
     budget_bytes: int
-    reserve_bytes: int
     why: str
     warnings: tuple[str, ...] = ()
 
@@ -128,9 +126,7 @@ def resolve_budget(
         on_host=on_host,
         is_traced_for_ranks=is_traced_for_ranks,
     )
-    return MemoryBudget(
-        budget_bytes=max(0, whole - reserve), reserve_bytes=reserve, why=why + why_reserved, warnings=warnings
-    )
+    return MemoryBudget(budget_bytes=max(0, whole - reserve), why=why + why_reserved, warnings=warnings)
 
 
 def _reserve(

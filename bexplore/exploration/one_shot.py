@@ -253,7 +253,7 @@ def trace_variants(
     if micro_batch_sizes is None:
         largest = max(model.record(())["max_micro_batch_size"] or 0 for model in models.values())
         micro_batch_sizes = listed_sizes(largest, minimum=config.minimum, maximum=config.maximum)
-    unknown = dict.fromkeys(models[0].record(())) | {"event": "trace", "notes": []}
+    unknown = dict.fromkeys(models[0].record(())) | {"event": "trace"} | trace_record(None)
     return [
         (models[number].record(micro_batch_sizes) if number in models else unknown)
         | {"name": one.name, "settings": dict(one.settings), "reason": one.reason}

@@ -40,7 +40,7 @@ def regions_sentence(profile: Profile) -> str:
     parts = [f"{name} {format_seconds(profile.regions_s[name])}" for name in REGIONS if name in profile.regions_s]
     busy = "" if profile.busy_share is None else f"; the device is busy for {format_share(profile.busy_share)} of it"
     peak = "" if profile.peak_bytes is None else f"; at most {format_bytes(profile.peak_bytes)} allocated by torch"
-    passes = counted(profile.passes_per_step, "pass").replace("passs", "passes")
+    passes = counted(profile.passes_per_step, "pass")
     return f"size {profile.micro_batch_size}, {passes} a step, under the profiler: {', '.join(parts)}{busy}{peak}"
 
 

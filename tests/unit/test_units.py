@@ -102,7 +102,11 @@ def test_a_shown_duration_is_read_back_nearly(seconds):
 
 
 def test_one_thing_is_counted_without_an_s():
-    assert [counted(number, "turn") for number in (0, 1, 2)] == ["0 turns", "1 turn", "2 turns"]
+    assert [counted(number, "round") for number in (0, 1, 2)] == ["0 rounds", "1 round", "2 rounds"]
+
+
+def test_a_noun_that_ends_with_an_s_is_counted_with_es():
+    assert [counted(number, "process") for number in (1, 2)] == ["1 process", "2 processes"]
 
 
 def test_a_share_is_shown_as_nothing_or_all_only_where_it_is():

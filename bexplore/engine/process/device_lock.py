@@ -56,7 +56,7 @@ def device_lock(name: str, *, holder: LockHolder, waiting: Callable[[LockHolder 
     """Keep a second explorer of this host off the device while one measures.
 
     Args:
-        name: Of the device: see `lock_name`.
+        name: Of the device: see `lock_names`.
         holder: Written into the lock's file.
         waiting: Called once if another explorer holds the lock, with who that is; None where its file is empty.
     """

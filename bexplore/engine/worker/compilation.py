@@ -102,7 +102,7 @@ def compile_workload(
     """Compile the workload's modules in place; nothing is built before the first pass.
 
     Args:
-        block_classes: Of the blocks that are compiled once in a nested one; see `regions.repeated_classes`.
+        block_classes: Of the blocks that are compiled once in a nested one; see `repeated_classes`.
     """
     if compilation is Compilation.EAGER or not settings.enabled:
         return

@@ -21,7 +21,7 @@ from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Peak, Phase
 
 GIB = 2**30
-BUDGET = MemoryBudget(budget_bytes=64 * GIB, reserve_bytes=0, why="")
+BUDGET = MemoryBudget(budget_bytes=64 * GIB, why="")
 ONE_GIB_A_SAMPLE = CostModel(
     fingerprint="",
     num_parameters=1,

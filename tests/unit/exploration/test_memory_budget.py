@@ -11,7 +11,8 @@ from bexplore.config.load import load_config
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
 from bexplore.exploration import one_shot
-from bexplore.exploration.event_records import probe_record, trace_record
+from bexplore.exploration.event_records import event_record, probe_record, trace_record
+from bexplore.exploration.events import Traced
 from bexplore.exploration.exploration import EngineExploration
 from bexplore.exploration.memory_budget import (
     COLLECTIVES_BYTES,
@@ -127,6 +128,15 @@ def test_a_trace_tells_of_the_sizes_that_may_be_tried(bounds, budget, told, larg
     assert rows == {size: "yes" if largest and int(size) <= largest else "no" for size in told}
 
 
+def test_the_event_of_a_step_that_was_not_traced_has_the_fields_of_one_that_was():
+    traced, untraced = (
+        event_record(Traced(record=record, reason="", memory_budget_bytes=GIB, why_budget=""))
+        for record in (trace_record(cost_model(), budget_bytes=GIB), None)
+    )
+    assert list(untraced) == list(traced)
+    assert (untraced["device"], untraced["bounds"], untraced["notes"]) == (None, None, [])
+
+
 def test_the_largest_size_of_a_trace_is_the_largest_of_its_table_that_fits():
     facts = trace_record(cost_model(), budget_bytes=10**9 * 4 * GIB)
     assert facts["max_micro_batch_size"] == max(map(int, facts["peak_memory_bytes"])) == MAX_SAMPLES
@@ -143,7 +153,7 @@ def test_a_trace_and_an_exploration_keep_the_same_free_for_replicas(tmp_path, mo
     traced = one_shot.trace_once(config, micro_batch_sizes=None, device_name=None, model_dir=str(tmp_path / "x"))
 
     explored = EngineExploration(config, ExploreOptions(model_dir=str(tmp_path / "x")))._budget(facts, cost_model())
-    assert explored.reserve_bytes == 2 * cost_model().num_parameters
+    assert "kept free for gradient buckets" in explored.why
     assert traced["memory_budget_bytes"] == explored.budget_bytes
 
 
@@ -250,14 +260,14 @@ def test_a_given_budget_is_taken_as_it_is_and_one_beyond_what_is_free_is_a_warni
 def test_several_replicas_keep_a_copy_of_the_gradients_and_collectives_free(facts, replicas, gradients, reserve):
     alone, found = budget(facts, host=50 * GIB), budget(facts, replicas=replicas, gradients=gradients, host=50 * GIB)
 
-    assert found.reserve_bytes == reserve
     assert found.budget_bytes == alone.budget_bytes - reserve
     assert ("replicas" in found.why) is (reserve > 0)
 
 
 def test_the_reserve_of_replicas_is_the_users_to_set_and_never_takes_more_than_there_is():
-    assert budget(replicas=4, gradients=GIB, replica_reserve="3GiB").reserve_bytes == 3 * GIB
-    assert budget(replicas=1, replica_reserve="3GiB").reserve_bytes == 3 * GIB
+    alone = budget().budget_bytes
+    assert budget(replicas=4, gradients=GIB, replica_reserve="3GiB").budget_bytes == alone - 3 * GIB
+    assert budget(replicas=1, replica_reserve="3GiB").budget_bytes == alone - 3 * GIB
     assert budget(replicas=4, replica_reserve="99GiB").budget_bytes == 0
 
 
@@ -273,15 +283,15 @@ def test_a_rank_whose_parallelism_is_traced_keeps_no_copy_of_the_gradients_free(
     alone = budget(facts, host=50 * GIB)
     found = budget(facts, replicas=replicas, gradients=GIB, host=50 * GIB, of_rank=True)
 
-    assert found.reserve_bytes == reserve
     assert found.budget_bytes == alone.budget_bytes - reserve
     assert found.why == f"{alone.why}{kept}; gradient buckets and shards of a rank are in its trace and its probes"
 
 
 def test_the_users_own_reserve_goes_before_that_of_a_traced_rank():
-    assert budget(of_rank=True, replicas=4, replica_reserve="3GiB").reserve_bytes == 3 * GIB
+    alone = budget().budget_bytes
+    assert budget(of_rank=True, replicas=4, replica_reserve="3GiB").budget_bytes == alone - 3 * GIB
     none_kept = budget(of_rank=True, replicas=4, replica_reserve=0)
-    assert none_kept.reserve_bytes == 0
+    assert none_kept.budget_bytes == alone
     assert "kept free" not in none_kept.why
 
 
@@ -295,10 +305,10 @@ def test_ranks_on_the_processors_of_one_host_share_its_memory():
 
 def test_an_exploration_of_ranks_reserves_no_gradients(tmp_path):
     facts = {"device": "cpu", "total_memory_bytes": None, "free_memory_bytes": None}
-    reserves = {}
+    why = {}
     for name, section in (("replicas", ""), ("ranks", "parallelism: {}, ")):
         path = tmp_path / f"{name}.yaml"
         path.write_text(BFLOAT16_JOB.replace("explore: {", "explore: {" + section))
         exploration = EngineExploration(load_config(path), ExploreOptions(model_dir=str(tmp_path / "x")))
-        reserves[name] = exploration._budget(facts, cost_model()).reserve_bytes
-    assert reserves == {"replicas": 2 * cost_model().num_parameters, "ranks": 0}
+        why[name] = exploration._budget(facts, cost_model()).why
+    assert {name for name, text in why.items() if "kept free" in text} == {"replicas"}
