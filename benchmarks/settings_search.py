@@ -30,7 +30,7 @@ from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.testing.simulator import SimulatedRunner
-from bexplore.testing.variants import JointRunner, JointWorld, draw_joint_world
+from bexplore.testing.variants import JointWorld, draw_joint_world, joint_runner
 
 Array = NDArray[np.float64]
 
@@ -77,7 +77,7 @@ def joint_run(seed: int) -> dict[str, Any]:
     world = draw_joint_world(seed)
     if not world.throughputs:
         return {}
-    runner, messages, result, began_s = JointRunner(world, seed=seed), [], None, time.monotonic()
+    runner, messages, result, began_s = joint_runner(world, seed=seed), [], None, time.monotonic()
     settings = SearchSettings(seed=seed).of_variants(len(world.worlds))
     for event in explore(runner, space=world.space, settings=settings, variants=world.variants):
         if isinstance(event, Recommendation):

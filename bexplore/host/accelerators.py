@@ -66,7 +66,6 @@ class Device:
         total_memory_bytes: What torch reports as `total_memory`; less than the figure that it is sold under.
         capability: CUDA compute capability, (major, minor); None where it is not a CUDA device.
         num_multiprocessors: Streaming multiprocessors; None where it is not a CUDA device.
-        l2_cache_bytes: As the driver reports it; None where not in a source.
         bfloat16_flops_per_s: Peak of dense bfloat16 arithmetic with float32 accumulation; None where the device has no
             such units.
         bandwidth_bytes_per_s: Peak of the memory.
@@ -77,7 +76,6 @@ class Device:
     total_memory_bytes: int
     capability: tuple[int, int] | None
     num_multiprocessors: int | None
-    l2_cache_bytes: int | None
     bfloat16_flops_per_s: float | None
     bandwidth_bytes_per_s: float | None
 
@@ -88,7 +86,6 @@ def _device(
     memory_gib: float,
     capability: tuple[int, int] | None,
     num_multiprocessors: int | None,
-    l2_cache_mib: float | None,
     teraflops: float | None,
     terabytes_per_s: float | None,
 ) -> Device:
@@ -98,61 +95,59 @@ def _device(
         total_memory_bytes=int(memory_gib * 2**30),
         capability=capability,
         num_multiprocessors=num_multiprocessors,
-        l2_cache_bytes=None if l2_cache_mib is None else int(l2_cache_mib * 2**20),
         bfloat16_flops_per_s=None if teraflops is None else teraflops * 1e12,
         bandwidth_bytes_per_s=None if terabytes_per_s is None else terabytes_per_s * 1e12,
     )
 
 
-# Driver's name, further words of it; GiB of memory, compute capability, multiprocessors, MiB of L2; TFLOP/s, TB/s.
+# Driver's name, further words of it; GiB of memory, compute capability, multiprocessors; TFLOP/s, TB/s.
 #
 # Memory: the comment of a line has the range that was found in public texts (out-of-memory messages of torch, outputs
 # of deviceQuery, printed device properties; some name no card), the line its lower end: drivers and ECC take different
 # shares.
-# Multiprocessors and L2: NVIDIA's architecture white papers and tuning guides, and outputs of deviceQuery.
+# Multiprocessors: NVIDIA's architecture white papers and tuning guides, and outputs of deviceQuery.
 # Peaks: makers' data sheets and white papers, halved where they count sparsity.
 # Words: drivers name a GH200 by its processor's memory; the server's edition of the RTX PRO 6000 has slower memory.
 DEVICES = {
-    "v100": _device("Tesla V100-SXM2-32GB", "32gb pcie", 31.72, (7, 0), 80, 6, None, 0.9),  # 31.72 to 31.75
-    "v100-16gb": _device("Tesla V100-SXM2-16GB", "pcie", 15.75, (7, 0), 80, 6, None, 0.9),  # 15.75 to 15.78
-    "t4": _device("Tesla T4", "16gb", 14.56, (7, 5), 40, 4, None, 0.32),  # 14.56 to 14.76
-    "a10": _device("NVIDIA A10", "24gb pcie", 21.98, (8, 6), 72, 6, 125, 0.6),  # 21.98 to 21.99
-    "a10g": _device("NVIDIA A10G", "24gb", 22.05, (8, 6), 80, 6, 70, 0.6),  # 22.05 to 22.20
-    "a30": _device("NVIDIA A30", "24gb pcie", 23.53, (8, 0), 56, 24, 165, 0.933),  # 23.53, one report
-    "a40": _device("NVIDIA A40", "48gb pcie", 44.34, (8, 6), 84, 6, 149.7, 0.696),  # 44.34 to 44.35
-    "a6000": _device("NVIDIA RTX A6000", "48gb", 47.4, (8, 6), 84, 6, 154.8, 0.768),  # 47.40 to 47.64, without ECC
-    "a100": _device("NVIDIA A100-SXM4-80GB", "80gb pcie", 79.14, (8, 0), 108, 40, 312, 2.0),  # 79.14 to 79.35
-    "a100-40gb": _device("NVIDIA A100-SXM4-40GB", "pcie", 39.38, (8, 0), 108, 40, 312, 1.56),  # 39.38 to 39.56
-    "rtx-3090": _device("NVIDIA GeForce RTX 3090", "24gb", 23.55, (8, 6), 82, 6, 71, 0.936),  # 23.55 to 23.70
-    "l4": _device("NVIDIA L4", "24gb", 21.95, (8, 9), 58, 48, 121, 0.3),  # 21.95 to 22.03
-    "l40": _device("NVIDIA L40", "48gb", 44.32, (8, 9), 142, 96, 181, 0.864),  # 44.32 to 44.40
-    "l40s": _device("NVIDIA L40S", "48gb", 44.31, (8, 9), 142, 96, 362, 0.86),  # 44.31 to 44.52
-    "rtx-4090": _device("NVIDIA GeForce RTX 4090", "24gb", 23.52, (8, 9), 128, 72, 165.2, 1.008),  # 23.52 to 23.68
+    "v100": _device("Tesla V100-SXM2-32GB", "32gb pcie", 31.72, (7, 0), 80, None, 0.9),  # 31.72 to 31.75
+    "v100-16gb": _device("Tesla V100-SXM2-16GB", "pcie", 15.75, (7, 0), 80, None, 0.9),  # 15.75 to 15.78
+    "t4": _device("Tesla T4", "16gb", 14.56, (7, 5), 40, None, 0.32),  # 14.56 to 14.76
+    "a10": _device("NVIDIA A10", "24gb pcie", 21.98, (8, 6), 72, 125, 0.6),  # 21.98 to 21.99
+    "a10g": _device("NVIDIA A10G", "24gb", 22.05, (8, 6), 80, 70, 0.6),  # 22.05 to 22.20
+    "a30": _device("NVIDIA A30", "24gb pcie", 23.53, (8, 0), 56, 165, 0.933),  # 23.53, one report
+    "a40": _device("NVIDIA A40", "48gb pcie", 44.34, (8, 6), 84, 149.7, 0.696),  # 44.34 to 44.35
+    "a6000": _device("NVIDIA RTX A6000", "48gb", 47.4, (8, 6), 84, 154.8, 0.768),  # 47.40 to 47.64, without ECC
+    "a100": _device("NVIDIA A100-SXM4-80GB", "80gb pcie", 79.14, (8, 0), 108, 312, 2.0),  # 79.14 to 79.35
+    "a100-40gb": _device("NVIDIA A100-SXM4-40GB", "pcie", 39.38, (8, 0), 108, 312, 1.56),  # 39.38 to 39.56
+    "rtx-3090": _device("NVIDIA GeForce RTX 3090", "24gb", 23.55, (8, 6), 82, 71, 0.936),  # 23.55 to 23.70
+    "l4": _device("NVIDIA L4", "24gb", 21.95, (8, 9), 58, 121, 0.3),  # 21.95 to 22.03
+    "l40": _device("NVIDIA L40", "48gb", 44.32, (8, 9), 142, 181, 0.864),  # 44.32 to 44.40
+    "l40s": _device("NVIDIA L40S", "48gb", 44.31, (8, 9), 142, 362, 0.86),  # 44.31 to 44.52
+    "rtx-4090": _device("NVIDIA GeForce RTX 4090", "24gb", 23.52, (8, 9), 128, 165.2, 1.008),  # 23.52 to 23.68
     "rtx-6000-ada": _device(
-        "NVIDIA RTX 6000 Ada Generation", "48gb", 47.4, (8, 9), 142, 96, 364.2, 0.96
+        "NVIDIA RTX 6000 Ada Generation", "48gb", 47.4, (8, 9), 142, 364.2, 0.96
     ),  # to 47.48, no ECC
-    "h100": _device("NVIDIA H100 80GB HBM3", "80gb hbm3", 79.11, (9, 0), 132, 50, 989, 3.35),  # 79.11 to 79.25
-    "h100-pcie": _device("NVIDIA H100 PCIe", "80gb", 79.11, (9, 0), 114, 50, 756, 2.0),  # 79.11
-    "h100-nvl": _device("NVIDIA H100 NVL", "94gb", 93.02, (9, 0), 132, 60, 835, 3.9),  # 93.02 to 93.10
-    "gh200": _device("NVIDIA GH200 480GB", "96gb 120gb 480gb hbm3", 94.5, (9, 0), 132, 60, 989, 4.0),  # 94.50 to 95.00
-    "h200": _device("NVIDIA H200", "141gb hbm3e", 139.8, (9, 0), 132, 60, 989, 4.8),  # 139.80 to 139.81
-    "b200": _device("NVIDIA B200", "180gb 192gb", 178.35, (10, 0), 148, 126.5, 2250, 8.0),  # 178.35 to 178.36
-    "gb200": _device("NVIDIA GB200", "186gb 192gb", 184.31, (10, 0), 152, 126.5, 2500, 8.0),  # 184.31
-    "b300": _device("NVIDIA B300 SXM6 AC", "288gb ac", 267.69, (10, 3), 148, None, 2250, 8.0),  # 267.69
-    "rtx-5090": _device("NVIDIA GeForce RTX 5090", "32gb", 31.36, (12, 0), 170, 96, 209.5, 1.792),  # 31.36 to 31.37
+    "h100": _device("NVIDIA H100 80GB HBM3", "80gb hbm3", 79.11, (9, 0), 132, 989, 3.35),  # 79.11 to 79.25
+    "h100-pcie": _device("NVIDIA H100 PCIe", "80gb", 79.11, (9, 0), 114, 756, 2.0),  # 79.11
+    "h100-nvl": _device("NVIDIA H100 NVL", "94gb", 93.02, (9, 0), 132, 835, 3.9),  # 93.02 to 93.10
+    "gh200": _device("NVIDIA GH200 480GB", "96gb 120gb 480gb hbm3", 94.5, (9, 0), 132, 989, 4.0),  # 94.50 to 95.00
+    "h200": _device("NVIDIA H200", "141gb hbm3e", 139.8, (9, 0), 132, 989, 4.8),  # 139.80 to 139.81
+    "b200": _device("NVIDIA B200", "180gb 192gb", 178.35, (10, 0), 148, 2250, 8.0),  # 178.35 to 178.36
+    "gb200": _device("NVIDIA GB200", "186gb 192gb", 184.31, (10, 0), 152, 2500, 8.0),  # 184.31
+    "b300": _device("NVIDIA B300 SXM6 AC", "288gb ac", 267.69, (10, 3), 148, 2250, 8.0),  # 267.69
+    "rtx-5090": _device("NVIDIA GeForce RTX 5090", "32gb", 31.36, (12, 0), 170, 209.5, 1.792),  # 31.36 to 31.37
     "rtx-pro-6000": _device(
         "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
         "96gb blackwell workstation edition",
         94.96,
         (12, 0),
         188,
-        128,
         503.8,
         1.792,
     ),  # 94.96 to 94.98
-    "mi300x": _device("AMD Instinct MI300X", "192gb oam vf", 191.69, None, None, None, 1300, 5.3),  # 191.69 to 191.98
-    "mi325x": _device("AMD Instinct MI325X", "256gb oam", 255.69, None, None, None, 1300, 6.0),  # 255.69 to 255.98
-    "mi355x": _device("AMD Instinct MI355X", "288gb oam", 287.98, None, None, None, 2500, 8.0),  # 287.98
+    "mi300x": _device("AMD Instinct MI300X", "192gb oam vf", 191.69, None, None, 1300, 5.3),  # 191.69 to 191.98
+    "mi325x": _device("AMD Instinct MI325X", "256gb oam", 255.69, None, None, 1300, 6.0),  # 255.69 to 255.98
+    "mi355x": _device("AMD Instinct MI355X", "288gb oam", 287.98, None, None, 2500, 8.0),  # 287.98
 }
 
 # Words of a name that distinguish no devices.

@@ -316,7 +316,7 @@ def _exchange(
     """Return the seconds of a pass without exposed communication, those of a step's communication, and their basis."""
     planned = _communication(costs, layout.parallelism, layout.pipeline_stages)
     if costs.holds_communication and costs.parallelism.is_distributed:
-        return _scaled_exchange(costs, layout, cost, accumulation, planned)
+        return _scaled_exchange(costs, layout, cost, planned)
     if layout.num_replicas == 1:
         return cost.seconds, 0.0, ()
     if network is None or planned is None:
@@ -335,7 +335,7 @@ def _exchange(
 
 
 def _scaled_exchange(
-    costs: StepCosts, layout: Layout, cost: PassCost, accumulation: int, planned: Communication | None
+    costs: StepCosts, layout: Layout, cost: PassCost, planned: Communication | None
 ) -> tuple[float, float | None, tuple[str, ...]]:
     """Return the same where all ranks were timed: what the last pass took longer, by the bytes that each rank sends."""
     timed_s = cost.last_s - cost.seconds

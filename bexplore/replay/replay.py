@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -93,12 +93,21 @@ class ReplayOptions:
         )
 
 
-class JobRunner:
-    """Runs probes on the curves of a job, one for each of its settings, each with a worker of its own."""
+class ChargingRunner(Protocol):
+    """A runner that adds up what its probes would have cost."""
 
-    def __init__(self, curves: Sequence[Curve], options: ReplayOptions) -> None:
-        """Begin without workers."""
-        self._runners = [TableRunner(curve, options) for curve in curves]
+    cost_s: float
+
+    def __call__(self, probe: Probe, /) -> Observation:
+        """Run one probe."""
+
+
+class JobRunner:
+    """Runs probes of all variants of a job, each with a runner of its own."""
+
+    def __init__(self, runners: Sequence[ChargingRunner]) -> None:
+        """Take one runner for each variant, by its number."""
+        self._runners = runners
 
     def __call__(self, probe: Probe) -> Observation:
         """Run one probe."""
@@ -179,7 +188,7 @@ def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict
     Raises:
         NothingFitsError: Not even the smallest recorded size ran.
     """
-    runner = JobRunner(curves, options)
+    runner = JobRunner([TableRunner(curve, options) for curve in curves])
     budget = None if options.memory_hint_gib is None else options.memory_hint_gib * GIB
     memory = MemoryPrior(budget_bytes=budget)
     events = explore(

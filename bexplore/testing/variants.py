@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bexplore.measurement.probe import Observation, Probe
+from bexplore.replay.replay import JobRunner
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.testing.simulator import BUDGET_BYTES, Family, SimulatedRunner, World, draw_world
-
-Array = NDArray[np.float64]
 
 FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS, Family.CPU_LIKE, Family.GPU_LIKE)
 MOST_VARIANTS = 8
@@ -57,23 +54,14 @@ class JointWorld:
         return 1.0 - throughputs.get((variant, size), 0.0) / max(throughputs.values())
 
 
-class JointRunner:
-    """Runs probes of all variants, each with a worker that serves every size of its program."""
-
-    def __init__(self, world: JointWorld, *, seed: int) -> None:
-        self._runners = [
+def joint_runner(world: JointWorld, *, seed: int) -> JobRunner:
+    """Return a runner of all variants, each with a worker that serves every size of its program."""
+    return JobRunner(
+        [
             SimulatedRunner(one, seed=seed + 1000 * number, shared_compile=True)
             for number, one in enumerate(world.worlds)
         ]
-
-    def __call__(self, probe: Probe) -> Observation:
-        """Run one probe."""
-        return self._runners[probe.variant](probe)
-
-    @property
-    def cost_s(self) -> float:
-        """Seconds that the probes would have cost."""
-        return sum(runner.cost_s for runner in self._runners)
+    )
 
 
 def draw_joint_world(seed: int) -> JointWorld:

@@ -100,12 +100,6 @@ def is_alone() -> bool:
     return dist.is_initialized() and dist.get_backend() == "fake"
 
 
-def leave_group() -> None:
-    """Leave a group of one rank that is there, so that a job of another number of ranks can be built."""
-    if is_alone():
-        dist.destroy_process_group()
-
-
 def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None) -> ParallelModel:
     """Share the work of a loss module over the ranks of its job; before its optimizer is made.
 

@@ -81,7 +81,7 @@ def decide(
 
     fitted = fit(finished)
     best = recommend(
-        fitted, finished, base=space.base, tolerance=settings.tolerance, base_variant=_base_variant(space, finished)
+        fitted, finished, base=space.base, tolerance=settings.tolerance, base_variant=_base_variant(finished)
     )
     ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
     costs = Costs.learnt(finished, settings)
@@ -360,7 +360,7 @@ def unseen_gap(fitted: Posterior, best: Recommendation) -> int | None:
     return where
 
 
-def _base_variant(space: Space, finished: Sequence[Evidence]) -> int:
+def _base_variant(finished: Sequence[Evidence]) -> int:
     """Return the first variant that runs, whose smallest size is the base; the file's own unless nothing of it fits."""
     ran = {item.variant for item in finished if item.is_measured}
     return 0 if 0 in ran else min(ran, default=0)

@@ -144,7 +144,7 @@ def search_compilation(
     has_begun = any(item.compilation is Compilation.REDUCED for item in finished)
     if has_begun or settings.forces_reduced_depth:
         return Compilation.REDUCED
-    pays = _is_precise(settings.depths, costs) and _is_cheaper(fitted, len(finished), settings, costs)
+    pays = _is_precise(settings.depths, costs) and _is_cheaper(fitted, len(finished), costs)
     return Compilation.REDUCED if pays else settings.search_compilation
 
 
@@ -154,7 +154,7 @@ def _is_precise(depths: Depths, costs: Costs) -> bool:
     return extrapolated_sd / math.sqrt(costs.max_passes) <= PROBE_SD
 
 
-def _is_cheaper(fitted: Posterior, num_finished: int, settings: SearchSettings, costs: Costs) -> bool:
+def _is_cheaper(fitted: Posterior, num_finished: int, costs: Costs) -> bool:
     """Return whether the rest of the search costs clearly less with two more compilations and shallow passes."""
     likely_best = np.bincount(fitted.values.argmax(axis=1), minlength=len(fitted.sizes)) / len(fitted.values)
     pass_s = np.array(float(likely_best @ expected_pass_s(fitted)))

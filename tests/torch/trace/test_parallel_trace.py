@@ -23,8 +23,8 @@ from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Phase
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import build
-from bexplore.workloads.parallel import leave_group
 from tests.builders import JOBS
+from tests.group_builders import leave_group
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,7 +15,7 @@ from bexplore.search.posterior.joint import Variant, fit_joint
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
-from bexplore.testing.variants import JointRunner, draw_joint_world
+from bexplore.testing.variants import draw_joint_world, joint_runner
 from tests.search_builders import GIB, measured, saturating
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_joint_search(seed: int):
     def probes() -> list[tuple[int, int, str]]:
         world = draw_joint_world(seed)
         settings = SearchSettings(seed=seed, max_probes=8)
-        events = explore(JointRunner(world, seed=seed), space=world.space, settings=settings, variants=world.variants)
+        events = explore(joint_runner(world, seed=seed), space=world.space, settings=settings, variants=world.variants)
         ran = [event.observation for event in events if isinstance(event, ProbeFinished)]
         return [(one.probe.variant, one.micro_batch_size, one.outcome.value) for one in ran]
 
@@ -90,7 +90,7 @@ def test_the_answer_of_a_job_whose_own_settings_fit_nowhere_is_a_size_of_another
         ),
     )
     settings = SearchSettings(max_probes=10)
-    *_, result = explore(JointRunner(world, seed=1), space=world.space, settings=settings, variants=world.variants)
+    *_, result = explore(joint_runner(world, seed=1), space=world.space, settings=settings, variants=world.variants)
     assert isinstance(result, Result)
     assert result.recommendation is not None
     assert result.recommendation.variant > 0
