@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bexplore.config.config import Config
-from bexplore.config.document import document
-from bexplore.config.load import load_config
-from bexplore.config.schema import dotted_keys
 from bexplore.errors import BexploreError, UserInputError
 from bexplore.host import logs
 from bexplore.job import Mode
 from bexplore.units import counted
+
+if TYPE_CHECKING:
+    from bexplore.config.config import Config
 
 _MAY_HOLD_A_PASSWORD = "explore.storage="
 _STANDS_BEHIND_DASHES = "explore.command="
@@ -49,6 +48,8 @@ class Common:
 
     def load(self, path: Path | None) -> Config:
         """Load and check a configuration, or a training command without one."""
+        from bexplore.config.load import load_config  # pydantic's schema takes longer than a plan of a run
+
         mode = None if self.mode is None else Mode(self.mode)
         config = load_config(path, overrides=self.overrides, allow_code=self.allow_code, mode=mode)
         return replace(config, options=self._options_of_the_job())
@@ -102,6 +103,9 @@ class Common:
 
 def _complete_keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Complete a key of `--set`: those of the `explore` section and those of the file."""
+    from bexplore.config.document import document  # as in `load`
+    from bexplore.config.schema import dotted_keys
+
     keys = ["micro_batch_size", *dotted_keys()]
     file = next(iter(context.args), None)  # an option that lacks its value keeps click from reading the arguments
     with suppress(BexploreError):  # a file that cannot be read has none

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from bexplore.config.config import ExploreSettings
 from bexplore.errors import UserInputError
 from bexplore.host.machine import available_memory_bytes
 from bexplore.job import Job, Mode, Precision
 from bexplore.search.space import MemoryAccount
 from bexplore.units import format_bytes
+
+if TYPE_CHECKING:
+    from bexplore.config.config import ExploreSettings  # pydantic's schema, which no plan of a run needs
 
 # Share of the host's available memory that a job on the CPU may take; the rest is for page cache and other programs.
 HOST_SHARE = 0.8

@@ -1,39 +1,33 @@
 """structlog's only configuration: short lines on stderr, JSON of every event in the run directory.
 
 The logger is separate: a program that uses bexplore keeps its own structlog, and sees no lines below errors by default.
+structlog brings rich with it, a tenth of a second, and is imported with the first line that is logged.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import structlog
+if TYPE_CHECKING:
+    import structlog
 
 LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
+_STDERR = sys.stderr  # as the process began, whenever the first line is logged
 
 
 class _Logbook:
-    """The last processor: every event to the run's file once there is one, and to stderr from a level on."""
+    """Where events go: to the run's file once there is one, and to stderr from a level on."""
 
     def __init__(self) -> None:
         self.console_level = logging.ERROR
         self.file: TextIO | None = None
-        self.to_file = structlog.processors.JSONRenderer(default=str)
-        self.to_console = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
 
-    def __call__(self, logger: Any, name: str, event: structlog.typing.EventDict) -> str:
-        if self.file is not None:
-            self._keep(str(self.to_file(logger, name, dict(event))))
-        if getattr(logging, event["level"].upper()) < self.console_level:
-            raise structlog.DropEvent
-        event.pop("timestamp", None)
-        return str(self.to_console(logger, name, event))
-
-    def _keep(self, line: str) -> None:
+    def keep(self, line: str) -> None:
         """Write a line to the file; a disk that refuses it ends the file, not the exploration."""
         assert self.file is not None
         try:
@@ -45,15 +39,43 @@ class _Logbook:
 
 _logbook = _Logbook()
 
-log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-    structlog.PrintLogger(sys.stderr),
-    processors=[
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-        _logbook,
-    ],
-)
+
+@functools.cache
+def _logger() -> structlog.typing.FilteringBoundLogger:
+    """Return the logger, whose last processor writes to the logbook."""
+    import structlog  # with rich behind it: most commands never log
+
+    to_file = structlog.processors.JSONRenderer(default=str)
+    to_console = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
+
+    def write(logger: Any, name: str, event: structlog.typing.EventDict) -> str:
+        if _logbook.file is not None:
+            _logbook.keep(str(to_file(logger, name, dict(event))))
+        if getattr(logging, event["level"].upper()) < _logbook.console_level:
+            raise structlog.DropEvent
+        event.pop("timestamp", None)
+        return str(to_console(logger, name, event))
+
+    logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+        structlog.PrintLogger(_STDERR),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            write,
+        ],
+    )
+    return logger
+
+
+class _LazyLog:
+    """The logger's methods, `info`, `warning` and so on."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_logger(), name)
+
+
+log = _LazyLog()
 
 
 def configure(verbosity: int) -> None:

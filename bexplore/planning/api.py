@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bexplore.config.config import Config
-from bexplore.config.load import load_config
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.run_directory import Run, find_runs, open_run
@@ -17,6 +16,9 @@ from bexplore.planning.plan import Plan
 from bexplore.planning.planner import Plans, make_plans
 from bexplore.planning.request import PlanRequest
 from bexplore.planning.step_costs import StepCosts
+
+if TYPE_CHECKING:
+    from bexplore.config.config import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class PlanSource:
 def plan_source(
     path: Path,
     *,
-    load: Callable[[Path], Config] = load_config,
+    load: Callable[[Path], Config] | None = None,
     device_name: str | None = None,
     model_dir: str | None = None,
     on_progress: Progress = lambda message: None,
@@ -44,7 +46,7 @@ def plan_source(
 
     Args:
         path: A run, its log, the folder of all runs of a job, or a configuration.
-        load: Reads the configuration.
+        load: Reads the configuration; None for `load_config`.
         device_name: As in `costs_of_config`.
         model_dir: As in `costs_of_config`.
         on_progress: As in `costs_of_config`.
@@ -54,9 +56,10 @@ def plan_source(
     """
     if _is_run(path):
         return source_of_run(open_run(path))
-    from bexplore.planning.from_config import costs_of_config  # the trace's imports take longer than a plan of a run
+    from bexplore.config.load import load_config  # these imports take longer than a plan of a run
+    from bexplore.planning.from_config import costs_of_config
 
-    config = load(path)
+    config = (load or load_config)(path)
     costs = costs_of_config(config, device_name=device_name, model_dir=model_dir, on_progress=on_progress)
     return PlanSource(costs=costs)
 

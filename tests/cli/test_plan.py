@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -76,3 +78,15 @@ def test_a_path_that_is_neither_a_run_nor_a_file_is_an_error(tmp_path, capsys):
         main(["plan", str(tmp_path / "nothing.yaml")])
     assert ended.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_plan_of_a_run_imports_neither_the_schema_of_configurations_nor_the_console_nor_torch(run):
+    program = (
+        "import sys\nfrom bexplore.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n    print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "plan", str(run), "--steps", "10"], capture_output=True, text=True, check=True
+    )
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "bexplore.planning.plan" in modules
+    assert modules & {"bexplore.config.schema", "bexplore.config.load", "structlog", "rich", "torch", "optuna"} == set()
