@@ -22,6 +22,7 @@ _PRECISIONS = {  # names in other tools
     **dict.fromkeys(("bf16", "bf16-true"), "bfloat16"),
     **dict.fromkeys(("fp32", "float", "32", "32-true"), "float32"),
 }
+MAX_TOKENS = 10**8  # of a sample; beyond, the number is a slip
 _SHORTEST_S = 1.0  # of a limit; starting, compiling and timing a step takes longer
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _ADDRESS = re.compile(r"([^:\s/]+)(?::(\d{1,5}))?")
@@ -218,7 +219,7 @@ Enabled = Annotated[bool | str, BeforeValidator(_enabled), WithJsonSchema(_ENABL
 ImportPath = Annotated[str, BeforeValidator(_import_path), WithJsonSchema(_IMPORT_SCHEMA)]
 Address = Annotated[str, BeforeValidator(_address), WithJsonSchema(_ADDRESS_SCHEMA)]
 Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
-Tokens = Annotated[int, Field(ge=1, le=10**8)]
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 def translate(detail: Any, problems: Problems, known_keys: Callable[[KeyPath], Sequence[str]]) -> None:

@@ -5,12 +5,14 @@ Source: the parameter files and the configuration classes of the public ModelZoo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bexplore.config.config import Config, Request, RequestKind
-from bexplore.config.dialects.cerebras.architectures import find_architecture
+from bexplore.config.dialects.cerebras.architectures import decoders, encoder_decoders, encoders, vision
+from bexplore.config.dialects.cerebras.architectures.architecture import Architecture
+from bexplore.config.dialects.cerebras.architectures.plain_decoder import read_decoder
 from bexplore.config.dialects.cerebras.layout import Layout, sections_layout, trainer_layout
-from bexplore.config.dialects.cerebras.model import read_decoder
 from bexplore.config.dialects.cerebras.optimizer import read_max_gradient_norm, read_optimizer
 from bexplore.config.dialects.cerebras.request import (
     check_accumulation_flag,
@@ -35,6 +37,8 @@ from bexplore.job import Job, Mode, Parallelism, Precision
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")
 
+# In the order in which keys are looked for: an earlier model may have the keys of a later one.
+_ARCHITECTURES = tuple(one for room in (vision, encoder_decoders, decoders, encoders) for one in room.ARCHITECTURES)
 _LIMITS = ("max_probes", "target_confidence")  # of the search, which `explore.effort` sets otherwise
 _STEP_KEYS = ("num_steps", "max_steps", "num_epochs", "steps_per_epoch")
 _MOST_STEPS = 2**31 - 1  # what their runtime counts to
@@ -141,10 +145,20 @@ def _job(
 
 def _described(layout: Layout, problems: Problems, data_path: KeyPath) -> dict[str, Any]:
     """Return the fields of `Job` that the model section decides."""
-    architecture = find_architecture(problems.document.get(layout.model))
-    if architecture is None:
-        return read_decoder(problems, layout.model, data_path)
-    return architecture.read(Section(problems, layout.model), Section(problems, data_path))
+    model = Section(problems, layout.model)
+    architecture = _architecture(model.values)
+    read = read_decoder if architecture is None else architecture.read
+    return read(model, Section(problems, data_path))
+
+
+def _architecture(values: Mapping[str, Any]) -> Architecture | None:
+    """Return the model of a section: by its name, else by keys that only one has; None for a plain decoder."""
+    if decoders.MIXTURE.shown_by(values):
+        return decoders.MIXTURE
+    name = values.get("name")
+    if name is None:
+        return next((one for one in _ARCHITECTURES if one.shown_by(values)), None)
+    return next((one for one in _ARCHITECTURES if str(name).lower() in one.names), None)
 
 
 def _precision(layout: Layout, problems: Problems) -> Precision:

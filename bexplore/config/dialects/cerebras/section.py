@@ -1,17 +1,38 @@
-"""A section of a ModelZoo file that is read by a table: target name -> reader of one key, with the family's default."""
+"""A section of a ModelZoo file that is read by a table: target name -> reader of one key, with the family's default.
+
+Source: the configuration classes of the public ModelZoo, releases 2.0 to 2.10.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bexplore.config.dialects.cerebras import known_keys
 from bexplore.config.dialects.values import is_integer, read_flag, read_number, read_positive
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
+from bexplore.config.field_types import MAX_TOKENS
 from bexplore.errors import close_match
 
-_LONGEST_SEQUENCE = 10**8  # tokens
+_NO_EFFECT = frozenset(  # on time and memory: initial values, scales of the loss, generation, metrics, their compiler
+    (
+        *("initializer", "embedding_initializer", "output_layer_initializer", "ffn_initializer"),
+        *("ffn_output_layer_initializer", "initializer_range", "loss_scaling", "loss_weight", "attention_type"),
+        *("attention_softmax_fp32", "attention_kernel", "boundary_casting", "tf_summary", "fold_rope_consts"),
+        *("compute_eval_metrics", "lr_adjustment_groups", "num_relative_attention_buckets", "dtype"),
+        *("alibi_trainable_slopes", "alibi_implementation", "start_token", "end_token", "stop_sequences", "loop_dim"),
+        *("max_tokens", "temperature", "top_k", "top_p", "position_embedding_offset", "constant_pos_embedding"),
+        *("pos_scaling_factor", "pos_scaling_type", "pos_scaling_extra_args", "rel_distance_mode"),
+        *("attention_qk_norm_eps", "precision_opt_level", "mup_base_hidden_size", "mup_base_filter_size"),
+        *("sliding_window_every_other_decoder_layer_pattern", "use_experimental_flex_api"),
+    )
+)
+SCALES = frozenset(  # multiplications by a constant
+    (
+        *("embeddings_scale", "output_logits_scale", "output_logits_alpha", "scale_output_logits_by_d"),
+        *("scale_qk_dot_by_d", "scale_qk_dot_by_layer_idx", "attention_logits_alpha"),
+    )
+)
 _OFF: tuple[object, ...] = (None, False, 0, "", "none", {}, [])
 
 
@@ -22,6 +43,7 @@ class Section:
         problems: Of the file; receives mistakes and warnings.
         path: Path of the section.
         values: The section; empty where it is no mapping.
+        read: Keys that have been read, or that change neither time nor memory.
     """
 
     def __init__(self, problems: Problems, path: KeyPath) -> None:
@@ -29,17 +51,17 @@ class Section:
         self.problems = problems
         self.path = path
         self.values: Mapping[str, Any] = values if isinstance(values, dict) else {}
-        self._read: set[str] = {"name", "mixed_precision", "fp16_type", "use_bfloat16"}
+        self.read: set[str] = {"name", "mixed_precision", "fp16_type", "use_bfloat16"}
 
     def at(self, key: str) -> KeyPath:
         """Return the path of a key, which counts as read."""
-        self._read.add(key)
+        self.read.add(key)
         return (*self.path, key)
 
     def sub(self, *keys: str | int) -> Section:
         """Return a section below this one."""
         if keys:
-            self._read.add(str(keys[0]))
+            self.read.add(str(keys[0]))
         return Section(self.problems, (*self.path, *keys))
 
     def table(self, readers: Mapping[str, Reader]) -> dict[str, Any]:
@@ -49,38 +71,42 @@ class Section:
 
     def ignore(self, *keys: str) -> None:
         """Count keys as read that change neither time nor memory."""
-        self._read.update(keys)
+        self.read.update(keys)
+
+    def unread(self) -> list[str]:
+        """Return every key that is switched on, may change the program and was not read."""
+        ignored = _NO_EFFECT | self.read
+        return [key for key, value in self.values.items() if key not in ignored and value not in _OFF]
 
     def notice_the_rest(self) -> None:
-        """Warn of every key that is switched on, may change the program and was not read."""
-        ignored = known_keys.NO_EFFECT | known_keys.SCALES | self._read
-        rest = [
-            f"{shown(key)}: {shown(value)}"
-            for key, value in self.values.items()
-            if key not in ignored and value not in _OFF
-        ]
-        if rest:
-            self.problems.warn(self.path, f"not built in, so the program that is measured lacks it: {', '.join(rest)}")
+        """Warn of every key that was not read; a constant factor changes neither time nor memory."""
+        self.notice_unbuilt([key for key in self.unread() if key not in SCALES])
+
+    def notice_unbuilt(self, keys: Sequence[str]) -> None:
+        """Warn of keys that are not built in."""
+        if keys:
+            rest = ", ".join(f"{shown(key)}: {shown(self.values[key])}" for key in keys)
+            self.problems.warn(self.path, f"not built in, so the program that is measured lacks it: {rest}")
 
 
 Reader = Callable[[Section], Any]
 
 
-def size(key: str, default: int | None = None) -> Reader:
-    """Return a reader of a positive integer; without a default the key is required."""
+def size(key: str, default: int | None = None, owner: str = "the section") -> Reader:
+    """Return a reader of a positive integer; without a default the key is required, by the owner's name."""
 
     def read(section: Section) -> int | None:
         path = section.at(key)
         if section.values.get(key) is None and default is None:
-            section.problems.error(section.path, f"the section has no {key}", f"type {key}: and its number")
-        return read_positive(section.problems, path, largest=_LONGEST_SEQUENCE) or default
+            section.problems.error(section.path, f"{owner} has no {key}", f"type {key}: and its number")
+        return read_positive(section.problems, path, largest=MAX_TOKENS) or default
 
     return read
 
 
 def given(key: str) -> Reader:
     """Return a reader of a positive integer that may be absent."""
-    return lambda section: read_positive(section.problems, section.at(key), largest=_LONGEST_SEQUENCE)
+    return lambda section: read_positive(section.problems, section.at(key), largest=MAX_TOKENS)
 
 
 def number(key: str, default: float) -> Reader:
@@ -151,6 +177,6 @@ def sequence_length(model: Section, data: Section, *keys: str) -> int | None:
         for key in keys:
             path = section.at(key)
             if section.values.get(key) is not None:
-                return read_positive(section.problems, path, largest=_LONGEST_SEQUENCE)
+                return read_positive(section.problems, path, largest=MAX_TOKENS)
     model.problems.error(model.path, "nothing gives the sequence length", f"type {keys[-1]}: 512, for example")
     return None

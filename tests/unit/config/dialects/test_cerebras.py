@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bexplore.config.config import RequestKind, json_schema
-from bexplore.config.dialects.cerebras.known_keys import SHOWN_DECODERS
+from bexplore.config.dialects.cerebras.architectures.plain_decoder import SHOWN_DECODERS
 from bexplore.config.document.document import Document, read
 from bexplore.config.load import load_config
 from bexplore.errors import UserInputError

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bexplore.config.dialects.cerebras.architectures.architecture import Architecture, has, transformers
-from bexplore.config.dialects.cerebras.model import read_decoder
+from bexplore.config.dialects.cerebras.architectures.plain_decoder import read_decoder
 from bexplore.config.dialects.cerebras.section import Section, flag, given, number, sequence_length, share, size, word
 from bexplore.config.dialects.values import is_integer
 
@@ -92,7 +92,7 @@ def _expert_section(model: Section) -> Section:
 def _preference(model: Section, data: Section) -> dict[str, Any]:
     """Read DPO: the policy is a section of its own from 2.3 on, and the model section itself before."""
     policy = model.sub("policy_model") if "policy_model" in model.values else model
-    fields = read_decoder(model.problems, policy.path, data.path)
+    fields = read_decoder(policy, data)
     own = model.sub("dpo")
     settings = own.table({"beta": number("beta", 0.1), "reference_free": flag("reference_free", False)})
     return fields | {"workload": "preference", "model": {"decoder": fields["model"]} | settings}
