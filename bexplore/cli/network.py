@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from bexplore.errors import UserInputError
 from bexplore.exploration.run_directory import open_run
 from bexplore.host.json_files import write_json
 from bexplore.planning.network_figures import FILE_NAME
@@ -35,12 +36,19 @@ def network(run: Path | None, output: Path | None, min_size: str, max_size: str,
       torchrun --nproc-per-node 8 -m bexplore network RUN       one node
       torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m bexplore network RUN
     """
-    sizes = {"smallest_bytes": parse_bytes(min_size), "largest_bytes": parse_bytes(max_size)}
+    smallest, largest = parse_bytes(min_size), parse_bytes(max_size)
+    if smallest > largest:
+        raise UserInputError(
+            f"--min-size {min_size} is above --max-size {max_size}", hint=f"type --max-size {min_size} to time one size"
+        )
     is_first = os.environ.get("RANK", "0") == "0"
     path = output or (Path(FILE_NAME) if run is None else (open_run(run).directory if is_first else run) / FILE_NAME)
+    if is_first:
+        _check_writable(path)  # now, and not when all is timed
     from bexplore.planning.network_timing import NetworkOptions, time_network  # torch is behind it
 
-    figures = time_network(NetworkOptions(**sizes), lambda line: click.echo(line, err=as_json))
+    options = NetworkOptions(smallest_bytes=smallest, largest_bytes=largest)
+    figures = time_network(options, lambda line: click.echo(line, err=as_json))
     if figures is None:
         return
     record = dataclasses.asdict(figures)
@@ -50,4 +58,21 @@ def network(run: Path | None, output: Path | None, min_size: str, max_size: str,
         return
     for line in figures.slow:
         click.echo(f"slow: {line}")
+    for line in figures.notes:
+        click.echo(f"note: {line}")
     click.echo(str(path))
+
+
+def _check_writable(path: Path) -> None:
+    """Make the folder of a file, and check that the file can be written.
+
+    Raises:
+        UserInputError: It cannot.
+    """
+    hint = "name a file in a folder that you may write to, by -o FILE"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserInputError(f"cannot make the folder {path.parent}: {error.strerror}", hint=hint) from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserInputError(f"cannot write {path}", hint=hint)

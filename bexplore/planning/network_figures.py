@@ -66,12 +66,14 @@ class Link:
     Attributes:
         ranks: The sender and the receiver.
         hosts: Where they run.
-        bytes_per_s: Of one message after the other, one way.
+        bytes_per_s: Of one message after the other, one way; the median of the rounds.
+        rounds_bytes_per_s: Of each round.
     """
 
     ranks: tuple[int, int]
     hosts: tuple[str, str]
     bytes_per_s: float
+    rounds_bytes_per_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ class NetworkFigures:
         timed: What was timed.
         links: Neighbours in the ring.
         slow: Ranks and links that hold the others up, a sentence each.
+        notes: Where the library sends other bytes than the bus bandwidth counts, a sentence each.
         stated_bytes_per_s: Bus bandwidth that the user states; None where it was timed.
         made_at: When it was timed (ISO 8601, UTC).
         versions: Of torch and of the library of collectives.
@@ -98,6 +101,7 @@ class NetworkFigures:
     timed: tuple[TimedCollective, ...] = ()
     links: tuple[Link, ...] = ()
     slow: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     stated_bytes_per_s: float | None = None
     made_at: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +124,7 @@ class NetworkFigures:
                 **record
                 | {"timed": tuple(_timed_of(one) for one in record["timed"])}
                 | {"links": tuple(_link_of(one) for one in record["links"]), "slow": tuple(record["slow"])}
+                | {"notes": tuple(record.get("notes", ()))}
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserInputError(
@@ -168,4 +173,5 @@ def _timed_of(record: Mapping[str, Any]) -> TimedCollective:
 
 
 def _link_of(record: Mapping[str, Any]) -> Link:
-    return Link(**{**record, "ranks": tuple(record["ranks"]), "hosts": tuple(record["hosts"])})
+    names = ("ranks", "hosts", "rounds_bytes_per_s")
+    return Link(**{**record, **{name: tuple(record[name]) for name in names if name in record}})

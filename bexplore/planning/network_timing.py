@@ -15,12 +15,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.planning.collective_times import slow_parts, speed_text, timed_collective
+from bexplore.host.machine import available_memory_bytes
+from bexplore.planning.collective_times import (
+    apart,
+    link_of,
+    most_bytes,
+    notes_on_bytes,
+    sizes_between,
+    slow_parts,
+    speed_text,
+    timed_collective,
+)
 from bexplore.planning.network_figures import Collective, Link, NetworkFigures, TimedCollective
 from bexplore.units import format_bytes
 
@@ -33,9 +42,7 @@ BACK_TO_BACK_S = 0.02  # seconds of collectives in a round: well above the resol
 MAX_BACK_TO_BACK = 20
 LONGEST_ROUND_S = 10.0  # seconds of a collective, beyond which no larger one is timed
 LINK_BYTES = 64 * 2**20
-LINK_ROUNDS = 5
-# Share of the memory that is free which tensors may take: twice the bytes of a collective, and some for its library.
-MEMORY_SHARE = 0.4
+LINK_ROUNDS = 9  # enough for quartiles that one disturbed round does not move
 TIMEOUT = timedelta(minutes=5)
 
 
@@ -99,11 +106,13 @@ def time_network(options: NetworkOptions, report: Report = lambda line: None) ->
 
     Raises:
         UserInputError: No launcher started this process, or one rank alone.
-        EngineError: The ranks cannot reach each other.
+        EngineError: The ranks cannot reach each other, or the smallest tensor does not fit.
     """
-    with _process_group() as ranks:
+    with process_group() as ranks:
         say = report if ranks.rank == 0 else lambda line: None
-        timed = tuple(_time_all(ranks, options, say))
+        largest = _largest(ranks, options)
+        say(HEADS)
+        timed = tuple(_time_all(ranks, options.smallest_bytes, largest, say))
         links = _time_links(ranks, _bounded(ranks, LINK_BYTES))
         if ranks.rank != 0:
             return None
@@ -115,19 +124,22 @@ def time_network(options: NetworkOptions, report: Report = lambda line: None) ->
             timed=timed,
             links=links,
             slow=tuple(slow_parts(links)),
+            notes=tuple(notes_on_bytes(dist.get_backend(), ranks.num_ranks)),
             made_at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             versions=_versions(),
         )
 
 
 @contextmanager
-def _process_group() -> Iterator[Ranks]:
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
-    if missing or int(os.environ["WORLD_SIZE"]) < 2:
-        what = "no launcher started this process" if missing else "one rank alone has no network"
-        raise UserInputError(what, hint="type torchrun --nproc-per-node 2 -m bexplore network, on every node")
+def process_group() -> Iterator[Ranks]:
+    """Join the ranks that a launcher started.
+
+    Raises:
+        UserInputError, EngineError: As in `time_network`.
+    """
+    local_rank = check_launched(os.environ)
     is_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if is_cuda else torch.device("cpu")
+    device = torch.device("cuda", local_rank) if is_cuda else torch.device("cpu")
     if is_cuda:
         torch.cuda.set_device(device)
     try:
@@ -144,31 +156,59 @@ def _process_group() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _time_all(ranks: Ranks, options: NetworkOptions, report: Report) -> Iterator[TimedCollective]:
-    largest = _bounded(ranks, options.largest_bytes)
+def check_launched(environment: Mapping[str, str]) -> int:
+    """Check what a launcher tells this process; return its number on this host.
+
+    Raises:
+        UserInputError: No launcher started this process, or one rank alone, or it tells no number.
+    """
+    hint = "type torchrun --nproc-per-node 2 -m bexplore network, on every node"
+    if not all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")):
+        raise UserInputError("no launcher started this process", hint=hint)
+    told = {name: environment.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    for name, text in told.items():
+        if not text.isdecimal():
+            raise UserInputError(f"{name}={text} in the environment is not a number", hint=f"unset it, or {hint}")
+    if int(told["WORLD_SIZE"]) < 2:
+        raise UserInputError("one rank alone has no network", hint=hint)
+    return int(told["LOCAL_RANK"])
+
+
+def _time_all(ranks: Ranks, smallest: int, largest: int, report: Report) -> Iterator[TimedCollective]:
     for collective in Collective:
-        num_bytes = options.smallest_bytes
-        while num_bytes <= largest:
-            timed = _time_collective(ranks, collective, num_bytes)
+        for num_bytes in sizes_between(smallest, largest):
+            timed = time_collective(ranks, collective, num_bytes)
             report(_line(timed))
             yield timed
             if timed.median_s > LONGEST_ROUND_S:
                 break
-            num_bytes *= 2
+
+
+def _largest(ranks: Ranks, options: NetworkOptions) -> int:
+    """Return the bytes of the largest tensor that is wanted and fits.
+
+    Raises:
+        EngineError: Not even the smallest fits.
+    """
+    largest = _bounded(ranks, options.largest_bytes)
+    if largest < options.smallest_bytes:
+        raise EngineError(
+            f"only {format_bytes(largest)} fit into the memory that is free, and the smallest size is "
+            f"{format_bytes(options.smallest_bytes)}",
+            hint="free memory, or give a smaller --min-size",
+        )
+    return largest
 
 
 def _bounded(ranks: Ranks, num_bytes: int) -> int:
     """Return a number of bytes, or the largest that every rank can hold."""
-    free = (
-        torch.cuda.mem_get_info(ranks.device)[0]
-        if ranks.device.type == "cuda"
-        else (psutil.virtual_memory().available // ranks.num_here)
-    )
-    (most,) = ranks.largest([-MEMORY_SHARE * free])
+    is_cuda = ranks.device.type == "cuda"
+    free = torch.cuda.mem_get_info(ranks.device)[0] if is_cuda else available_memory_bytes()
+    (most,) = ranks.largest([-most_bytes(free, 1 if is_cuda else ranks.num_here)])
     return min(num_bytes, int(-most))
 
 
-def _time_collective(ranks: Ranks, collective: Collective, num_bytes: int) -> TimedCollective:
+def time_collective(ranks: Ranks, collective: Collective, num_bytes: int) -> TimedCollective:
     """Time one collective of one size: a warm-up, then rounds until these suffice."""
     run, whole_bytes = _made(ranks, collective, num_bytes)
     run()
@@ -206,32 +246,25 @@ def _round_s(ranks: Ranks, run: Callable[[], object], back_to_back: int) -> floa
 
 
 def _time_links(ranks: Ranks, num_bytes: int) -> tuple[Link, ...]:
-    """Time each rank's link to the next one in the ring: every third link at a time, so that none shares a rank."""
+    """Time each rank's link to the next one in the ring; links that share a rank take turns.
+
+    All links have a round before any has its next, so that what disturbs the machine for a while disturbs all alike.
+    """
     tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=ranks.device)
-    speeds = [0.0] * ranks.num_ranks  # by sender
-    senders = range(ranks.num_ranks)
-    for group in _apart(senders):
-        for number in range(LINK_ROUNDS + 1):
+    count = ranks.num_ranks
+    rounds: list[list[float]] = []
+    for _ in range(LINK_ROUNDS + 1):
+        speeds = [0.0] * count  # by sender; each receiver knows its own
+        for group in apart(count):
             spent_s = _send_round_s(ranks, tensor, group)
-            if number and spent_s is not None:  # the first round warms up
-                speed = tensor.numel() * tensor.element_size() / spent_s
-                speeds[(ranks.rank - 1) % ranks.num_ranks] = max(speeds[(ranks.rank - 1) % ranks.num_ranks], speed)
-    found = ranks.largest(speeds)
-    pairs = [(sender, (sender + 1) % ranks.num_ranks) for sender in senders]
+            if spent_s is not None:
+                speeds[(ranks.rank - 1) % count] = tensor.numel() * tensor.element_size() / spent_s
+        rounds.append(ranks.largest(speeds))
+    measured = rounds[1:]  # the first warms up
     return tuple(
-        Link(ranks=pair, hosts=(ranks.hosts[pair[0]], ranks.hosts[pair[1]]), bytes_per_s=found[pair[0]])
-        for pair in pairs
+        link_of(pair, (ranks.hosts[pair[0]], ranks.hosts[pair[1]]), [speeds[pair[0]] for speeds in measured])
+        for pair in ((sender, (sender + 1) % count) for sender in range(count))
     )
-
-
-def _apart(senders: Sequence[int]) -> Iterator[set[int]]:
-    """Yield groups of senders none of which shares a rank with another, as sender or receiver."""
-    count = len(senders)
-    last = [count - 1] if count % 2 else []  # in an odd ring its receiver is the first sender
-    yield {sender for sender in senders if sender % 2 == 0 and sender not in last}
-    yield {sender for sender in senders if sender % 2 == 1}
-    if last:
-        yield set(last)
 
 
 def _send_round_s(ranks: Ranks, tensor: torch.Tensor, senders: set[int]) -> float | None:
@@ -248,6 +281,9 @@ def _send_round_s(ranks: Ranks, tensor: torch.Tensor, senders: set[int]) -> floa
     dist.recv(tensor, previous)
     ranks.synchronize()
     return time.perf_counter() - began
+
+
+HEADS = f"{'collective':<15} {'size':>9}  {'median':>13} {'algorithm':>11} {'bus':>11}  spread"
 
 
 def _line(timed: TimedCollective) -> str:

@@ -1,16 +1,25 @@
-"""A rank that reckons the bytes of collectives by the kernel's own count of the loopback interface."""
+"""A rank that reckons the bytes and the seconds of collectives on its own, beside those that bexplore times.
+
+Bytes are the kernel's own count of the loopback interface, seconds those of a plain clock around one collective. Its
+first rank prints, by collective: bytes that a rank sends, seconds, and the bus bandwidth that bexplore reports.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-NUM_BYTES = 32 * 2**20
+from bexplore.planning.network_figures import Collective
+from bexplore.planning.network_timing import process_group, time_collective
+
+NUM_BYTES = 24 * 2**20  # two and three ranks divide it
+ROUNDS = 5
 
 
 def bytes_through_loopback() -> int:
@@ -19,22 +28,36 @@ def bytes_through_loopback() -> int:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
-    whole, part = torch.zeros(NUM_BYTES // 4), torch.zeros(NUM_BYTES // 4 // dist.get_world_size())
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    runs = {"all_reduce": lambda: dist.all_reduce(whole), "all_gather": lambda: gather(whole, part)}
-    found: dict[str, list[int]] = {name: [] for name in runs}
-    for _ in range(5):
-        for name, run in runs.items():
-            dist.barrier()
-            before = bytes_through_loopback()
-            run()
-            dist.barrier()
-            found[name].append(bytes_through_loopback() - before)
-    if dist.get_rank() == 0:
-        print(json.dumps({name: min(counts) / dist.get_world_size() for name, counts in found.items()}), flush=True)
-    sys.stdout.flush()
-    os._exit(0)
+    with process_group() as ranks:
+        whole, part = torch.zeros(NUM_BYTES // 4), torch.zeros(NUM_BYTES // 4 // ranks.num_ranks)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        runs = {
+            Collective.ALL_REDUCE: lambda: dist.all_reduce(whole),
+            Collective.REDUCE_SCATTER: lambda: scatter(part, whole),
+            Collective.ALL_GATHER: lambda: gather(whole, part),
+        }
+        found = {}
+        for collective, run in runs.items():
+            counts, seconds = [], []
+            for _ in range(ROUNDS):
+                dist.barrier()
+                before, began = bytes_through_loopback(), time.perf_counter()
+                run()
+                seconds.append(time.perf_counter() - began)
+                dist.barrier()
+                counts.append(bytes_through_loopback() - before)
+            timed = time_collective(ranks, collective, NUM_BYTES)
+            found[collective] = {
+                "sent_bytes": min(counts) / ranks.num_ranks,
+                "seconds": sorted(seconds)[ROUNDS // 2],
+                "bus_bytes_per_s": timed.bus_bytes_per_s,
+            }
+        if ranks.rank == 0:
+            print(json.dumps(found), flush=True)
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)  # gloo's threads may outlive the interpreter's
 
 
 if __name__ == "__main__":

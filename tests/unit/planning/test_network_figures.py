@@ -2,11 +2,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 
 import pytest
 
 from bexplore.errors import UserInputError
-from bexplore.planning.collective_times import slow_parts, timed_collective
+from bexplore.planning.collective_times import (
+    MEMORY_SHARE,
+    apart,
+    link_of,
+    most_bytes,
+    notes_on_bytes,
+    sent_share,
+    sizes_between,
+    slow_parts,
+    timed_collective,
+)
 from bexplore.planning.network_figures import Collective, Link, NetworkFigures
 from tests.planning_builders import timed_network
 
@@ -46,7 +57,8 @@ def test_one_rank_exchanges_nothing():
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    network = timed_network({MIB: 1e9})
+    link = link_of((0, 1), ("a", "b"), [1e9, 2e9, 3e9])
+    network = dataclasses.replace(timed_network({MIB: 1e9}), links=(link,), notes=("a note",))
     path = tmp_path / "network.json"
     path.write_text(json.dumps(dataclasses.asdict(network)))
     assert NetworkFigures.read(path) == network
@@ -71,7 +83,7 @@ def ring(speeds: list[float], hosts: str) -> list[Link]:
 
 def test_a_slow_link_is_named_with_its_ends():
     (text,) = slow_parts(ring([10e9, 10e9, 4e9, 10e9], "aaaa"))
-    assert "rank 2 on a to rank 3 on a: 4 GB/s" in text
+    assert "rank 2 on a to rank 3 on a: 4 GB/s (±0%)" in text
 
 
 def test_a_rank_whose_links_are_both_slow_is_named_once():
@@ -81,3 +93,62 @@ def test_a_rank_whose_links_are_both_slow_is_named_once():
 
 def test_links_between_hosts_are_not_compared_with_those_within():
     assert list(slow_parts(ring([100e9, 10e9, 100e9, 10e9], "aabb"))) == []
+
+
+def rounds_of_ring(medians: list[float], noise: float, seed: int) -> list[Link]:
+    """A ring on one host, of whose links each round differs by some share from the median."""
+    draw = random.Random(seed)
+    count = len(medians)
+    return [
+        link_of((rank, (rank + 1) % count), ("a", "a"), [speed * draw.gauss(1.0, noise) for _ in range(9)])
+        for rank, speed in enumerate(medians)
+    ]
+
+
+def test_a_link_has_the_median_of_its_rounds():
+    assert link_of((0, 1), ("a", "a"), [1e9, 9e9, 2e9]).bytes_per_s == 2e9
+
+
+def test_links_that_are_alike_are_not_named_for_their_noise():
+    named = [bool(list(slow_parts(rounds_of_ring([1e9] * 8, 0.4, seed)))) for seed in range(100)]
+    assert sum(named) <= 5
+
+
+def test_a_link_that_is_slow_in_every_round_is_named_beside_noise():
+    for seed in range(20):
+        (text,) = slow_parts(rounds_of_ring([1e9] * 5 + [0.3e9] + [1e9] * 2, 0.1, seed))
+        assert text.startswith("rank 5 on a to rank 6 on a: 0.")
+
+
+def test_one_disturbed_round_names_no_link_and_hides_none():
+    rounds = [1e9] * 8 + [0.1e9]
+    ring_of_four = [link_of((rank, (rank + 1) % 4), ("a", "a"), rounds) for rank in range(3)]
+    assert list(slow_parts([*ring_of_four, link_of((3, 0), ("a", "a"), rounds)])) == []
+    assert len(list(slow_parts([*ring_of_four, link_of((3, 0), ("a", "a"), [0.4e9] * 8 + [5e9])]))) == 1
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 8, 9])
+def test_every_rank_sends_once_and_links_that_run_together_share_no_rank(num_ranks):
+    groups = list(apart(num_ranks))
+    assert sorted(sender for group in groups for sender in group) == list(range(num_ranks))
+    for group in groups:
+        ends = [rank for sender in group for rank in (sender, (sender + 1) % num_ranks)]
+        assert len(ends) == len(set(ends))
+
+
+def test_ranks_that_share_a_memory_share_what_is_free_and_each_tensor_leaves_room_for_its_copy():
+    assert most_bytes(100e9, 4) == pytest.approx(MEMORY_SHARE * 25e9)
+    assert 2 * MEMORY_SHARE < 1
+
+
+def test_sizes_double_up_to_the_largest():
+    assert list(sizes_between(MIB, 5 * MIB)) == [MIB, 2 * MIB, 4 * MIB]
+    assert list(sizes_between(MIB, MIB)) == [MIB]
+
+
+def test_gloo_sends_an_all_reduce_for_a_reduce_scatter_and_nccl_does_not():
+    assert sent_share("gloo", Collective.REDUCE_SCATTER, 4) == pytest.approx(2 * 3 / 4)
+    assert sent_share("nccl", Collective.REDUCE_SCATTER, 4) == pytest.approx(3 / 4)
+    (note,) = notes_on_bytes("gloo", 4)
+    assert "each rank sends 1.5 times the tensor, and the bus bandwidth counts 0.75" in note
+    assert list(notes_on_bytes("nccl", 4)) == []
