@@ -79,6 +79,8 @@ class Command:
         env: Further variables of the environment, with placeholders.
         file: The user's file; None where the command has none.
         num_replicas: Data-parallel replicas that the command must start; None where the first probe shows it.
+        accumulation: Micro-batches of one replica in a step that the training has by itself, by a word of the command
+            or by its file; None where neither says.
         writes_are_fine: Whether the user consents to a command without `{output_dir}`.
         is_typed: Whether the command stood on the command line and not in the file.
     """
@@ -87,6 +89,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     file: CommandFile | None = None
     num_replicas: int | None = None
+    accumulation: int | None = None
     writes_are_fine: bool = False
     is_typed: bool = False
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bexplore.config.command import PLACEHOLDERS, Command, CommandFile, FileKey, unknown_placeholders
 from bexplore.config.config import Config, Request, RequestKind
+from bexplore.config.dialects.command_words import Given, Source, given_by_file, given_by_variables, given_by_words
 from bexplore.config.dialects.launchers import LAUNCHERS, launched
 from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.dialects.recognition import FamilyFile
+from bexplore.config.dialects.resuming import that_resume
 from bexplore.config.dialects.values import is_integer, read_bounds
 from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
@@ -23,10 +24,12 @@ from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.errors import close_match
 from bexplore.job import CompileSettings, Job
 
-# Keys of a file that hold the accumulation. Sources: `TrainingArguments` of transformers; Lightning's `Trainer`.
+# Keys of a file, and options, that hold the accumulation. Sources: `TrainingArguments` of transformers; Lightning's
+# `Trainer`.
 _ACCUMULATION_KEYS = ("gradient_accumulation_steps", "accumulate_grad_batches")
-_RESUME_KEY = re.compile(r"(^|[-_.])(resume|resume_from_checkpoint|auto_resume_from_checkpoints)$")
-_IS_OFF = ("", "none", "null", "false", "no", "0")
+# Hints where a training would go on from a checkpoint. A script keeps its words to itself.
+_LEAVE_OUT = "leave it out while you explore: the size holds for the resumed training too"
+_HIDE = "if it does something else here, put the command into a script: bash train.sh {micro_batch_size} {output_dir}"
 
 
 def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None, written_size: Any = None) -> Config:
@@ -47,11 +50,14 @@ def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None,
     if replica_batch_size is not None:
         total = replica_batch_size * (numbers.num_replicas or 1)
         numbers = dataclasses.replace(numbers, global_batch_size=total)
+    argv = tuple(settings.command or ()) or _usual(problems, own, settings, numbers)
+    fixed = _fixed_accumulation(argv)
     command = Command(
-        argv=tuple(settings.command or ()) or _usual(problems, own, settings, numbers),
+        argv=argv,
         env=settings.env,
-        file=None if text is None else _file(problems, text, own),
+        file=None if text is None else _file(problems, text, own, fixed),
         num_replicas=numbers.num_replicas,
+        accumulation=fixed or _accumulation_of_file(document, own),
         writes_are_fine=settings.writes_are_fine,
         is_typed=bool(document.position(("explore", "command")).override),
     )
@@ -192,16 +198,17 @@ def _is_code(word: str) -> bool:
     return word.endswith(".py") and Path(word).is_file()
 
 
-def _file(problems: Problems, text: str, own: FamilyFile | None) -> CommandFile:
-    """Return the user's file without the section of bexplore, and its keys that change from start to start."""
+def _file(problems: Problems, text: str, own: FamilyFile | None, fixed_accumulation: int | None) -> CommandFile:
+    """Return the user's file without the section of bexplore, and its keys that change from start to start.
+
+    Where a word of the command fixes the accumulation, the file's own stays as it is.
+    """
     document = problems.document
-    leaves = [(path, value) for path, value in _leaves(document.values) if path[0] != "explore"]
-    for path, value in leaves:
-        if _RESUME_KEY.search(str(path[-1])) and _is_on(value) and (own is None or path[-1] not in own.family.probing):
-            _refuse_resume(problems, path, f"{dotted_path(path)}: {value}")
-    sizes = [path for path, value in leaves if _asks(value)]
+    sizes = [path for path, value in _own_leaves(document) if _asks(value)]
     _check_place_of_word(problems, sizes, own)
-    keys = _keys_of_any_file(sizes, leaves) if own is None else tuple(_keys_of_family(own, sizes))
+    keys = _keys_of_any_file(document, sizes) if own is None else tuple(_keys_of_family(own, sizes))
+    if fixed_accumulation is not None:
+        keys = tuple(key for key in keys if key.name != "accumulation")
     probing = {} if own is None else dict(_probing(own))
     name = document.path.name
     return CommandFile(name=name, text=without_section(text, "explore", source=name), keys=keys, probing=probing)
@@ -220,11 +227,36 @@ def _check_place_of_word(problems: Problems, sizes: list[KeyPath], own: FamilyFi
         )
 
 
-def _keys_of_any_file(sizes: list[KeyPath], leaves: list[tuple[KeyPath, Any]]) -> tuple[FileKey, ...]:
+def _keys_of_any_file(document: Document, sizes: list[KeyPath]) -> tuple[FileKey, ...]:
     """Return the keys of a file of no known family: the place of the word, and what is named as accumulation is."""
-    steps = [path for path, value in leaves if path[-1] in _ACCUMULATION_KEYS and type(value) is int]
     size = [FileKey(path=path, name="micro_batch_size") for path in sizes]
-    return (*size, *(FileKey(path=path, name="accumulation") for path in steps))
+    return (*size, *(FileKey(path=path, name="accumulation") for path in _accumulations(document)))
+
+
+def _accumulations(document: Document) -> dict[KeyPath, int]:
+    """Return the numbers that are named as accumulation is, by their paths."""
+    return {
+        path: value for path, value in _own_leaves(document) if path[-1] in _ACCUMULATION_KEYS and is_integer(value)
+    }
+
+
+def _accumulation_of_file(document: Document, own: FamilyFile | None) -> int | None:
+    """Return the accumulation that the file has by itself; None where it has none, or several that differ."""
+    if own is not None:
+        return own.numbers.accumulation
+    found = set(_accumulations(document).values())
+    return found.pop() if len(found) == 1 and min(found) >= 1 else None
+
+
+def _fixed_accumulation(argv: tuple[str, ...]) -> int | None:
+    """Return the accumulation that a word of the command fixes; the last one counts, as in argparse and Hydra."""
+    values = [str(given.value) for given in given_by_words(argv) if given.name in _ACCUMULATION_KEYS]
+    return int(values[-1]) if values and values[-1].isdecimal() and int(values[-1]) else None
+
+
+def _own_leaves(document: Document) -> list[tuple[KeyPath, Any]]:
+    """Return the plain values of the file without the section of bexplore, each with its path."""
+    return [(path, value) for path, value in _leaves(document.values) if path[0] != "explore"]
 
 
 def _keys_of_family(own: FamilyFile, sizes: list[KeyPath]) -> Iterator[FileKey]:
@@ -324,30 +356,26 @@ def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None
             "number of replicas",
             "type --replicas N, or replicas: N in the section explore",
         )
-    _check_resume(problems, command, place)
+    _check_resume(problems, command, own)
 
 
-def _check_resume(problems: Problems, command: Command, place: KeyPath) -> None:
-    words = list(command.argv)
-    for index, word in enumerate(words):
-        name, equals, value = word.lstrip("-+").partition("=")
-        after = value if equals else (words[index + 1] if index + 1 < len(words) else "")
-        is_flag = word.startswith("-") and not equals and after.startswith("-")
-        if (
-            _RESUME_KEY.search(name.replace("-", "_"))
-            and (equals or word.startswith("-"))
-            and (is_flag or _is_on(after))
-        ):
-            _refuse_resume(problems, place, word if equals or is_flag else f"{word} {after}")
+def _check_resume(problems: Problems, command: Command, own: FamilyFile | None) -> None:
+    """Note what makes each start go on from a checkpoint: in the words of the command, in its file, in variables."""
+    document, switched_off = problems.document, () if own is None else own.family.probing
+    of_file = [given for given in given_by_file(_own_leaves(document)) if given.path[-1] not in switched_off]
+    everything = [*given_by_words(command.argv), *given_by_variables(command.env), *of_file]
+    for given, key in that_resume(everything, family=None if own is None else own.family.name):
+        problems.error(
+            _place(document, given),
+            f"{given.shown} resumes from a checkpoint, as {key.of} does: each start would load it, and its state would "
+            "decide the steps",
+            _LEAVE_OUT if given.source is Source.KEY else f"{_LEAVE_OUT}; {_HIDE}",
+        )
 
 
-def _is_on(value: Any) -> bool:
-    return str(value).strip().lower() not in _IS_OFF
-
-
-def _refuse_resume(problems: Problems, path: KeyPath, shown: str) -> None:
-    problems.error(
-        path,
-        f"{shown} resumes from a checkpoint: each probe would load it, and its state would decide the steps",
-        "leave it out while you explore; the size holds for the resumed training too",
-    )
+def _place(document: Document, given: Given) -> KeyPath:
+    """Return where a value stands in the file; nothing where it was typed on the command line."""
+    if given.source is Source.KEY:
+        return given.path
+    path = given.path or ("explore", "command")
+    return () if document.position(path).override else path

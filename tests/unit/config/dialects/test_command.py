@@ -1,0 +1,71 @@
+"""What a training command and its file say of a step, and which keys of the file change from start to start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bexplore.config.config import Config
+from bexplore.config.load import load_config
+
+
+def loaded(folder: Path, text: str, *words: str) -> Config:
+    """Load a file, read by a command with further words."""
+    path = folder / "job.yaml"
+    path.write_text(f"micro_batch_size: explore\n{text}")
+    command = json.dumps(["train", "{config}", *words])
+    return load_config(path, overrides=[f"explore.command={command}", "explore.writes_are_fine=true"])
+
+
+@pytest.mark.parametrize(
+    ("text", "accumulation"),
+    [
+        ("gradient_accumulation_steps: 8", 8),
+        ("trainer: {accumulate_grad_batches: 4}", 4),
+        ("gradient_accumulation_steps: 8\ndeepspeed: {gradient_accumulation_steps: 8}", 8),
+        ("gradient_accumulation_steps: 8\ndeepspeed: {gradient_accumulation_steps: 4}", None),
+        ("gradient_accumulation_steps: auto", None),
+        ("gradient_accumulation_steps: true", None),
+        ("steps: 8", None),
+    ],
+)
+def test_the_accumulation_of_a_file_of_no_family_is_known_where_it_has_one(tmp_path, text, accumulation):
+    config = loaded(tmp_path, text)
+
+    assert config.command.accumulation == accumulation
+    assert config.batch_size is None
+
+
+def test_the_accumulation_of_a_familys_file_is_known_without_its_replicas(tmp_path):
+    config = loaded(tmp_path, "base_model: m\ndatasets: []\ngradient_accumulation_steps: 4\n")
+
+    assert config.layout == "axolotl"
+    assert (config.command.accumulation, config.batch_size) == (4, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gradient_accumulation_steps", "4"),
+        ("--gradient-accumulation-steps=4",),
+        ("+trainer.accumulate_grad_batches=4",),
+        ("trainer.accumulate_grad_batches=2", "trainer.accumulate_grad_batches=4"),
+    ],
+)
+def test_what_a_word_of_the_command_fixes_goes_before_the_file_whose_key_stays(tmp_path, words):
+    config = loaded(tmp_path, "gradient_accumulation_steps: 8", *words)
+
+    assert config.command.accumulation == 4
+    assert config.command.file.names == {"micro_batch_size"}
+    assert not config.command.sets_accumulation
+
+
+def test_a_word_that_bexplore_fills_in_fixes_nothing(tmp_path):
+    config = loaded(
+        tmp_path, "gradient_accumulation_steps: 8", "--gradient_accumulation_steps", "{accumulation}", "--workers", "4"
+    )
+
+    assert config.command.accumulation == 8
+    assert config.command.sets_accumulation
