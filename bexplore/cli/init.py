@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from bexplore.cli.training_command import COMMAND, CommandBehindDashes
-from bexplore.config import starter
+from bexplore.config.starter import starter
 from bexplore.errors import UserInputError
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family
 from bexplore.config.dialects.recognition import recognise
-from bexplore.config.dialects.values import is_integer
 from bexplore.config.document import document
 from bexplore.config.document.values import Values
 from bexplore.config.document.writer import with_value
+from bexplore.config.sections.values import is_integer
 from bexplore.errors import UserInputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

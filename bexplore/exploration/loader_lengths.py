@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from bexplore.config.config import Config
-from bexplore.config.dialects.lengths import give_lengths
+from bexplore.config.sections.lengths import give_lengths
 from bexplore.engine.process.timeouts import Limits, Progress
 from bexplore.engine.program_client import RESIDENT_BYTES, ask_once
 from bexplore.engine.protocol.messages import Done, ReadLengths, Refused

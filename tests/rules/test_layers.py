@@ -19,8 +19,7 @@ ORDER = {
     "testing exploration planning guard output cli pytest_plugin lightning transformers __main__",
     "host": "blas_threads logs locks json_files accelerators machine contention",
     "job": "batching lengths job",
-    "config": "training_step document field_types schema command job_variant config dialects hydra_tree "
-    "training_script starter load",
+    "config": "training_step document field_types schema command job_variant config sections dialects starter load",
     "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",

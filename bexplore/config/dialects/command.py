@@ -16,11 +16,11 @@ from bexplore.config.dialects.launchers import LAUNCHERS, launched
 from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.dialects.recognition import FamilyFile
 from bexplore.config.dialects.resuming import that_resume
-from bexplore.config.dialects.values import is_integer, read_bounds
 from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.document.writer import without_section
 from bexplore.config.schema import ExploreSettings, read_settings
+from bexplore.config.sections.values import is_integer, read_bounds
 from bexplore.errors import close_match
 from bexplore.job import CompileSettings, Job
 

@@ -9,10 +9,10 @@ from typing import Any
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.family import Family, Keys, Remainder
 from bexplore.config.dialects.numbers import Numbers
-from bexplore.config.dialects.values import as_number, is_integer, is_number
 from bexplore.config.document.document import Document, Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.document.values import Values
+from bexplore.config.sections.values import as_number, is_integer, is_number
 from bexplore.errors import UserInputError, close_match
 from bexplore.job.batching import MAX_SAMPLES
 

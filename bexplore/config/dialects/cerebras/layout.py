@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bexplore.config.config import MICRO_BATCH_TOKENS
-from bexplore.config.dialects.values import require_mapping
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, kind_of
+from bexplore.config.sections.values import require_mapping
 from bexplore.job import Mode
 
 FLAG = "csx.performance.micro_batch_size"

@@ -25,14 +25,14 @@ from bexplore.config.dialects.cerebras.request import (
     read_request,
 )
 from bexplore.config.dialects.cerebras.section import Section
-from bexplore.config.dialects.lengths import with_lengths
-from bexplore.config.dialects.parallelism import read_parallelism
-from bexplore.config.dialects.values import as_number, is_number, notice_near_misses, read_flag, read_positive
-from bexplore.config.dialects.variants import find_variants, read_axes
-from bexplore.config.dialects.workload import described_job, workload_job
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings, read_settings
+from bexplore.config.sections.lengths import with_lengths
+from bexplore.config.sections.parallelism import read_parallelism
+from bexplore.config.sections.values import as_number, is_number, notice_near_misses, read_flag, read_positive
+from bexplore.config.sections.variants import find_variants, read_axes
+from bexplore.config.sections.workload import described_job, workload_job
 from bexplore.job import Job, Mode, Parallelism, Precision
 
 SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "trainer")

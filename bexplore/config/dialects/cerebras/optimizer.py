@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bexplore.config.dialects.cerebras.layout import Layout
-from bexplore.config.dialects.values import as_number, is_number
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
+from bexplore.config.sections.values import as_number, is_number
 from bexplore.errors import close_match
 
 _LEARNING_RATE = 1e-4  # instead of a schedule, on which no time depends

@@ -7,10 +7,10 @@ from typing import Any
 
 from bexplore.config.config import Request, RequestKind
 from bexplore.config.dialects.cerebras.layout import FLAG, Layout
-from bexplore.config.dialects.values import as_flag, is_integer, read_bounds
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.schema import ExploreSettings
+from bexplore.config.sections.values import as_flag, is_integer, read_bounds
 from bexplore.errors import UserInputError, close_match
 from bexplore.job import Mode, batching
 from bexplore.job.batching import MAX_SAMPLES

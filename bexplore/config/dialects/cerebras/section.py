@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bexplore.config.dialects.values import is_integer, read_flag, read_number, read_positive
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted, shown
 from bexplore.config.field_types import MAX_TOKENS
+from bexplore.config.sections.values import is_integer, read_flag, read_number, read_positive
 from bexplore.errors import close_match
 
 _NO_EFFECT = frozenset(  # on time and memory: initial values, scales of the loss, generation, metrics, their compiler

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bexplore.config.config import RequestKind, json_schema
@@ -643,6 +643,7 @@ JUNK = st.one_of(
 
 
 @pytest.mark.parametrize("layout", WHOLE)
+@settings(deadline=None)
 @given(data=st.data())
 def test_whatever_stands_anywhere_is_a_config_or_one_error(tmp_path_factory, layout, data):
     values = copy.deepcopy(WHOLE[layout])

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from bexplore.config import starter
 from bexplore.config.config import Config, RequestKind
 from bexplore.config.dialects.families import FAMILIES
 from bexplore.config.dialects.launchers import launched
 from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.document.writer import without_section
 from bexplore.config.load import load_config
+from bexplore.config.starter import starter
 from bexplore.errors import UserInputError
 from tests.family_builders import TEXTS
 

@@ -4,7 +4,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bexplore.config.document import document
@@ -274,6 +274,7 @@ def test_without_problems_nothing_is_raised(tmp_path):
     Problems(document=read(tmp_path, "a: 1\n")).raise_if_any()
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("a1:-[]{},&*!|>'\"%@`#?~ \n\t."), max_size=60))
 def test_any_text_is_a_value_or_one_error(text):
     try:
@@ -282,6 +283,7 @@ def test_any_text_is_a_value_or_one_error(text):
         assert error.message.startswith("job.yaml")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_override_text_is_read_or_refused(text):
     try:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bexplore.config.document import document, toml
@@ -151,6 +151,7 @@ def at(values, path):
     return values
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(KEYS, VALUES, max_size=3),
     st.dictionaries(KEYS, st.dictionaries(KEYS, VALUES, max_size=3), max_size=3),

@@ -13,7 +13,7 @@ from typing import Any
 from bexplore.config.dialects.cerebras.architectures.architecture import Architecture, has, transformers
 from bexplore.config.dialects.cerebras.architectures.plain_decoder import read_decoder
 from bexplore.config.dialects.cerebras.section import Section, flag, given, number, sequence_length, share, size, word
-from bexplore.config.dialects.values import is_integer
+from bexplore.config.sections.values import is_integer
 
 _DECODER = {
     "hidden_act": word("nonlinearity", "swiglu", {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}),

@@ -21,7 +21,7 @@ from bexplore.config.dialects.cerebras.section import (
     size,
     word,
 )
-from bexplore.config.dialects.values import is_number
+from bexplore.config.sections.values import is_number
 
 _ENCODER = {
     "hidden_size": size("hidden_size"),

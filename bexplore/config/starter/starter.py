@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bexplore.config import hydra_tree, training_script
 from bexplore.config.command import PLACEHOLDERS
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
-from bexplore.config.dialects.values import is_integer
 from bexplore.config.document import document
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.writer import with_value
+from bexplore.config.sections.values import is_integer
+from bexplore.config.starter import hydra_tree, training_script
 from bexplore.errors import UserInputError
 
 # Options of training scripts, as `--name`, `-name` or `name=`, with `_` for `-`. Sources: the arguments of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.config import starter
+from bexplore.config.starter import starter
 from bexplore.errors import UserInputError
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore.config.dialects.values import is_integer
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import quoted
 from bexplore.config.schema import ExploreSettings, TransformersOptions, WorkloadOptions
+from bexplore.config.sections.values import is_integer
 from bexplore.job import CompileSettings, Job, Precision, TorchSettings
 
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")

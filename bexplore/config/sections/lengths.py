@@ -13,11 +13,11 @@ import numpy as np
 
 from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
+from bexplore.config.field_types import MAX_TOKENS
 from bexplore.config.schema import ExploreSettings, LengthsOptions
 from bexplore.job import Job
 from bexplore.job.lengths import MAX_DISTINCT, Collation, Integers, Lengths
 
-LONGEST = 1_000_000  # tokens, as of a sequence length
 _MOST_BYTES = 256 * 2**20  # of a file of lengths
 _KEY: KeyPath = ("explore", "lengths")
 _IMAGE_TASKS = ("image_classification",)  # whose samples have no length
@@ -163,6 +163,6 @@ def _of_file(path: Path) -> Integers:
         found = np.asarray([int(word) for word in words])
     if found.ndim != 1 or not len(found) or not np.issubdtype(found.dtype, np.number) or np.iscomplexobj(found):
         raise ValueError("it holds no list of numbers")
-    if not ((found >= 1) & (found <= LONGEST) & (found == np.rint(found))).all():
-        raise ValueError(f"lengths are whole numbers from 1 to {LONGEST}")
+    if not ((found >= 1) & (found <= MAX_TOKENS) & (found == np.rint(found))).all():
+        raise ValueError(f"lengths are whole numbers from 1 to {MAX_TOKENS}")
     return found.astype(np.int64)

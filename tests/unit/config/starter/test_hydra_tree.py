@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.config import starter
-from bexplore.config.hydra_tree import leaves
 from bexplore.config.load import load_config
+from bexplore.config.starter import starter
+from bexplore.config.starter.hydra_tree import leaves
 from bexplore.errors import UserInputError
 
 TREE = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bexplore.config.config import Config
-from bexplore.config.dialects.lengths import give_lengths
+from bexplore.config.sections.lengths import give_lengths
 from bexplore.job.lengths import Collation, Lengths
 from tests.config_builders import Folder, sections
 
@@ -86,6 +86,11 @@ def test_a_json_file_holds_a_list(folder):
 def test_an_array_holds_numbers_in_any_shape(folder, kind):
     np.save(folder.path.parent / "lengths.npy", np.array([[10, 20], [20, 40]], dtype=kind))
     assert lengths_of(folder, {"file": "lengths.npy"}) == Lengths.of_samples([10, 20, 20, 40])
+
+
+def test_a_file_may_hold_the_lengths_that_may_be_written_inline(folder):
+    (folder.path.parent / "lengths.txt").write_text("10 99999999")
+    assert lengths_of(folder, {"file": "lengths.txt"}) == lengths_of(folder, [10, 99_999_999])
 
 
 def test_a_file_of_lengths_lies_beside_the_configuration(folder, monkeypatch, tmp_path_factory):
@@ -280,7 +285,7 @@ def test_a_mistake_is_one_error_on_a_line_of_the_section(folder, lengths, expect
         ("a.txt", "10 -5", '"-5" is no number of tokens'),
         ("a.txt", "10 1.5", '"1.5" is no number of tokens'),
         ("a.txt", "10 0", "lengths are whole numbers from 1 to"),
-        ("a.txt", "10 99999999", "lengths are whole numbers from 1 to"),
+        ("a.txt", "10 100000001", "lengths are whole numbers from 1 to"),
         ("a.txt", "", "it is empty"),
         ("a.txt", "1²", "is no number of tokens"),
         ("a.npy", "", "No data left in file"),
