@@ -10,6 +10,7 @@ others are counted apart. Writes benchmarks/results/dialects.{md,json}.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import json
 import re
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bexplore.config.dialects.numbers import Numbers
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import document
 from bexplore.config.document.document import Problems
@@ -58,7 +60,7 @@ def judged(kind: str, path: Path) -> dict[str, Any]:
         if family.name not in EXPECTED.get(kind, {kind}):
             return record | {"outcome": "another family"}
         own = read_family(problems, family, evidence)
-        record["numbers"] = dict(own.numbers.solved().given())
+        record["numbers"] = known_numbers(own.numbers.solved())
         try:
             problems.raise_if_any()
         except UserInputError as error:
@@ -67,6 +69,12 @@ def judged(kind: str, path: Path) -> dict[str, Any]:
         return record | {"outcome": "solved" if _is_solved(own) else "numbers missing"}
     except UserInputError as error:
         return record | {"outcome": "refused as text", "why": _without_folder(error, path)}
+
+
+def known_numbers(numbers: Numbers) -> dict[str, int]:
+    """Return each number that is there, by its name for people."""
+    found = {name: number for name, number in dataclasses.asdict(numbers).items() if number is not None}
+    return {name.removeprefix("num_").replace("_", " "): number for name, number in found.items()}
 
 
 def _without_folder(error: UserInputError, path: Path) -> str:
@@ -80,7 +88,7 @@ def _is_even(path: Path) -> bool:
 
 def _is_solved(own: FamilyFile) -> bool:
     """Return whether each of the family's numbers that the file has a value for was read."""
-    read = dict(own.numbers.given())
+    read = known_numbers(own.numbers)
     names = {
         "micro_batch_size": "micro batch size",
         "accumulation": "accumulation",

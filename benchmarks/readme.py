@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import readme_tables
-from bexplore.config.config import json_schema
+from bexplore.config.json_schema import json_schema
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from bexplore.config.config import json_schema
 from bexplore.config.dialects.families import FAMILIES
-from bexplore.config.dialects.family_schema import family_schema
 from bexplore.config.dialects.recognition import family_named
+from bexplore.config.json_schema import family_schema, json_schema
 from bexplore.errors import UserInputError
 from bexplore.job.batching import near_value_message, valid_global_batch_sizes
 from bexplore.output.tables import replay_cost_line, replay_line

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from bexplore.config.command import Command
 from bexplore.config.document.reader import KeyPath, Position
@@ -17,7 +16,7 @@ from bexplore.errors import UserInputError
 from bexplore.job import Job, Mode, Precision
 from bexplore.job.batching import Divisibility, replica_batch_size_of
 
-__all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind", "json_schema"]
+__all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind"]
 
 
 MICRO_BATCH_TOKENS = "micro_batch_tokens"
@@ -216,48 +215,3 @@ def _on_device(job: Job, device: str) -> Job:
 def _scales(device: str) -> bool:
     """Return whether a device scales gradients, which float16 needs."""
     return device.partition(":")[0] == "cuda"
-
-
-def json_schema() -> dict[str, Any]:
-    """Return a JSON Schema of the file for editors: `explore` in full, of other sections the keys that are read."""
-    explore = ExploreSettings.model_json_schema()
-    definitions = explore.pop("$defs", {}) | {"MicroBatchSize": _micro_batch_size_schema()}
-    micro = {"$ref": "#/$defs/MicroBatchSize"}
-    optional = {"type": ["integer", "null"], "description": "Of the training; its duration follows."}
-    steps = dict.fromkeys(("num_steps", "max_steps", "num_epochs", "steps_per_epoch"), optional)
-    data = _object(batch_size=_POSITIVE, micro_batch_size=micro, micro_batch_tokens=micro)
-    flags = _object(**{"csx.performance.micro_batch_size": micro})
-    callback = _object(**{f"{scope}Flags": flags for scope in ("ScopedTrain", "ScopedValidate", "Global")})
-    init = _object(
-        callbacks={"type": ["array", "null"], "items": callback}, loop={"type": ["object", "null"], "properties": steps}
-    )
-    trainer = {"init": init, "fit": _object(train_dataloader=_object(batch_size=_POSITIVE))}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "bexplore configuration",
-        **_object(
-            explore=explore,
-            train_input=data,
-            eval_input=data,
-            runconfig=_object(num_csx=_POSITIVE, use_cs_grad_accum={"type": "boolean"}, **steps),
-            trainer={"type": ["object", "array"], "properties": trainer},
-        ),
-        "$defs": definitions,
-    }
-
-
-_POSITIVE = {"type": "integer", "minimum": 1}
-
-
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties}
-
-
-def _micro_batch_size_schema() -> dict[str, Any]:
-    bounds = _object(min=_POSITIVE, max=_POSITIVE) | {"additionalProperties": False}
-    explore = _object(explore=bounds) | {"required": ["explore"], "additionalProperties": False}
-    words = {"enum": ["explore", "auto", "none", "None", "disable", None]}
-    return {
-        "description": "explore: search; auto: search quickly among divisors; a number: use it; null: none.",
-        "anyOf": [_POSITIVE, words, explore],
-    }

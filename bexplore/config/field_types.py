@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -14,8 +14,9 @@ from bexplore.errors import BexploreError, close_match
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.units import parse_device_memory, parse_seconds
 
-PRECISIONS = ("float32", "bfloat16", "autocast_bfloat16", "autocast_float16")
-CHECKPOINTING = ("none", "selective", "full")
+_PrecisionWord = Literal["float32", "bfloat16", "autocast_bfloat16", "autocast_float16"]
+_CheckpointingWord = Literal["none", "selective", "full"]
+_CANDIDATE_RULES = ("all", "powers_of_two", "divisors", "even")
 _PRECISIONS = {  # names in other tools
     **dict.fromkeys(("float16", "fp16", "half", "16", "16-mixed", "fp16-mixed", "amp"), "autocast_float16"),
     **dict.fromkeys(("bf16-mixed", "amp_bfloat16", "amp_bf16"), "autocast_bfloat16"),
@@ -124,7 +125,8 @@ def _precision(value: Any) -> Any:
     """Refuse short names that resemble the wrong format: the hint names the right one."""
     meant = _PRECISIONS.get(str(value).lower())
     if meant is not None:
-        raise SettingError(f"must be one of {', '.join(PRECISIONS)}, not {quoted(value)}", f"did you mean {meant}?")
+        words = ", ".join(get_args(_PrecisionWord))
+        raise SettingError(f"must be one of {words}, not {quoted(value)}", f"did you mean {meant}?")
     return value
 
 
@@ -135,13 +137,12 @@ def _checkpointing(value: Any) -> Any:
 
 def _candidates(value: Any) -> Any:
     """Accept a rule by name, or the sizes themselves."""
-    words = ("all", "powers_of_two", "divisors", "even")
-    if value in words:
+    if value in _CANDIDATE_RULES:
         return value
     is_size = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= MAX_SAMPLES for v in _as_list(value)]
     if not is_size or not all(is_size):
-        near = close_match(str(value), words)
-        rule = f"must be one of {', '.join(words)}, or a list of positive integers, not {quoted(value)}"
+        near = close_match(str(value), _CANDIDATE_RULES)
+        rule = f"must be one of {', '.join(_CANDIDATE_RULES)}, or a list of positive integers, not {quoted(value)}"
         raise SettingError(rule, f"did you mean {near}?" if near else "")
     return tuple(sorted(set(value)))
 
@@ -195,7 +196,7 @@ _IMPORT_SCHEMA = {"type": "string", "pattern": f"^{_IMPORT_PATH.pattern}$"}
 _ADDRESS_SCHEMA = {"type": "string", "pattern": f"^{_ADDRESS.pattern}$"}
 _CANDIDATES_SCHEMA = {
     "anyOf": [
-        {"enum": ["all", "powers_of_two", "divisors", "even"]},
+        {"enum": list(_CANDIDATE_RULES)},
         {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
     ]
 }
@@ -205,13 +206,11 @@ Seconds = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_SECONDS_S
 Duration = Annotated[float | None, BeforeValidator(_duration), WithJsonSchema(_DURATION_SCHEMA)]
 Percent = Annotated[float, BeforeValidator(_percent)]
 Fraction = Annotated[float, BeforeValidator(_fraction)]
-PrecisionName = Annotated[
-    Literal["float32", "bfloat16", "autocast_bfloat16", "autocast_float16"], BeforeValidator(_precision)
-]
+PrecisionName = Annotated[_PrecisionWord, BeforeValidator(_precision)]
 Checkpointing = Annotated[
-    Literal["none", "selective", "full"],
+    _CheckpointingWord,
     BeforeValidator(_checkpointing),
-    WithJsonSchema({"enum": [*CHECKPOINTING, True, False]}),
+    WithJsonSchema({"enum": [*get_args(_CheckpointingWord), True, False]}),
 ]
 Share = Annotated[float, Field(ge=0, le=1)]
 Candidates = Annotated[str | tuple[int, ...], BeforeValidator(_candidates), WithJsonSchema(_CANDIDATES_SCHEMA)]

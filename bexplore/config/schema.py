@@ -310,7 +310,8 @@ class LengthsOptions(_Section):
         return sorted((_as_percent(name), length) for name, length in (self.quantiles or {}).items())
 
 
-Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+_MOST_DEVICES = 1_000_000
+Degree = Annotated[int, Field(ge=1, le=_MOST_DEVICES)]
 HalfOrFull = Literal["float32", "bfloat16", "float16"]
 
 
@@ -323,7 +324,7 @@ class ParallelismOptions(_Section):
     data_parallel_replicate_degree: Degree = Field(
         1, description="Copies of the model; without sharding: DistributedDataParallel, with it: HSDP."
     )
-    data_parallel_shard_degree: Annotated[int, Field(ge=-1, le=1_000_000)] = Field(
+    data_parallel_shard_degree: Annotated[int, Field(ge=-1, le=_MOST_DEVICES)] = Field(
         -1, description="Ranks that shard the parameters of a copy (FSDP2); -1: num_csx over the copies."
     )
     tensor_parallel_degree: Degree = Field(1, description="Ranks that share each layer's matrices.")
@@ -379,16 +380,21 @@ class ExploreSettings(_Section):
         description="Indifference zone: sizes with a throughput within this fraction of the best count as equal, "
         "and are timed no more precisely.",
     )
-    time_budget: Duration = Field(
-        None, description='Seconds, or text such as "10min", that the search may take; null: no limit.'
-    )
-    training_time: Duration = Field(
+    time_budget_s: Duration = Field(
         None,
+        alias="time_budget",
+        description='Seconds, or text such as "10min", that the search may take; null: no limit.',
+    )
+    training_time_s: Duration = Field(
+        None,
+        alias="training_time",
         description='Seconds, or text such as "3d", that the training will take: the search ends where another probe '
         "costs more than its expected saving. null: from the steps in the file, else 10h.",
     )
-    probe_time_limit: Duration = Field(
-        1800.0, description="Seconds, or text, after which one probe is given up as timed_out; null: no limit."
+    probe_time_limit_s: Duration = Field(
+        1800.0,
+        alias="probe_time_limit",
+        description="Seconds, or text, after which one probe is given up as timed_out; null: no limit.",
     )
     stage_time_floor: Seconds = Field(
         60.0, description="Seconds, or text, that any stage (build, compile, a step) may take without reporting."
@@ -539,21 +545,6 @@ class ExploreSettings(_Section):
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
         return self
-
-    @property
-    def time_budget_s(self) -> float | None:
-        """Seconds that the search may take; None for no limit."""
-        return self.time_budget
-
-    @property
-    def training_time_s(self) -> float | None:
-        """Seconds that the training will take; None where not given."""
-        return self.training_time
-
-    @property
-    def probe_time_limit_s(self) -> float | None:
-        """Seconds after which one probe is given up; None for no limit."""
-        return self.probe_time_limit
 
     @property
     def replica_reserve_bytes(self) -> int | None:

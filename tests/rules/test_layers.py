@@ -19,7 +19,8 @@ ORDER = {
     "testing exploration planning guard output cli pytest_plugin lightning transformers __main__",
     "host": "blas_threads logs locks json_files accelerators machine contention",
     "job": "batching lengths job",
-    "config": "training_step document field_types schema command job_variant config sections dialects starter load",
+    "config": "training_step document field_types schema command job_variant config sections dialects json_schema "
+    "starter load",
     "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
@@ -30,7 +31,7 @@ ORDER = {
     "planning": "network_figures collective_times network_timing communication request step_costs published plan "
     "cautions planner from_run from_config api",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
-    "output": "plot guard_table guard_ci plan_table tables event_files bexp settings_text lengths_text profile_text "
+    "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "
     "summary live_view console report",
     "cli": "streams entry training_command common init apply attach doctor explore guard one_shot plan network report "
     "tables worker",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -69,11 +68,3 @@ class Numbers:
             return ""
         shown = " x ".join(f"{name} {number}" for name, number in factors.items())
         return f"the global batch {total} is {'not' if is_whole else 'no multiple of'} {shown}"
-
-    def given(self) -> Iterator[tuple[str, int]]:
-        """Yield each number that is there, with its name for people."""
-        names = ("micro_batch_size", "accumulation", "num_replicas", "global_batch_size", "sequence_length")
-        for name in names:
-            number = getattr(self, name)
-            if number is not None:
-                yield name.removeprefix("num_").replace("_", " "), number

@@ -29,6 +29,7 @@ from bexplore.errors import UserInputError
 MAX_EVENTS = 4_000  # parser events, a sixth of a second on a slow core; the largest public file has 1,850
 MAX_DEPTH = 64  # nested mappings and lists
 MAX_VALUES = 10_000  # after aliases have been followed
+LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _SHOWN_CHARACTERS = 60
 
 KeyPath = tuple[str | int, ...]
@@ -93,6 +94,12 @@ def shown(value: Any) -> str:
 def quoted(value: Any) -> str:
     """Return `shown(value)`, with quotation marks around a text."""
     return f'"{shown(value)}"' if isinstance(value, str) else shown(value)
+
+
+def line_break(text: str) -> str:
+    """Return the line break of a text: its first."""
+    found = LINE_BREAK.search(text)
+    return found[0] if found else "\n"
 
 
 class _Alias(Node):

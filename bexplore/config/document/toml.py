@@ -12,8 +12,8 @@ import re
 import tomllib
 from typing import Any
 
-from bexplore.config.document.edit_check import is_edit_of
-from bexplore.config.document.reader import MAX_DEPTH, MAX_EVENTS, KeyPath, Position, shown
+from bexplore.config.document.reader import LINE_BREAK, MAX_DEPTH, MAX_EVENTS, KeyPath, Position, line_break, shown
+from bexplore.config.document.values import is_edit_of
 from bexplore.errors import UserInputError
 
 _BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\r\n]*)*+")
@@ -30,7 +30,6 @@ _SCALAR = re.compile(
     re.DOTALL,
 )
 _PLACE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
-_LINE_BREAK = re.compile(r"\r\n|\n")
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, Position]]:
@@ -68,8 +67,8 @@ def without_section(text: str, name: str, *, source: str) -> str:
     """Return the text without the tables and keys below a name of the top level."""
     for path, (start, end) in reversed(_Scan(text, source).parts):
         if path[0] == name:
-            line_break = _LINE_BREAK.match(text, end)
-            text = text[:start] + text[line_break.end() if line_break else end :]
+            found = LINE_BREAK.match(text, end)
+            text = text[:start] + text[found.end() if found else end :]
     return text
 
 
@@ -245,19 +244,19 @@ def _written(text: str, scan: _Scan, path: KeyPath, value: str) -> str:
         return _with_line(text, lines, f"{'.'.join(map(_name, path[len(around) :]))} = {value}")
     if parent in scan.last:
         return _with_line(text, scan.last[parent], f"{key} = {value}")
-    line_break = _line_break(text)
+    end = line_break(text)
     if not parent:
-        return f"{key} = {value}{line_break}{text}"
-    gap = line_break * (2 if text and not text.endswith("\n") else 1 if text else 0)
+        return f"{key} = {value}{end}{text}"
+    gap = end * (2 if text and not text.endswith("\n") else 1 if text else 0)
     header = ".".join(_name(part) for part in parent if isinstance(part, str))
-    return f"{text}{gap}[{header}]{line_break}{key} = {value}{line_break}"
+    return f"{text}{gap}[{header}]{end}{key} = {value}{end}"
 
 
 def _with_line(text: str, behind: tuple[int, int], line: str) -> str:
     """Return the text with a line behind others, indented as they are."""
     start, end = behind
     indent = _SPACE.match(text, start)
-    return f"{text[:end]}{_line_break(text)}{indent[0] if indent else ''}{line}{text[end:]}"
+    return f"{text[:end]}{line_break(text)}{indent[0] if indent else ''}{line}{text[end:]}"
 
 
 def _with_entry(text: str, span: tuple[int, int], entry: str) -> str:
@@ -274,8 +273,3 @@ def _name(key: str | int) -> str:
 def _scalar(value: Any) -> str:
     """Return a value as TOML writes it: JSON's way, but for a character that JSON leaves bare."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _line_break(text: str) -> str:
-    found = _LINE_BREAK.search(text)
-    return found[0] if found else "\n"

@@ -1,9 +1,8 @@
-"""Values of a document by dotted key, with references such as `${seq_len}` followed."""
+"""Values of a document by dotted key, with references such as `${seq_len}` followed; the check of an edit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 from bexplore.config.document import references
@@ -56,11 +55,6 @@ class Values:
             value = value[key]
         return references.followed(value, self.values, path) if references.has_reference(value) else value
 
-    @cached_property
-    def is_flat(self) -> bool:
-        """Whether no value is a mapping or a list."""
-        return not any(isinstance(value, dict | list) for value in self.values.values())
-
 
 def paths_below(value: Any, path: KeyPath) -> Iterator[KeyPath]:
     """Yield the path of each plain value below a path, through mappings."""
@@ -84,3 +78,29 @@ def _path(values: Any, parts: tuple[str, ...]) -> KeyPath | None:
                 if rest is not None:
                     return (spelt, *rest)
     return None
+
+
+def is_edit_of(before: Any, after: Any, path: KeyPath, value: Any) -> bool:
+    """Return whether two files' values differ by the value at a path alone, whatever the order of their keys."""
+    try:
+        return bool(comparable(after) == comparable(_with(before, path, value)))
+    except (TypeError, AttributeError):  # the path leads through a value that holds no others
+        return False
+
+
+def _with(values: Any, path: KeyPath, value: Any) -> Any:
+    """Return the values with another at a path; make what is absent or empty on the way."""
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    if isinstance(key, int):
+        listed = list(values or [])
+        return [*listed[:key], _with(listed[key] if key < len(listed) else None, rest, value), *listed[key + 1 :]]
+    return {**(values or {}), key: _with((values or {}).get(key), rest, value)}
+
+
+def comparable(value: Any) -> Any:
+    """Return the value with mappings as sets of pairs, numbers of another type unequal, and NaN equal to itself."""
+    if isinstance(value, dict):
+        return frozenset((key, comparable(inner)) for key, inner in value.items())
+    return tuple(comparable(inner) for inner in value) if isinstance(value, list) else repr(value)

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bexplore.config.document import toml
-from bexplore.config.document.edit_check import comparable, is_edit_of
-from bexplore.config.document.reader import KeyPath, Position, read_yaml
+from bexplore.config.document.reader import LINE_BREAK, KeyPath, Position, line_break, read_yaml
+from bexplore.config.document.values import comparable, is_edit_of
 from bexplore.errors import UserInputError
 
 _ANCHOR = re.compile(r"&\S+\s*")
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?")
-_LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
 # Texts that need no quotes, and words that would then be truth values or null for some reader of YAML.
 _PLAIN_WORD = re.compile(r"[a-z][a-z0-9_-]*")
@@ -90,7 +89,7 @@ def _cut(text: str, name: str, source: str) -> str:
     if place.span is None or place.key_span is None:
         return text
     if not text.lstrip("\ufeff \t\r\n").startswith("{"):
-        end_of_line = _LINE_BREAK.search(text, max(place.span[1], place.key_span[1]))
+        end_of_line = LINE_BREAK.search(text, max(place.span[1], place.key_span[1]))
         return text[: _start_of_line(text, place.key_span[0])] + text[end_of_line.end() if end_of_line else len(text) :]
     before, after = text[: place.key_span[0]], text[place.span[1] :]
     if (comma := re.match(r"\s*,\s*", after)) is not None:
@@ -148,7 +147,7 @@ def _grown(
     index = starts.get(beside, min(starts.values()))
     if text.startswith("{", own[0]):
         return f"{text[:index]}{_entry(text, rest, value)}, {text[index:]}"
-    indented = _line_break(text) + " " * (index - _start_of_line(text, index))
+    indented = line_break(text) + " " * (index - _start_of_line(text, index))
     return text[:index] + "".join(line + indented for line in _block(text, rest, value)) + text[index:]
 
 
@@ -159,9 +158,9 @@ def _appended(text: str, last: Position, rest: KeyPath, value: Scalar, *, flow: 
     if flow:
         return f"{text[:end]}, {_flow(text, rest[1:], value)}{text[end:]}"
     dash = text.rfind("-", 0, start)
-    rest_of_line = _LINE_BREAK.search(text, end)
+    rest_of_line = LINE_BREAK.search(text, end)
     index = rest_of_line.start() if rest_of_line else len(text)
-    indented = _line_break(text) + " " * (dash - _start_of_line(text, dash))
+    indented = line_break(text) + " " * (dash - _start_of_line(text, dash))
     return text[:index] + "".join(indented + line for line in _block(text, rest, value)) + text[index:]
 
 
@@ -196,11 +195,6 @@ def _scalar(value: Scalar, text: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _line_break(text: str) -> str:
-    found = _LINE_BREAK.search(text)
-    return found[0] if found else "\n"
-
-
 def _start_of_line(text: str, index: int) -> int:
     return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
 
@@ -214,8 +208,8 @@ def _replaced(text: str, place: Position, value: Scalar) -> str:
     end_of_line = _REST_OF_LINE.match(text, end)
     if place.key_span is not None and anchor is None and end_of_line is not None:
         header = text[place.key_span[1] : start]
-        line = _LINE_BREAK.search(header)
-        is_whole = _LINE_BREAK.match(text, end_of_line.end()) or end_of_line.end() == len(text)
+        line = LINE_BREAK.search(header)
+        is_whole = LINE_BREAK.match(text, end_of_line.end()) or end_of_line.end() == len(text)
         if line is not None and is_whole and header.lstrip().startswith(":"):
             colon = place.key_span[1] + header.index(":") + 1
             comment = text[colon : place.key_span[1] + line.start()]

@@ -33,7 +33,7 @@ def read_parallelism(problems: Problems, settings: ExploreSettings, num_replicas
     shards = _shards(problems, options, given, num_replicas_path)
     values: dict[str, Any] = options.model_dump() | {"data_parallel_shard_degree": shards}
     parallelism = Parallelism(**values | {"blocks": tuple(options.blocks)})
-    _check_kind(problems, options, parallelism)
+    _check_kind(problems, parallelism)
     _check_launcher(problems, settings)
     if not parallelism.is_distributed:
         key = dotted_path(num_replicas_path)
@@ -62,7 +62,7 @@ def _shards(problems: Problems, options: ParallelismOptions, num_replicas: int |
     return shards
 
 
-def _check_kind(problems: Problems, options: ParallelismOptions, parallelism: Parallelism) -> None:
+def _check_kind(problems: Problems, parallelism: Parallelism) -> None:
     """Note settings that go with another kind of parallelism than the one that the degrees give."""
     if parallelism.is_replicated_only and parallelism.tensor_parallel_degree > 1:
         problems.error(

@@ -14,9 +14,7 @@ from bexplore.job import CompileSettings, Job, Precision, TorchSettings
 _TRANSFORMERS_DATA = ("sequence_length", "target_length", "image_size")
 
 
-def described_job(
-    settings: ExploreSettings, common: Mapping[str, Any], described: Mapping[str, Any], problems: Problems
-) -> Job:
+def described_job(settings: ExploreSettings, common: Mapping[str, Any], described: Mapping[str, Any]) -> Job:
     """Make the job of a model that the file describes.
 
     Args:

@@ -7,9 +7,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bexplore.config.config import Config, ExploreSettings, Request, RequestKind, json_schema
+from bexplore.config.config import Config, ExploreSettings, Request, RequestKind
 from bexplore.config.document.document import Document, Problems
 from bexplore.config.document.reader import YamlReader
+from bexplore.config.json_schema import json_schema
 from bexplore.config.load import load_config
 from bexplore.config.schema import CODE_KEYS, EFFORTS, read_settings
 from bexplore.errors import UserInputError
@@ -314,7 +315,7 @@ def test_the_schema_refuses_what_the_reader_refuses(values):
 
 def test_the_schema_describes_every_setting():
     described = json_schema()["properties"]["explore"]["properties"]
-    assert set(described) == set(ExploreSettings.model_fields)
+    assert set(described) == {field.alias or name for name, field in ExploreSettings.model_fields.items()}
     assert all(setting.get("description") for setting in described.values())
 
 

@@ -19,7 +19,7 @@ _DATALOADERS: Mapping[Mode, tuple[KeyPath, ...]] = {
     Mode.EVAL: (("validate", "val_dataloader"), ("fit", "val_dataloader"), ("validate_all", "val_dataloaders")),
 }
 _DATA_KEYS = ("micro_batch_size", "micro_batch_tokens", "batch_size", "max_sequence_length")
-_STEP_KEYS = ("max_steps", "num_steps")
+STEP_KEYS = ("num_steps", "max_steps", "num_epochs", "steps_per_epoch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def sections_layout(problems: Problems) -> Layout:
         unbuilt=(("sparsity",), ("model", "sparsity"), ("optimizer", "sparsity")),
         near_misses={
             **{path: _DATA_KEYS for path in data.values()},
-            ("runconfig",): ("num_csx", "use_cs_grad_accum", "model_dir", *_STEP_KEYS),
+            ("runconfig",): ("num_csx", "use_cs_grad_accum", "model_dir", *STEP_KEYS[:2]),
             ("optimizer",): ("optimizer_type", "max_gradient_norm"),
         },
     )
@@ -111,7 +111,7 @@ def trainer_layout(problems: Problems) -> Layout:
             **{path: _DATA_KEYS for path in data.values()},
             init: ("model", "optimizer", "precision", "backend", "callbacks", "model_dir"),
             backend: ("cluster_config",),
-            (*init, "loop"): _STEP_KEYS,
+            (*init, "loop"): STEP_KEYS[:2],
             (*backend, "cluster_config"): ("num_csx",),
             (*init, "precision"): ("enabled", "fp16_type", "max_gradient_norm"),
             **_callback_near_misses(listed, callbacks),

@@ -12,7 +12,7 @@ from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.dialects.cerebras.architectures import decoders, encoder_decoders, encoders, vision
 from bexplore.config.dialects.cerebras.architectures.architecture import Architecture
 from bexplore.config.dialects.cerebras.architectures.plain_decoder import read_decoder
-from bexplore.config.dialects.cerebras.layout import Layout, sections_layout, trainer_layout
+from bexplore.config.dialects.cerebras.layout import STEP_KEYS, Layout, sections_layout, trainer_layout
 from bexplore.config.dialects.cerebras.optimizer import read_max_gradient_norm, read_optimizer
 from bexplore.config.dialects.cerebras.request import (
     check_accumulation_flag,
@@ -40,7 +40,6 @@ SECTIONS = ("train_input", "eval_input", "model", "optimizer", "runconfig", "tra
 # In the order in which keys are looked for: an earlier model may have the keys of a later one.
 _ARCHITECTURES = tuple(one for room in (vision, encoder_decoders, decoders, encoders) for one in room.ARCHITECTURES)
 _LIMITS = ("max_probes", "target_confidence")  # of the search, which `explore.effort` sets otherwise
-_STEP_KEYS = ("num_steps", "max_steps", "num_epochs", "steps_per_epoch")
 _MOST_STEPS = 2**31 - 1  # what their runtime counts to
 
 __all__ = ["SECTIONS", "find_layout", "load"]
@@ -140,7 +139,7 @@ def _job(
             hint = "write a model section, or explore.workload; configs/ has examples of both"
             problems.error((), "no model section describes what is trained", hint)
         return Job(workload="decoder")
-    return described_job(settings, common, _described(layout, problems, layout.data.get(side, ())), problems)
+    return described_job(settings, common, _described(layout, problems, layout.data.get(side, ())))
 
 
 def _described(layout: Layout, problems: Problems, data_path: KeyPath) -> dict[str, Any]:
@@ -197,7 +196,7 @@ def _read_max_steps(problems: Problems, loop: KeyPath) -> int | None:
     Args:
         problems: Of the file; receives the warnings.
     """
-    num_steps, max_steps, num_epochs, steps_per_epoch = (_read_count(problems, (*loop, key)) for key in _STEP_KEYS)
+    num_steps, max_steps, num_epochs, steps_per_epoch = (_read_count(problems, (*loop, key)) for key in STEP_KEYS)
     if num_steps is not None:
         return num_steps
     of_epochs = None if num_epochs is None or steps_per_epoch is None else num_epochs * steps_per_epoch
