@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 
 from benchmarks.search import facts_of
 from benchmarks.search_pool import over_cores
@@ -30,6 +29,7 @@ from benchmarks.search_problems import DEVELOPED_ON, STEPS, Problem, public_prob
 from bexplore.errors import NothingFitsError
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Compilation
+from bexplore.measurement.statistics import Array
 from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, terms_of
 from bexplore.search.evidence import Evidence
@@ -39,8 +39,6 @@ from bexplore.search.recommendation import grounds_of, recommend
 from bexplore.search.result import ProbeFinished
 from bexplore.search.settings import SearchSettings
 from bexplore.testing.simulator import Family
-
-Array = NDArray[np.float64]
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 7_000_000

@@ -13,10 +13,9 @@ from benchmarks.search_baselines import BASELINES, Bench
 from benchmarks.search_pool import over_cores
 from benchmarks.search_problems import GROUPS, Problem, explored, public_problems, simulated_problems
 from benchmarks.search_statistics import RESAMPLES
+from bexplore.measurement.statistics import Array
 from bexplore.replay.table import Curve
 from bexplore.testing.simulator import Family
-
-Array = NDArray[np.float64]
 
 TRAINING_S = 36_000.0
 EACH_COMPILED = "bexplore, each size compiled"  # as the rivals do it

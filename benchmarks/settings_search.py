@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-from numpy.typing import NDArray
 
 from benchmarks.search_statistics import wilson
 from bexplore.errors import BexploreError
@@ -31,8 +30,6 @@ from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.testing.simulator import SimulatedRunner
 from bexplore.testing.variants import JointWorld, draw_joint_world, joint_runner
-
-Array = NDArray[np.float64]
 
 RESULTS = Path(__file__).parent / "results"
 RECORDS = RESULTS / "settings_search.json"

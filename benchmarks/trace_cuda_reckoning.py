@@ -32,35 +32,19 @@ def reckon(job: Job, micro_batch_size: int) -> dict[str, int]:
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.optim import optimizer as torch_optimizer
     from torch.utils import _foreach_utils
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     from bexplore.workloads import build
+    from bexplore.workloads.torch_private import CompilableMode
 
-    class Tracker(MemTracker):
+    class Tracker(MemTracker, CompilableMode):
         """Lets torch.compile work under it, and attributes nothing to modules, which it does for one call of each."""
 
         def _no_hook(self, *_: Any) -> None: ...
 
         _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = _no_hook
 
-        @classmethod
-        def is_infra_mode(cls) -> bool:
-            return True
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
-    class Numbers(TorchDispatchMode):
+    class Numbers(CompilableMode):
         """Answers what a step reads out of a tensor: the count of updates, and whether gradients overflowed."""
-
-        @classmethod
-        def is_infra_mode(cls) -> bool:
-            return True
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.ops.aten._local_scalar_dense.default:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from bexplore.job import Job
 from bexplore.workloads import build
+from bexplore.workloads.torch_private import CompilableMode
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -55,7 +55,7 @@ def flops_of_the_model(job: Job, micro_batch_size: int) -> float:
     return (sum(by_operator.values()) - (1 - _MODEL_SHARE) * attention_backward) / micro_batch_size
 
 
-class _Calls(TorchDispatchMode):
+class _Calls(CompilableMode):
     """Counts every call; torch's own counter would have compiled code run eagerly."""
 
     supports_higher_order_operators = True
@@ -64,14 +64,6 @@ class _Calls(TorchDispatchMode):
         super().__init__()
         self.flops = 0
         self._formulas = _counter().flop_registry
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -101,6 +101,12 @@ def require(condition: bool, message: str, hint: str) -> None:
         raise UserInputError(message, hint=hint)
 
 
+def first_line(message: BaseException | str | None) -> str:
+    """Return the first line of a message that is not empty, at most 300 characters; the type of an empty exception."""
+    name = type(message).__name__ if isinstance(message, BaseException) else ""
+    return next((line.strip() for line in str(message or "").splitlines() if line.strip()), name)[:300]
+
+
 def close_match(word: object, known: Iterable[object], cutoff: float = 0.6) -> str | None:
     """Return the known word nearest to a misspelt one; None where none is near.
 

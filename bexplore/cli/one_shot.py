@@ -17,8 +17,7 @@ from bexplore.exploration.one_shot import probe_once, trace_devices, trace_once,
 from bexplore.host.accelerators import DEVICES
 from bexplore.output.bexp import probe_sentence
 from bexplore.output.profile_text import profile_lines
-from bexplore.output.settings_text import settings_table
-from bexplore.output.tables import devices_table, trace_table
+from bexplore.output.tables import devices_table, settings_table, trace_table
 from bexplore.search.result import ProbeFinished
 
 

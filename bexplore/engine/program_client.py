@@ -15,7 +15,7 @@ from bexplore.engine.process.timeouts import Limits, Progress
 from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.protocol.messages import Answer, BuildFake, Done, Failed, Refused, Request, TakeMetrics, Trace
 from bexplore.errors import EngineError, UserProgramError
-from bexplore.job import Job, Precision
+from bexplore.job import Job, Precision, device_kind
 from bexplore.trace import cache
 from bexplore.trace.absent_gpu import reason_against
 from bexplore.trace.cost_model import CostModel
@@ -72,7 +72,7 @@ def check_build(job: Job, log_path: Path, *, environment: Mapping[str, str] | No
     if not isinstance(answer, Refused):
         return  # a failure is left to the probe
     error = answer.error()
-    if job.device.partition(":")[0] == "cpu" or not isinstance(error, UserProgramError):
+    if device_kind(job.device) == "cpu" or not isinstance(error, UserProgramError):
         raise error
 
 
@@ -128,7 +128,7 @@ def _trace(
         raise error
     cost_model = CostModel.from_dict(answer.values["cost_model"])
     sources = answer.values["sources"]
-    is_own_program = cost_model.device == job.device.partition(":")[0]
+    is_own_program = cost_model.device == device_kind(job.device)
     if keeps and is_own_program and sources is not None:
         cache.remember(job, cost_model, cache.Sources(**sources), gpu=gpu)
     return cost_model
@@ -168,4 +168,4 @@ def metrics_in_worker(
         return ProgramMetrics.from_dict(answer.values["metrics"]), answer.values["device_info"]
     if answer.has_ended:
         raise EngineError(f"the program's facts could not be taken: {answer.reason}", hint=f"see {log_path}")
-    return ProgramMetrics(traced_device=job.device.partition(":")[0], problems=(answer.reason,)), {}
+    return ProgramMetrics(traced_device=device_kind(job.device), problems=(answer.reason,)), {}

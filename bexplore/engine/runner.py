@@ -37,7 +37,7 @@ from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_
 from bexplore.errors import EngineError, UserInputError, UserProgramError
 from bexplore.host.contention import Contention
 from bexplore.host.machine import package_version
-from bexplore.job import Job, Parallelism
+from bexplore.job import Job, Parallelism, device_kind
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.measurement.profile import Profile
@@ -97,7 +97,7 @@ class RunnerSettings:
     @property
     def shared_modes(self) -> tuple[SharedMode, ...]:
         """Kinds of the shared program that may be tried on the device, best first."""
-        return shared_modes(self.job.device.split(":")[0], package_version("torch"))
+        return shared_modes(device_kind(self.job.device), package_version("torch"))
 
     def artifacts_dir(self, micro_batch_size: int) -> Path:
         """Return where the compiler's cache of a size is kept that was run as the user compiles it."""
@@ -439,7 +439,7 @@ class EngineRunner:
 
     @property
     def _on_cpu(self) -> bool:
-        return self.job.device.split(":")[0] == "cpu"
+        return device_kind(self.job.device) == "cpu"
 
     @property
     def _resident_limit_bytes(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from bexplore.engine.process.memory_watchdog import resident_bytes
 from bexplore.engine.runner import WORKER_OVERHEAD_BYTES, EngineRunner
 from bexplore.host.machine import available_memory_bytes
+from bexplore.job import device_kind
 from bexplore.measurement.probe import Compilation, Observation, Probe
 
 
@@ -72,7 +73,7 @@ class VariantsRunner:
         runner = self.of(probe.variant)
         self._by_last_use.remove(probe.variant)
         for other in self._by_last_use:
-            if runner.job.device.partition(":")[0] != "cpu":
+            if device_kind(runner.job.device) != "cpu":
                 self.of(other).rest()
             elif available_memory_bytes() < _needed_bytes(runner, probe):
                 self.of(other).close()

@@ -17,7 +17,7 @@ import numpy as np
 
 from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.host.accelerators import Device, published_device
-from bexplore.job import Job, Parallelism, Precision
+from bexplore.job import Job, Parallelism, Precision, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Outcome
 from bexplore.measurement.profile import BATCH, STEP, UPDATE, Profile
 from bexplore.trace.cost_model import CostModel
@@ -99,7 +99,7 @@ class JobEvidence:
     @property
     def device_kind(self) -> str:
         """Return `cpu`, `cuda` and so on."""
-        return str(self.device_info.get("device", self.job.device)).partition(":")[0]
+        return device_kind(str(self.device_info.get("device", self.job.device)))
 
     @property
     def is_on_accelerator(self) -> bool:
@@ -133,8 +133,8 @@ class JobEvidence:
     @property
     def model_flops_utilization(self) -> float | None:
         """Return the share, 0 to 1, of the published arithmetic at the recommended size; None if unknown."""
-        peak = self.device.bfloat16_flops_per_s if self.device is not None else None
-        if self.cost_model is None or not peak or self.job.precision is Precision.FLOAT32:
+        peak = self.job.peak_flops_per_s(self.device)
+        if self.cost_model is None or peak is None:
             return None
         return self.cost_model.model_flops(self.best) * self.speeds[self.best] / self.best / peak
 

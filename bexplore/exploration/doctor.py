@@ -43,7 +43,7 @@ from bexplore.host.machine import (
     package_version,
     processor_name,
 )
-from bexplore.job import Job
+from bexplore.job import Job, device_kind
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.statistics import MAD_SDS, mad
 from bexplore.units import counted, format_bytes, format_seconds
@@ -161,7 +161,7 @@ def _device_line(device_info: dict[str, Any]) -> Check:
     device, name = str(device_info["device"]), str(device_info["device_name"])
     text = f"{device}, {name}, capability {device_info['capability']}"
     total, free = device_info["total_memory_bytes"], device_info["free_memory_bytes"]
-    if device.startswith("cpu"):
+    if device_kind(device) == "cpu":
         accelerator = accelerator_name()
         if accelerator:
             fix = "install torch's CUDA build, and check CUDA_VISIBLE_DEVICES"
@@ -194,7 +194,7 @@ def _driver(device_info: dict[str, Any]) -> Iterator[Check]:
 
 def _compilers(device_info: dict[str, Any]) -> Iterator[Check]:
     """Check the C++ compiler with OpenMP of CPU programs, and Triton with the C compiler of its launcher."""
-    on_cuda = str(device_info.get("device", "")).startswith("cuda")
+    on_cuda = device_kind(str(device_info.get("device", ""))) == "cuda"
     if on_cuda:
         yield _triton()
         yield _launcher()

@@ -39,7 +39,7 @@ from bexplore.exploration.selection import Selection, TracedVariant
 from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
-from bexplore.job import Job
+from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
 from bexplore.search import loop
@@ -326,7 +326,7 @@ class EngineExploration(ResumableExploration):
         size has its own worker.
         """
         job = self.config.job
-        return job.device.partition(":")[0] not in ("auto", "cpu") and not job.compile.uses_cuda_graphs(job.device)
+        return device_kind(job.device) not in ("auto", "cpu") and not job.compile.uses_cuda_graphs(job.device)
 
     def _on_device(self, workers: Workers) -> dict[str, Any]:
         facts = workers.device_info(self.config.job.device, on_progress=self.on_progress)
@@ -434,7 +434,7 @@ class EngineExploration(ResumableExploration):
         if not self.selection.is_plain:
             joint = search_settings(self.config, num_variants=len(self.selection.searched))
             # Two workers do not share an accelerator's memory: another variant's program is compiled again there.
-            return dataclasses.replace(joint, keeps_programs=self.config.job.device.partition(":")[0] == "cpu")
+            return dataclasses.replace(joint, keeps_programs=device_kind(self.config.job.device) == "cpu")
         blocks: dict[str, Any] = {}
         if cost_model is not None:
             blocks = {"num_blocks": cost_model.num_blocks, "block_share": cost_model.block_share}

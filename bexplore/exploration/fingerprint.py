@@ -15,7 +15,7 @@ from typing import Any
 from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
-from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
+from bexplore.job import OF_TRANSFORMERS, Mode, code_digests, device_kind
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
@@ -174,7 +174,7 @@ def _has_own_heap(config: Config) -> bool:
     larger sizes keeps them. Measured: 12 to 16 % of a pass (benchmarks/results/plan_steps.md). Source: `systrim` and
     `munmap_chunk` in malloc/malloc.c. Among variants, one that is not compiled has one program for both.
     """
-    return config.job.device.partition(":")[0] == "cpu" and not config.variants
+    return device_kind(config.job.device) == "cpu" and not config.variants
 
 
 def describe(config: Config) -> str:

@@ -11,7 +11,7 @@ import psutil
 
 from bexplore.errors import UserInputError
 from bexplore.host.machine import available_memory_bytes
-from bexplore.job import Job, Mode, Precision
+from bexplore.job import Job, Mode, Precision, device_kind
 from bexplore.search.space import MemoryAccount
 from bexplore.units import format_bytes
 
@@ -36,7 +36,7 @@ _COUNTED_OF_RANK = "; gradient buckets and shards of a rank are in its trace and
 
 def judged_by(device: str) -> MemoryAccount:
     """Return the account of memory that the limit of a device is about: see `engine.worker.memory_limit`."""
-    kind = device.split(":")[0]
+    kind = device_kind(device)
     if kind == "cuda":
         return MemoryAccount.RESERVED
     return MemoryAccount.RESIDENT if kind == "cpu" and sys.platform == "linux" else MemoryAccount.TENSORS
@@ -93,7 +93,7 @@ def resolve_budget(
         UserInputError: torch keeps no account of the device's memory, and the configuration gives no budget in bytes.
     """
     device, free = str(facts.get("device", "cpu")), facts.get("free_memory_bytes")
-    on_host = device.partition(":")[0] == "cpu" and free is None
+    on_host = device_kind(device) == "cpu" and free is None
     if not on_host and free is None and not isinstance(settings.memory_budget, int):
         raise UserInputError(
             f"the memory of device '{device}' is not known: torch keeps no account of it here",

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bexplore.config.config import Config
+from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import NothingFitsError, UserProgramError
 from bexplore.exploration import run_directory
 from bexplore.exploration.events import AlreadyFinished, JobEvent, Planned
@@ -21,8 +22,6 @@ from bexplore.host import logs
 from bexplore.job.batching import sizes_that_keep
 from bexplore.measurement.probe import Observation
 from bexplore.search import loop
-
-Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from bexplore.measurement.probe import Observation
-from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior
 from bexplore.trace.cost_model import CostModel
 
-# A size that did not run is shown where it fits with at least this probability: more likely than not.
-LIKELY_FITS = 0.5
 INTERVAL = (0.025, 0.975)  # quantiles of an interval of 95 %
 
 

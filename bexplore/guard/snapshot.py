@@ -23,7 +23,7 @@ from bexplore.guard.baseline import Baseline, SizeTimes
 from bexplore.guard.paired_timing import Block
 from bexplore.guard.report import Tier
 from bexplore.host.machine import package_version, processor_name
-from bexplore.job import OF_TRANSFORMERS
+from bexplore.job import OF_TRANSFORMERS, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 
 # Changes whenever the same program gives other facts.
@@ -91,7 +91,7 @@ def observe(
     device = None
     name = str(facts.get("device", "cpu"))
     placed = config.on_device(name)
-    if needs_device and name.partition(":")[0] != "cpu":
+    if needs_device and device_kind(name) != "cpu":
         setup.say(f"tracing it for {name}")
         device, _ = metrics_in_worker(placed.job, log_path, device=name, environment=setup.environment)
     return Observed(

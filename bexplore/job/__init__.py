@@ -9,6 +9,7 @@ from bexplore.job.job import (
     Precision,
     TorchSettings,
     code_digests,
+    device_kind,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "Precision",
     "TorchSettings",
     "code_digests",
+    "device_kind",
 ]

@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import UserInputError
+from bexplore.host.accelerators import Device
 from bexplore.job.lengths import Collation, Lengths
 
 # Modes of torch.compile that record CUDA graphs. Source: `list_mode_options` in torch/_inductor/__init__.py, torch 2.11
 # to 2.13.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+def device_kind(device: str) -> str:
+    """Return the kind of a device that torch names: `cuda` of `cuda:1`, `cpu` of `cpu`."""
+    return device.partition(":")[0]
 
 
 class Mode(StrEnum):
@@ -60,7 +66,7 @@ class CompileSettings:
 
         Source: `list_mode_options` in torch/_inductor/__init__.py, and the backend `cudagraphs` of torch/_dynamo.
         """
-        if not self.enabled or device.partition(":")[0] != "cuda":
+        if not self.enabled or device_kind(device) != "cuda":
             return False
         if self.backend != "inductor":
             return self.backend == "cudagraphs"
@@ -260,6 +266,10 @@ class Job:
         shared = fields.get("parallelism", {})
         fields["parallelism"] = Parallelism(**shared | {"blocks": tuple(shared.get("blocks", ()))})
         return cls(**fields)
+
+    def peak_flops_per_s(self, device: Device | None) -> float | None:
+        """Return the published peak of the job's arithmetic; None for float32: the figures are those of 16 bits."""
+        return None if device is None or self.precision is Precision.FLOAT32 else device.bfloat16_flops_per_s
 
     @property
     def tokens_per_sample(self) -> float | None:

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bexplore.measurement.statistics import MAD_SDS, QUARTILE_DISTANCE, TIMING_S, mad, mean_se, median_se
-
-Array = NDArray[np.float64]
+from bexplore.measurement.statistics import MAD_SDS, QUARTILE_DISTANCE, TIMING_S, Array, mad, mean_se, median_se
 
 # sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Index = NDArray[np.intp]
 
 LEVEL = 0.95  # of every interval that is shown. Source: the convention
 # Student's 97.5 % quantiles by degrees of freedom. Source: any table of the t distribution.

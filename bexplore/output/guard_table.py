@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bexplore.guard import Finding, Report, Status, Verdict
+from bexplore.output.tables import markdown_cell
 from bexplore.units import format_seconds
 
 MARKS = {
@@ -45,12 +46,12 @@ def guard_markdown(report: Report) -> str:
     if changed:
         lines += ["", "| | fact | before | now | what changed |", "|---|---|---|---|---|"]
         lines += [
-            f"| {MARKS[one.status]} | {one.title} | {_cell(one.before)} | {_cell(one.after)} "
-            f"| {'<br>'.join(map(_cell, one.details))} |"
+            f"| {MARKS[one.status]} | {one.title} | {markdown_cell(one.before)} | {markdown_cell(one.after)} "
+            f"| {'<br>'.join(map(markdown_cell, one.details))} |"
             for one in changed
         ]
-    notes = [*report.job_changes, *report.toolchain_changes, *_not_compared(report)]
-    lines += ["", *(f"- {_cell(note)}" for note in [*notes, *report.advice])] if [*notes, *report.advice] else []
+    notes = [*report.job_changes, *report.toolchain_changes, *_not_compared(report), *report.advice]
+    lines += ["", *(f"- {markdown_cell(note)}" for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
 
 
@@ -60,10 +61,6 @@ def _not_compared(report: Report) -> list[str]:
     for one in report.not_compared:
         titles.setdefault(one.reason, []).append(one.title)
     return [f"not compared: {', '.join(same)}: {reason}" for reason, same in titles.items()]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _rows(findings: Iterable[Finding]) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from bexplore.config.job_variant import ARGUMENT, name_of
 from bexplore.exploration.result import RunResult
@@ -11,7 +10,6 @@ from bexplore.exploration.settings_result import FrontPoint
 from bexplore.units import format_bytes
 
 MAX_ROWS = 8  # of the front in the summary; the result has all of it
-MAX_SIZES = 5  # columns of the table of sizes by settings
 
 
 def settings_words(result: RunResult) -> str:
@@ -76,45 +74,6 @@ def shown_points(result: RunResult, tolerance: float, *, most: int = MAX_ROWS) -
 def is_recommended(result: RunResult, point: FrontPoint) -> bool:
     """Return whether a point of the front is the recommended size with its settings."""
     return point.micro_batch_size == result.micro_batch_size and dict(point.settings) == dict(result.settings)
-
-
-def settings_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of `trace` events of a job's variants: a row for each, the file's own settings first."""
-    first = records[0]
-    sizes = _spread(list(first["peak_memory_bytes"]))
-    width = max(len("settings"), *(len(record["name"]) for record in records))
-    head = "".join(f"  {f'peak at {size}':>14}" for size in sizes)
-    lines = [
-        f"{first['num_parameters']:,} parameters, memory to within {2 * first['relative_sd']:.0%} (two standard "
-        f"deviations) of the program for {first['device_name'] or 'the CPU'}",
-        f"memory budget {format_bytes(first['memory_budget_bytes'])}: {first['why_budget']}",
-        "",
-        f"  {'settings':<{width}}  {'largest that fits':>17}  {'operations':>10}{head}",
-        *(f"  {record['name']:<{width}}  {_row(record, sizes)}" for record in records),
-        "",
-        "operations of a pass are those over the file's own settings; * is more than the memory budget",
-    ]
-    notes = dict.fromkeys(note for record in records for note in record["notes"])
-    return "\n".join([*lines, *(f"note: {note}" for note in notes)])
-
-
-def _row(record: Mapping[str, Any], sizes: Sequence[str]) -> str:
-    if record["peak_memory_bytes"] is None:
-        return f"cannot be traced: {record['reason']}"
-    operations = record["operations_over_file"]
-    peaks = (record["peak_memory_bytes"][size] for size in sizes)
-    limit = record["memory_budget_bytes"] / record["reserved_over_peak"]
-    cells = (f"  {format_bytes(peak) + (' *' if peak > limit else '  '):>14}" for peak in peaks)
-    over = "unknown" if operations is None else f"{operations:.2f}x"
-    return f"{record['max_micro_batch_size'] or 'none':>17}  {over:>10}{''.join(cells)}".rstrip()
-
-
-def _spread(sizes: Sequence[str]) -> list[str]:
-    """Return at most so many sizes as the table has columns for, the first and the last among them."""
-    if len(sizes) <= MAX_SIZES:
-        return list(sizes)
-    step = (len(sizes) - 1) / (MAX_SIZES - 1)
-    return [sizes[round(number * step)] for number in range(MAX_SIZES)]
 
 
 def _gain(result: RunResult) -> str:

@@ -10,6 +10,13 @@ from bexplore.job import Parallelism
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.units import counted, format_bytes, format_seconds
 
+MAX_SIZES = 5  # columns of the table of sizes by settings
+
+
+def markdown_cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table takes it."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
 
 def trace_table(record: Mapping[str, Any]) -> str:
     """Return the table of a `trace` event."""
@@ -83,6 +90,42 @@ def devices_table(records: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, *_notes(records)])
 
 
+def settings_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of `trace` events of a job's variants: a row for each, the file's own settings first."""
+    first = records[0]
+    sizes = _spread(list(first["peak_memory_bytes"]))
+    width = max(len("settings"), *(len(record["name"]) for record in records))
+    head = "".join(f"  {f'peak at {size}':>14}" for size in sizes)
+    lines = [
+        f"{first['num_parameters']:,} parameters, memory to within {2 * first['relative_sd']:.0%} (two standard "
+        f"deviations) of the program for {first['device_name'] or 'the CPU'}",
+        f"memory budget {format_bytes(first['memory_budget_bytes'])}: {first['why_budget']}",
+        "",
+        f"  {'settings':<{width}}  {'largest that fits':>17}  {'operations':>10}{head}",
+        *(f"  {record['name']:<{width}}  {_cells_of_variant(record, sizes)}" for record in records),
+        "",
+        "operations of a pass are those over the file's own settings; * is more than the memory budget",
+    ]
+    return "\n".join([*lines, *_notes(records)])
+
+
+def _cells_of_variant(record: Mapping[str, Any], sizes: Sequence[str]) -> str:
+    if record["peak_memory_bytes"] is None:
+        return f"cannot be traced: {record['reason']}"
+    operations = record["operations_over_file"]
+    over = "unknown" if operations is None else f"{operations:.2f}x"
+    peaks = "".join(f"  {_marked(record, size):>14}" for size in sizes)
+    return f"{record['max_micro_batch_size'] or 'none':>17}  {over:>10}{peaks}".rstrip()
+
+
+def _spread(sizes: Sequence[str]) -> list[str]:
+    """Return at most so many sizes as the table has columns for, the first and the last among them."""
+    if len(sizes) <= MAX_SIZES:
+        return list(sizes)
+    step = (len(sizes) - 1) / (MAX_SIZES - 1)
+    return [sizes[round(number * step)] for number in range(MAX_SIZES)]
+
+
 def _row(cells: Sequence[str]) -> str:
     size, *peaks, fits = cells
     return "  ".join([f"  {size:>17}", *(f"{peak:>14}" for peak in peaks), fits]).rstrip()
@@ -128,7 +171,7 @@ def _of_rank(record: Mapping[str, Any]) -> list[str]:
 
 
 def _notes(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    ratio = max(record["reserved_over_peak"] for record in records)
+    ratio = max(record["reserved_over_peak"] or 1.0 for record in records)
     of_allocator = (
         [f"the device's allocator is expected to reserve {ratio:.3f} times the peak, which must fit"]
         if ratio > 1.0

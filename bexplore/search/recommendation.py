@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bexplore.measurement.probe import Compilation
+from bexplore.measurement.statistics import Array
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
-from bexplore.search.posterior.posterior import Array, Posterior
+from bexplore.search.posterior.posterior import Posterior
 
 WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: a judgement (99.7 % of a

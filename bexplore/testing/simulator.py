@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, InterleavedTiming, passes_per_timing
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
+from bexplore.measurement.statistics import Array
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
-
-Array = NDArray[np.float64]
 
 BUDGET_BYTES = 64 * 2**30
 PEAK_SD = 0.003  # of a measured peak, as a fraction

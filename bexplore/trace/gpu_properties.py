@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bexplore.host import accelerators
+from bexplore.job import device_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class GpuProperties:
     @classmethod
     def of_device_info(cls, info: Mapping[str, Any]) -> GpuProperties | None:
         """Return the properties in a worker's device info; None where it is no known CUDA device."""
-        if not str(info.get("device")).startswith("cuda") or not info.get("num_multiprocessors"):
+        if device_kind(str(info.get("device"))) != "cuda" or not info.get("num_multiprocessors"):
             return None
         major, minor = (int(part) for part in str(info["capability"]).split("."))
         if (major, minor) not in accelerators.MULTIPROCESSORS:

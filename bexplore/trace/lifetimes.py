@@ -26,7 +26,7 @@ from bexplore.trace.timeline import Event, Phase, Place
 from bexplore.trace.torch_private import is_in_backward, is_shared, storage_key, storage_key_of
 from bexplore.trace.workspaces import ctc_outputs, is_ctc_loss, takes_workspace, workspace_sizes
 from bexplore.workloads.placement import local
-from bexplore.workloads.torch_private import TorchDispatchMode, tree_leaves
+from bexplore.workloads.torch_private import CompilableMode, tree_leaves
 
 _OF_TORCH = (f"{Path(torch.__file__).parent}{os.sep}", "<eval_with_key>")  # its files, and the code of its graphs
 _HIDDEN_RESERVES = (torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default)
@@ -204,7 +204,7 @@ class LifetimeTracker:
             self.append(-size, place)
 
 
-class LifetimeMode(TorchDispatchMode):
+class LifetimeMode(CompilableMode):
     """Report to a tracker what every operator outside of compiled graphs allocates.
 
     Args:
@@ -216,16 +216,6 @@ class LifetimeMode(TorchDispatchMode):
         super().__init__()
         self._tracker = tracker
         self._scalar = scalar
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Let torch.compile work under this mode."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work under this mode."""
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and record new tensors; of those that ranks share, the operators on a rank's own part."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bexplore.errors import UserInputError, check_keys, close_match, positive_int, require, suggestion
+from bexplore.errors import UserInputError, check_keys, close_match, first_line, positive_int, require, suggestion
 from bexplore.job import Job
 from bexplore.job.lengths import Collation
 from bexplore.workloads.placement import is_fake
@@ -179,7 +179,7 @@ def build_model(job: Job, auto_class: str, model_type: Any, given: Mapping[str, 
     except (ValueError, TypeError, KeyError, StrictDataclassError) as error:  # how the library refuses a configuration
         raise UserInputError(
             f"transformers cannot build {job.model.get('task', 'causal_lm')} of {model_type} from {settings}: "
-            f"{str(error).splitlines()[0] if str(error) else error!r}",
+            f"{first_line(error)}",
             hint="Correct explore.workload.transformers.config; its keys are those of the model's config.json.",
         ) from error
     if is_fake():

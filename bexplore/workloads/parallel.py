@@ -24,6 +24,7 @@ from bexplore.job import Job, Parallelism
 from bexplore.workloads.blocks import blocks_of, fits
 from bexplore.workloads.placement import is_fake
 from bexplore.workloads.torch_private import chunks_on_demand, register_fake_process_group, unset_fake_temporarily
+from bexplore.workloads.workload import nothing_to_synchronize
 
 # Names of the dimensions of a mesh, the outermost first, as in torchtitan.
 REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
@@ -120,7 +121,10 @@ def parallelize(job: Job, loss_module: nn.Module, tensor_plan: TensorPlan | None
     blocks = blocks_of(loss_module, shared.blocks, setting=_BLOCKS)
     if not shared.is_sharded:
         return ParallelModel(
-            loss_module=loss_module, compiled_modules=blocks, synchronize=_always, is_compiled_by_block=True
+            loss_module=loss_module,
+            compiled_modules=blocks,
+            synchronize=nothing_to_synchronize,
+            is_compiled_by_block=True,
         )
     _shard(loss_module, blocks, mesh, shared)
     return ParallelModel(
@@ -163,7 +167,7 @@ def _replicate(loss_module: nn.Module, mesh: DeviceMesh, shared: Parallelism) ->
         return ParallelModel(
             loss_module=loss_module,
             compiled_modules=[loss_module],
-            synchronize=_always,
+            synchronize=nothing_to_synchronize,
             bucket_bytes=bucket_bytes if trained else 0,
         )
     wrapped = DistributedDataParallel(
@@ -230,7 +234,3 @@ def _of_sharded(module: nn.Module) -> Synchronize:
             module.set_requires_gradient_sync(True)
 
     return synchronize
-
-
-def _always(_is_synchronized: bool) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext()

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # runs Python code i
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only  # of nested lists, tuples and mappings
 
 __all__ = [
+    "CompilableMode",
     "FakeTensor",  # a shape, a type and a device, without values or memory
     "FakeTensorMode",  # makes every new tensor a fake one
     "TorchDispatchMode",
@@ -29,6 +30,20 @@ __all__ = [
     "tree_map_only",
     "unset_fake_temporarily",  # computes for real inside a fake mode
 ]
+
+
+class CompilableMode(TorchDispatchMode):
+    """A mode under which torch.compile works as without it, and its own work is not seen."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Let torch.compile work under this mode."""
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work under this mode."""
+        return True
 
 
 def current_fake_mode() -> Any:

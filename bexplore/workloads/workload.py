@@ -156,7 +156,7 @@ def _assemble(
         job,
         shared.loss_module if shared else loss_module,
         optimizer,
-        shared.synchronize if shared else _nothing_to_synchronize,
+        shared.synchronize if shared else nothing_to_synchronize,
     )
     return Workload(
         job=job,
@@ -172,7 +172,8 @@ def _assemble(
     )
 
 
-def _nothing_to_synchronize(_is_synchronized: bool) -> contextlib.AbstractContextManager[object]:
+def nothing_to_synchronize(_is_synchronized: bool) -> contextlib.AbstractContextManager[object]:
+    """Return a context for a pass whose gradients are synchronized elsewhere, or not at all."""
     return contextlib.nullcontext()
 
 

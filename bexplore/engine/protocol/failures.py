@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bexplore.errors import UnusableSizeError
+from bexplore.errors import UnusableSizeError, first_line
 from bexplore.measurement.probe import Outcome
 
 # Message fragment -> reason. Matched against RuntimeError and MemoryError only, so that a user's own text about memory
@@ -142,12 +142,12 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
         memory_reason = _memory_reason(error, AMBIGUOUS_MESSAGES)
         memory_reason = memory_reason if memory_reason and device_is_full() else None
     if memory_reason:
-        outcome, reason = Outcome.OUT_OF_MEMORY, f"{memory_reason}: {first_line(error)}"
+        outcome, reason = Outcome.OUT_OF_MEMORY, f"{memory_reason}: {telling_line(error)}"
     elif is_in_compiler:
-        outcome, reason = Outcome.COMPILE_FAILED, f"{kind}: {first_line(error)}"
+        outcome, reason = Outcome.COMPILE_FAILED, f"{kind}: {telling_line(error)}"
     else:
         place = _last_place(error)
-        outcome, reason = Outcome.CRASHED, f"{kind}: {first_line(error)}" + (f" ({place})" if place else "")
+        outcome, reason = Outcome.CRASHED, f"{kind}: {telling_line(error)}" + (f" ({place})" if place else "")
     return Failure(
         outcome=outcome,
         reason=reason,
@@ -187,8 +187,8 @@ def classify_exit(return_code: int | None, *, killed_by_kernel: bool, last_outpu
     return Failure(outcome=Outcome.CRASHED, reason=how, traceback_text=last_output)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first non-empty line of an exception's message, at most 300 characters.
+def telling_line(error: BaseException) -> str:
+    """Return the line of an exception's message that says what went wrong: the first, but for two kinds.
 
     A DataLoader's message holds the traceback of its worker, whose last line is what went wrong. A line that ends with
     a colon (`backend='inductor' raised:`) takes the next one along.
@@ -198,7 +198,7 @@ def first_line(error: BaseException) -> str:
         lines.reverse()
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] = f"{lines[0]} {lines[1]}"
-    return (lines[0] if lines else type(error).__name__)[:300]
+    return first_line(lines[0] if lines else error)
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.compilation import mark_batch_dimension
@@ -15,6 +15,7 @@ from bexplore.engine.worker.torch_private import prefer_dynamic
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation
 from bexplore.workloads import Batch, Workload
+from bexplore.workloads.user_batch import tensor_leaves
 
 _SAMPLES_COMPARED = 2
 
@@ -87,7 +88,7 @@ class Batches:
             self._hint = self._hint or (None if self.device.type == "cpu" else micro_batch_size)
             self.mark(batch, self._workload.batch_dimensions)
         if self.serve_several_lengths and self._length_dimensions:
-            for tensor, dimensions in zip(_tensors(batch), self._length_dimensions, strict=True):
+            for tensor, dimensions in zip(tensor_leaves(batch), self._length_dimensions, strict=True):
                 for dimension in dimensions:
                     prefer_dynamic(tensor, dimension)
         return batch
@@ -99,17 +100,13 @@ class Batches:
         if make is None or lengths is None or not lengths.varies:
             return []
         ends = (lengths.batch_lengths(1).min(), lengths.longest)
-        short, long = (_tensors(make(_SAMPLES_COMPARED, int(length))) for length in ends)
+        short, long = (tensor_leaves(make(_SAMPLES_COMPARED, int(length))) for length in ends)
         if [tensor.dim() for tensor in short] != [tensor.dim() for tensor in long]:
             return []
         return [
             [place for place, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if one != other]
             for a, b in zip(short, long, strict=True)
         ]
-
-
-def _tensors(batch: Batch) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def _with_standard_strides(leaf: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from bexplore.workloads import Workload
+from bexplore.workloads.user_batch import tensor_leaves
 
 # Sizes at which the inputs of blocks are compared. Samples.
 COMPARED_SIZES = (2, 3)
@@ -52,7 +52,7 @@ def _input_shapes(workload: Workload, loss_module: nn.Module, micro_batch_size: 
     found: dict[nn.Module, list[tuple[int, ...]]] = {}
 
     def note(block: nn.Module, arguments: Any, keywords: Any) -> None:
-        found[block] = [tuple(leaf.shape) for leaf in _tensors((arguments, keywords))]
+        found[block] = [tuple(leaf.shape) for leaf in tensor_leaves((arguments, keywords))]
 
     hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in workload.compiled_modules]
     try:
@@ -62,10 +62,6 @@ def _input_shapes(workload: Workload, loss_module: nn.Module, micro_batch_size: 
         for hook in hooks:
             hook.remove()
     return [found.get(block, []) for block in workload.compiled_modules]
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _grown(small: list[tuple[int, ...]], large: list[tuple[int, ...]]) -> Dimensions:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bexplore.engine.worker import torch_private
+from bexplore.errors import first_line
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Code in which a graph may break though the user's line is the one that counts.
@@ -66,7 +67,7 @@ class CompilerCounters:
         frames = [m for m in metrics if getattr(m, "is_forward", True) is not False and m.graph_op_count]
         done = [frame for frame in frames if not frame.fail_type]
         again = [frame for frame in done if _compile_ordinal(frame.compile_id) > 0]
-        reasons = {_first_line(getattr(frame, "recompile_reason", None)) for frame in again} - {""}
+        reasons = {first_line(getattr(frame, "recompile_reason", None)) for frame in again} - {""}
         return CompilerAccount(
             num_graphs=len(done),
             num_recompiles=len(again),
@@ -85,7 +86,7 @@ class CompilerCounters:
 def _graph_break(reason: str, stack: Sequence[Any]) -> GraphBreak:
     own = [frame for frame in stack if not frame.filename.startswith(LIBRARY_FOLDER)] or stack
     path, line = (own[-1].filename, own[-1].lineno or 0) if own else ("", 0)
-    return GraphBreak(reason=_ADDRESS.sub("", _first_line(reason)), path=path, line=line)
+    return GraphBreak(reason=_ADDRESS.sub("", first_line(reason)), path=path, line=line)
 
 
 def _skipped_frames(metrics: Sequence[Any]) -> Iterator[GraphBreak]:
@@ -93,7 +94,7 @@ def _skipped_frames(metrics: Sequence[Any]) -> Iterator[GraphBreak]:
     for metric in metrics:
         if metric.fail_type and metric.fail_user_frame_filename:
             yield GraphBreak(
-                reason=_ADDRESS.sub("", _first_line(metric.fail_reason)),
+                reason=_ADDRESS.sub("", first_line(metric.fail_reason)),
                 path=metric.fail_user_frame_filename,
                 line=metric.fail_user_frame_lineno or 0,
             )
@@ -111,8 +112,3 @@ def _seconds(metric: Any) -> float:
     """Wall seconds of one compilation record: the frame's own for a forward, the lazy backward's otherwise."""
     duration_us = getattr(metric, "duration_us", None)
     return duration_us / 1e6 if duration_us else (metric.entire_frame_compile_time_s or 0.0)
-
-
-def _first_line(text: str | None) -> str:
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""

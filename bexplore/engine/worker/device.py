@@ -11,6 +11,7 @@ import torch
 from bexplore.engine.protocol.messages import DeviceInfo, Done
 from bexplore.engine.worker.server import Handlers, Server
 from bexplore.errors import UserInputError
+from bexplore.job import device_kind
 
 # Free share of the device's memory below which a library that fails is taken to have lacked memory.
 FULL_SHARE = 0.01
@@ -86,7 +87,7 @@ def device_info(name: str) -> dict[str, Any]:
 def of_rank(name: str, local_rank: int) -> str:
     """Return the device of one of several ranks on this host: of a kind of accelerators, the one with its number."""
     visible = _visible_accelerators()
-    kind = name.partition(":")[0]
+    kind = device_kind(name)
     if kind == "cpu" or not visible:
         return name
     return f"{visible[0].type}:{local_rank % len(visible)}"

@@ -20,7 +20,6 @@ from unittest import mock
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import bexplore
@@ -36,6 +35,7 @@ from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.program_metrics import Item, ProgramMetrics, describe_polynomial
 from bexplore.trace.tracer import trace_job
 from bexplore.workloads import Batch, Workload, build
+from bexplore.workloads.torch_private import CompilableMode
 
 # Sizes of the second analysis, samples. The first divides no usual dimension; the others lie around usual thresholds.
 # Not 1, for which torch always compiles apart.
@@ -235,7 +235,7 @@ def _look_across_sizes(job: Job) -> dict[str, Any]:
     }
 
 
-class _OutsideGraphs(TorchDispatchMode):
+class _OutsideGraphs(CompilableMode):
     """Counts the operators of compiled modules that lie in no graph; gives numbers where they read values."""
 
     def __init__(self, job: Job) -> None:
@@ -243,16 +243,6 @@ class _OutsideGraphs(TorchDispatchMode):
         self._job = job
         self._items: list[Item] = []
         self._counts = False
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Let torch.compile work under this mode."""
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work under this mode."""
-        return True
 
     def compile(self, module: torch.nn.Module, *, fullgraph: bool) -> None:
         """Compile a module into graphs that run as they were captured; operators beside them are counted."""

@@ -28,6 +28,7 @@ from bexplore.units import counted, format_bytes, format_seconds
 UNKNOWN = "–"
 NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
 SMALLEST_TERAFLOPS = 0.1  # below, operations are shown in GFLOP/s
+from bexplore.output.tables import markdown_cell
 # Fewest columns, and the CSS class of such a table: its rows become cards below 1000 pixels, below 600, or never.
 CARDS = ((7, "many"), (5, "some"), (0, "few"))
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; the page shows one of the two drawings, by its width
@@ -90,7 +91,7 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         keep_trailing_newline=".md." in name,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "cell": _markdown_cell}
+    environment.filters |= {"seconds": format_seconds, "bytes": format_bytes, "cell": markdown_cell}
     environment.globals["counted"] = counted
     template = environment.from_string((files("bexplore.output.report") / name).read_text(encoding="utf-8"))
     return template.render(
@@ -113,10 +114,6 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         outcomes=outcomes(data),
         **values,
     )
-
-
-def _markdown_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def eager_line(data: ReportData) -> str | None:

@@ -101,8 +101,7 @@ class ReportData:
     @property
     def peak_flops_per_s(self) -> float | None:
         """Return the published peak of the arithmetic that the job uses; None where it is not in the table."""
-        device = published_device(self.result.device_info)
-        return None if device is None or self.job.precision == "float32" else device.bfloat16_flops_per_s
+        return self.job.peak_flops_per_s(published_device(self.result.device_info))
 
     def sizes(self) -> list[SizeData]:
         """Return the data of each measured size, ascending."""

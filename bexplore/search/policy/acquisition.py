@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
-from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior
 from bexplore.search.posterior.throughput import Draws
 from bexplore.search.settings import SearchSettings
-
-Array = NDArray[np.float64]
 
 # sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 # Source: sensitivity.md. Sizes that are ranked; probability of fitting below which a size is not probed, and of being
@@ -42,7 +41,6 @@ WORTHLESS = 0.004
 # The noise draws are the same at every decision (common random numbers), so that the order of candidates does not
 # depend on the draws' own luck. Source: arbitrary; from the search's seed, each seed would replay another search.
 NOISE_SEED = 11
-MIN_FITTING = 0.5  # probability. Source: more likely than not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +239,7 @@ def _order(posterior: Posterior, index: int, last: tuple[int, int]) -> tuple[int
 def fantasy(posterior: Posterior, item: Evidence) -> Evidence | None:
     """Return the expected outcome of a probe in flight, for parallel explorers; None if it will hardly fit."""
     index = posterior.index(item.micro_batch_size, item.variant)
-    if index >= len(posterior.sizes) or posterior.feasible[:, index].mean() < MIN_FITTING:
+    if index >= len(posterior.sizes) or posterior.feasible[:, index].mean() < LIKELY_FITS:
         return None
     return Evidence(
         micro_batch_size=item.micro_batch_size,

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from bexplore.measurement.probe import Compilation, Outcome, Purpose
+from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.decision import Decision, StopReason
@@ -21,7 +22,7 @@ from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
 from bexplore.search.posterior.joint import Variant, fit_joint
 from bexplore.search.posterior.noise_model import common_mode_sd
-from bexplore.search.posterior.posterior import Array, Posterior, fit_posterior
+from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
@@ -48,7 +49,6 @@ UNLIKELY_TAIL = 0.02
 UNLIKELY_NEAR_BEST = 0.1
 SUSPICIOUS_Z = 3.0  # leave-one-out z-score of a winner that is measured again. Source: P < 0.2 %; sensitivity.md
 BASE_AGAIN_PROBES = 8  # after which the base is measured again, against drift. Source: `DRIFT_LENGTH`; sensitivity.md
-LIKELY_FITS = 0.5  # probability. Source: more likely than not
 
 
 def decide(

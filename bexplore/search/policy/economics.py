@@ -6,14 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bexplore.measurement.statistics import Array, Index
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.settings import SearchSettings
-
-Array = NDArray[np.float64]
-Index = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

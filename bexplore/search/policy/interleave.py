@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation, Purpose
+from bexplore.measurement.statistics import Array, Index
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.probe_cost import PASS_SD, Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.settings import SearchSettings
-
-Array = NDArray[np.float64]
-Index = NDArray[np.intp]
 
 # sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 # Noise of passes beyond which a machine is shared, and drifts. Source: that of a machine of one's own, `PASS_SD`.

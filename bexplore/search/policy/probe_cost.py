@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation, Outcome
+from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.settings import SearchSettings
-
-Array = NDArray[np.float64]
 
 # sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 WARM_UP_PASSES = 3  # Source: the passes that the engine runs untimed after a compilation

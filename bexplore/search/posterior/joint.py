@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
+from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.kinship import Kinship
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
 from bexplore.search.space import MemoryPrior, Space
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from bexplore.measurement.statistics import Array
 
 # ln(samples/s) of a variant beyond what its operations let expect: of all its sizes, per e-fold of the size, of a size
 # alone. Source: a judgement, narrower than the simulated jobs of benchmarks/settings_search.py.

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bexplore.measurement.statistics import Array
 from bexplore.search.space import MemoryAccount, MemoryPrior
-
-Array = NDArray[np.float64]
 
 # Of a measured peak, as a fraction: allocator rounding and fragmentation. Source: benchmarks/results/sensitivity.md.
 PEAK_NOISE_SD = 0.006

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from bexplore.measurement.statistics import Array
 
 # The prior was chosen on the recorded sweeps that the search was developed on (milabench_h100, zeus, gavel) and on
 # simulated worlds. Source of each figure below: what half and double of it do to searches of both,

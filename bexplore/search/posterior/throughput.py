@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
+from bexplore.measurement.statistics import Array, Index
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.kinship import Kinship
 from bexplore.search.posterior.noise_model import Measurements, estimates_alone, measurements_of
@@ -30,9 +31,7 @@ from bexplore.search.posterior.prior import (
     smooth_kernel,
 )
 
-Array = NDArray[np.float64]
 Draws = NDArray[np.float32]
-Index = NDArray[np.intp]
 
 # Draws, and how many shapes one stands for where a cliff is weighed. Source: benchmarks/results/sensitivity.md.
 NUM_DRAWS = 512

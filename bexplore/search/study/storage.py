@@ -15,7 +15,7 @@ from optuna.exceptions import OptunaError, StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-from bexplore.errors import EngineError, UserInputError
+from bexplore.errors import EngineError, UserInputError, first_line
 from bexplore.host.locks import lock_handle, locked
 
 _SAFE = "every finished probe is in the run's journal: run the same command again and it goes on from there"
@@ -44,7 +44,7 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
         ) from error
     except Exception as error:  # drivers of any database raise what they like
         raise UserInputError(
-            f"cannot open the storage {storage}: {_first_line(error)}", hint="check the URL, or leave --storage out"
+            f"cannot open the storage {storage}: {first_line(error)}", hint="check the URL, or leave --storage out"
         ) from error
 
 
@@ -59,9 +59,9 @@ def storage_errors() -> Iterator[None]:
         yield
     except StorageInternalError as error:  # Optuna's wrapper of a database's exception
         cause = error.__cause__ or error
-        raise EngineError(f"the study's storage failed: {_first_line(cause)}", hint=_SAFE) from error
+        raise EngineError(f"the study's storage failed: {first_line(cause)}", hint=_SAFE) from error
     except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise EngineError(f"the study's storage failed: {_first_line(error)}", hint=_SAFE) from error
+        raise EngineError(f"the study's storage failed: {first_line(error)}", hint=_SAFE) from error
 
 
 class _KernelLock(JournalFileOpenLock):
@@ -98,9 +98,7 @@ class _Journal(JournalStorage):
         except (OSError, OptunaError):
             raise
         except Exception as error:  # any exception of Optuna's replay of its own log
-            raise EngineError(
-                f"the study's storage failed: it is damaged ({_first_line(error)})", hint=_SAFE
-            ) from error
+            raise EngineError(f"the study's storage failed: it is damaged ({first_line(error)})", hint=_SAFE) from error
 
 
 def _open_file(path: Path) -> JournalStorage:
@@ -146,8 +144,3 @@ def _move_aside(path: Path) -> None:
     while (aside := path.with_name(f"{path.name}.damaged_{number}")).exists():
         number += 1
     path.replace(aside)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -6,8 +6,9 @@ import pytest
 
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.settings_result import FrontPoint
-from bexplore.output.settings_text import front_table, settings_sentences, settings_table, shown_points
+from bexplore.output.settings_text import front_table, settings_sentences, shown_points
 from bexplore.output.summary import summary_text
+from bexplore.output.tables import settings_table
 
 MIB = 2**20
 NONE, FULL = {"activation_checkpointing": "none"}, {"activation_checkpointing": "full"}
