@@ -240,8 +240,8 @@ def trace_variants(
     """
     config = with_loader_lengths(config, on_progress)
     tracing = _Tracing.begin(config, device_name, model_dir=model_dir, fresh=fresh, on_progress=on_progress)
-    variants = config.on_device(str(tracing.device_info["device"])).variants
-    traces = trace_all(dataclasses.replace(config, variants=variants), tracing.log_dir, gpu=tracing.gpu, fresh=fresh)
+    on_device = config.on_device(str(tracing.device_info["device"]))  # the file's own job too: `auto` is no device
+    variants, traces = on_device.variants, trace_all(on_device, tracing.log_dir, gpu=tracing.gpu, fresh=fresh)
     traced = [TracedVariant.of(variant, trace) for variant, trace in zip(variants, traces, strict=True)]
     if traced[0].cost_model is None:
         raise tracing.untraceable(config, traced[0].reason)

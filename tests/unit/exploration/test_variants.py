@@ -10,7 +10,7 @@ import pytest
 
 from bexplore.config.job_variant import JobVariant
 from bexplore.errors import UserInputError
-from bexplore.exploration import variants
+from bexplore.exploration import one_shot, variants
 from bexplore.exploration.selection import Selection, TracedVariant
 from bexplore.exploration.variants import expected, operations_over_file, select, trace_all
 from bexplore.job import CompileSettings, Job, Precision
@@ -244,3 +244,20 @@ def test_variants_are_traced_at_the_same_time_and_keep_their_order(tmp_path, mon
 
 def test_a_job_with_one_variant_is_traced_alone(tmp_path, refusing):
     assert trace_all(Folder(tmp_path).load(sections()), tmp_path, gpu=None, fresh=False) == [trace()]
+
+
+def test_a_job_of_any_device_is_traced_for_the_one_that_is_meant_with_each_of_its_settings(tmp_path, monkeypatch):
+    explore = {"device": "auto", "settings": {"activation_checkpointing": ["none", "full"]}}
+    config = Folder(tmp_path).load(sections(explore=explore))
+    traced: list[Job] = []
+
+    def recall(job, *_, **__):
+        traced.append(job)
+        return trace()
+
+    monkeypatch.setattr(variants, "recall_or_trace", recall)
+    asked = {"micro_batch_sizes": None, "device_name": "h100", "model_dir": str(tmp_path / "x")}
+    records = one_shot.trace_variants(config, **asked)
+
+    assert [job.device for job in traced] == ["cuda:0", "cuda:0"]
+    assert len(records) == 2
