@@ -17,8 +17,12 @@ from typing import Any
 
 from bexplore.errors import UserInputError
 from bexplore.host.json_files import read_json
+from bexplore.units import format_bytes
 
 FILE_NAME = "network.json"
+# Larger files are none of ours: three collectives of 14 sizes, and 200 bytes a link of ten thousand ranks, have 3 MB.
+_MOST_FILE_BYTES = 16 * 2**20
+_MAKE_AGAIN = "make it again: torchrun --nproc-per-node 8 -m bexplore network"
 
 
 class Collective(StrEnum):
@@ -118,19 +122,46 @@ class NetworkFigures:
         Raises:
             UserInputError: The file is missing, or holds something else.
         """
-        record = read_json(path)
         try:
-            return cls(
+            if path.exists() and path.stat().st_size > _MOST_FILE_BYTES:
+                raise ValueError(f"it is larger than {format_bytes(_MOST_FILE_BYTES)}")
+            record = read_json(path)
+            figures = cls(
                 **record
                 | {"timed": tuple(_timed_of(one) for one in record["timed"])}
                 | {"links": tuple(_link_of(one) for one in record["links"]), "slow": tuple(record["slow"])}
                 | {"notes": tuple(record.get("notes", ()))}
             )
+            figures._check()
+        except UserInputError as error:
+            raise UserInputError(error.message, hint=_MAKE_AGAIN) from error
         except (KeyError, TypeError, ValueError) as error:
-            raise UserInputError(
-                f"{path} is not what bexplore network writes: {error}",
-                hint="make it again: torchrun --nproc-per-node 8 -m bexplore network",
-            ) from error
+            raise UserInputError(f"{path} is not what bexplore network writes: {error}", hint=_MAKE_AGAIN) from error
+        return figures
+
+    def _check(self) -> None:
+        """Check the values that plans reckon with.
+
+        Raises:
+            ValueError: One of them is impossible.
+        """
+        if self.stated_bytes_per_s is None:
+            _require_above_0("num_ranks", self.num_ranks)
+        else:
+            _require_above_0("stated_bytes_per_s", self.stated_bytes_per_s)
+        _require_above_0("num_hosts", self.num_hosts)
+        for name in ("backend", "device_name", "made_at"):
+            _require_text(name, getattr(self, name))
+        for text in (*self.slow, *self.notes):
+            _require_text("slow or notes", text)
+        for one in self.timed:
+            for name in ("num_bytes", "median_s", "algorithm_bytes_per_s", "bus_bytes_per_s"):
+                _require_above_0(f"{name} of {one.collective}", getattr(one, name))
+        sizes = [(one.collective, one.num_bytes) for one in self.timed]
+        if len(set(sizes)) < len(sizes):
+            raise ValueError("a collective was timed twice with the same size")
+        for link in self.links:
+            _require_above_0("bytes_per_s of a link", link.bytes_per_s)
 
     def seconds(self, collective: Collective, num_bytes: float, num_ranks: int) -> float:
         """Return the seconds of a collective among some ranks.
@@ -164,6 +195,17 @@ def _between(points: Sequence[tuple[int, float]], num_bytes: float) -> float:
             share = math.log(num_bytes / low) / math.log(high / low)
             return math.exp((1 - share) * math.log(low_speed) + share * math.log(high_speed))
     return points[-1][1]
+
+
+def _require_above_0(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} is {value!r}")
+
+
+def _require_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{name} is {value!r}")
 
 
 def _timed_of(record: Mapping[str, Any]) -> TimedCollective:

@@ -73,6 +73,47 @@ def test_a_file_that_is_none_of_ours_is_an_error_with_a_hint(tmp_path, text):
     assert error.value.hint
 
 
+def written(tmp_path, **fields):
+    """A network file with some values of its first collective, or of itself, replaced."""
+    record = json.loads(json.dumps(dataclasses.asdict(timed_network({MIB: 1e9, 4 * MIB: 2e9}))))
+    own = {name: value for name, value in fields.items() if name in record}
+    record["timed"][0] |= {name: value for name, value in fields.items() if name not in record}
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps(record | own))
+    return path
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bus_bytes_per_s": 0},
+        {"bus_bytes_per_s": float("nan")},
+        {"bus_bytes_per_s": "fast"},
+        {"num_bytes": -1},
+        {"num_bytes": 4 * MIB},
+        {"median_s": None},
+        {"num_ranks": 0},
+        {"num_hosts": True},
+        {"stated_bytes_per_s": 0.0},
+        {"slow": [1]},
+        {"slow": ["\x1b[31mred"]},
+        {"device_name": 7},
+    ],
+    ids=str,
+)
+def test_a_value_that_no_network_has_is_an_error_with_a_hint(tmp_path, fields):
+    with pytest.raises(UserInputError, match="is not what bexplore network writes") as error:
+        NetworkFigures.read(written(tmp_path, **fields))
+    assert "bexplore network" in error.value.hint
+
+
+def test_a_file_larger_than_any_network_is_not_read(tmp_path):
+    path = tmp_path / "network.json"
+    path.write_text(" " * (16 * MIB + 1))
+    with pytest.raises(UserInputError, match="larger than 16.0 MiB"):
+        NetworkFigures.read(path)
+
+
 def ring(speeds: list[float], hosts: str) -> list[Link]:
     count = len(speeds)
     return [
