@@ -22,12 +22,10 @@ from bexplore.search.posterior.throughput import NUM_DRAWS, CurveDraws, Draws, d
 from bexplore.search.space import MemoryAccount, MemoryPrior, Remaining, Space
 
 ENGINE_VERSION = 5  # Source: a counter: goes up when the same evidence would give another answer
-LIKELY_FITS = (
+LIKELY_FITS = 0.5  # probability of fitting, from which a size counts as one that fits. Source: more likely than not
 # Sizes this close to the best, in standard deviations of their own part, may turn out to be the best. Source: P < 0.2 %
 # beyond; benchmarks/results/sensitivity.md.
 RIVAL_SDS = 3.0
-    0.5  # probability, above which a size that did not run counts as one that fits. Source: more likely than not
-)
 # The domain: up to so many candidates all of them, else the first ones, powers of two and 1.5 times these, a ladder of
 # relative steps (rounded to multiples of 8 beyond 128 and of 64 beyond 1024), quantiles of the memory boundary, and
 # sizes up to the smallest that failed. Source: benchmarks/results/sensitivity.md; more sizes only cost time.
