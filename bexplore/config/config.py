@@ -1,4 +1,4 @@
-"""`Config`: a training job's file, read and checked; nothing behind this module reads YAML."""
+"""`Config`: a training job's file, read and checked; no later room reads YAML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bexplore.config.document.reader import KeyPath, Position
 from bexplore.config.job_variant import JobVariant
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
-from bexplore.job import Job, Mode, Precision
+from bexplore.job import Job, Mode, Precision, device_kind
 from bexplore.job.batching import Divisibility, replica_batch_size_of
 
 __all__ = ["Config", "ExploreSettings", "JobVariant", "Request", "RequestKind"]
@@ -53,12 +53,12 @@ class Request:
 
     @property
     def is_in_tokens(self) -> bool:
-        """Whether a micro-batch is as many samples as have a number of tokens: `micro_batch_tokens`."""
+        """True where a micro-batch is as many samples as have a number of tokens: `micro_batch_tokens`."""
         return self.path[-1:] == (MICRO_BATCH_TOKENS,)
 
     @property
     def is_search(self) -> bool:
-        """Whether there is anything to explore."""
+        """True where sizes are to be explored: not for a fixed size, nor for none."""
         return self.kind in (RequestKind.EXPLORE, RequestKind.AUTO)
 
 
@@ -129,7 +129,7 @@ class Config:
 
     @property
     def size_unit(self) -> int:
-        """What a size of 1 is in the file: one sample, or the longest sample's tokens for `micro_batch_tokens`."""
+        """The number in the file for a size of 1: 1 sample, or the longest sample's tokens for `micro_batch_tokens`."""
         lengths = self.job.lengths
         return lengths.longest if self.request.is_in_tokens and lengths is not None else 1
 
@@ -214,4 +214,4 @@ def _on_device(job: Job, device: str) -> Job:
 
 def _scales(device: str) -> bool:
     """Return whether a device scales gradients, which float16 needs."""
-    return device.partition(":")[0] == "cuda"
+    return device_kind(device) == "cuda"

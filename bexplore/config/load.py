@@ -1,4 +1,4 @@
-"""Read the file of a training job, in whichever family of configurations it is written, into a `Config`."""
+"""The file of a training job, in whichever family of configurations it is written, read into a `Config`."""
 
 from __future__ import annotations
 

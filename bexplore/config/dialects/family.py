@@ -1,4 +1,4 @@
-"""A family of training configurations: where its numbers stand, its own rules, and its usual command."""
+"""A family of training configurations: the keys of its numbers, its own rules, and its usual command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Signature:
 
 
 class Remainder(StrEnum):
-    """What a family does with samples of the global batch that fill no whole micro-batch."""
+    """The treatment of samples of the global batch that fill no whole micro-batch."""
 
     REFUSED = "refused"
     DROPPED = "dropped"  # without a message: the training runs with a smaller global batch

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
+
+# The factors of the global batch, with their names for people.
+_FACTORS = {"micro_batch_size": "micro-batch", "accumulation": "accumulation", "num_replicas": "replicas"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,42 +33,25 @@ class Numbers:
 
         A division that leaves a remainder is not made: `conflict` describes it.
         """
-        micro, steps, replicas, total = (
-            self.micro_batch_size,
-            self.accumulation,
-            self.num_replicas,
-            self.global_batch_size,
-        )
-        if total is None and micro and steps and replicas:
-            return dataclasses.replace(self, global_batch_size=micro * steps * replicas)
-        if total and steps is None and micro and replicas:
-            return self._with_quotient("accumulation", total, micro * replicas)
-        if total and micro is None and steps and replicas:
-            return self._with_quotient("micro_batch_size", total, steps * replicas)
-        if total and replicas is None and micro and steps:
-            return self._with_quotient("num_replicas", total, micro * steps)
+        known, total = self._factors(), self.global_batch_size
+        product, missing = math.prod(known.values()), _FACTORS.keys() - known.keys()
+        if total is None and not missing and product:
+            return dataclasses.replace(self, global_batch_size=product)
+        if total and len(missing) == 1 and product and total % product == 0:
+            return dataclasses.replace(self, **{missing.pop(): total // product})
         return self
-
-    def _with_quotient(self, name: str, total: int, divisor: int) -> Numbers:
-        return self if total % divisor else dataclasses.replace(self, **{name: total // divisor})
 
     def conflict(self) -> str:
         """Return why the numbers exclude each other; empty where they do not."""
-        micro, steps, replicas, total = (
-            self.micro_batch_size,
-            self.accumulation,
-            self.num_replicas,
-            self.global_batch_size,
-        )
-        known = {"micro-batch": micro, "accumulation": steps, "replicas": replicas}
-        factors = {name: number for name, number in known.items() if number is not None}
-        if total is None or not factors:
+        known, total = self._factors(), self.global_batch_size
+        if total is None or not known:
             return ""
-        product = 1
-        for number in factors.values():
-            product *= number
-        is_whole = len(factors) == len(known)
+        product, is_whole = math.prod(known.values()), len(known) == len(_FACTORS)
         if product == total if is_whole else total % product == 0:
             return ""
-        shown = " x ".join(f"{name} {number}" for name, number in factors.items())
+        shown = " x ".join(f"{_FACTORS[name]} {number}" for name, number in known.items())
         return f"the global batch {total} is {'not' if is_whole else 'no multiple of'} {shown}"
+
+    def _factors(self) -> dict[str, int]:
+        """Return the factors of the global batch that are known."""
+        return {name: number for name in _FACTORS if (number := getattr(self, name)) is not None}

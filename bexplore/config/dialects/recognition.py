@@ -1,4 +1,4 @@
-"""Recognise the family of a file from its keys, and read its numbers."""
+"""The family of a file, recognised from its keys, and the file's numbers."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ class FamilyFile:
     @property
     def why(self) -> str:
         """The family and the keys that show it, for people."""
-        return (
-            f"{self.family.title}, by {', '.join(self.evidence)}" if self.evidence else f"{self.family.title}, as told"
-        )
+        return f"{self.family.title}, {'by ' + ', '.join(self.evidence) if self.evidence else 'named by the user'}"
 
     def memory(self) -> dict[str, Any]:
         """Return what else of the file decides the memory or the speed of a pass, by dotted key."""

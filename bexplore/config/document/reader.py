@@ -103,7 +103,7 @@ def line_break(text: str) -> str:
 
 
 class _Alias(Node):
-    """The place of an alias; `value` is the node that it repeats."""
+    """A node in place of an alias; `value` is the node that it repeats."""
 
 
 class _Resolver(VersionedResolver):
@@ -164,7 +164,7 @@ class _Composer(Composer):
 
 
 class YamlReader:
-    """Text to nodes to values; what is dubious becomes a warning, what is wrong a UserInputError."""
+    """A reader of text to nodes to values; dubious text becomes a warning, wrong text a UserInputError."""
 
     def __init__(self, source: str) -> None:
         """Read for a source, which messages name: a file, or a `--set` text."""

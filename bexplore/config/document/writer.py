@@ -1,4 +1,4 @@
-"""Replace or add one value of a YAML, JSON or TOML text, and keep every other character."""
+"""Edits of a YAML, JSON or TOML text: one value replaced or added, and every other character kept."""
 
 from __future__ import annotations
 

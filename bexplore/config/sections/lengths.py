@@ -1,4 +1,4 @@
-"""Give a job the lengths of its samples: `explore.lengths`."""
+"""The lengths of a job's samples: `explore.lengths`."""
 
 from __future__ import annotations
 

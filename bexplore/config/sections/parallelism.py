@@ -1,4 +1,4 @@
-"""How the ranks of a job share its work: `explore.parallelism`, checked in itself and against the file."""
+"""The parallelism of a job: `explore.parallelism`, checked in itself and against the file."""
 
 from __future__ import annotations
 

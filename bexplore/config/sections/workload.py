@@ -1,4 +1,4 @@
-"""Make a `Job` of `explore.workload`, or of the model that a dialect has read."""
+"""The `Job` of `explore.workload`, or of the model that a dialect has read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a Hydra tree, composed: where a value stands, and the override that changes it.
+"""The files of a Hydra tree, composed: the place of each value, and the override that changes it.
 
 A primary file names files of its groups in `defaults`. The grammar is that of Hydra's defaults list
 (https://hydra.cc/docs/1.3/advanced/defaults_list/): group and option, several options, `@package`, absolute groups,
@@ -40,7 +40,7 @@ class Leaf:
 
     @property
     def override(self) -> str:
-        """What stands before `=` in an override of the value."""
+        """The left side of an override of the value."""
         return dotted_path(self.path)
 
 

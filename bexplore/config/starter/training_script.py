@@ -1,4 +1,4 @@
-"""A training script as its text shows it: its options, a size that it fixes itself, its Hydra configuration.
+"""The text of a training script, read: its options, a size that it fixes itself, its Hydra configuration.
 
 Nothing of the script is run.
 """

@@ -1,4 +1,4 @@
-"""Translate both forms of the `optimizer` section to a class of `torch.optim` and its arguments."""
+"""Both forms of the `optimizer` section, as a class of `torch.optim` and its arguments."""
 
 from __future__ import annotations
 

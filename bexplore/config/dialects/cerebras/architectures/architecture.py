@@ -1,4 +1,4 @@
-"""One model of the ModelZoo: how its section is recognised, and what reads it."""
+"""One model of the ModelZoo: the mark of its section, and the function that reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bexplore.config.dialects.cerebras.section import Section
+from bexplore.config.dialects.cerebras.section import Section, size
 
 ACTIVATIONS = {  # of transformers, by the ModelZoo's words
     "gelu": "gelu",
@@ -18,6 +18,11 @@ ACTIVATIONS = {  # of transformers, by the ModelZoo's words
     "silu": "silu",
     "swish": "silu",
     "tanh": "tanh",
+}
+SIZES = {  # of transformers
+    "hidden_size": size("hidden_size"),
+    "num_hidden_layers": size("num_hidden_layers"),
+    "num_attention_heads": size("num_heads"),
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bexplore.config.dialects.cerebras.architectures.architecture import Architecture, has, transformers
+from bexplore.config.dialects.cerebras.architectures.architecture import SIZES, Architecture, has, transformers
 from bexplore.config.dialects.cerebras.architectures.plain_decoder import read_decoder
 from bexplore.config.dialects.cerebras.section import Section, flag, given, number, sequence_length, share, size, word
 from bexplore.config.sections.values import is_integer
@@ -18,9 +18,7 @@ from bexplore.config.sections.values import is_integer
 _DECODER = {
     "hidden_act": word("nonlinearity", "swiglu", {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}),
     "vocab_size": size("vocab_size"),
-    "hidden_size": size("hidden_size"),
-    "num_hidden_layers": size("num_hidden_layers"),
-    "num_attention_heads": size("num_heads"),
+    **SIZES,
     "intermediate_size": size("filter_size"),
     "rms_norm_eps": number("layer_norm_epsilon", 1e-5),
     "attention_dropout": share("attention_dropout_rate", 0.1, otherwise="dropout_rate"),

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from bexplore.config.dialects.cerebras.architectures.architecture import ACTIVATIONS, Architecture, has, transformers
+from bexplore.config.dialects.cerebras.architectures.architecture import (
+    ACTIVATIONS,
+    SIZES,
+    Architecture,
+    has,
+    transformers,
+)
 from bexplore.config.dialects.cerebras.section import (
     Section,
     flag,
@@ -23,9 +29,7 @@ from bexplore.config.dialects.cerebras.section import (
 
 _ENCODER = {
     "vocab_size": size("vocab_size"),
-    "hidden_size": size("hidden_size"),
-    "num_hidden_layers": size("num_hidden_layers"),
-    "num_attention_heads": size("num_heads"),
+    **SIZES,
     "intermediate_size": size("filter_size", 3072),
     "hidden_act": word("encoder_nonlinearity", "gelu", ACTIVATIONS),
     "hidden_dropout_prob": share("dropout_rate", 0.1, otherwise="embedding_dropout_rate"),

@@ -1,4 +1,4 @@
-"""Models of images: ViT, DINOv2 with its training by itself, DiT, LLaVA, and the fully connected one.
+"""Models of images: ViT, DINOv2 with its self-distillation, DiT, LLaVA, and the fully connected one.
 
 Source: the configuration classes `ViTClassificationModelConfig`, `GenericImageEncodersModelConfig` (DINOv2),
 `DiTModelConfig`, `LlavaModelConfig`, `SimpleMultimodalModelConfig` and `MNISTModelConfig` of the public ModelZoo,
@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from bexplore.config.dialects.cerebras.architectures.architecture import ACTIVATIONS, Architecture, has, transformers
+from bexplore.config.dialects.cerebras.architectures.architecture import (
+    ACTIVATIONS,
+    SIZES,
+    Architecture,
+    has,
+    transformers,
+)
 from bexplore.config.dialects.cerebras.section import (
     Section,
     flag,
@@ -24,9 +30,7 @@ from bexplore.config.dialects.cerebras.section import (
 from bexplore.config.sections.values import is_number
 
 _ENCODER = {
-    "hidden_size": size("hidden_size"),
-    "num_hidden_layers": size("num_hidden_layers"),
-    "num_attention_heads": size("num_heads"),
+    **SIZES,
     "layer_norm_eps": number("layer_norm_epsilon", 1e-5),
     "image_size": side("image_size"),
     "patch_size": side("patch_size"),
@@ -54,9 +58,7 @@ _CLIP = _ENCODER | {
 _LLAMA = {
     "hidden_act": word("nonlinearity", "swiglu", {"swiglu": "silu"}),
     "vocab_size": size("vocab_size"),
-    "hidden_size": size("hidden_size"),
-    "num_hidden_layers": size("num_hidden_layers"),
-    "num_attention_heads": size("num_heads"),
+    **SIZES,
     "intermediate_size": size("filter_size"),
     "max_position_embeddings": size("max_position_embeddings"),
     "rms_norm_eps": number("layer_norm_epsilon", 1e-5),
