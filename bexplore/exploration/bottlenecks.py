@@ -8,7 +8,7 @@ multiplication guide, and stas00/ml-engineering, training/performance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.host.accelerators import Device, published_device
 from bexplore.job import Job, Parallelism, Precision, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Outcome
-from bexplore.measurement.profile import BATCH, STEP, UPDATE, Profile
+from bexplore.measurement.profile import BATCH, STEP, UPDATE, Profile, ProfiledCollective
 from bexplore.trace.cost_model import CostModel
 from bexplore.units import counted, format_seconds
 
@@ -33,6 +33,7 @@ IDLE_ARITHMETIC = 0.1  # below it an accelerator mostly waits
 # Launches of a pass take milliseconds: where the peak is unknown, they do not explain a longer pass.
 SHORT_PASS_S = 0.05
 LARGE_COMMUNICATION = 0.1  # share of a pass above which communication that nothing hides is reported
+EXPLAINS = 0.5  # share of exposed communication from which the bandwidth is its reason, and below which waiting is
 LARGE_UPDATE = 0.1  # share of an optimizer step from which the update is reported
 LOW_INTENSITY = 10.0  # operations per byte below which memory, not arithmetic, limits every device of today
 LOW_WAVE_EFFICIENCY = 0.8
@@ -65,6 +66,25 @@ class Bottleneck:
     action: str = ""
     source: str = PLAYBOOK
     evidence: Mapping[str, float | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkEvidence:
+    """What `bexplore network` has timed between the devices that train.
+
+    Attributes:
+        slow: Ranks and links that hold the others up, a sentence each.
+        speeds: Bandwidths by name, bytes/s: of the slowest link, and of the median one.
+        seconds: Returns how long collectives take at the bandwidth that was timed; None for one that was not timed.
+        exposed_s: Seconds of a pass of the run that communication added to it; None if unknown.
+        explained_s: Seconds that all collectives of such a pass take at that bandwidth; None if unknown.
+    """
+
+    slow: tuple[str, ...] = ()
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Callable[[ProfiledCollective], float | None] = lambda collective: None
+    exposed_s: float | None = None
+    explained_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,10 +405,63 @@ def _float32_matrices(evidence: JobEvidence) -> Bottleneck | None:
     )
 
 
-def profile_bottlenecks(profile: Profile) -> tuple[Bottleneck, ...]:
-    """Return what limits profiled steps; empty where their profile shows nothing of it."""
-    rules = (_profiled_input, _profiled_launches, _profiled_network, _profiled_bandwidth, _profiled_update)
-    return tuple(found for rule in rules if (found := rule(profile)) is not None)
+def network_bottlenecks(network: NetworkEvidence | None) -> tuple[Bottleneck, ...]:
+    """Return what the timed network holds up: slow ranks and links, and what it explains of a pass's communication."""
+    if network is None:
+        return ()
+    slow = [
+        Bottleneck(
+            kind="communication",
+            finding=f"a part of the network is slow, and every collective waits for it: {sentence}",
+            action="look for another job on that host, a link that fell back to a lower rate, or a disturbed cable; "
+            "train without the host until then",
+            source="bexplore network",
+            evidence=network.speeds,
+        )
+        for sentence in network.slow
+    ]
+    return (*slow, *_explained_pass(network))
+
+
+def _explained_pass(network: NetworkEvidence) -> Iterator[Bottleneck]:
+    if not network.exposed_s or network.exposed_s < 0 or network.explained_s is None:
+        return
+    reason, action = _reason(network.exposed_s, network.explained_s)
+    yield Bottleneck(
+        kind="communication",
+        finding=f"communication adds {format_seconds(network.exposed_s)} to a pass; at the bandwidth that was timed "
+        f"its collectives take {format_seconds(network.explained_s)} in all: {reason}",
+        action=action,
+        source="bexplore network",
+        evidence={"exposed_communication_s": network.exposed_s, "explained_s": network.explained_s},
+    )
+
+
+def _reason(exposed_s: float, explained_s: float) -> tuple[str, str]:
+    """Return why ranks communicate for some seconds, of which the bandwidth explains others, and what to try."""
+    if explained_s >= EXPLAINS * exposed_s:
+        return "the bandwidth explains it", "accumulate more passes in a step, or shard over fewer devices"
+    waits = "most of it is waiting for a slower rank, or many small messages"
+    return (
+        waits,
+        "compare the ranks' own speeds and batches, and raise bucket_cap_mb; a faster link would change little",
+    )
+
+
+def profile_bottlenecks(profile: Profile, network: NetworkEvidence | None = None) -> tuple[Bottleneck, ...]:
+    """Return what limits profiled steps; empty where their profile shows nothing of it.
+
+    Args:
+        network: What was timed beside the run; None for nothing.
+    """
+    found = (
+        _profiled_input(profile),
+        _profiled_launches(profile),
+        _profiled_network(profile, network),
+        _profiled_bandwidth(profile),
+        _profiled_update(profile),
+    )
+    return tuple(one for one in found if one is not None)
 
 
 def _profiled_input(profile: Profile) -> Bottleneck | None:
@@ -419,18 +492,27 @@ def _profiled_launches(profile: Profile) -> Bottleneck | None:
     )
 
 
-def _profiled_network(profile: Profile) -> Bottleneck | None:
-    """Report collectives beside which the device does nothing else."""
+def _profiled_network(profile: Profile, network: NetworkEvidence | None) -> Bottleneck | None:
+    """Report collectives beside which nothing else is done, and what of them the timed bandwidth explains."""
     if profile.collective_share is None or profile.collective_share <= LARGE_COMMUNICATION:
         return None
-    return Bottleneck(
-        kind="communication",
-        finding=f"the network is the limit: for {profile.collective_share:.0%} of a profiled step the device does "
-        "nothing but communicate",
-        action="time the links by bexplore network, accumulate more passes in a step, or shard over fewer devices",
-        source=COMMUNICATION,
-        evidence={"communication_share": profile.collective_share},
+    finding = (
+        f"the network is the limit: for {profile.collective_share:.0%} of a profiled step "
+        f"{'the device does' if profile.is_on_device else 'the processor does'} nothing but communicate"
     )
+    evidence = {"communication_share": profile.collective_share}
+    action = "time the links by bexplore network, accumulate more passes in a step, or shard over fewer devices"
+    seconds = [] if network is None else [network.seconds(one) for one in profile.collectives]
+    known = [one for one in seconds if one is not None]
+    if known and len(known) == len(seconds) and STEP in profile.regions_s:
+        exposed_s, explained_s = profile.collective_share * profile.regions_s[STEP], sum(known)
+        reason, action = _reason(exposed_s, explained_s)
+        finding += (
+            f" ({format_seconds(exposed_s)}); at the bandwidth that was timed its collectives take "
+            f"{format_seconds(explained_s)} in all: {reason}"
+        )
+        evidence |= {"exposed_communication_s": exposed_s, "explained_s": explained_s}
+    return Bottleneck(kind="communication", finding=finding, action=action, source=COMMUNICATION, evidence=evidence)
 
 
 def _profiled_bandwidth(profile: Profile) -> Bottleneck | None:

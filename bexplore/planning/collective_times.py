@@ -31,8 +31,8 @@ def notes_on_bytes(backend: str, num_ranks: int) -> Iterator[str]:
         if name == backend:
             yield (
                 f"{backend} runs {runs} for {collective}: each rank sends {runs.sent_share(num_ranks):.3g} times the "
-                f"tensor, and the bus bandwidth counts {collective.sent_share(num_ranks):.3g}, as nccl-tests define it; "
-                "the seconds are those that were measured"
+                f"tensor, and the bus bandwidth counts {collective.sent_share(num_ranks):.3g}, as nccl-tests define "
+                "it, over the seconds that were measured"
             )
 
 

@@ -12,23 +12,29 @@ import jinja2
 
 from bexplore import __version__
 from bexplore.config.job_variant import name_of
-from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks, profile_bottlenecks
+from bexplore.exploration.bottlenecks import (
+    Bottleneck,
+    JobEvidence,
+    find_bottlenecks,
+    network_bottlenecks,
+    profile_bottlenecks,
+)
 from bexplore.measurement.probe import Observation, compared_sizes
 from bexplore.output import settings_text, summary
 from bexplore.output.lengths_text import lengths_rows
 from bexplore.output.plan_table import plan_rows
-from bexplore.output.profile_text import HEADS, kernel_rows, regions_sentence
+from bexplore.output.profile_text import HEADS, kernel_rows, network_evidence, regions_sentence
 from bexplore.output.report.figure import Figure
 from bexplore.output.report.figures import figures
 from bexplore.output.report.report_data import ReportData, SizeData
 from bexplore.output.report.svg import SHAPES, draw
+from bexplore.output.tables import markdown_cell
 from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds
 
 UNKNOWN = "–"
 NUM_BUFFERS = 10  # places that are listed by name; the rest is summed
 SMALLEST_TERAFLOPS = 0.1  # below, operations are shown in GFLOP/s
-from bexplore.output.tables import markdown_cell
 # Fewest columns, and the CSS class of such a table: its rows become cards below 1000 pixels, below 600, or never.
 CARDS = ((7, "many"), (5, "some"), (0, "few"))
 WIDE, NARROW = (760, 380), (370, 380)  # pixels; the page shows one of the two drawings, by its width
@@ -159,9 +165,10 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
 
 def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
     """Return the bottlenecks of the result, or, in an unfinished run, those of the probes so far."""
-    profiled = () if data.profile is None else profile_bottlenecks(data.profile)
     if data.is_finished:
-        return (*data.result.bottlenecks, *profiled)
+        network = network_evidence(data.run)
+        profiled = () if data.profile is None else profile_bottlenecks(data.profile, network)
+        return (*data.result.bottlenecks, *profiled, *network_bottlenecks(network))
     sizes = data.result.global_batch_sizes
     evidence = JobEvidence(
         job=data.job,
@@ -289,7 +296,7 @@ def plan_report_table(data: ReportData) -> Table:
 def kernels_table(data: ReportData) -> Table:
     """Return the longest kernels or operators of the last profile; no rows without one."""
     rows = () if data.profile is None else tuple(kernel_rows(data.profile))
-    return Table(headings=HEADS, rows=rows, is_number=(True, True, True, False))
+    return Table(headings=HEADS, rows=rows, is_number=(True, True, True, False, False))
 
 
 def environment_table(data: ReportData) -> Table:
