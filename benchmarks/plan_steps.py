@@ -76,10 +76,10 @@ def _pair(name: str) -> dict[str, Any]:
     for steps, plan in zip(ACCUMULATIONS, plans_of(source, PlanRequest(batch_sizes=batches)).plans, strict=True):
         assert (plan.micro_batch_size, plan.accumulation_steps) == (size, steps)
         rows[str(steps)] = {
-            "micro_batch_size": plan.micro_batch_size,
-            "accumulation_steps": plan.accumulation_steps,
+            "micro_batch_size": size,
+            "accumulation_steps": steps,
             "planned_s": NUM_STEPS * plan.step_time_s,
-            "measured_s": _train(name, plan.micro_batch_size, plan.accumulation_steps),
+            "measured_s": _train(name, size, steps),
         }
     return rows
 

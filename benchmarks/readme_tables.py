@@ -249,10 +249,12 @@ def plan_steps() -> str:
 
 
 def published_trainings() -> str:
-    """Plans of published trainings, without their sources."""
-    head, rule, *rows = _table_lines(RESULTS / "published_trainings.md")
-    kept = [[cell.strip() for cell in line.strip("|").split("|")][:7] for line in (head, rule, *rows)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in kept)
+    """Statistics of plans of published trainings by what they show, and the plans with their sources."""
+    text = (RESULTS / "published_trainings.md").read_text()
+    statistics = text[text.index("| what it shows |") :].partition("\n\n")[0]
+    lines = text[text.index("| training |") :].partition("\n\n")[0].splitlines()
+    kept = [[cell.strip() for cell in line.strip("|").split("|")][:9] for line in lines]
+    return "\n".join([statistics, "", *(f"| {' | '.join(cells)} |" for cells in kept)])
 
 
 def lengths() -> str:
