@@ -33,6 +33,7 @@ SCALES = frozenset(  # multiplications by a constant
         *("scale_qk_dot_by_d", "scale_qk_dot_by_layer_idx", "attention_logits_alpha"),
     )
 )
+LENGTHS = ("max_sequence_length", "max_position_embeddings")  # keys of the tokens of a sample
 _OFF: tuple[object, ...] = (None, False, 0, "", "none", {}, [])
 
 
@@ -171,8 +172,10 @@ def sequence_length(model: Section, data: Section, *keys: str) -> int | None:
     """Read the tokens of a sample: by the data section, else by the first of the model's keys.
 
     Args:
-        keys: Keys of both sections, in the order in which they are tried; noted as a mistake where none is given.
+        keys: Keys of both sections, in the order in which they are tried, `LENGTHS` without any; noted as a mistake
+            where none is given.
     """
+    keys = keys or LENGTHS
     for section in (data, model):
         for key in keys:
             path = section.at(key)

@@ -29,7 +29,6 @@ _GEMMA2 = _DECODER | {
     "attn_logit_softcapping": number("attention_logit_softcapping", 50.0),
     "final_logit_softcapping": number("final_logit_softcapping", 30.0),
 }
-_LENGTHS = ("max_sequence_length", "max_position_embeddings")
 _BUILT = (  # as every model of transformers here has it
     *("attention_module", "extra_attention_params", "position_embedding_type", "rotary_dim", "norm_type"),
     *("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias"),
@@ -39,7 +38,7 @@ _BUILT = (  # as every model of transformers here has it
 
 
 def _decoder(model: Section, data: Section, table: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-    length = sequence_length(model, data, *_LENGTHS)
+    length = sequence_length(model, data)
     config = model.table(table) | {"max_position_embeddings": given("max_position_embeddings")(model) or length}
     heads = config.get("num_attention_heads", 1)
     config["num_key_value_heads"] = given("num_kv_groups")(model.sub("extra_attention_params")) or heads

@@ -16,16 +16,7 @@ from bexplore.config.dialects.cerebras.architectures.architecture import (
     has,
     transformers,
 )
-from bexplore.config.dialects.cerebras.section import (
-    Section,
-    flag,
-    given,
-    number,
-    sequence_length,
-    share,
-    size,
-    word,
-)
+from bexplore.config.dialects.cerebras.section import Section, flag, given, number, sequence_length, share, size, word
 
 _ENCODER = {
     "vocab_size": size("vocab_size"),
@@ -43,7 +34,6 @@ _ESM2 = _ENCODER | {
     "token_dropout": flag("token_dropout", True),
 }
 _LOSS_WEIGHTS = ("mlm_loss_weight", "loss_weight", "label_vocab_file", "vocab_file", "include_padding_in_loss")
-_LENGTHS = ("max_sequence_length", "max_position_embeddings")
 
 
 def _encoder(model: Section, length: int | None) -> dict[str, Any]:
@@ -60,7 +50,7 @@ def _encoder(model: Section, length: int | None) -> dict[str, Any]:
 
 
 def _pretraining(model: Section, data: Section) -> dict[str, Any]:
-    length = sequence_length(model, data, *_LENGTHS)
+    length = sequence_length(model, data)
     config = _encoder(model, length)
     task = "masked_lm" if flag("disable_nsp", False)(model) else "pretraining"
     model.notice_the_rest()
@@ -83,7 +73,7 @@ def _summarization(model: Section, data: Section) -> dict[str, Any]:
 
 
 def _head(model: Section, data: Section, task: str, num_labels: int, dropout: str) -> dict[str, Any]:
-    length = sequence_length(model, data, *_LENGTHS)
+    length = sequence_length(model, data)
     config = _encoder(model, length) | {"num_labels": num_labels}
     config["classifier_dropout"] = share(dropout, 0.1)(model)
     model.ignore("problem_type")
@@ -92,7 +82,7 @@ def _head(model: Section, data: Section, task: str, num_labels: int, dropout: st
 
 
 def _esm2(model: Section, data: Section) -> dict[str, Any]:
-    length = sequence_length(model, data, *_LENGTHS)
+    length = sequence_length(model, data)
     config = model.table(_ESM2) | {"position_embedding_type": "rotary"}
     config["max_position_embeddings"] = given("max_position_embeddings")(model) or length
     model.ignore("disable_nsp", "mlm_nonlinearity", "pooler_nonlinearity", "position_embedding_type", "rotary_dim")
@@ -106,7 +96,7 @@ def _esm2(model: Section, data: Section) -> dict[str, Any]:
 
 def _retrieval(model: Section, data: Section) -> dict[str, Any]:
     question, context = model.sub("q_encoder"), model.sub("ctx_encoder")
-    length = sequence_length(question, data, *_LENGTHS)
+    length = sequence_length(question, data)
     encoders = {"question": _encoder(question, length)}
     if context.values:
         encoders["context"] = _encoder(context, length)

@@ -212,7 +212,7 @@ def _multimodal(model: Section, data: Section, images: Section, layer: Any) -> d
     )
     theta = number("rope_theta", 10000.0)(text)
     decoder["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    length = sequence_length(text, data, "max_sequence_length", "max_position_embeddings")
+    length = sequence_length(text, data)
     patches = (vision.get("image_size", 1) // vision.get("patch_size", 1)) ** 2
     if length is not None and length <= patches:
         model.problems.error(model.path, f"the {patches} patches of an image leave no token of {length} for the text")
