@@ -370,8 +370,8 @@ def table(trainings: Sequence[Training]) -> str:
         "efficiency), OLMo 7B (an efficiency, and no hours). `--effective-time` is for calendars.",
         "",
         "Read again in stored copies for this table: BLOOM's chronicle, llm-foundry's benchmarks, the days of MPT-7B "
-        "and GLM-130B, the hours of GPT-NeoX-20B, OLMo 3 and DeepSeek-V3, the rates of StarCoder2 and SmolLM3. The other "
-        "figures are cited from the publications named.",
+        "and GLM-130B, the hours of GPT-NeoX-20B, OLMo 3 and DeepSeek-V3, the rates of StarCoder2 and SmolLM3. The "
+        "other figures are cited from the publications named.",
         "",
         *_bloom_lines(trainings),
     ]
