@@ -36,6 +36,11 @@ def traced(**fields: Any) -> StepCosts:
     return costs(**{"passes": {}, "update_s": None, "sizes": 16, "micro_batch_size": None, **fields})
 
 
+def together(**fields: Any) -> StepCosts:
+    """The measured job on two ranks that ran together."""
+    return costs(**{"parallelism": replicas(2), "holds_communication": True, "num_replicas": 2, **fields})
+
+
 def replicas(number: int) -> Parallelism:
     """Whole copies of the model."""
     return Parallelism(data_parallel_replicate_degree=number)

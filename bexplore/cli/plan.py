@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,17 @@ import click
 from bexplore.cli.common import Common, common_options
 from bexplore.errors import UserInputError
 from bexplore.output.plan_table import plan_table
-from bexplore.planning.api import PlanSource, plan_source, plans_of
-from bexplore.planning.request import PlanRequest, Work, parse_batch_sizes, parse_devices, parse_rate
-from bexplore.units import parse_bytes, parse_count, parse_seconds
+from bexplore.planning.api import is_run, plan_source, plans_of
+from bexplore.planning.request import PlanRequest, Work
+from bexplore.planning.request_text import (
+    parse_bandwidth,
+    parse_batch_sizes,
+    parse_devices,
+    parse_number,
+    parse_rate,
+    parse_until,
+    parse_whole,
+)
 
 
 @click.command()
@@ -21,33 +30,25 @@ from bexplore.units import parse_bytes, parse_count, parse_seconds
 @click.option("--tokens", metavar="N", help="Tokens of the training, such as 300B.")
 @click.option("--samples", metavar="N", help="Samples of the training, such as 1.2M.")
 @click.option("--steps", metavar="N", help="Optimizer steps of the training.")
-@click.option("--epochs", type=click.FloatRange(0, min_open=True), help="Times over --dataset-size.")
+@click.option("--epochs", metavar="N", help="Times over --dataset-size.")
 @click.option("--dataset-size", metavar="N", help="Samples of the data set.")
 @click.option("--batch-size", metavar="N[,N...]", help="Global batch sizes: 512 samples, or '4M tokens'.")
 @click.option("--devices", metavar="N[,N...]", help="Devices, or nodes x devices: 8,64 or 4x8.")
 @click.option("--until", metavar="DURATION", help="The time that there is, such as 30d: how many devices it needs.")
-@click.option(
-    "--price-per-device-hour", type=click.FloatRange(0, min_open=True), metavar="PRICE", help="In any currency."
-)
-@click.option("--tensor-parallel", type=click.IntRange(min=1), metavar="N", help="Devices that share each layer.")
-@click.option(
-    "--pipeline-stages", type=click.IntRange(min=1), default=1, metavar="N", help="Devices that share the layers."
-)
+@click.option("--price-per-device-hour", metavar="PRICE", help="In any currency.")
+@click.option("--tensor-parallel", metavar="N", help="Devices that share each layer.")
+@click.option("--pipeline-stages", metavar="N", help="Devices that share the layers.")
 @click.option("--network", metavar="FILE", type=click.Path(path_type=Path), help="What bexplore network wrote.")
-@click.option("--bandwidth", metavar="SPEED", help="Bus bandwidth between replicas, such as 50GB/s.")
-@click.option("--overlap", type=click.FloatRange(0, 1), help="Share of the computation that hides communication.")
+@click.option("--bandwidth", metavar="SPEED", help="Bus bandwidth between replicas: 50GB/s, 400Gbit/s.")
+@click.option("--overlap", metavar="SHARE", help="Share of the computation that hides communication, 0 to 1.")
 @click.option(
     "--effective-time",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
     metavar="SHARE",
     help="Share of the time that trains: 0.9 with the usual restarts and checkpoints.",
 )
 @click.option("--device-name", metavar="NAME", help="Plan a CONFIG for a device by name, such as h100.")
-@click.option(
-    "--mfu", type=click.FloatRange(0, 1, min_open=True), help="Model-flops utilization of a whole step, for a CONFIG."
-)
-@click.option("--hfu", type=click.FloatRange(0, 1, min_open=True), help="The same with recomputed operations counted.")
+@click.option("--mfu", metavar="SHARE", help="Model-flops utilization of a whole step, 0 to 1, for a CONFIG.")
+@click.option("--hfu", metavar="SHARE", help="The same with recomputed operations counted.")
 @click.option("--throughput", metavar="RATE", help="Of one device in a whole step, '24000 tokens/s', for a CONFIG.")
 @common_options
 def plan(source: Path, common: Common, **options: Any) -> None:
@@ -61,6 +62,12 @@ def plan(source: Path, common: Common, **options: Any) -> None:
       bexplore plan local_compile_train/job --tokens 300B --until 30d --price-per-device-hour 2.5
       bexplore plan job.yaml --device-name h100 --mfu 0.4 --tokens 1.4T --batch-size '4M tokens' --devices 256
     """
+    request, network = _request(options), _network(options)
+    if common.overrides and is_run(source):
+        raise UserInputError(
+            f"--set {common.overrides[0]} changes a CONFIG, and {source} was measured as it is",
+            hint="leave it out, or name the configuration in place of the run",
+        )
     found = plan_source(
         source,
         load=common.load_own_job,
@@ -68,7 +75,7 @@ def plan(source: Path, common: Common, **options: Any) -> None:
         model_dir=common.model_dir,
         on_progress=common.report_wait,
     )
-    plans = plans_of(found, _request(options), network=_network(options, found))
+    plans = plans_of(found, request, network=network)
     if not common.as_json:
         click.echo(plan_table(plans))
         return
@@ -76,31 +83,53 @@ def plan(source: Path, common: Common, **options: Any) -> None:
         click.echo(json.dumps(record))
 
 
+# Option -> how its text is read.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "batch_size": parse_batch_sizes,
+    "devices": parse_devices,
+    "until": parse_until,
+    "throughput": parse_rate,
+}
+_WHOLE = {"tokens": "300B", "samples": "1.2M", "steps": "10000", "dataset_size": "1.2M"}
+_WHOLE |= {"tensor_parallel": "8", "pipeline_stages": "4"}
+_NUMBERS = {"epochs": "3", "price_per_device_hour": "2.5", "overlap": "0.8", "effective_time": "0.9"}
+_NUMBERS |= {"mfu": "0.4", "hfu": "0.5"}
+
+
+def _read(options: dict[str, Any], name: str) -> Any:
+    """Return the value of an option; None where it is not given."""
+    text, option = options[name], f"--{name.replace('_', '-')}"
+    if text is None:
+        return None
+    if name in _WHOLE:
+        return parse_whole(text, option, _WHOLE[name])
+    return parse_number(text, option, _NUMBERS[name]) if name in _NUMBERS else _READERS[name](text)
+
+
 def _request(options: dict[str, Any]) -> PlanRequest:
-    counts = {
-        name: None if options[name] is None else parse_count(options[name])
-        for name in ("tokens", "samples", "steps", "dataset_size")
-    }
+    given = {name: _read(options, name) for name in (*_WHOLE, *_NUMBERS, *_READERS)}
+    effective_time, stages = given["effective_time"], given["pipeline_stages"]
     return PlanRequest(
-        work=Work(**counts, epochs=options["epochs"]),
-        batch_sizes=() if options["batch_size"] is None else parse_batch_sizes(options["batch_size"]),
-        devices=() if options["devices"] is None else parse_devices(options["devices"]),
-        until_s=None if options["until"] is None else parse_seconds(options["until"]),
-        price_per_device_hour=options["price_per_device_hour"],
-        tensor_parallel_degree=options["tensor_parallel"],
-        pipeline_stages=options["pipeline_stages"],
-        effective_time=options["effective_time"],
-        overlap=options["overlap"],
-        mfu=options["mfu"],
-        hfu=options["hfu"],
-        rate=None if options["throughput"] is None else parse_rate(options["throughput"]),
+        work=Work(**{name: given[name] for name in ("tokens", "samples", "steps", "epochs", "dataset_size")}),
+        batch_sizes=given["batch_size"] or (),
+        devices=given["devices"] or (),
+        until_s=given["until"],
+        price_per_device_hour=given["price_per_device_hour"],
+        tensor_parallel_degree=given["tensor_parallel"],
+        pipeline_stages=1 if stages is None else stages,
+        effective_time=1.0 if effective_time is None else effective_time,
+        overlap=given["overlap"],
+        mfu=given["mfu"],
+        hfu=given["hfu"],
+        rate=given["throughput"],
     )
 
 
-def _network(options: dict[str, Any], found: PlanSource) -> Any:
-    """Return the speeds between replicas: as stated, from the file that is named, or from that beside the run."""
+def _network(options: dict[str, Any]) -> Path | float | None:
+    """Return the speeds between replicas, as stated or in the file that is named; None for those beside the run."""
     if options["bandwidth"] is not None and options["network"] is not None:
         raise UserInputError("--bandwidth and --network each give the speed between replicas", hint="keep one of them")
     if options["bandwidth"] is not None:
-        return parse_bytes(options["bandwidth"].removesuffix("/s"))
-    return options["network"] or found.network_path
+        return parse_bandwidth(options["bandwidth"])
+    path: Path | None = options["network"]
+    return path

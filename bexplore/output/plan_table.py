@@ -25,7 +25,7 @@ def plan_table(plans: Plans) -> str:
             f"step times {costs.origin}",
             "",
             *rows,
-            *(f"  {one.devices}, batch {one.batch_size}: {one.reason}" for one in plans.refused),
+            *(f"  {one.devices}, batch {one.batch_size}: {one.reason}; {one.hint}" for one in plans.refused),
             "",
             *_basis(plans.plans),
             *_cautions(plans.plans),
@@ -88,11 +88,13 @@ _WORDS = {
 
 
 def plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what is known of one plan: a word and its value."""
+    """Yield what is known of one plan, what it rests on and its cautions: a word and its value."""
     for head, value in _cells(plan).items():
         if value != _NO_VALUE:
             is_days = head == "days" and value.replace(".", "").replace(",", "").isdigit()
             yield _WORDS.get(head, head), f"{value} days" if is_days else value
+    yield from (("basis", line) for line in plan.basis)
+    yield from (("caution", line) for line in plan.cautions)
 
 
 def days_of(seconds: float) -> str:
@@ -124,7 +126,8 @@ def _grouped(word: str, lines: Sequence[tuple[Plan, str]], num_plans: int) -> It
     for plan, line in lines:
         by_line.setdefault(line, []).append(plan)
     for line, of in by_line.items():
-        whose = "" if len(of) == num_plans else f" ({', '.join(dict.fromkeys(str(p.num_devices) for p in of))} devices)"
+        numbers = list(dict.fromkeys(str(plan.num_devices) for plan in of))
+        whose = "" if len(of) == num_plans else f" ({', '.join(numbers)} {'device' if numbers == ['1'] else 'devices'})"
         yield f"{word}{whose}: {line}"
 
 
@@ -135,7 +138,7 @@ def _other_settings(settings: Sequence[OtherSettings], plan: Plan) -> Iterator[s
         time = "" if plan.training_time_s is None else f", {days_of(one.time_share * plan.training_time_s)} days"
         if plan.training_time_s is not None and one.time_share * plan.training_time_s < SECONDS_PER_DAY:
             time = time.removesuffix(" days")
-        how = "measured" if one.is_measured else "by the trace"
+        how = "measured" if one.is_measured else "by the operations of the trace"
         changes = f"; trains with {', '.join(one.changes_training)}" if one.changes_training else ""
         yield (
             f"with {named}: {one.time_share:.2f}x the time of a sample at size {one.micro_batch_size}{time} "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bexplore.engine.process.timeouts import Progress
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, require
 from bexplore.exploration.run_directory import Run, find_runs, open_run
 from bexplore.planning.from_run import costs_of_run
 from bexplore.planning.network_figures import FILE_NAME, NetworkFigures
@@ -52,9 +53,14 @@ def plan_source(
         on_progress: As in `costs_of_config`.
 
     Raises:
-        BexploreError: The run is unfinished, or the configuration cannot be traced.
+        BexploreError: The run is unfinished, or a device is named for it; or the configuration cannot be traced.
     """
-    if _is_run(path):
+    if is_run(path):
+        if device_name is not None:
+            raise UserInputError(
+                f'--device-name "{device_name}" names the device of a CONFIG, and {path} was measured on its own',
+                hint="leave it out, or name the configuration in place of the run",
+            )
         return source_of_run(open_run(path))
     from bexplore.config.load import load_config  # these imports take longer than a plan of a run
     from bexplore.planning.from_config import costs_of_config
@@ -80,16 +86,23 @@ def plans_of(
     """Return the plans that are wanted.
 
     Args:
-        network: Speeds between replicas, the file that holds them, or one bus bandwidth in bytes/s.
+        network: Speeds between replicas, the file that holds them, or one bus bandwidth in bytes/s; None for what
+            `bexplore network` wrote beside the run.
 
     Raises:
-        UserInputError: Nothing of it can be planned, or the file of the network is damaged.
+        UserInputError: Nothing of it can be planned, or the network has no speed or a damaged file.
     """
-    if isinstance(network, Path):
-        network = NetworkFigures.read(network)
-    elif isinstance(network, int | float):
-        network = NetworkFigures.stated(float(network))
-    return make_plans(source.costs, request, network)
+    is_given, wanted = network is not None, source.network_path if network is None else network
+    if isinstance(wanted, Path):
+        wanted = NetworkFigures.read(wanted)
+    elif isinstance(wanted, int | float):
+        require(
+            math.isfinite(wanted) and wanted > 0,
+            f"a bandwidth of {wanted!r} bytes/s moves nothing",
+            "give it above 0, such as 50e9",
+        )
+        wanted = NetworkFigures.stated(float(wanted))
+    return make_plans(source.costs, request, wanted, is_network_given=is_given)
 
 
 def plan(
@@ -104,25 +117,24 @@ def plan(
     Args:
         path: As in `plan_source`.
         request: What is wanted; None for the file's own numbers.
-        network: As in `plans_of`; None for what `bexplore network` wrote beside the run.
+        network: As in `plans_of`.
         device_name: As in `costs_of_config`.
 
     Raises:
         BexploreError: As in `plan_source` and `plans_of`.
     """
     source = plan_source(Path(path), device_name=device_name)
-    return plans_of(source, request or PlanRequest(), network=network or source.network_path)
+    return plans_of(source, request or PlanRequest(), network=network)
 
 
 def plan_of_file(run: Run) -> Plan | None:
     """Return the plan of a run by its file's own numbers; None where it gives too few, or they cannot be shared so."""
     try:
-        found = source_of_run(run)
-        return plans_of(found, PlanRequest(), network=found.network_path).plans[0]
+        return plans_of(source_of_run(run), PlanRequest()).plans[0]
     except UserInputError:
         return None
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether a path names a run rather than a configuration."""
     return path.is_dir() or path.suffix == ".log" or path.name == "latest" or bool(find_runs(path))

@@ -45,6 +45,7 @@ def costs_of_config(
         sizes=_largest(config, own),
         device_name=own["device_name"] if device is None else device.name,
         is_on_cpu=device is None and not own["device_name"],
+        precision=job.precision,
         peak_flops_per_s=None if device is None else peak_of(job, device.bfloat16_flops_per_s),
         tokens_per_sample=job.tokens_per_sample,
         micro_batch_size=config.fixed_size,
@@ -52,7 +53,7 @@ def costs_of_config(
         max_steps=config.max_steps,
         divisibility=config.divisibility,
         other_settings=tuple(_other_settings(records)),
-        notes=tuple(own["notes"]),
+        notes=(*own["notes"], *_notes(config, records)),
     )
 
 
@@ -61,10 +62,25 @@ def _largest(config: Config, record: Mapping[str, Any]) -> int:
     return config.fixed_size or int(record["max_micro_batch_size"] or 0)
 
 
+def _notes(config: Config, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    own = records[0]
+    if not _largest(config, own):
+        yield "not even one sample fits on a device by the trace: share the model among more, or name a larger device"
+    if any(_has_other_precision(record, own) for record in records[1:]):
+        yield "settings of another precision are left out: operations do not tell how much faster their arithmetic is"
+
+
+def _has_other_precision(record: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    name = "precision"
+    return bool(record["settings"].get(name) != own["settings"].get(name))
+
+
 def _other_settings(records: Sequence[Mapping[str, Any]]) -> Iterator[OtherSettings]:
-    """Yield what other settings cost by their operations; how well they use the device is not known."""
+    """Yield what other settings of the same precision cost by their operations, used as well as the job's own."""
     own = records[0]
     for record in records[1:]:
+        if _has_other_precision(record, own):
+            continue
         if record.get("operations_over_file") and record["max_micro_batch_size"]:
             yield OtherSettings(
                 settings=record["settings"],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from bexplore.config.job_variant import changes_training
 from bexplore.errors import UserInputError
 from bexplore.exploration.memory_budget import gradient_bytes_of
-from bexplore.exploration.parallel_result import pass_times_by_kind, ranks_of
+from bexplore.exploration.parallel_result import parallel_result, pass_times_by_kind, ranks_of
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.exploration.selection import program_of_answer
@@ -18,7 +19,8 @@ from bexplore.host.accelerators import published_device
 from bexplore.job import Job, Parallelism
 from bexplore.job.batching import Divisibility
 from bexplore.measurement.probe import Observation
-from bexplore.planning.step_costs import OtherSettings, PassCost, StepCosts, peak_of
+from bexplore.planning.communication import communication_of
+from bexplore.planning.step_costs import OtherSettings, PassCost, PredictedSpeeds, StepCosts, peak_of
 from bexplore.trace.cost_model import CostModel
 
 COMMAND = "command"  # the workload of a job that is the user's own training command
@@ -46,18 +48,23 @@ def costs_of_run(run: Run) -> StepCosts:
     return StepCosts(
         title=str(meta["title"]),
         origin=f"measured by {run.directory.name}",
-        passes=dict(_passes(own, ran)),
+        passes=dict(_passes(own, ran, job)),
+        predicted=_predicted(result, meta),
         update_s=ran.update_time_s if ran.update_times_s else None,
         parallelism=_parallelism(job, num_replicas),
         holds_communication=bool(ranks_of(ran)) or job.workload == COMMAND,
+        num_hosts=len({rank["host"] for rank in ranks_of(ran)}) or None,
         num_replicas=num_replicas,
         model_flops=_per_sample(job, model, "model_flops", result.micro_batch_size),
         hardware_flops=_per_sample(job, model, "hardware_flops", result.micro_batch_size),
         num_parameters=None if model is None else model.num_parameters,
         gradient_bytes=_gradient_bytes(job, model),
         num_blocks=0 if model is None else model.num_blocks,
+        cost_model=model,
+        memory_budget_bytes=ran.memory_budget_bytes,
         device_name=str(result.device_info.get("device_name", "")),
         is_on_cpu=str(result.device_info.get("device", job.device)).startswith("cpu"),
+        precision=job.precision,
         peak_flops_per_s=peak_of(job, None if device is None else device.bfloat16_flops_per_s),
         tokens_per_sample=job.tokens_per_sample,
         micro_batch_size=result.micro_batch_size,
@@ -75,7 +82,7 @@ def _as_answered(own: Sequence[Observation], result: RunResult) -> Observation:
     return ([one for one in of_size if not _is_for_search(one)] or of_size)[-1]
 
 
-def _passes(own: Sequence[Observation], ran: Observation) -> Iterator[tuple[int, PassCost]]:
+def _passes(own: Sequence[Observation], ran: Observation, job: Job) -> Iterator[tuple[int, PassCost]]:
     """Yield the cost of a pass of each size that ran, in the answer's program.
 
     The search's program has another speed: what ran in it is scaled by the ratio of both at the answer.
@@ -88,17 +95,74 @@ def _passes(own: Sequence[Observation], ran: Observation) -> Iterator[tuple[int,
             (one for one in own if one.micro_batch_size == size),
             key=lambda one: (_is_for_search(one), -one.probe.number),
         )
-        yield size, _pass_cost(last, scale if _is_for_search(last) else 1.0)
+        parallel = parallel_result(job.parallelism, last, own)
+        exposed_s = None if parallel is None else parallel.exposed_communication_s
+        holds = bool(ranks_of(last)) or job.workload == COMMAND
+        cost = _pass_cost(last, exposed_s, job.parallelism) if holds else _pass_cost_alone(last)
+        yield size, _scaled(cost, scale if _is_for_search(last) else 1.0)
 
 
-def _pass_cost(one: Observation, scale: float) -> PassCost:
+def _pass_cost_alone(one: Observation) -> PassCost:
+    """Return the cost of a pass of a rank that communicates with none."""
     inner_s, last_s = pass_times_by_kind(one)
-    last_s = one.pass_time_s if last_s is None else last_s
+    seconds = next(time for time in (inner_s, last_s, one.pass_time_s) if time is not None)
     return PassCost(
-        seconds=scale * (last_s if inner_s is None else inner_s),
-        last_s=scale * last_s,
+        seconds=seconds,
+        last_s=one.pass_time_s if last_s is None else last_s,
         is_exact=not _is_for_search(one),
+        peak_bytes=one.peak_memory_bytes,
     )
+
+
+def _pass_cost(one: Observation, exposed_s: float | None, parallelism: Parallelism) -> PassCost:
+    """Return the cost of a pass of ranks that ran together, with what it holds of communication.
+
+    Args:
+        exposed_s: Communication of a pass in the mean over a step that computation does not hide: what a pass of all
+            ranks takes longer than that of one alone; None where none ran alone.
+    """
+    inner_s, last_s = pass_times_by_kind(one)
+    mean_s = None if exposed_s is None else max(0.0, exposed_s)
+    steps = (one.details.get("parallel") or {}).get("accumulation_steps") or 1
+    if last_s is None:  # passes do not differ: gradients are reduced in each, or nobody knows
+        seconds, last_s, inner_exposed_s = one.pass_time_s, one.pass_time_s, mean_s
+    elif inner_s is not None and parallelism.is_replicated_only:  # nothing is exchanged before the last pass
+        seconds, inner_exposed_s = inner_s, 0.0
+    elif inner_s is not None:
+        seconds = inner_s
+        inner_exposed_s = None if mean_s is None else max(0.0, mean_s - (last_s - inner_s) / steps)
+    else:  # one pass a step: what others would hold of it, by the bytes
+        share = _share_of_every_pass(parallelism)
+        inner_exposed_s = None if mean_s is None else mean_s * share
+        seconds = last_s if mean_s is None else last_s - mean_s * (1 - share)
+    return PassCost(
+        seconds=seconds,
+        last_s=last_s,
+        exposed_s=inner_exposed_s,
+        is_exact=not _is_for_search(one),
+        peak_bytes=one.peak_memory_bytes,
+    )
+
+
+def _share_of_every_pass(parallelism: Parallelism) -> float:
+    """Return the bytes that a rank sends in a pass which reduces nothing, over those of the last one."""
+    exchanged = communication_of(parallelism, 1.0)
+    return exchanged.sent_bytes(is_last=False) / (exchanged.sent_bytes(is_last=True) or 1.0)
+
+
+def _scaled(cost: PassCost, scale: float) -> PassCost:
+    exposed_s = None if cost.exposed_s is None else scale * cost.exposed_s
+    return dataclasses.replace(cost, seconds=scale * cost.seconds, last_s=scale * cost.last_s, exposed_s=exposed_s)
+
+
+def _predicted(result: RunResult, meta: Mapping[str, Any]) -> PredictedSpeeds | None:
+    """Return the speeds that the search predicts of sizes that did not run."""
+    band = result.throughput_band
+    if band is None:
+        return None
+    is_free = meta.get("search_specification", {}).get("candidates", "all") == "all"
+    candidates = None if is_free else frozenset(band.sizes)
+    return PredictedSpeeds(sizes=band.sizes, samples_per_s=band.middle, fits=band.fits, candidates=candidates)
 
 
 def _is_for_search(one: Observation) -> bool:

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bexplore.errors import UserInputError
-from bexplore.units import parse_count
 
-_BATCH = re.compile(r"\s*(.*?)\s*(?:(tok|token|tokens)|(samples?))?\s*", re.IGNORECASE)
-_RATE = re.compile(r"\s*(.+?)\s*(?:(samples?)|(tok|token|tokens))?\s*/\s*s(?:ec|econd)?\s*", re.IGNORECASE)
-_DEVICES = re.compile(r"\s*(?:(\d{1,7})\s*[xX]\s*)?(\d{1,7})\s*")
-_MOST_DEVICES = 10**6  # as many as a degree of `explore.parallelism` may have
+MOST_DEVICES = 10**6  # as many as a degree of `explore.parallelism` may have
+_MOST_EPOCHS = 10**6  # beyond, the number is a slip
+_MOST_THINGS = 10**18  # as `parse_count` takes
+
+
+def check_above_0(value: Any, option: str, example: str, most: float = math.inf, *, is_whole: bool = False) -> None:
+    """Check a number that is above 0 and at most so much; None is not checked.
+
+    Raises:
+        UserInputError: It is not, or is no whole number.
+    """
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not 0 < value <= most:
+        limit = "" if math.isinf(most) else f" and at most {most:,}"
+        raise UserInputError(
+            f"{option} must be a number above 0{limit}, not {value!r}", hint=f"type {option} {example}"
+        )
+    if is_whole and value != int(value):
+        near = " or ".join(str(number) for number in (math.floor(value), math.ceil(value)) if number)
+        raise UserInputError(f"{option} must be a whole number, not {value!r}", hint=f"type {option} {near}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +95,16 @@ class Work:
     dataset_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Check that the amounts do not contradict each other.
+        """Check that the amounts are possible, and do not contradict each other.
 
         Raises:
-            UserInputError: They do.
+            UserInputError: They are not, or do.
         """
+        for name in ("tokens", "samples"):
+            check_above_0(getattr(self, name), f"--{name}", "300B", _MOST_THINGS)
+        for name, option in (("steps", "--steps"), ("dataset_size", "--dataset-size")):
+            check_above_0(getattr(self, name), option, "10000", _MOST_THINGS, is_whole=True)
+        check_above_0(self.epochs, "--epochs", "3", _MOST_EPOCHS)
         names = [name for name in ("tokens", "samples", "steps", "epochs") if getattr(self, name) is not None]
         if len(names) > 1:
             given = " and ".join(f"--{name}" for name in names)
@@ -150,74 +171,28 @@ class PlanRequest:
     hfu: float | None = None
     rate: Amount | None = None
 
+    def __post_init__(self) -> None:
+        """Check that what is wanted is possible at all.
+
+        Raises:
+            UserInputError: It is not.
+        """
+        for one in self.batch_sizes:
+            check_above_0(one.number, "--batch-size", "512", _MOST_THINGS, is_whole=not one.is_tokens)
+        check_above_0(self.until_s, "--until", "30d")
+        check_above_0(self.price_per_device_hour, "--price-per-device-hour", "2.5")
+        check_above_0(self.tensor_parallel_degree, "--tensor-parallel", "8", MOST_DEVICES, is_whole=True)
+        check_above_0(self.pipeline_stages, "--pipeline-stages", "4", MOST_DEVICES, is_whole=True)
+        check_above_0(self.effective_time, "--effective-time", "0.9", 1)
+        check_above_0(self.mfu, "--mfu", "0.4", 1)
+        check_above_0(self.hfu, "--hfu", "0.5", 1)
+        if self.overlap != 0:
+            check_above_0(self.overlap, "--overlap", "0.8", 1)
+        if self.rate is not None:
+            check_above_0(self.rate.number, "--throughput", "'24000 tokens/s'")
+
     @property
     def speeds(self) -> list[str]:
         """Options that give the speed of whole steps, update and communication included."""
         given = {"--mfu": self.mfu, "--hfu": self.hfu, "--throughput": self.rate}
         return [name for name, value in given.items() if value is not None]
-
-
-def parse_batch_sizes(text: str) -> tuple[Amount, ...]:
-    """Read global batch sizes, samples or tokens: `512`, `512,1024`, `4M tokens`.
-
-    Raises:
-        UserInputError: Not such a list.
-    """
-    return tuple(_batch(part) for part in _split(text, "--batch-size", "512,1024 or '4M tokens'"))
-
-
-def parse_devices(text: str) -> tuple[Devices, ...]:
-    """Read numbers of devices, or nodes times devices: `8,64`, `4x8`.
-
-    Raises:
-        UserInputError: Not such a list.
-    """
-    return tuple(_devices(part) for part in _split(text, "--devices", "8,64 or 4x8"))
-
-
-def parse_rate(text: str) -> Amount:
-    """Read samples or tokens per second: `31.5 samples/s`, `24k tokens/s`.
-
-    Raises:
-        UserInputError: Not such a rate.
-    """
-    hint = "type --throughput '24000 tokens/s' or '31.5 samples/s', of one device"
-    match = _RATE.fullmatch(text)
-    if match is None or not (match[2] or match[3]):
-        raise UserInputError(f'"{text}" is not a number of samples or tokens per second', hint=hint)
-    return Amount(number=_rate_number(match[1], hint), is_tokens=match[3] is not None)
-
-
-def _rate_number(text: str, hint: str) -> float:
-    """Return a rate, which unlike a count may be a fraction."""
-    try:
-        number = float(text)
-    except ValueError:
-        return float(parse_count(text))
-    if not (math.isfinite(number) and number > 0):
-        raise UserInputError(f'a rate must be above 0, not "{text}"', hint=hint)
-    return number
-
-
-def _batch(text: str) -> Amount:
-    match = _BATCH.fullmatch(text)
-    assert match is not None  # every text matches; the number is checked below
-    return Amount(number=parse_count(match[1]), is_tokens=match[2] is not None)
-
-
-def _devices(text: str) -> Devices:
-    match = _DEVICES.fullmatch(text)
-    nodes, each = (int(match[1] or 1), int(match[2])) if match else (0, 0)
-    if match is None or not 1 <= nodes * each <= _MOST_DEVICES:
-        raise UserInputError(
-            f'--devices must be numbers of devices from 1 to {_MOST_DEVICES:,}, or nodes x devices, not "{text}"',
-            hint="type --devices 8,64 or --devices 4x8",
-        )
-    return Devices(number=nodes * each, num_nodes=nodes if match[1] else None)
-
-
-def _split(text: str, option: str, example: str) -> Sequence[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise UserInputError(f"{option} is empty", hint=f"type {option} {example}")
-    return parts

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bexplore.job import Job, Parallelism, Precision
-from bexplore.job.batching import Divisibility
+from bexplore.job.batching import Divisibility, is_valid_global_batch_size, sizes_that_keep
+from bexplore.trace.cost_model import CostModel
+
+# Probability that a size fits, from which its predicted speed may be planned. Source: a choice: between sizes that ran,
+# one that is known to fail has none, and all others have nearly all of it.
+LIKELY_FITS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +24,67 @@ class PassCost:
     Attributes:
         seconds: Of a pass that reduces no gradients, with what of other communication it holds.
         last_s: Of the last pass of a step, which reduces them; `seconds` where passes do not differ.
+        exposed_s: Communication within `seconds` that computation does not hide; None where it was not timed apart.
         is_exact: Whether it ran as the training runs it; else in the search's program, and scaled by the ratio of both
             at the size that was verified.
+        is_predicted: Whether the size did not run.
+        peak_bytes: Peak of the live tensors, as measured; None if unknown.
     """
 
     seconds: float
     last_s: float
+    exposed_s: float | None = 0.0
     is_exact: bool = True
+    is_predicted: bool = False
+    peak_bytes: int | None = None
+
+    @property
+    def compute_s(self) -> float | None:
+        """Seconds of a pass without communication; None where it was not timed apart."""
+        return None if self.exposed_s is None else self.seconds - self.exposed_s
+
+    def exposed_of_step_s(self, accumulation_steps: int) -> float | None:
+        """Return the communication of a step that computation does not hide; None where it was not timed apart."""
+        if self.exposed_s is None:
+            return None
+        return accumulation_steps * self.exposed_s + self.last_s - self.seconds
+
+    def mean_s(self, accumulation_steps: int) -> float:
+        """Return the seconds of a pass in the mean over a step, communication included."""
+        return self.seconds + (self.last_s - self.seconds) / accumulation_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedSpeeds:
+    """Throughput at sizes that the search did not run: the median of its posterior.
+
+    Attributes:
+        sizes: Micro-batch sizes, ascending.
+        samples_per_s: Of each.
+        fits: Probability, 0 to 1, that each fits and runs.
+        candidates: Sizes to which the user has restricted the search; None for no such list.
+    """
+
+    sizes: tuple[int, ...]
+    samples_per_s: tuple[float, ...]
+    fits: tuple[float, ...]
+    candidates: frozenset[int] | None = None
+
+    def at(self, size: int) -> float | None:
+        """Return samples/s, between two sizes by their logarithms; None outside of them, or where it may not run."""
+        if not self.sizes or not self.sizes[0] <= size <= self.sizes[-1]:
+            return None
+        if self.candidates is not None and size not in self.candidates:
+            return None
+        right = bisect.bisect_left(self.sizes, size)
+        left = right if self.sizes[right] == size else right - 1
+        if min(self.fits[left], self.fits[right]) < LIKELY_FITS:
+            return None
+        if left == right:
+            return self.samples_per_s[left]
+        share = math.log(size / self.sizes[left]) / math.log(self.sizes[right] / self.sizes[left])
+        low, high = self.samples_per_s[left], self.samples_per_s[right]
+        return math.exp((1 - share) * math.log(low) + share * math.log(high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +114,23 @@ class StepCosts:
         title: The job in words.
         origin: Where the figures are from, in words.
         passes: By micro-batch size; empty where only the speed of whole steps is known.
+        predicted: Speeds of sizes between those that ran; None for none.
         update_s: Seconds of an optimizer update; None in evaluation, and where no pass is known either.
         parallelism: How the ranks that were timed share the work.
         holds_communication: Whether the passes hold that of these ranks.
+        num_hosts: Hosts on which these ranks ran; None if unknown.
         num_replicas: Replicas of the file's own numbers.
         model_flops: Operations of a sample without recomputation, forward and backward.
         hardware_flops: The same with recomputation.
         num_parameters: Of the whole model.
         gradient_bytes: One copy of the gradients of one rank; None in evaluation.
         num_blocks: Identical blocks of the model; 0 if unknown.
+        cost_model: The trace of a rank that was timed; None for none.
+        memory_budget_bytes: For the tensors of a rank; None if unknown.
         sizes: Micro-batch sizes that fit, where passes are not known: from 1 to this.
         device_name: Of the device; empty if unknown.
         is_on_cpu: Whether it is the CPU, whose cores also do the communication.
+        precision: Of the job's arithmetic; None if unknown.
         peak_flops_per_s: Published peak of the device in bfloat16; None where it is in no table.
         tokens_per_sample: Mean tokens of a sample; None where samples are not sequences.
         micro_batch_size: The file's own, or the recommended one; None for none.
@@ -78,18 +144,23 @@ class StepCosts:
     title: str
     origin: str
     passes: Mapping[int, PassCost] = field(default_factory=dict)
+    predicted: PredictedSpeeds | None = None
     update_s: float | None = None
     parallelism: Parallelism = field(default_factory=Parallelism)
     holds_communication: bool = False
+    num_hosts: int | None = None
     num_replicas: int = 1
     model_flops: float | None = None
     hardware_flops: float | None = None
     num_parameters: int | None = None
     gradient_bytes: float | None = None
     num_blocks: int = 0
+    cost_model: CostModel | None = None
+    memory_budget_bytes: int | None = None
     sizes: int = 0
     device_name: str = ""
     is_on_cpu: bool = False
+    precision: Precision | None = None
     peak_flops_per_s: float | None = None
     tokens_per_sample: float | None = None
     micro_batch_size: int | None = None
@@ -103,6 +174,41 @@ class StepCosts:
     def is_measured(self) -> bool:
         """Whether passes ran."""
         return bool(self.passes)
+
+    @property
+    def largest_useful_size(self) -> int:
+        """The size that a batch should feed: the file's own, the recommended one, or the largest that fits; 0: none."""
+        return self.micro_batch_size or max(self.passes, default=self.sizes)
+
+    def cost_of(self, size: int) -> PassCost | None:
+        """Return the cost of a pass of a size that ran, or of one between two that ran; None of others.
+
+        What is predicted is scaled to the program of the answer, and communicates as much as that.
+        """
+        if size in self.passes or self.predicted is None or not min(self.passes) < size < max(self.passes):
+            return self.passes.get(size)
+        own = self.micro_batch_size
+        known = own if own is not None and own in self.passes else max(self.passes)
+        speed, speed_of_known = self.predicted.at(size), self.predicted.at(known)
+        if speed is None or speed_of_known is None:
+            return None
+        answer = self.passes[known]
+        seconds = answer.seconds * (size / speed) / (known / speed_of_known)
+        last_s = seconds + answer.last_s - answer.seconds
+        return PassCost(seconds=seconds, last_s=last_s, exposed_s=answer.exposed_s, is_exact=False, is_predicted=True)
+
+    def feasible_sizes(self, batch_size: int, num_replicas: int) -> list[int]:
+        """Return the micro-batch sizes, run or not, with which a global batch is valid, ascending."""
+        rule = self.divisibility
+        if self.is_measured:
+            known = {*self.passes, *(self._between(-(-batch_size // num_replicas)) if self.predicted else ())}
+        else:
+            known = set(range(1, min(self.sizes, batch_size) + 1))
+        return [size for size in sorted(known) if is_valid_global_batch_size(batch_size, size, num_replicas, rule)]
+
+    def _between(self, replica_batch_size: int) -> list[int]:
+        """Return the sizes of a replica's batch whose cost is predicted."""
+        return [size for size in sizes_that_keep(replica_batch_size, self.divisibility) if self.cost_of(size)]
 
 
 def peak_of(job: Job, bfloat16_flops_per_s: float | None) -> float | None:

@@ -10,6 +10,11 @@ from click.testing import CliRunner
 from bexplore.cli import main
 from bexplore.cli.plan import plan
 from bexplore.errors import BexploreError
+from bexplore.output.plan_table import plan_rows, plan_table
+from bexplore.planning.planner import make_plans
+from bexplore.planning.request import PlanRequest
+from bexplore.planning.step_costs import OtherSettings
+from tests.planning_builders import costs, traced
 from tests.run_builders import make_run
 
 
@@ -62,7 +67,25 @@ def test_json_has_one_event_a_line(run):
         (("--bandwidth", "1GB/s", "--network", "n.json"), "keep one"),
         (("--network", "n.json"), "cannot read"),
         (("--throughput", "30"), "samples or tokens per second"),
-        (("--devices", "3"), "nearest"),
+        (("--devices", "3"), "--devices 2 or 4"),
+        (("--devices", "3"), "--batch-size 63 or 66"),
+        (("--devices", "128"), "--batch-size 128, or --devices 64"),
+        (("--epochs", "nan", "--dataset-size", "10"), "--epochs must be a number above 0"),
+        (("--epochs", "1e300", "--dataset-size", "10"), "at most 1,000,000"),
+        (("--epochs", "two", "--dataset-size", "10"), "--epochs must be a number"),
+        (("--price-per-device-hour", "nan"), "--price-per-device-hour must be"),
+        (("--effective-time", "nan"), "--effective-time must be"),
+        (("--effective-time", "1.5"), "at most 1"),
+        (("--overlap", "nan"), "--overlap must be"),
+        (("--steps", "1.5"), "--steps 1 or 2"),
+        (("--until", "30"), "type --until 30d"),
+        (("--batch-size", "1,000,000"), "--batch-size 1000000"),
+        (("--bandwidth", "50"), "50GB/s"),
+        (("--bandwidth", "50gb/s"), "b is a bit and B a byte"),
+        (("--tensor-parallel", "1e20"), "--tensor-parallel"),
+        (("--pipeline-stages", "0"), "--pipeline-stages"),
+        (("--device-name", "nothing"), "measured on its own"),
+        (("--set", "explore.seed=3"), "measured as it is"),
     ],
 )
 def test_an_impossible_wish_is_one_error_with_what_to_type(run, arguments, words):
@@ -71,6 +94,42 @@ def test_an_impossible_wish_is_one_error_with_what_to_type(run, arguments, words
     assert words in f"{error.value.message} {error.value.hint}"
     assert error.value.hint
     assert error.value.exit_code == 2
+
+
+def test_lines_of_some_plans_name_their_devices_and_what_is_refused_names_what_to_type(run):
+    text = printed(run, "--tokens", "1B", "--devices", "1,3,8", "--bandwidth", "100GB/s")
+    assert "basis (8 devices): communication" in text
+    assert "basis (1 devices)" not in text
+    assert "  3, batch 64: 3 replicas cannot share" in text
+    assert "type --batch-size 63 or 66, or --devices 2 or 4" in text
+
+
+def test_one_device_among_several_is_one_device(run):
+    text = printed(run, "--devices", "1,64", "--bandwidth", "400Gbit/s", "--batch-size", "64")
+    assert "(64 devices)" in text
+    only_one = printed(run, "--devices", "1,64", "--batch-size", "64,128")
+    assert "1 devices" not in only_one
+
+
+def test_bits_of_a_bandwidth_are_an_eighth_of_its_bytes(run):
+    def network(text):
+        return json.loads(printed(run, "--devices", "2", "--bandwidth", text, "--json").splitlines()[0])["network"]
+
+    assert network("400Gbit/s") == network("50GB/s") == "50 GB/s of bus bandwidth, as stated"
+
+
+def test_the_rows_of_a_report_have_what_a_plan_rests_on_and_its_cautions():
+    made = make_plans(costs(), PlanRequest()).plans[0]
+    rows = list(plan_rows(made))
+    assert [text for word, text in rows if word == "basis"] == list(made.basis) != []
+    assert [text for word, text in rows if word == "caution"] == list(made.cautions) != []
+
+
+def test_other_settings_of_a_trace_are_compared_by_their_operations():
+    other = OtherSettings(settings={"checkpointing": True}, micro_batch_size=8, time_share=1.3, is_measured=False)
+    text = plan_table(make_plans(traced(other_settings=(other,)), PlanRequest(mfu=0.4)))
+    assert "1.30x the time of a sample at size 8" in text
+    assert "by the operations of the trace" in text
 
 
 def test_a_path_that_is_neither_a_run_nor_a_file_is_an_error(tmp_path, capsys):

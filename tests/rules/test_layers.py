@@ -28,8 +28,9 @@ ORDER = {
     "exploration": "parallel_result lengths_result settings_result bottlenecks result journal run_directory selection "
     "memory_budget launching loader_lengths variants fingerprint events event_records estimate further_files apply "
     "finish one_shot doctor resumable of_command exploration start_again decorator",
-    "planning": "network_figures collective_times network_timing communication request step_costs published plan "
-    "cautions planner from_run from_config api",
+    "planning": "network_figures collective_times network_timing communication request request_text step_costs "
+    "layout nearest rank_memory step_communication step published plan cautions request_checks planner from_run "
+    "from_config api",
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "
     "summary live_view console report",

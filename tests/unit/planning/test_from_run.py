@@ -65,6 +65,72 @@ def test_passes_of_all_ranks_hold_their_communication(tmp_path):
     assert (costs.passes[8].seconds, costs.passes[8].last_s) == (0.02, 0.03)
 
 
+def ranks_together(tmp_path, parallelism: Parallelism, *, alone_s: float | None = None, **timed):
+    """A run of two ranks whose answer took 0.04 s a pass in the mean of a step, and one rank alone `alone_s`."""
+    run = make_run(tmp_path)
+    meta = run.meta()
+    job = dataclasses.replace(Job.from_dict(meta["job"]), parallelism=parallelism)
+    (run.directory / "meta.json").write_text(json.dumps(meta | {"job": job.as_dict(), "batch_size": 64}))
+    ranks = {"ranks": [{"rank": rank, "host": "a"} for rank in (0, 1)]}
+    alone = {} if alone_s is None else {"one_rank_pass_s": alone_s}
+    (run.directory / "journal.jsonl").unlink()
+    run.journal.append(probe(4, 8, 200.0, Compilation.SHARED, details={"parallel": ranks | alone}))
+    run.journal.append(probe(5, 8, 200.0, Compilation.EXACT, details={"parallel": ranks | timed}))
+    return costs_of_run(run)
+
+
+EVERY = Parallelism(data_parallel_replicate_degree=2, gradient_sync="every")
+LAST = Parallelism(data_parallel_replicate_degree=2)
+SHARDED = Parallelism(data_parallel_shard_degree=2)
+KINDS = {"pass_times_by_kind_s": [[0.036, 0.052]] * 3, "accumulation_steps": 4}
+
+
+def test_passes_that_all_reduce_hold_what_one_rank_alone_does_not_take(tmp_path):
+    cost = ranks_together(tmp_path, EVERY, alone_s=0.03).passes[8]
+    assert (cost.seconds, cost.last_s) == (pytest.approx(0.04), pytest.approx(0.04))
+    assert cost.exposed_s == pytest.approx(0.01)
+
+
+def test_communication_that_no_rank_ran_without_is_unknown(tmp_path):
+    assert ranks_together(tmp_path, EVERY).passes[8].exposed_s is None
+
+
+def test_the_one_pass_of_a_step_reduces_and_others_would_not(tmp_path):
+    one_pass = {"pass_times_by_kind_s": [[0.04, 0.04]] * 3, "accumulation_steps": 1}
+    cost = ranks_together(tmp_path, LAST, alone_s=0.03, **one_pass).passes[8]
+    assert (cost.seconds, cost.last_s, cost.exposed_s) == (pytest.approx(0.03), pytest.approx(0.04), 0.0)
+
+
+def test_the_one_pass_of_a_step_of_shards_gathers_too(tmp_path):
+    one_pass = {"pass_times_by_kind_s": [[0.04, 0.04]] * 3, "accumulation_steps": 1}
+    cost = ranks_together(tmp_path, SHARDED, alone_s=0.03, **one_pass).passes[8]
+    assert cost.exposed_s == pytest.approx(0.01 * 2 / 3)  # two gathers, and one scatter of as many bytes
+    assert cost.seconds == pytest.approx(0.04 - 0.01 / 3)
+
+
+def test_passes_of_shards_that_differ_hold_their_gathers(tmp_path):
+    cost = ranks_together(tmp_path, SHARDED, alone_s=0.03, **KINDS).passes[8]
+    assert (cost.seconds, cost.last_s) == (pytest.approx(0.036), pytest.approx(0.052))
+    assert cost.exposed_s == pytest.approx(0.01 - 0.016 / 4)
+
+
+def test_passes_of_replicas_that_differ_exchange_nothing_before_the_last(tmp_path):
+    assert ranks_together(tmp_path, LAST, **KINDS).passes[8].exposed_s == 0.0
+
+
+def test_the_hosts_of_ranks_that_ran_together_are_counted(tmp_path):
+    assert ranks_together(tmp_path / "a", LAST, **KINDS).num_hosts == 1
+    assert costs_of_run(make_run(tmp_path / "b")).num_hosts is None
+
+
+def test_sizes_that_did_not_run_have_the_speed_that_the_search_predicts(tmp_path):
+    costs = costs_of_run(make_run(tmp_path))
+    assert costs.cost_of(4).is_predicted
+    assert costs.cost_of(4).seconds == pytest.approx(4 / 280 * (405 / 410))  # scaled to the answer that was verified
+    assert costs.cost_of(13) is None  # it ran out of memory
+    assert costs.cost_of(64) is None
+
+
 def test_a_network_that_was_timed_beside_a_run_is_read_with_it(tmp_path):
     run = make_run(tmp_path)
     network = dataclasses.asdict(timed_network(NETWORK))
@@ -86,6 +152,19 @@ def test_samples_of_many_lengths_have_no_utilization_since_the_trace_is_of_the_l
     costs = costs_of_run(run)
     assert (costs.model_flops, costs.hardware_flops) == (None, None)
     assert costs.tokens_per_sample == pytest.approx((16 + 64 + 128) / 3)
+
+
+def test_a_device_by_name_is_refused_for_a_run(tmp_path):
+    run = make_run(tmp_path)
+    with pytest.raises(UserInputError, match='--device-name "h100"') as error:
+        plan(run.directory, device_name="h100")
+    assert "leave it out" in error.value.hint
+
+
+@pytest.mark.parametrize("bytes_per_s", [0, -1.0, float("nan"), float("inf")])
+def test_a_bandwidth_that_moves_nothing_is_refused(tmp_path, bytes_per_s):
+    with pytest.raises(UserInputError, match="moves nothing"):
+        plan(make_run(tmp_path).directory, PlanRequest(), network=bytes_per_s)
 
 
 def test_the_plan_of_a_file_without_a_batch_size_is_none(tmp_path):

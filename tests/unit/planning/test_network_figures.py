@@ -110,7 +110,7 @@ def test_a_value_that_no_network_has_is_an_error_with_a_hint(tmp_path, fields):
 def test_a_file_larger_than_any_network_is_not_read(tmp_path):
     path = tmp_path / "network.json"
     path.write_text(" " * (16 * MIB + 1))
-    with pytest.raises(UserInputError, match="larger than 16.0 MiB"):
+    with pytest.raises(UserInputError, match="larger than 16"):
         NetworkFigures.read(path)
 
 

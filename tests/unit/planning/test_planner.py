@@ -6,7 +6,9 @@ from bexplore.errors import UserInputError
 from bexplore.planning.network_figures import NetworkFigures
 from bexplore.planning.planner import make_plans
 from bexplore.planning.request import Amount, Devices, PlanRequest, Work
-from tests.planning_builders import costs
+from bexplore.planning.request_text import parse_until
+from bexplore.planning.step_costs import PassCost
+from tests.planning_builders import costs, together, traced
 
 FAST = NetworkFigures.stated(1e15)
 DAY = 86400.0
@@ -69,3 +71,68 @@ def test_the_events_of_plans_have_what_cannot_be_planned_too():
 def test_slow_links_are_told_with_all_plans():
     network = NetworkFigures(num_ranks=0, stated_bytes_per_s=1e12, slow=("rank 3 is slow",))
     assert "the network: rank 3 is slow" in make_plans(costs(), PlanRequest(), network).notes
+
+
+def notes(of=None, network=None, **request) -> str:
+    return "\n".join(make_plans(of or costs(), PlanRequest(**request), network).notes)
+
+
+def test_a_time_that_the_given_devices_do_not_meet_names_the_time_and_the_devices_that_do():
+    alone = make_plans(costs(), PlanRequest(), FAST).plans[0].training_time_s
+    text = notes(network=FAST, until_s=alone / 3, devices=(Devices(number=1), Devices(number=2)))
+    assert "none of these is done in" in text
+    assert "or --devices 4" in text
+    days = float(text.split("--until ")[1].partition("d ")[0])
+    assert days * DAY >= alone / 2
+    assert "none of these" not in notes(network=FAST, until_s=alone, devices=(Devices(number=1),))
+
+
+def test_a_time_that_no_devices_meet_says_so():
+    assert "no number of devices is done by then" in notes(network=FAST, until_s=1.0, devices=(Devices(number=1),))
+
+
+def test_a_short_time_is_named_without_an_exponent():
+    tiny = costs(max_steps=1, passes={8: PassCost(seconds=1e-6, last_s=1e-6)}, update_s=1e-6)
+    with pytest.raises(UserInputError) as error:
+        make_plans(tiny, PlanRequest(until_s=1e-9), FAST)
+    typed = error.value.hint.split("--until ")[1].partition(",")[0]
+    assert parse_until(typed) > 0
+
+
+@pytest.mark.parametrize(
+    ("of", "wish", "words"),
+    [
+        (costs(max_steps=None), {"price_per_device_hour": 2.0}, "--price-per-device-hour has no effect"),
+        (costs(max_steps=None), {"effective_time": 0.9}, "--effective-time has no effect"),
+        (costs(), {"overlap": 0.5}, "--overlap has no effect: one replica"),
+        (costs(), {"network": FAST}, "network that is given has no effect: one replica"),
+        (together(), {"network": FAST}, "the ranks of these plans were timed together"),
+        (costs(), {"overlap": 0.5, "devices": (Devices(number=2),)}, "no bandwidth is known"),
+    ],
+)
+def test_an_option_without_effect_is_named_with_the_reason(of, wish, words):
+    assert words in notes(of, **wish)
+
+
+def test_options_that_have_an_effect_are_not_named():
+    wish = {"network": FAST, "overlap": 0.5, "devices": (Devices(number=2),), "price_per_device_hour": 2.0}
+    assert "no effect" not in notes(**wish)
+
+
+def test_tokens_of_a_batch_become_one_that_many_devices_share_where_devices_are_asked_for():
+    tokens = (Amount(number=2.05e6, is_tokens=True),)
+    alone = make_plans(costs(), PlanRequest(batch_sizes=tokens), FAST).plans[0]
+    wish = PlanRequest(batch_sizes=tokens, until_s=alone.training_time_s / 200)
+    found = make_plans(costs(), wish, FAST).plans[-1]
+    assert (found.global_batch_size, found.num_devices) == (2048, 256)
+    assert "which many numbers of devices can share" in found.basis[0]
+
+
+def test_more_samples_than_a_batch_has_are_refused():
+    with pytest.raises(UserInputError, match="more than 1,000,000,000"):
+        make_plans(costs(), PlanRequest(batch_sizes=(Amount(number=10**10),)))
+
+
+def test_a_trace_needs_no_batch_that_it_cannot_share():
+    found = make_plans(traced(), PlanRequest(mfu=0.4, devices=(Devices(number=2), Devices(number=3))))
+    assert [one.devices.number for one in found.refused] == [3]

@@ -1,0 +1,169 @@
+"""What a plan is wanted for, as it is typed on the command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+from bexplore.errors import UserInputError
+from bexplore.job.batching import MAX_SAMPLES
+from bexplore.planning.request import MOST_DEVICES, Amount, Devices, check_above_0
+from bexplore.units import parse_count, parse_seconds
+
+_BATCH = re.compile(r"\s*(.*?)\s*(?:(tok|token|tokens)|(samples?))?\s*", re.IGNORECASE)
+_RATE = re.compile(r"\s*(.+?)\s*(?:(samples?)|(tok|token|tokens))?\s*/\s*s(?:ec|econd)?\s*", re.IGNORECASE)
+_DEVICES = re.compile(r"\s*(?:(\d{1,7})\s*[xX]\s*)?(\d{1,7})\s*")
+_BANDWIDTH = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtKMGT]?)(i?)([bB]its?|[bB]ytes?|[bB])\s*(/\s*s(?:ec)?|ps)\s*")
+_WHOLE = re.compile(r"\s*([\d.,_]+(?:[eE]\+?\d+)?)\s*([A-Za-z]?)\s*")
+_PREFIXES = ("", "k", "m", "g", "t")
+
+
+def parse_number(text: str, option: str, example: str) -> float:
+    """Read a number of an option; that it is possible is checked where it is wanted.
+
+    Raises:
+        UserInputError: Not a number.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise UserInputError(f'{option} must be a number, not "{text}"', hint=f"type {option} {example}") from None
+
+
+def parse_whole(text: str, option: str, example: str) -> int:
+    """Read a whole number of an option, such as `300B`.
+
+    Raises:
+        UserInputError: Not a number of things, or a part of one.
+    """
+    try:
+        number = parse_count(text)
+    except UserInputError as error:
+        raise UserInputError(f"{option}: {error.message}", hint=f"type {option} {example}") from None
+    match = _WHOLE.fullmatch(text)
+    exact = Decimal(number) if match is None else Decimal(re.sub("[,_]", "", match[1])) * parse_count(f"1{match[2]}")
+    if exact != int(exact):
+        near = " or ".join(str(one) for one in (math.floor(exact), math.ceil(exact)) if one)
+        raise UserInputError(f'{option} must be a whole number, not "{text}"', hint=f"type {option} {near}")
+    return number
+
+
+def parse_until(text: str) -> float:
+    """Read the time that there is: a duration with its unit.
+
+    Raises:
+        UserInputError: Not a duration, or without a unit.
+    """
+    if re.fullmatch(r"\s*[\d.]+\s*", text):
+        raise UserInputError(
+            f'--until "{text}" lacks its unit',
+            hint=f"type --until {text.strip()}d for days, or {text.strip()}h for hours",
+        )
+    try:
+        return parse_seconds(text)
+    except UserInputError as error:
+        raise UserInputError(f"--until: {error.message}", hint="type --until 30d, 12h or 1h30m") from None
+
+
+def parse_bandwidth(text: str) -> float:
+    """Read a bandwidth, in bits (`b`) or bytes (`B`) a second: `400Gbit/s`, `50Gbps`, `50GB/s`, `25GiB/s`.
+
+    Returns:
+        Bytes/s, above 0.
+
+    Raises:
+        UserInputError: Not a bandwidth, or one of which it is not plain whether bits or bytes are meant.
+    """
+    hint = "type --bandwidth 50GB/s (bytes), 25GiB/s (bytes, powers of 1024) or 400Gbit/s (bits)"
+    match = _BANDWIDTH.fullmatch(text)
+    if match is None:
+        raise UserInputError(f'--bandwidth "{text}" is no number of bits or bytes a second', hint=hint)
+    number, prefix, is_binary, unit, per_second = match.groups()
+    if unit == "b" and prefix in ("m", "g", "t") and per_second != "ps":
+        raise UserInputError(f'--bandwidth "{text}": b is a bit and B a byte, and here either may be meant', hint=hint)
+    scale = (1024 if is_binary else 1000) ** _PREFIXES.index(prefix.lower())
+    is_bits = unit == "b" or unit.lower().startswith("bit")
+    bytes_per_s = float(number) * scale / (8 if is_bits else 1)
+    check_above_0(bytes_per_s, "--bandwidth", "50GB/s")
+    return bytes_per_s
+
+
+def parse_batch_sizes(text: str) -> tuple[Amount, ...]:
+    """Read global batch sizes, samples or tokens: `512`, `512,1024`, `4M tokens`.
+
+    Raises:
+        UserInputError: Not such a list.
+    """
+    parts = _split(text, "--batch-size", "512,1024 or '4M tokens'")
+    if any(re.match(r"0\d", part) for part in parts):
+        whole = re.sub(r"[,\s]", "", text)
+        raise UserInputError(
+            f'--batch-size "{text}" has a part that begins with 0: a comma separates batch sizes',
+            hint=f"type --batch-size {whole} for one batch",
+        )
+    return tuple(_batch(part) for part in parts)
+
+
+def parse_devices(text: str) -> tuple[Devices, ...]:
+    """Read numbers of devices, or nodes times devices: `8,64`, `4x8`.
+
+    Raises:
+        UserInputError: Not such a list.
+    """
+    return tuple(_devices(part) for part in _split(text, "--devices", "8,64 or 4x8"))
+
+
+def parse_rate(text: str) -> Amount:
+    """Read samples or tokens per second: `31.5 samples/s`, `24k tokens/s`.
+
+    Raises:
+        UserInputError: Not such a rate.
+    """
+    hint = "type --throughput '24000 tokens/s' or '31.5 samples/s', of one device"
+    match = _RATE.fullmatch(text)
+    if match is None or not (match[2] or match[3]):
+        raise UserInputError(f'"{text}" is not a number of samples or tokens per second', hint=hint)
+    return Amount(number=_rate_number(match[1], hint), is_tokens=match[3] is not None)
+
+
+def _rate_number(text: str, hint: str) -> float:
+    """Return a rate, which unlike a count may be a fraction."""
+    try:
+        number = float(text)
+    except ValueError:
+        return float(parse_count(text))
+    if not (math.isfinite(number) and number > 0):
+        raise UserInputError(f'a rate must be above 0, not "{text}"', hint=hint)
+    return number
+
+
+def _batch(text: str) -> Amount:
+    match = _BATCH.fullmatch(text)
+    assert match is not None  # every text matches; the number is checked below
+    number = parse_whole(match[1], "--batch-size", "512 or '4M tokens'")
+    if match[2] is None and number > MAX_SAMPLES:
+        raise UserInputError(
+            f'--batch-size "{text}" is more than {MAX_SAMPLES:,} samples',
+            hint="type 'tokens' behind it if it counts them",
+        )
+    return Amount(number=number, is_tokens=match[2] is not None)
+
+
+def _devices(text: str) -> Devices:
+    match = _DEVICES.fullmatch(text)
+    nodes, each = (int(match[1] or 1), int(match[2])) if match else (0, 0)
+    if match is None or not 1 <= nodes * each <= MOST_DEVICES:
+        raise UserInputError(
+            f'--devices must be numbers of devices from 1 to {MOST_DEVICES:,}, or nodes x devices, not "{text}"',
+            hint="type --devices 8,64 or --devices 4x8",
+        )
+    return Devices(number=nodes * each, num_nodes=nodes if match[1] else None)
+
+
+def _split(text: str, option: str, example: str) -> Sequence[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UserInputError(f"{option} is empty", hint=f"type {option} {example}")
+    return parts
