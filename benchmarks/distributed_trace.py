@@ -170,17 +170,20 @@ def trace_child(one: Case) -> Record:
 
 def rank_child(one: Case, ranks: Ranks | None = None) -> Record:
     """Run a rank, as a probe runs it; with others beside it, they all time as many passes."""
+    from bexplore.engine.protocol.messages import RunProbe
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.session import Session
     from bexplore.measurement.probe import Compilation, Probe
 
     session = Session(
-        one.job,
-        compilation=Compilation.EXACT,
-        shared_mode=SharedMode.NESTED,
-        budget_bytes=_BUDGET_BYTES,
-        ranks=ranks,
+        RunProbe(
+            job=one.job,
+            probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.EXACT),
+            shared_mode=SharedMode.NESTED,
+            budget_bytes=_BUDGET_BYTES,
+        ),
         report=lambda **_: None,
+        ranks=ranks,
     )
     peaks, graphs = {}, 0
     for number, size in enumerate(SIZES):

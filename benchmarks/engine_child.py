@@ -36,6 +36,7 @@ def say(**record: Any) -> None:
 
 def floor(config: Config, size: str) -> None:
     """The least that a first recommendation can cost: import, build, one cold compile with its probe, and the trace."""
+    from bexplore.engine.protocol.messages import RunProbe
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.session import Session
     from bexplore.measurement.probe import Compilation, Probe
@@ -43,10 +44,12 @@ def floor(config: Config, size: str) -> None:
 
     began_s = time.perf_counter()
     session = Session(
-        config.job,
-        compilation=Compilation.EXACT,
-        shared_mode=SharedMode.STATIC,
-        budget_bytes=config.explore.memory_budget_bytes(0),
+        RunProbe(
+            job=config.job,
+            probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.EXACT),
+            shared_mode=SharedMode.STATIC,
+            budget_bytes=config.explore.memory_budget_bytes(0),
+        ),
         report=lambda **_: None,
     )
     say(

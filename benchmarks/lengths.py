@@ -134,16 +134,21 @@ def memory(one: LengthsJob, _record: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _session(job: Job, *, exact: bool, budget_bytes: int | None = None) -> Any:
+    from bexplore.engine.protocol.messages import RunProbe
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.session import Session
-    from bexplore.measurement.probe import Compilation
+    from bexplore.measurement.probe import Compilation, Probe
 
     compiled = Compilation.EXACT if exact else Compilation.SHARED
     return Session(
-        job,
-        compilation=compiled if job.compile.enabled else Compilation.EAGER,
-        shared_mode=SharedMode.NESTED,
-        budget_bytes=budget_bytes,
+        RunProbe(
+            job=job,
+            probe=Probe(
+                number=0, micro_batch_size=1, compilation=compiled if job.compile.enabled else Compilation.EAGER
+            ),
+            shared_mode=SharedMode.NESTED,
+            budget_bytes=budget_bytes,
+        ),
         report=lambda **_: None,
     )
 

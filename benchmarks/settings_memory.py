@@ -96,16 +96,19 @@ def trace_child(one: Case) -> dict[str, Any]:
 
 def probe_child(one: Case) -> dict[str, Any]:
     """Run a job, as a probe runs it."""
+    from bexplore.engine.protocol.messages import RunProbe
     from bexplore.engine.protocol.shared_mode import SharedMode
     from bexplore.engine.worker.session import Session
     from bexplore.measurement.probe import Compilation, Probe
 
     compilation = Compilation.EXACT if one.job.compile.enabled else Compilation.EAGER
     session = Session(
-        one.job,
-        compilation=compilation,
-        shared_mode=SharedMode.NESTED,
-        budget_bytes=_BUDGET_BYTES,
+        RunProbe(
+            job=one.job,
+            probe=Probe(number=0, micro_batch_size=1, compilation=compilation),
+            shared_mode=SharedMode.NESTED,
+            budget_bytes=_BUDGET_BYTES,
+        ),
         report=lambda **_: None,
     )
     peaks = {}

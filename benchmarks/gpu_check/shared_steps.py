@@ -81,17 +81,20 @@ def _hint_unbacked(hint: int | None) -> None:
 
 
 def _session(context: Context, job: str, mode: SharedMode) -> Any:
+    from bexplore.engine.protocol.messages import RunProbe
     from bexplore.engine.worker.session import Session
     from bexplore.engine.worker.torch_private import make_limits_loud
-    from bexplore.measurement.probe import Compilation
+    from bexplore.measurement.probe import Compilation, Probe
 
     config = context.config(job, few_layers=True)
     make_limits_loud()
     return Session(
-        config.job,
-        compilation=Compilation.SHARED,
-        shared_mode=mode,
-        budget_bytes=config.explore.memory_budget_bytes(0),
+        RunProbe(
+            job=config.job,
+            probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.SHARED),
+            shared_mode=mode,
+            budget_bytes=config.explore.memory_budget_bytes(0),
+        ),
         report=lambda **_: None,
     )
 

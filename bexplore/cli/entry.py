@@ -19,7 +19,7 @@ from bexplore.host import blas_threads
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Command -> its module and its line in the group's help, in the order of use.
 COMMANDS = {
-    "init": ("init", "Write the smallest file with which a training can be explored."),
+    "init": ("prepare", "Write the smallest file with which a training can be explored."),
     "explore": ("explore", "Find the micro-batch size of a job."),
     "apply": ("apply", "Write the size that was found into the job's file."),
     "report": ("report", "Show a run as an HTML page, Markdown or pictures."),
@@ -31,9 +31,9 @@ COMMANDS = {
     "replay": ("tables", "Run the search over a table of recorded sweeps."),
     "batch-sizes": ("tables", "List the global batch sizes that are valid with a size."),
     "schema": ("tables", "Print a JSON Schema of the configuration, for editors."),
-    "attach": ("attach", "Let a Python that ignores PYTHONPATH be observed."),
-    "worker": ("worker", "Be one rank of a job whose ranks you start yourself."),
-    "doctor": ("doctor", "Check whether this machine and a job are ready."),
+    "attach": ("hosts", "Let a Python that ignores PYTHONPATH be observed."),
+    "worker": ("hosts", "Be one rank of a job whose ranks you start yourself."),
+    "doctor": ("prepare", "Check whether this machine and a job are ready."),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from bexplore.engine.process.pool import Workers
 from bexplore.engine.process.timeouts import Progress, StageLimits
 from bexplore.engine.runner import EngineRunner, RunnerSettings
-from bexplore.measurement.probe import Compilation, Observation, Probe
+from bexplore.measurement.probe import Observation, Probe
 
 # Timed passes of a rank alone: enough to know about how long a pass takes without communication.
 PASSES_ALONE = 3
@@ -52,7 +52,7 @@ class AllRanksRunner(EngineRunner):
         if not self._is_known_to_run(probe.micro_batch_size):
             if self._shares_devices:
                 self.rest()
-            alone = self._alone(_alone(probe))
+            alone = self._alone(probe.of_one_rank(PASSES_ALONE))
             if self._shares_devices:
                 self._alone.rest()
             if not alone.is_measured:
@@ -103,11 +103,3 @@ class AllRanksRunner(EngineRunner):
             return observation
         details = observation.details | {"parallel": parallel | {"one_rank_pass_s": alone_s}}
         return dataclasses.replace(observation, details=details)
-
-
-def _alone(probe: Probe) -> Probe:
-    """Return the probe of one rank: by the shared program where the search has one, so that it is compiled once."""
-    compilation = Compilation.EAGER if probe.compilation is Compilation.EAGER else Compilation.SHARED
-    return dataclasses.replace(
-        probe, compilation=compilation, max_passes=PASSES_ALONE, fresh_worker=False, interleaved_with=()
-    )

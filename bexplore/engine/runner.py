@@ -13,8 +13,7 @@ from typing import Any
 
 from bexplore.engine.process.device_lock import LockHolder, device_locks, lock_names, try_device_locks
 from bexplore.engine.process.launcher import Launcher
-from bexplore.engine.process.pool import Workers
-from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
+from bexplore.engine.process.pool import Workers, is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.process.timeouts import STEP_LIMIT_S, Limits, Progress, StageLimits
 from bexplore.engine.program_client import check_build
 from bexplore.engine.protocol.answers import answers_both, charged, observed
@@ -303,13 +302,13 @@ class EngineRunner:
         if self._workers.current is not None:
             self._workers.current.process.await_preloaded()
 
-    def time_passes(self, *, micro_batch_size: int, num_passes: int, turn: int | None = None) -> dict[str, Any]:
+    def time_passes(self, *, micro_batch_size: int, num_passes: int, round_number: int | None = None) -> dict[str, Any]:
         """Time passes of a size that this runner has just measured, in its live worker; see `Session.time_passes`.
 
         Raises:
             EngineError: The worker is gone, or the step failed.
         """
-        request = TimePasses(micro_batch_size=micro_batch_size, num_passes=num_passes, turn=turn)
+        request = TimePasses(micro_batch_size=micro_batch_size, num_passes=num_passes, round_number=round_number)
         with self._device_lock():
             return self._values(request)
 
@@ -388,9 +387,7 @@ class EngineRunner:
             with Contention(worker.process.pids, self.settings.device_info) as contention:
                 answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
             answer = self._blamed(answer, request)
-        worker.compilation, worker.micro_batch_size = probe.compilation, probe.micro_batch_size
-        if answer.has_headroom is not None:
-            worker.has_headroom = answer.has_headroom
+        worker.ran(probe, answer)
         self._is_known_to_build = True
         if isinstance(answer, Done) or not answer.has_ended:
             self._known_mode = answer.shared_mode or self._shared_mode

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,7 +33,7 @@ from bexplore.exploration.launching import launcher_of
 from bexplore.exploration.one_shot import probe_once
 from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.host.accelerators import find_device
-from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, CpuContention, clock_events, selector
+from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, clock_events, selector, time_equal_work
 from bexplore.host.machine import (
     CGROUP,
     accelerator_name,
@@ -324,15 +323,7 @@ def _has_room(name: str, path: Path, fix: str) -> Check:
 
 def _noise(seconds: float, work: Callable[[], object] = lambda: hashlib.sha256(_WORK).digest()) -> Check:
     """Measure the spread of the time of equal work on one processor."""
-    contention = CpuContention([os.getpid()])
-    contention.start()
-    times_s: list[float] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        began = time.perf_counter()
-        work()
-        times_s.append(time.perf_counter() - began)
-    share = contention.background_cpu_share()
+    times_s, share = time_equal_work(work, seconds)
     logs = np.log(times_s)
     spread = MAD_SDS * float(mad(logs)[0])
     slow = float(np.quantile(times_s, 0.95) / np.median(times_s) - 1.0)

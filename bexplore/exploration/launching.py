@@ -1,4 +1,4 @@
-"""How the ranks of a configuration are started, and the key that those must have which the user starts."""
+"""The start of a configuration's ranks, and the key that those must have which the user starts."""
 
 from __future__ import annotations
 

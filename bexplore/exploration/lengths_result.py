@@ -1,4 +1,4 @@
-"""What a result tells of the lengths of samples: padding, memory at typical and longest batches, other collations."""
+"""The lengths of samples in a result: padding, memory at typical and longest batches, other collations."""
 
 from __future__ import annotations
 

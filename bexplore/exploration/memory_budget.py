@@ -104,7 +104,7 @@ def resolve_budget(
     available = available_memory_bytes() if host_available_bytes is None else host_available_bytes
     given = settings.memory_budget_bytes(total)
     if given is not None:
-        whole, why = given, "as the configuration says"
+        whole, why = given, "set by explore.memory_budget"
         limit = available if on_host else free
         if limit is not None and given > limit:
             warnings = (

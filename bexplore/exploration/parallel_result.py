@@ -1,4 +1,4 @@
-"""What a result tells of a job's ranks: where they ran, which one holds the others up, what communication costs."""
+"""The ranks of a job in a result: their hosts, the slowest of them, the cost of communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a result tells of the settings of a job: what another setting gains, and the front of memory against speed."""
+"""The settings of a job in a result: the gain of another setting, and the front of memory against speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The regression guard: says when a training job became slower, bigger or compiled worse, and does not cry wolf."""
+"""The regression guard: reports that a training job became slower, bigger or compiled worse; false alarms are rare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the recommended size still wins: a few sizes around it in live workers, compared with the baseline."""
+"""The recommended size against a few sizes around it, in live workers, compared with the baseline."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def still_wins(times: Times, recommended: int, tolerance: float, *, is_busy: boo
     rivals = [(size, _speedup(times, size, recommended, _log_wall)) for size in sorted(own - {recommended})]
     better = [(size, ratio) for size, ratio in rivals if judge(ratio, tolerance) is Judgement.SLOWER]
     computed = [judge(_speedup(times, size, recommended, _log_cpu), tolerance) for size, _ in better]
-    doubtful = is_busy and any(judgement is not Judgement.SLOWER for judgement in computed)
+    is_unsure = is_busy and any(judgement is not Judgement.SLOWER for judgement in computed)
     broken = any(math.isnan(ratio.value) for _, ratio in rivals)
     winner = max(better, key=lambda one: one[1].value, default=None)
-    status = Status.WORSE if broken else Status.UNSURE if doubtful else Status.CHANGED if winner else Status.SAME
+    status = Status.WORSE if broken else Status.UNSURE if is_unsure else Status.CHANGED if winner else Status.SAME
     details = [f"size {size} has {ratio} the throughput of size {recommended}" for size, ratio in rivals]
     return [
         Finding(

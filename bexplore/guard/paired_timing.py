@@ -221,10 +221,10 @@ def run_pair(
     """
     length = block_length(pass_time_s)
     rounds = []
-    for turn in range(num_rounds(pass_time_s)):
-        is_reference_first = turn % 2 == 0
+    for round_number in range(num_rounds(pass_time_s)):
+        is_reference_first = round_number % 2 == 0
         outer, inner = (reference, candidate) if is_reference_first else (candidate, reference)
-        first, second, third, fourth = (side(length, turn) for side in (outer, inner, inner, outer))
+        first, second, third, fourth = (side(length, round_number) for side in (outer, inner, inner, outer))
         around, between = (first, fourth), (second, third)
         rounds.append(
             Round(

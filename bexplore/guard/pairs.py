@@ -110,8 +110,8 @@ def _pair(before: Observed, now: Observed, reference: Reference, setups: tuple[S
             refuse_foreign(foreign_files(runners[0].loaded_from(reference.foreign_root)), reference)
         old, new = runners
         return run_pair(
-            lambda count, turn: block_of(old, size, count, turn),
-            lambda count, turn: block_of(new, size, count, turn),
+            lambda count, round_number: block_of(old, size, count, round_number),
+            lambda count, round_number: block_of(new, size, count, round_number),
             pass_time_s=pass_times_s[1],
         )
 

@@ -235,9 +235,9 @@ def first_probe(runner: EngineRunner, micro_batch_size: int, compilation: Compil
     )
 
 
-def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int, turn: int | None = None) -> Block:
-    """Time passes in a live worker; workers with the same turn run on the same processors."""
-    answer = runner.time_passes(micro_batch_size=micro_batch_size, num_passes=num_passes, turn=turn)
+def block_of(runner: EngineRunner, micro_batch_size: int, num_passes: int, round_number: int | None = None) -> Block:
+    """Time passes in a live worker; workers of the same round run on the same processors."""
+    answer = runner.time_passes(micro_batch_size=micro_batch_size, num_passes=num_passes, round_number=round_number)
     return Block(
         pass_times_s=tuple(answer["pass_times_s"]), cpu_time_s=answer["cpu_time_s"], loss=float(answer["loss"])
     )

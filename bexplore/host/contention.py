@@ -1,11 +1,12 @@
-"""What other processes do to the processors and to a device while something is timed, and its driver to its clocks."""
+"""Effects of other processes on the processors and on a device while something is timed, and of clocks that fall."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,19 @@ class Contention:
         self.background_cpu_share = self._processors.background_cpu_share()
         self.clock_events = sorted(self._device.clock_events)
         self.warnings = [*self._processors.warnings(), *self._device.warnings()]
+
+
+def time_equal_work(work: Callable[[], object], seconds: float) -> tuple[list[float], float]:
+    """Repeat equal work for so long; return the seconds of each time, and the share of the processors of others."""
+    contention = CpuContention([os.getpid()])
+    contention.start()
+    times_s: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        began = time.perf_counter()
+        work()
+        times_s.append(time.perf_counter() - began)
+    return times_s, contention.background_cpu_share()
 
 
 def selector(device_info: Mapping[str, Any]) -> str | None:

@@ -105,6 +105,13 @@ class Probe:
             self, compilation=Compilation.SHARED, predicted_peak_memory_bytes=None, interleaved_with=()
         )
 
+    def of_one_rank(self, max_passes: int) -> Probe:
+        """Return the probe of one rank alone: of the shared program, so that it is compiled once, and timed alone."""
+        compilation = Compilation.EAGER if self.compilation is Compilation.EAGER else Compilation.SHARED
+        return dataclasses.replace(
+            self, compilation=compilation, max_passes=max_passes, fresh_worker=False, interleaved_with=()
+        )
+
     @property
     def program(self) -> tuple[Compilation, int]:
         """The program that a warm worker holds, and its size; 0 for a program that serves every size."""

@@ -176,7 +176,7 @@ def _words_beside(observation: Observation) -> str:
     if observation.over_other is None:
         return ""
     over, other = observation.over_other
-    return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'turn')} each"
+    return f", {over:.2f}x the speed of size {other} in {counted(observation.num_rounds, 'round')} each"
 
 
 def memory_words(peak_bytes: int | None, resident_bytes: int | None, *, is_full: bool = False) -> str:

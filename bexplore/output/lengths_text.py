@@ -1,4 +1,4 @@
-"""What a result tells of the lengths of samples, in sentences; the summary and the report have the same."""
+"""The lengths of samples in a result, in sentences; the summary and the report have the same."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from bexplore.search.policy.decision import StopReason
 from bexplore.units import counted, format_bytes, format_seconds, format_share
 
 STOP_REASONS: dict[str, str] = {
-    StopReason.TARGET_CONFIDENCE: "the confidence that was asked for{target} is reached",
+    StopReason.TARGET_CONFIDENCE: "the requested confidence{target} is reached",
     StopReason.COSTS_MORE_THAN_IT_SAVES: "another probe would cost more than it is expected to save",
     StopReason.NOTHING_LEFT: "no further probe is worth its cost",
     StopReason.MAX_PROBES: "the allowed number of probes is used up",

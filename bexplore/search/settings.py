@@ -9,10 +9,10 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 
-# Of a joint search: probes more for each further variant, and the share of the doubt that a search of one variant may
-# leave. Source: a judgement; benchmarks/results/settings_search.md has what the search does with them.
+# Of a joint search: probes more for each further variant, and the share of the uncertainty that a search of one
+# variant may leave. Source: a judgement; benchmarks/results/settings_search.md has what the search does with them.
 PROBES_OF_VARIANT = 6
-SHARE_OF_DOUBT = 0.5
+SHARE_OF_UNCERTAINTY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,5 +64,5 @@ class SearchSettings:
         return dataclasses.replace(
             self,
             max_probes=self.max_probes + PROBES_OF_VARIANT * (num_variants - 1),
-            target_confidence=int(100 - SHARE_OF_DOUBT * (100 - self.target_confidence)),
+            target_confidence=int(100 - SHARE_OF_UNCERTAINTY * (100 - self.target_confidence)),
         )

@@ -1,4 +1,4 @@
-"""What a training step costs at every micro-batch size, from one trace without device memory.
+"""The cost of a training step at every micro-batch size, from one trace without device memory.
 
 `trace.tracer.trace_job` makes a `CostModel`; evaluating one needs no torch.
 """

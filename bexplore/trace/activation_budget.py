@@ -1,4 +1,4 @@
-"""What the compiler keeps under an activation memory budget, in a truncated model as in the whole one.
+"""The activations that the compiler keeps under a memory budget, in a truncated model as in the whole one.
 
 Below a budget of 1 the compiler solves a knapsack over all activations of a graph: a tensor of one block may be kept,
 and the same of the next block not. A truncated model has other proportions, and so another solution. Here the knapsack

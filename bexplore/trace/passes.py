@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -16,7 +18,6 @@ from bexplore.job import Job
 from bexplore.trace.activation_budget import BudgetChoice
 from bexplore.trace.flops import Cost
 from bexplore.trace.inductor import CompiledGraph, Observe, planning_only
-from bexplore.trace.library_masks import masks_as_run
 from bexplore.trace.lifetimes import LifetimeMode, LifetimeTracker
 from bexplore.trace.plan import replay
 from bexplore.trace.polynomial import NOTHING, Polynomial
@@ -38,6 +39,10 @@ from bexplore.trace.torch_private import (
 from bexplore.workloads import Workload
 from bexplore.workloads.placement import local
 from bexplore.workloads.torch_private import tree_leaves
+
+# Attention masks of transformers, whose choice reads values that fake tensors lack.
+_MASKS = "transformers.masking_utils"
+_FIND_PACKED = "find_packed_sequence_indices"
 
 # Micro-batch sizes of the fake step: large enough for the compiler to decide as for a real batch, and prime, so that
 # no other dimension of the program is a multiple by chance.
@@ -118,7 +123,7 @@ def trace_pass(
         observe: Called with each planned graph of the compiler and `probe_batch`.
     """
     choice = _choice(workload.job, repeats, kept_blocks)
-    with truncated(repeats, kept_blocks), masks_as_run(workload.job):
+    with truncated(repeats, kept_blocks), _masks_as_run(workload.job):
         if is_compiled(workload.job) and workload.job.compile.dynamic:
             try:
                 return _trace_pass(workload, fake_mode, probe_batch, observe, choice, is_symbolic=True)
@@ -375,3 +380,24 @@ def _costs(graphs: list[CompiledGraph]) -> list[Cost]:
             is_recomputed = graph.is_backward and cost.name in forward_names
             costs.append(dataclasses.replace(cost, model_flops=NOTHING) if is_recomputed else cost)
     return costs
+
+
+@contextlib.contextmanager
+def _masks_as_run(job: Job) -> Iterator[None]:
+    """Let a model of the library that is not compiled choose its mask, within this context, as it does when it runs.
+
+    It looks in the positions for several sequences in one sample, and makes no mask where there is one. While it is
+    compiled, and with fake tensors, it cannot look, and makes a mask in any case: then keys and values of grouped heads
+    are repeated, too, which took 6 % of the memory of a small LLaMA. Source: `find_packed_sequence_indices` in
+    transformers/masking_utils.py.
+    """
+    masks = sys.modules.get(_MASKS)
+    if job.compile.enabled or not hasattr(masks, _FIND_PACKED):
+        yield
+        return
+    with mock.patch.object(masks, _FIND_PACKED, _one_sequence_a_sample):
+        yield
+
+
+def _one_sequence_a_sample(position_ids: Any) -> None:
+    """Tell that no sample is made of several sequences, which synthetic ones are not."""

@@ -23,7 +23,6 @@ from bexplore.trace.activation_budget import Missing
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.fake_build import build_fake
 from bexplore.trace.flops import Cost
-from bexplore.trace.gradients import gradient_memory
 from bexplore.trace.inductor import Observe
 from bexplore.trace.passes import (
     PRIMES,
@@ -38,7 +37,7 @@ from bexplore.trace.passes import (
 )
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.repeated_blocks import KEPT_BLOCKS, Repeat, find_repeats, inner_blocks, lengthen
-from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks
+from bexplore.trace.timeline import Buffer, Event, Peak, Phase, find_peaks, gradient_memory
 from bexplore.trace.torch_private import storage_bytes, version_note
 from bexplore.trace.workspaces import blas_workspace_bytes
 from bexplore.workloads import Workload

@@ -67,14 +67,17 @@ def build_imported(job: Job) -> Workload:
     dtype = torch.bfloat16 if job.precision is Precision.BFLOAT16 else None
     batches = UserBatches.of(make_batch, callables.get("samples_of"), seed=job.seed, device=device, dtype=dtype)
     workload = assemble(
-        job, loss_module, lambda size: (batches.make(size),), batch_dimensions=batches.layout.dimensions
+        job,
+        loss_module,
+        lambda size: (batches.make(size),),
+        batch_dimensions=batches.layout.dimensions,
+        make_batch_of_length=lambda size, length: (_make_of_length(job, batches, size, length),),
     )
-    workload.samples_are_seen = batches.layout.is_seen
-    workload.make_other_batch = lambda size, number: (batches.make_other(size, number),)
-    if job.lengths is not None:
-        make = _batches_of_length(job, batches)
-        workload.make_batch_of_length = lambda size, length: (make(size, length),)
-    return workload
+    return dataclasses.replace(
+        workload,
+        samples_are_seen=batches.layout.is_seen,
+        make_other_batch=lambda size, number: (batches.make_other(size, number),),
+    )
 
 
 def _at_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
@@ -96,16 +99,12 @@ def _at_longest(job: Job, function: Callable[..., Batch]) -> UserCallable:
     return dataclasses.replace(own, arguments={**own.arguments, name: job.lengths.longest})
 
 
-def _batches_of_length(job: Job, batches: UserBatches) -> Callable[[int, int], Batch]:
+def _make_of_length(job: Job, batches: UserBatches, micro_batch_size: int, length: int) -> Batch:
+    """Make a batch whose rows have a length, with the maker of the longest ones."""
     longest = batches.function
     assert job.lengths is not None and isinstance(longest, UserCallable)
-    name = job.lengths.argument
-
-    def make(micro_batch_size: int, length: int) -> Batch:
-        function = dataclasses.replace(longest, arguments={**longest.arguments, name: length})
-        return dataclasses.replace(batches, function=function).make(micro_batch_size)
-
-    return make
+    function = dataclasses.replace(longest, arguments={**longest.arguments, job.lengths.argument: length})
+    return dataclasses.replace(batches, function=function).make(micro_batch_size)
 
 
 class ImportedLoss(nn.Module):
@@ -253,7 +252,7 @@ def _build_step(job: Job) -> Workload:
         batch_dimensions=batches.layout.dimensions,
         samples_are_seen=batches.layout.is_seen,
         make_other_batch=batches.make_other,
-        make_batch_of_length=_batches_of_length(job, batches) if job.lengths is not None else None,
+        make_batch_of_length=None if job.lengths is None else functools.partial(_make_of_length, job, batches),
     )
 
 

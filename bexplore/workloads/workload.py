@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ _AUTOCAST_DTYPES = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Live modules, a maker of batches, and the two halves of a training step.
 
@@ -111,9 +112,9 @@ def assemble(
         UserInputError: The optimizer or its arguments are wrong, or the ranks of the job cannot share the model.
     """
     with _conversion.get()(loss_module):
-        workload = _assemble(job, loss_module, make_batch, batch_dimensions, tensor_plan)
-    workload.make_batch_of_length = make_batch_of_length if job.lengths is not None else None
-    return workload
+        workload = _assemble(job, loss_module, make_batch, tensor_plan)
+    of_length = make_batch_of_length if job.lengths is not None else None
+    return dataclasses.replace(workload, batch_dimensions=batch_dimensions, make_batch_of_length=of_length)
 
 
 Conversion = Callable[[nn.Module], contextlib.AbstractContextManager[object]]
@@ -137,7 +138,6 @@ def _assemble(
     job: Job,
     loss_module: nn.Module,
     make_batch: Callable[[int], Batch],
-    batch_dimensions: list[int | None] | None,
     tensor_plan: Mapping[str, str] | None,
 ) -> Workload:
     if job.precision is Precision.BFLOAT16:
@@ -166,7 +166,6 @@ def _assemble(
         forward_backward=halves.forward_backward,
         update=halves.update,
         optimizers=[] if optimizer is None else [optimizer],
-        batch_dimensions=batch_dimensions,
         bucket_bytes=shared.bucket_bytes if shared and optimizer is not None else 0,
         is_compiled_by_block=shared.is_compiled_by_block if shared else False,
     )

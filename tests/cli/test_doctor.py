@@ -9,7 +9,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from bexplore.cli.doctor import doctor as command
+from bexplore.cli.prepare import doctor as command
 from bexplore.exploration import doctor
 from tests.builders import JOBS
 

@@ -1,4 +1,4 @@
-"""The guard as users meet it: the command, a git revision, the pytest plugin, a live worker that takes turns."""
+"""The guard as users meet it: the command, a git revision, the pytest plugin, a live worker that alternates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.guard_builders import write_job
 pytest_plugins = ["pytester"]
 
 
-def test_live_workers_take_turns_without_compiling_again(run_on):
+def test_live_workers_are_interleaved_without_compiling_again(run_on):
     runner = run_on(imported_job())
     observation = runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.EXACT, max_passes=3))
     assert observation.is_measured, observation.reason
@@ -33,26 +33,26 @@ def test_live_workers_take_turns_without_compiling_again(run_on):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot place threads")
-def test_workers_that_are_compared_run_a_turn_on_the_same_processors_and_the_next_on_others(run_on):
+def test_workers_that_are_compared_run_a_round_on_the_same_processors_and_the_next_on_others(run_on):
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("one processor")
 
-    def processors(runner: EngineRunner, turn: int) -> list[frozenset[int]]:
-        runner.time_passes(micro_batch_size=4, num_passes=1, turn=turn)
+    def processors(runner: EngineRunner, round_number: int) -> list[frozenset[int]]:
+        runner.time_passes(micro_batch_size=4, num_passes=1, round_number=round_number)
         threads = psutil.Process(runner.worker_pid).threads()
         return [frozenset(os.sched_getaffinity(thread.id)) for thread in threads]
 
     runners = [run_on(imported_job(), environment={"OMP_NUM_THREADS": "1"}) for _ in range(2)]
     for runner in runners:
         runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.EAGER, max_passes=3))
-    placed = [[set(processors(runner, turn)) for runner in runners] for turn in (0, 1)]
+    placed = [[set(processors(runner, round_number)) for runner in runners] for round_number in (0, 1)]
     everywhere = run_on(imported_job(), environment={"OMP_NUM_THREADS": str(len(allowed))})
     everywhere(Probe(number=0, micro_batch_size=4, compilation=Compilation.EAGER, max_passes=3))
 
-    assert [len(one) for turn in placed for one in turn] == [1] * 4
+    assert [len(one) for round_number in placed for one in round_number] == [1] * 4
     assert placed[0][0] == placed[0][1] != placed[1][0] == placed[1][1]
-    assert all(len(processors) == 1 for turn in placed for one in turn for processors in one)
+    assert all(len(processors) == 1 for round_number in placed for one in round_number for processors in one)
     assert set(processors(everywhere, 0)) == {frozenset(allowed)}
 
 

@@ -34,8 +34,8 @@ ORDER = {
     "guard": "report baseline reference statistics compare paired_timing neighbour_sizes snapshot pairs guard checks",
     "output": "plot tables guard_table guard_ci plan_table event_files bexp settings_text lengths_text profile_text "
     "summary live_view console report",
-    "cli": "streams entry training_command common init apply attach doctor explore guard one_shot plan network report "
-    "tables worker",
+    "cli": "streams entry training_command common prepare apply hosts explore guard one_shot plan network report "
+    "tables",
 }
 
 # Package -> the only places that may import it.

@@ -1,4 +1,4 @@
-"""What a worker prints: its first bytes in a file, its last ones remembered."""
+"""The output of a worker: its first bytes in a file, its last ones remembered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BoundedLog:
     def tail_text(self) -> str:
         """Return the last that was printed."""
         if self._thread is not None:
-            self._thread.join(timeout=1)  # let the last words of a dead worker arrive
+            self._thread.join(timeout=1)  # let the last output of a dead worker arrive
         return self._tail.decode(errors="replace").strip()
 
     def close(self) -> None:

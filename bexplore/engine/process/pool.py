@@ -1,4 +1,4 @@
-"""The worker processes of one runner: one at work, one parked with the search's program, one spare."""
+"""The worker processes of one runner: one at work, one parked, one spare; which of them runs a probe."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from bexplore.engine.process.rank_listener import RankListener
 from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Progress
 from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.protocol.messages import DeviceInfo, Done, Failed, Refused, Request
+from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.errors import EngineError
 from bexplore.host.machine import available_memory_bytes
-from bexplore.measurement.probe import Compilation
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 
 # What every worker imports before its first probe, and what compiled ones do beside it.
 STEP_MODULES = ("bexplore.engine.worker.probing",)
@@ -42,6 +43,12 @@ class Worker:
     compilation: Compilation | None = None
     micro_batch_size: int | None = None
     has_headroom: bool = True
+
+    def ran(self, probe: Probe, answer: Done | Failed) -> None:
+        """Note the program and the size of a probe that this worker has answered."""
+        self.compilation, self.micro_batch_size = probe.compilation, probe.micro_batch_size
+        if answer.has_headroom is not None:
+            self.has_headroom = answer.has_headroom
 
 
 class Workers:
@@ -209,3 +216,53 @@ class Workers:
 def _end(worker: Worker | None) -> None:
     if worker is not None:
         worker.process.close()
+
+
+def must_replace(
+    worker: Worker, probe: Probe, *, shared_mode: SharedMode, largest_measured: int, uses_cuda_graphs: bool
+) -> bool:
+    """Return whether a worker must not run a probe: it is good for more of the same program only.
+
+    Args:
+        shared_mode: The kind of shared program that the search uses.
+        largest_measured: The largest size that is known to run, samples; 0 for none.
+        uses_cuda_graphs: Whether the job's passes are recorded into CUDA graphs: those of an earlier size stay, and
+            hold memory that the allocator cannot give back.
+    """
+    if worker.compilation is None:
+        return False
+    own_program_per_size = probe.compilation is Compilation.EXACT or (
+        probe.compilation is Compilation.SHARED and (shared_mode is SharedMode.STATIC or uses_cuda_graphs)
+    )
+    return (
+        probe.fresh_worker
+        or probe.compilation is not worker.compilation
+        or (probe.micro_batch_size > largest_measured and not worker.has_headroom)
+        or (own_program_per_size and probe.micro_batch_size != worker.micro_batch_size)
+        or not worker.process.is_alive
+    )
+
+
+def is_worth_keeping(worker: Worker, probe: Probe, *, shared_mode: SharedMode, on_cpu: bool) -> bool:
+    """Return whether a later probe may need a worker's program; two workers do not share an accelerator's memory.
+
+    Args:
+        shared_mode: The kind of shared program that the search uses.
+    """
+    has_shared_program = worker.compilation is Compilation.SHARED and shared_mode is not SharedMode.STATIC
+    return has_shared_program and not probe.compilation.is_for_search and on_cpu and worker.process.is_alive
+
+
+def may_go_on(answer: Done | Failed, refused: Observation, *, largest_measured: int) -> bool:
+    """Return whether a worker is as good as before a size that it has refused.
+
+    Not where a larger size ran: then it is the process, not the size, that lacks the memory.
+
+    Args:
+        largest_measured: The largest size that is known to run, samples; 0 for none.
+    """
+    if refused.outcome is not Outcome.OUT_OF_MEMORY:
+        return False
+    is_larger = refused.micro_batch_size > largest_measured > 0
+    # An answer that is done was over the budget: nothing was refused.
+    return is_larger and (isinstance(answer, Done) or answer.is_reusable)

@@ -26,6 +26,7 @@ from bexplore.engine.process.starting import new_mark, signal_group, start_proce
 from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, Progress
 from bexplore.engine.process.worker_process import CLOSED_PIPE_S, lost
 from bexplore.engine.protocol import messages
+from bexplore.engine.protocol.answers import blamed, merged, named
 from bexplore.engine.protocol.messages import (
     FROM_RANK,
     Answer,
@@ -41,7 +42,6 @@ from bexplore.engine.protocol.messages import (
     receive,
     send,
 )
-from bexplore.engine.protocol.rank_answers import blamed, merged, named
 from bexplore.errors import EngineError
 from bexplore.host import logs
 from bexplore.host.blas_threads import users_environment

@@ -1,4 +1,4 @@
-"""Where ranks that a launcher starts call the explorer: a socket, and a key without which nobody is heard."""
+"""A socket that ranks of a launcher connect to, and the key without which the explorer refuses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long each stage of a probe may be silent before its worker counts as hung."""
+"""Limits of silence of each stage of a probe, beyond which its worker counts as hung."""
 
 from __future__ import annotations
 

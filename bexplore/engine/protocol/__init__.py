@@ -1,1 +1,1 @@
-"""What both sides of the pipe between explorer and worker share."""
+"""The protocol of the pipe between explorer and worker, which both sides share."""

@@ -1,14 +1,22 @@
-"""From a worker's answer to an observation."""
+"""From a worker's answer to an observation, and from the answers of all ranks to one."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bexplore.engine.protocol.messages import Done, Failed
+from bexplore.engine.protocol.failures import LOST_CONNECTION
+from bexplore.engine.protocol.messages import Done, Failed, Hello
 from bexplore.measurement.probe import Observation, Outcome, Probe, fields_of
 from bexplore.units import format_bytes
+
+# Values of which the largest of all ranks counts.
+_LARGEST = ("peak_memory_bytes", "resident_memory_bytes", "num_alloc_retries", "compile_time_s", "num_recompiles")
+# Of the description of a device, those of which the smallest of all ranks counts.
+_SMALLEST = ("total_memory_bytes", "free_memory_bytes")
+_OF_RANK = ("peak_memory_bytes", "resident_memory_bytes")
 
 
 def observed(answer: Done | Failed, *, spawn_s: float, warnings: Sequence[str], **common: Any) -> Observation:
@@ -54,3 +62,104 @@ def charged(observation: Observation, ahead: Observation) -> Observation:
         elapsed_s=observation.elapsed_s + ahead.elapsed_s,
         started_at_s=ahead.started_at_s,
     )
+
+
+def blamed(failures: Mapping[int, Failed], *, root: int | None = None) -> int:
+    """Return the rank whose failure is the cause of the others'.
+
+    A rank that died explains more than one that answers: a rank out of memory may still say so, but one that was killed
+    cannot, and its neighbours report the connection that they lose. So: ended by a signal or by the kernel, out of
+    memory, any other exception, and last the words of a lost connection. Of equals the one that the launcher names,
+    else the first.
+
+    Args:
+        failures: By rank, in the order in which they were noticed.
+        root: Rank that the launcher names as the first to end; None for none.
+    """
+    return min(failures, key=lambda rank: (_precedence(failures[rank]), rank != root))
+
+
+def _precedence(failure: Failed) -> int:
+    if LOST_CONNECTION.search(failure.reason):
+        return 4
+    if failure.has_ended and failure.outcome is Outcome.TIMED_OUT:
+        return 3
+    if failure.has_ended:
+        return 0
+    return 1 if failure.outcome is Outcome.OUT_OF_MEMORY else 2
+
+
+def named(failure: Failed, hello: Hello, *, num_ranks: int) -> Failed:
+    """Return a failure with its rank; the group of ranks that it has ended serves no other request."""
+    where = f"rank {hello.rank} of {num_ranks} on {hello.host}"
+    details = failure.details | {"failed_rank": hello.rank, "failed_host": hello.host}
+    return dataclasses.replace(
+        failure, reason=f"{where}: {failure.reason}", details=details, has_ended=True, is_reusable=False
+    )
+
+
+def merged(answers: Mapping[int, Done], hellos: Mapping[int, Hello], *, launcher: str) -> Done:
+    """Return one answer of all ranks.
+
+    Times are those on which the ranks have agreed, so the first rank's are everybody's; of memory and of the compiler
+    the worst rank counts.
+
+    Args:
+        answers: By rank; all of them.
+        hellos: Who each rank is.
+        launcher: What started them.
+    """
+    first = answers[0]
+    values = dict(first.values)
+    for name, choose in [*((one, max) for one in _LARGEST), *((one, min) for one in _SMALLEST)]:
+        known = [answer.values[name] for answer in answers.values() if answer.values.get(name) is not None]
+        if known:
+            values[name] = choose(known)
+    if "details" in values:  # of a probe
+        values["warnings"] = _warnings(answers)
+        values["details"] = values["details"] | {"parallel": _parallel(answers, hellos, launcher)}
+    headroom = [answer.has_headroom for answer in answers.values()]
+    return dataclasses.replace(
+        first,
+        values=values,
+        start_time_s=max(answer.start_time_s for answer in answers.values()),
+        has_headroom=None if None in headroom else all(headroom),
+    )
+
+
+def _parallel(answers: Mapping[int, Done], hellos: Mapping[int, Hello], launcher: str) -> dict[str, Any]:
+    """Return what the first rank reports of its passes, and what each rank reports of itself."""
+    own: dict[int, dict[str, Any]] = {
+        rank: answer.values["details"].get("parallel", {}) for rank, answer in answers.items()
+    }
+    ranks = [
+        {
+            "rank": rank,
+            "host": hellos[rank].host,
+            "products_per_s": own[rank].get("products_per_s"),
+            "inner_pass_s": own[rank].get("own_inner_pass_s"),
+            **{name: answer.values.get(name) for name in _OF_RANK},
+        }
+        for rank, answer in sorted(answers.items())
+    ]
+    return own[0] | {"num_ranks": len(answers), "launcher": launcher, "ranks": ranks}
+
+
+def _warnings(answers: Mapping[int, Done]) -> Sequence[str]:
+    """Return the warnings of the first rank, and what others alone warn of, with their rank."""
+    first = list(answers[0].values.get("warnings", ()))
+    known = {_without_numbers(text) for text in first}
+    for rank, answer in sorted(answers.items()):
+        for text in answer.values.get("warnings", ()):
+            if _without_numbers(text) not in known:
+                first.append(f"rank {rank}: {text}")
+    fewest = min(answer.values.get("num_recompiles") or 0 for answer in answers.values())
+    alone = [rank for rank, answer in answers.items() if (answer.values.get("num_recompiles") or 0) > fewest]
+    if alone:
+        which = ", ".join(map(str, sorted(alone)))
+        first.append(f"rank {which} compiled again where others did not: all ranks waited for it")
+    return first
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "0", text)

@@ -159,7 +159,7 @@ class TimePasses(Request):
 
     micro_batch_size: int
     num_passes: int
-    turn: int | None = None
+    round_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the compiler did: graphs, breaks, recompilations, seconds."""
+"""The compiler's work: graphs, breaks, recompilations, seconds."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Timing(NamedTuple):
 
     Attributes:
         num_passes: How many.
-        seconds: Of all of them; where batches of several lengths are interleaved, as if each had the mean length.
+        seconds: Of all of them; where batches of several lengths alternate, as if each had the mean length.
     """
 
     num_passes: int

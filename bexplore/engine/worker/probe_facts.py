@@ -1,4 +1,4 @@
-"""What a probe has shown inside a worker, by the field names of an observation."""
+"""The measurements of a probe inside a worker, by the field names of an observation."""
 
 from __future__ import annotations
 

@@ -121,15 +121,7 @@ class _Probing:
             self._report(free_memory_bytes=free_bytes)
         make_limits_loud()
         self._session = Session(
-            self._own(request.job),
-            compilation=request.probe.compilation,
-            shared_mode=request.shared_mode,
-            budget_bytes=request.budget_bytes,
-            report=self._report,
-            depth=request.depth,
-            artifacts_dir=Path(request.artifacts_dir) if request.artifacts_dir else None,
-            replica_batch_size=request.replica_batch_size,
-            ranks=self._server.ranks,
+            dataclasses.replace(request, job=self._own(request.job)), report=self._report, ranks=self._server.ranks
         )
         return self._session, time.perf_counter() - began
 
@@ -175,7 +167,11 @@ class _Probing:
     def time_passes(self, request: TimePasses) -> Done:
         self._report(stage="passes")
         assert self._session is not None
-        return Done(values=self._session.time_passes(request.micro_batch_size, request.num_passes, turn=request.turn))
+        return Done(
+            values=self._session.time_passes(
+                request.micro_batch_size, request.num_passes, round_number=request.round_number
+            )
+        )
 
     def compare_eager(self, request: CompareEager) -> Done:
         assert self._session is not None

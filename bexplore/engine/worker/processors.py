@@ -10,28 +10,28 @@ _TASKS = Path("/proc/self/task")
 
 
 class Placement:
-    """Processors that change from turn to turn.
+    """Processors that change from round to round.
 
     A worker that leaves processors free would stay on the one where it was last, and its partner on another: what one
     processor is slower than the other, because of another process on its core, would be taken for a difference of the
-    programs. Workers that are given the same turn run on the same processors. Where the system cannot place threads,
-    or a program uses all processors, nothing is done.
+    programs. Workers that are given the same number of a round run on the same processors. Where the system cannot
+    place threads, or a program uses all processors, nothing is done.
     """
 
     def __init__(self) -> None:
         can_place = hasattr(os, "sched_setaffinity") and _TASKS.is_dir()
         self._allowed = sorted(os.sched_getaffinity(0)) if can_place else []
 
-    def processors(self, turn: int, num_threads: int) -> frozenset[int]:
-        """Return the processors of a turn for so many threads; empty where they have no choice."""
+    def processors(self, round_number: int, num_threads: int) -> frozenset[int]:
+        """Return the processors of a round for so many threads; empty where they have no choice."""
         count = len(self._allowed)
         if num_threads >= count:
             return frozenset()
-        return frozenset(self._allowed[(turn * num_threads + index) % count] for index in range(num_threads))
+        return frozenset(self._allowed[(round_number * num_threads + index) % count] for index in range(num_threads))
 
-    def take_slot(self, turn: int, num_threads: int) -> None:
-        """Move all threads of this process to the processors of a turn."""
-        processors = self.processors(turn, num_threads)
+    def take_slot(self, round_number: int, num_threads: int) -> None:
+        """Move all threads of this process to the processors of a round."""
+        processors = self.processors(round_number, num_threads)
         for task in _TASKS.iterdir() if processors else ():
             try:
                 os.sched_setaffinity(int(task.name), processors)

@@ -1,4 +1,4 @@
-"""What a worker finds out of a job's program without running it: the exact facts that the guard compares.
+"""The exact facts of a job's program, which the guard compares: a worker finds them without running it.
 
 It is analysed twice on fake tensors: by the trace, through fusion and the memory plan, and by Dynamo alone over
 several sizes, which finds graph breaks and what a change of the size compiles anew.

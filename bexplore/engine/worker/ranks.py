@@ -25,7 +25,7 @@ def handlers(server: Server) -> Handlers:
 
     def join(request: Join) -> Done:
         server.report(stage="join")
-        server.ranks = membership.join(request)
+        server.take_ranks(membership.join(request))
         return Done()
 
     return {OpenStore: open_store, Join: join}

@@ -66,19 +66,19 @@ def serve(connection: Connection, *, place: Place, preload: Sequence[str] = ()) 
         preload: Modules to import before the first request; a progress message reports that they are.
     """
     requests: SimpleQueue[Request] = SimpleQueue()
-    mouth = Mouth(connection)
-    threading.Thread(target=listen, args=(connection, requests, mouth), daemon=True).start()
+    sender = Sender(connection)
+    threading.Thread(target=listen, args=(connection, requests, sender), daemon=True).start()
     with uncollected():
         for module in preload:
             importlib.import_module(module)
     if preload:
-        mouth.send(Progress(report={}))
-    server = Server(lambda **report: mouth.send(Progress(report=report)), place)
+        sender.send(Progress(report={}))
+    server = Server(lambda **report: sender.send(Progress(report=report)), place)
     while True:
-        mouth.send(server.answer(requests.get()))
+        sender.send(server.answer(requests.get()))
 
 
-class Mouth:
+class Sender:
     """Sends messages of several threads, each whole."""
 
     def __init__(self, connection: Connection) -> None:
@@ -91,7 +91,7 @@ class Mouth:
             send(self._connection, message)
 
 
-def listen(connection: Connection, requests: SimpleQueue[Request], mouth: Mouth) -> None:
+def listen(connection: Connection, requests: SimpleQueue[Request], sender: Sender) -> None:
     """Queue what the explorer requests; when it is gone, end this worker and all that it started.
 
     The user's code may close this end, and its number may then name another file. The explorer is still there then,
@@ -102,7 +102,7 @@ def listen(connection: Connection, requests: SimpleQueue[Request], mouth: Mouth)
         try:
             request = receive(connection, (Request,))
             if isinstance(request, WhereAreYou):
-                mouth.send(whereabouts(sys._current_frames().get(threading.main_thread().ident or 0)))
+                sender.send(whereabouts(sys._current_frames().get(threading.main_thread().ident or 0)))
             else:
                 requests.put(request)
         except (EOFError, OSError):
@@ -155,9 +155,13 @@ class Server:
     def __init__(self, report: Report, place: Place) -> None:
         self.report = report
         self.place = place
-        self.ranks: Any = None  # the others, once this one has joined them
+        self.ranks: Any = None
         self._device_is_full: Callable[[], bool] = lambda: False
         self._handlers: dict[type, Callable[[Any], Answer]] = {messages.Trace: self._trace}
+
+    def take_ranks(self, ranks: Any) -> None:
+        """Take the group that this rank has joined: probes that follow run with it."""
+        self.ranks = ranks
 
     def take_device(self, name: str, *, limit_bytes: int | None = None) -> Any:
         """Make the job's device the current one before anything else asks torch for a device.

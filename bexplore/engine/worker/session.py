@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bexplore.engine.protocol.messages import CompareEager
-from bexplore.engine.protocol.shared_mode import SharedMode
+from bexplore.engine.protocol.messages import CompareEager, ProbeRequest
 from bexplore.engine.worker.batches import Batches
 from bexplore.engine.worker.block_inputs import mark_inputs, sample_dimensions
 from bexplore.engine.worker.compilation import (
@@ -46,7 +45,7 @@ from bexplore.engine.worker.steps import BatchMix, Ranks, Steps, len_of, warm_de
 from bexplore.engine.worker.timing import RanPass, Report, SizeTimer, headline, run_pass
 from bexplore.engine.worker.torch_private import around_compilations
 from bexplore.errors import UserInputError
-from bexplore.job import Job, Mode
+from bexplore.job import Mode
 from bexplore.job.lengths import Lengths
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.measurement.profile import Profile
@@ -76,31 +75,16 @@ class Session:
     """A job that lives in this process, compiled one way.
 
     Args:
-        shared_mode: The kind of shared program that is wanted; the next one where the workload does not allow it.
-        budget_bytes: Memory budget of the job's tensors; None for no limit.
-        depth: Identical blocks to keep, and how many there are; None for all of them.
-        artifacts_dir: Keeps what the compiler makes, and nothing else; None for the compiler's usual cache.
-        ranks: The other ranks of the job; None where none is there.
-        replica_batch_size: Samples of one replica in a step; None where that is not known.
+        request: What it is built from, on the device of this rank. Where the workload does not allow the kind of shared
+            program that is wanted, the next one is taken.
         report: Called with `stage=...` or `pass_time_s=...` as the probe goes on.
+        ranks: The other ranks of the job; None where none is there.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        *,
-        compilation: Compilation,
-        shared_mode: SharedMode,
-        budget_bytes: int | None,
-        report: Report,
-        depth: tuple[int, int] | None = None,
-        artifacts_dir: Path | None = None,
-        ranks: Ranks | None = None,
-        replica_batch_size: int | None = None,
-    ) -> None:
-        self.job = job
-        self.compilation = compilation
-        self.budget_bytes = budget_bytes
+    def __init__(self, request: ProbeRequest, *, report: Report, ranks: Ranks | None = None) -> None:
+        self.job = job = request.job
+        self.compilation = compilation = request.probe.compilation
+        self.budget_bytes = budget_bytes = request.budget_bytes
         self.report = report
         self.device = torch.device(job.device)
         self.is_training = job.mode is Mode.TRAIN
@@ -122,16 +106,16 @@ class Session:
         with self.limit.around_building():
             self.workload: Workload = build(job)
         block_classes = repeated_classes(self.workload)
-        if depth is not None:
-            truncate_layers(self.workload, *depth)
+        if request.depth is not None:
+            truncate_layers(self.workload, *request.depth)
         self.steps = Steps(
             self.workload,
             self.device,
             uses_cuda_graphs=self.uses_cuda_graphs,
             ranks=ranks,
-            replica_batch_size=replica_batch_size,
+            replica_batch_size=request.replica_batch_size,
         )
-        self.shared_mode = feasible_mode(self.workload, shared_mode, block_classes)
+        self.shared_mode = feasible_mode(self.workload, request.shared_mode, block_classes)
         self.batches = Batches(self.workload, compilation, self.shared_mode)
         self._memory_step = MemoryStep(self.steps, self.device, self.limit, is_training=self.is_training)
         self._timer = SizeTimer(
@@ -142,11 +126,11 @@ class Session:
             compile_pass=self._compile_pass,
             report=report,
         )
-        self._compile(block_classes, artifacts_dir)
+        self._compile(block_classes, request.artifacts_dir)
         report(stage="warm")
         self._products_per_s = warm_device(self.device)
 
-    def _compile(self, block_classes: list[type[torch.nn.Module]], artifacts_dir: Path | None) -> None:
+    def _compile(self, block_classes: list[type[torch.nn.Module]], artifacts_dir: str | None) -> None:
         """Have the workload compiled when it first runs."""
         if self.workload.is_compiled_by_block and self.batches.serve_several_sizes:
             with self._around_steps():
@@ -155,7 +139,7 @@ class Session:
         compile_workload(self.workload, self.job.compile, self.compilation, self.shared_mode, block_classes)
         if artifacts_dir is not None:
             self.toolchain.wait()
-            keep_artifacts_in(artifacts_dir)
+            keep_artifacts_in(Path(artifacts_dir))
 
     def prepare(self, micro_batch_size: int) -> None:
         """Compile with one size ahead of the first probe, which then reports the compilation as its own.
@@ -346,11 +330,11 @@ class Session:
     def _idle_bytes(self) -> int:
         return self.limit.idle_bytes() if self.device.type == "cpu" else idle_bytes(self.device)
 
-    def time_passes(self, micro_batch_size: int, num_passes: int, *, turn: int | None = None) -> dict[str, Any]:
+    def time_passes(self, micro_batch_size: int, num_passes: int, *, round_number: int | None = None) -> dict[str, Any]:
         """Time some passes of a size that has been measured before, so that nothing is left to compile.
 
         Args:
-            turn: Two workers that are compared run the same turn on the same processors; None to leave that open.
+            round_number: Two workers that are compared run a round on the same processors; None to leave that open.
 
         Returns:
             `pass_times_s`, means of those that ran back to back; `cpu_time_s`, processor seconds of this process for
@@ -362,8 +346,8 @@ class Session:
         if self._timed_batch is None or self._timed_batch[0] != micro_batch_size:
             self._timed_batch = (micro_batch_size, self._make_timed_batch(micro_batch_size))
         batch = self._timed_batch[1]
-        if turn is not None:
-            self._placement.take_slot(turn, torch.get_num_threads())
+        if round_number is not None:
+            self._placement.take_slot(round_number, torch.get_num_threads())
         self.watch.take()
         began_cpu_s = time.process_time()
         together = self.steps.num_back_to_back(self._timer.usual_pass_s.get(micro_batch_size, 0.0))
@@ -437,7 +421,7 @@ class Session:
             yield
 
     def _compiler_begins(self) -> None:
-        self.steps.num_compilations += 1
+        self.steps.note_compilation()
         self.limit.lift()
         self.report(headroom_bytes=COMPILER_BYTES)
 

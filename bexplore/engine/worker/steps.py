@@ -338,6 +338,10 @@ class Steps:
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
+    def note_compilation(self) -> None:
+        """Count a compilation that has begun."""
+        self.num_compilations += 1
+
     def clear_gradients(self) -> None:
         """Clear the gradients, as before the first pass of a step."""
         for parameter in self.parameters():

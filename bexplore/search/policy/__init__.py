@@ -1,1 +1,1 @@
-"""What to probe next, and when to stop."""
+"""The choice of the next probe, and of the end of a search."""

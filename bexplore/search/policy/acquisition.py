@@ -39,7 +39,7 @@ PUT_OFF = 1e-9  # Source: a sort key below any other
 # Source: sensitivity.md. Expected gain in utility below which no single probe is informative.
 WORTHLESS = 0.004
 # The noise draws are the same at every decision (common random numbers), so that the order of candidates does not
-# depend on the draws' own luck. Source: arbitrary; from the search's seed, each seed would replay another search.
+# depend on chance in the draws. Source: arbitrary; from the search's seed, each seed would replay another search.
 NOISE_SEED = 11
 
 
@@ -209,10 +209,10 @@ def _information(near_leader: NDArray[np.bool_], member: Draws) -> Array:
     Where no outcome of one probe changes the recommendation, this is what decides when the search may end. Two halves
     of a bin's draws estimate the same probability, since the square of one noisy estimate is biased upwards.
     """
-    doubt = near_leader - near_leader.mean()
+    deviation = near_leader - near_leader.mean()
     halves = (slice(0, None, 2), slice(1, None, 2))
     first, second = (
-        (member[:, :, half] @ doubt[half].astype(np.float32)) / np.maximum(member[:, :, half].sum(axis=2), 1.0)
+        (member[:, :, half] @ deviation[half].astype(np.float32)) / np.maximum(member[:, :, half].sum(axis=2), 1.0)
         for half in halves
     )
     weights = member.mean(axis=2)

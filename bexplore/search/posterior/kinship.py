@@ -1,4 +1,4 @@
-"""What a measurement of one variant of a job tells of another variant: most of the shape, little of the level.
+"""The covariance of two variants of a job: a measurement of one shows most of the other's shape, little of its level.
 
 Variants compute the same model. What recomputing activations, another precision or another compiler changes is the
 speed of all sizes, the place of the knee, and a little of each size: an intrinsic model of coregionalization with a

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import Steps
@@ -41,10 +42,11 @@ def test_gradients_of_a_program_in_cuda_graphs_are_summed_over_passes():
 def test_a_size_is_measured_with_gradients_outside_of_the_memory_of_cuda_graphs(monkeypatch):
     monkeypatch.setattr(CompileSettings, "uses_cuda_graphs", lambda self, device: True)
     session = Session(
-        imported_job("graphed", compile=NOT_COMPILED),
-        compilation=Compilation.EXACT,
-        shared_mode=SharedMode.NESTED,
-        budget_bytes=None,
+        RunProbe(
+            job=imported_job("graphed", compile=NOT_COMPILED),
+            probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.EXACT),
+            shared_mode=SharedMode.NESTED,
+        ),
         report=lambda **_: None,
     )
 

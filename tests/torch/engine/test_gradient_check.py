@@ -185,7 +185,7 @@ def test_a_gpt_trains_the_same_at_every_size(precision, base, size):
 
 
 @pytest.mark.parametrize("activation_checkpointing", ["none", "selective", "full"])
-def test_dropout_does_not_look_like_a_difference(activation_checkpointing):
+def test_dropout_is_no_difference(activation_checkpointing):
     model = GPT | {"dropout": 0.5, "attention_dropout": 0.5}
     job = Job(workload="decoder", model=model, activation_checkpointing=activation_checkpointing)
     assert compare(build(job)).same is True
@@ -259,9 +259,7 @@ def test_gradients_that_are_not_finite_are_not_judged(make_workload):
 
 
 def test_samples_that_cannot_be_told_apart_are_not_judged(make_workload):
-    workload = make_workload()
-    workload.batch_dimensions = None
-    assert compare(workload).same is None
+    assert compare(dataclasses.replace(make_workload(), batch_dimensions=None)).same is None
 
 
 def test_a_whole_step_without_a_loss_scale_is_compared_too(import_root):
@@ -279,9 +277,8 @@ def test_evaluation_is_not_judged():
 
 
 def test_equal_sizes_are_the_same_without_a_pass(make_workload):
-    workload = make_workload(norm="batch")
-    workload.forward_backward = None
-    assert compare(workload, 4, 4).same is True
+    without_passes = dataclasses.replace(make_workload(norm="batch"), forward_backward=None)
+    assert compare(without_passes, 4, 4).same is True
 
 
 def test_gradients_buffers_random_state_and_modes_are_left_as_they_were(make_workload):
@@ -308,14 +305,12 @@ def test_gradients_buffers_random_state_and_modes_are_left_as_they_were(make_wor
 def test_no_pass_is_larger_than_the_larger_size_and_few_are_run():
     workload = build(Job(workload="decoder", model=GPT))
     sizes = []
-    forward_backward = workload.forward_backward
 
     def watched(batch, loss_scale=1.0):
         sizes.append(len(batch[0]))
-        return forward_backward(batch, loss_scale)
+        return workload.forward_backward(batch, loss_scale)
 
-    workload.forward_backward = watched
-    compare(workload, 1, 50)
+    compare(dataclasses.replace(workload, forward_backward=watched), 1, 50)
     assert max(sizes) <= 50
     assert sum(sizes) <= 4 * gradient_check._MOST_SMALL_PASSES
 

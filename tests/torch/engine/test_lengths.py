@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.job import CompileSettings, Job
@@ -27,7 +28,10 @@ def job_of(lengths: Lengths | None, **fields) -> Job:
 
 def session_of(job: Job, compilation: Compilation = Compilation.EAGER) -> Session:
     return Session(
-        job, compilation=compilation, shared_mode=SharedMode.NESTED, budget_bytes=None, report=lambda **_: None
+        RunProbe(
+            job=job, probe=Probe(number=0, micro_batch_size=1, compilation=compilation), shared_mode=SharedMode.NESTED
+        ),
+        report=lambda **_: None,
     )
 
 

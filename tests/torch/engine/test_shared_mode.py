@@ -15,11 +15,12 @@ from torch._inductor.ir import FixedLayout
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch.utils._pytree import tree_leaves
 
+from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.compilation import compile_workload, feasible_mode, mark_batch_dimension
 from bexplore.engine.worker.session import Session
 from bexplore.job import Job
-from bexplore.measurement.probe import Compilation
+from bexplore.measurement.probe import Compilation, Probe
 from bexplore.workloads import build
 from tests.builders import imported_job
 
@@ -39,7 +40,10 @@ def test_convolutions_are_hidden_from_the_compiler_on_a_cpu_only(device, wanted,
 def test_an_accelerator_is_told_the_first_size_of_a_process_and_a_cpu_none():
     job = imported_job()
     session = Session(
-        job, compilation=Compilation.SHARED, shared_mode=UNBACKED, budget_bytes=None, report=lambda **_: None
+        RunProbe(
+            job=job, probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.SHARED), shared_mode=UNBACKED
+        ),
+        report=lambda **_: None,
     )
     on_cpu = session.batches.longest(6)
     session.batches.device = torch.device("cuda")

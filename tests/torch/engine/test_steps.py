@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bexplore.engine.protocol.messages import RunProbe
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.engine.worker.session import Session
 from bexplore.engine.worker.steps import MAX_BACK_TO_BACK, CompiledEachPassError, Steps, with_dense_gradients
@@ -114,7 +115,7 @@ def compiling_steps(cuda: FakeCuda, compiled_passes: Iterable[int]) -> tuple[Ste
     def forward_backward(_batch: int, *, synchronize: bool) -> torch.Tensor:
         ran.append(len(ran))
         if ran[-1] in compiled_passes:
-            steps.num_compilations += 1
+            steps.note_compilation()
             cuda.queue(0, host_s=1.0, device_s=0.0)
         cuda.queue(0, host_s=0.0, device_s=0.08)
         return torch.tensor(1.0)
@@ -141,7 +142,8 @@ def test_where_the_compiler_runs_in_each_pass_none_is_timed(cuda):
 
 def test_an_update_in_which_the_compiler_ran_is_no_timing():
     def update() -> None:
-        steps.num_compilations += not updates
+        if not updates:
+            steps.note_compilation()
         updates.append(0.0)
 
     updates: list[float] = []
@@ -170,7 +172,7 @@ def test_short_passes_run_back_to_back_so_that_the_host_is_ahead_of_the_device(c
     assert sum(timed.details["num_back_to_back"]) * 0.005 >= 0.25
 
 
-def test_turns_have_passes_back_to_back_too(cuda):
+def test_rounds_have_passes_back_to_back_too(cuda):
     steps = steps_on(cuda, "cuda", host_s=0.004, device_s=0.005)
 
     timed: Timed = time_size(
@@ -239,10 +241,11 @@ def test_what_is_compiled_first_ends_with_an_update_that_was_not_skipped():
         compile=CompileSettings(enabled=False),
     )
     session = Session(
-        job,
-        compilation=Compilation.EXACT,
-        shared_mode=SharedMode.NESTED,
-        budget_bytes=None,
+        RunProbe(
+            job=job,
+            probe=Probe(number=0, micro_batch_size=1, compilation=Compilation.EXACT),
+            shared_mode=SharedMode.NESTED,
+        ),
         report=lambda **_: None,
     )
 

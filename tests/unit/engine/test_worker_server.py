@@ -30,7 +30,7 @@ def test_a_worker_whose_explorer_is_gone_ends_itself_and_all_that_it_started(pip
     ours.close()
     requests: SimpleQueue = SimpleQueue()
 
-    server.listen(theirs, requests, server.Mouth(theirs))
+    server.listen(theirs, requests, server.Sender(theirs))
 
     assert requests.get() == DeviceInfo(device="cpu")
     assert ended == [True]
@@ -49,7 +49,7 @@ def test_a_worker_whose_own_end_was_closed_does_not_take_the_explorer_for_gone(p
 
     monkeypatch.setattr(server, "receive", interrupted)
 
-    server.listen(theirs, SimpleQueue(), server.Mouth(theirs))
+    server.listen(theirs, SimpleQueue(), server.Sender(theirs))
     theirs._handle = None  # nothing of it is left to close
 
     assert ended == []

@@ -240,7 +240,7 @@ def test_a_device_keeps_a_margin_free_and_its_other_users_are_a_warning():
 
 def test_a_given_budget_is_taken_as_it_is_and_one_beyond_what_is_free_is_a_warning():
     given = budget(memory_budget="40GiB")
-    assert (given.budget_bytes, given.why, given.warnings) == (40 * GIB, "as the configuration says", ())
+    assert (given.budget_bytes, given.why, given.warnings) == (40 * GIB, "set by explore.memory_budget", ())
     assert budget(memory_budget=0.5).budget_bytes == 40 * GIB
     beyond = budget(memory_budget="79.5GiB")
     assert beyond.budget_bytes == int(79.5 * GIB)

@@ -63,26 +63,26 @@ SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=Fals
 
 
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
-    """What the next probe takes turns with."""
+    """What the next probe is interleaved with."""
     return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 
-def test_one_turn_is_told_as_one():
-    turns = {8: (4.0,), 4: (2.5,)}
+def test_one_round_is_reported_as_one():
+    rounds = {8: (4.0,), 4: (2.5,)}
     asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
-    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=rounds[8], interleaved_times_s=rounds)
 
-    assert "in 1 turn each" in probe_sentence(loop.ProbeFinished(observation=observation))
+    assert "in 1 round each" in probe_sentence(loop.ProbeFinished(observation=observation))
 
 
-def test_people_and_scripts_are_told_with_what_a_size_took_turns_and_how_it_did():
-    turns = {8: (0.4, 0.44), 4: (0.25, 0.275)}
+def test_people_and_scripts_are_told_with_what_a_size_was_interleaved_and_how_it_did():
+    rounds = {8: (0.4, 0.44), 4: (0.25, 0.275)}
     asked = Probe(number=3, micro_batch_size=8, interleaved_with=(4,))
-    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
+    observation = Observation(probe=asked, outcome=Outcome.MEASURED, pass_times_s=rounds[8], interleaved_times_s=rounds)
 
     sentence = probe_sentence(loop.ProbeFinished(observation=observation))
 
-    assert "1.25x the speed of size 4 in 2 turns each" in sentence
+    assert "1.25x the speed of size 4 in 2 rounds each" in sentence
     assert probe_record(observation)["interleaved_times_s"] == {"8": [0.4, 0.44], "4": [0.25, 0.275]}
 
 

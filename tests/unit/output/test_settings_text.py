@@ -123,7 +123,7 @@ def traced(name: str, per_sample_mib: int, **fields) -> dict:
         "relative_sd": 0.02,
         "device_name": "",
         "memory_budget_bytes": 100 * MIB,
-        "why_budget": "as the configuration says",
+        "why_budget": "set by explore.memory_budget",
         "peak_memory_bytes": {str(size): size * per_sample_mib * MIB for size in (1, 2, 4, 8)},
         "reserved_over_peak": 1.0,
         "max_micro_batch_size": 100 // per_sample_mib,

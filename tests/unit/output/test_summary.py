@@ -174,8 +174,8 @@ def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_pr
 def test_the_last_words_tell_the_confidence_that_was_asked_for():
     quick = words(result(confidence=88), 75.0)
 
-    assert "ended because the confidence that was asked for, 75 out of 100, is reached" in quick
-    assert "ended because the confidence that was asked for is reached" in words(result())
+    assert "ended because the requested confidence, 75 out of 100, is reached" in quick
+    assert "ended because the requested confidence is reached" in words(result())
     assert "ended because somebody said so" in words(result(stop_reason="somebody said so"))
 
 
@@ -301,7 +301,7 @@ SHARED = SearchSettings(search_compilation=Compilation.SHARED, verify_exact=Fals
 
 
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
-    """What the next probe takes turns with."""
+    """What the next probe is interleaved with."""
     return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bexplore.engine.protocol.answers import blamed, merged, named
 from bexplore.engine.protocol.messages import Done, Failed, Hello
-from bexplore.engine.protocol.rank_answers import blamed, merged, named
 from bexplore.measurement.probe import Outcome
 
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"

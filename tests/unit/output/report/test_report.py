@@ -54,7 +54,7 @@ def test_the_answer_comes_first_and_then_what_to_do(page):
         "62.2%",  # HFU: half as much again is recomputed
         "out of memory",
         "How to read the score",
-        "the confidence that was asked for, 90 out of 100, is reached",
+        "the requested confidence, 90 out of 100, is reached",
         "The gradients agree.",
         "NVIDIA H100 80GB HBM3",
         "8,192",  # tokens of a valid global batch
@@ -170,14 +170,14 @@ def test_what_is_left_to_gain_is_on_the_page_and_in_the_short_report(tmp_path):
         assert "The score is below its target, and another probe would not pay." in text
 
 
-def in_turns(number: int, size: int, interleaved_times_s: dict[int, tuple[float, ...]]) -> Observation:
+def interleaved_probe(number: int, size: int, interleaved_times_s: dict[int, tuple[float, ...]]) -> Observation:
     return probe(number, size, 400.0, interleaved_times_s=interleaved_times_s)
 
 
-def test_sizes_that_took_turns_stand_beside_the_recommended_one_with_an_interval(tmp_path):
+def test_sizes_that_were_interleaved_stand_beside_the_recommended_one_with_an_interval(tmp_path):
     run = make_run(tmp_path)
-    run.journal.append(in_turns(4, 4, {4: (0.020, 0.021, 0.020), 8: (0.032, 0.033, 0.033)}))
-    run.journal.append(in_turns(5, 8, {8: (0.033,), 4: (0.021,), 2: (0.020,)}))
+    run.journal.append(interleaved_probe(4, 4, {4: (0.020, 0.021, 0.020), 8: (0.032, 0.033, 0.033)}))
+    run.journal.append(interleaved_probe(5, 8, {8: (0.033,), 4: (0.021,), 2: (0.020,)}))
 
     table = comparisons_table(read_report_data(run))
 
@@ -190,15 +190,15 @@ def test_sizes_that_took_turns_stand_beside_the_recommended_one_with_an_interval
     assert "**Interleaved sizes**" in markdown(read_report_data(run))
 
 
-def test_the_size_that_most_took_turns_with_stands_in_for_one_that_took_none(tmp_path):
+def test_the_size_that_was_interleaved_most_stands_in_for_one_that_never_was(tmp_path):
     run = make_run(tmp_path)
-    run.journal.append(in_turns(4, 4, {4: (0.02, 0.02), 2: (0.02, 0.02)}))
-    run.journal.append(in_turns(5, 4, {4: (0.02, 0.02), 1: (0.01, 0.01)}))
+    run.journal.append(interleaved_probe(4, 4, {4: (0.02, 0.02), 2: (0.02, 0.02)}))
+    run.journal.append(interleaved_probe(5, 4, {4: (0.02, 0.02), 1: (0.01, 0.01)}))
 
     assert comparisons_table(read_report_data(run)).headings[1] == "speed over size 4's"
 
 
-def test_a_run_without_turns_has_no_table_of_them(page):
+def test_a_run_without_rounds_has_no_table_of_them(page):
     assert "Interleaved sizes" not in page.text
 
 

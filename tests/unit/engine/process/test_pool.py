@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bexplore.engine.process.pool import Worker
-from bexplore.engine.process.reuse import is_worth_keeping, may_go_on, must_replace
+from bexplore.engine.process.pool import Worker, is_worth_keeping, may_go_on, must_replace
 from bexplore.engine.protocol.messages import Done, Failed
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.measurement.probe import Compilation, Outcome, Probe

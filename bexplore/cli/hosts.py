@@ -1,4 +1,4 @@
-"""`bexplore worker`: one rank of a job, on hosts whose launcher the user starts."""
+"""`bexplore attach` and `bexplore worker`: what is set up where the training runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,35 @@ import sys
 
 import click
 
+from bexplore.command import attach as pth
 from bexplore.engine.process.rank_listener import KEY_VARIABLE
 from bexplore.errors import UserInputError
 
 _ADDRESS = re.compile(r"[^:\s]+:\d{1,5}")
+
+
+@click.command()
+@click.option("--install", "action", flag_value="install", help="Write the file.")
+@click.option("--remove", "action", flag_value="remove", help="Remove the file.")
+@click.option("--python", default=sys.executable, show_default="this one", help="The Python that trains.")
+def attach(action: str | None, python: str) -> None:
+    """Let a Python load the observer of `bexplore explore -- COMMAND` where it ignores PYTHONPATH.
+
+    One `.pth` file in its site-packages; it does nothing outside of a probe.
+
+    \b
+    Examples:
+      bexplore attach --install --python /opt/training/bin/python
+      bexplore attach --remove --python /opt/training/bin/python
+    """
+    if action == "install":
+        click.echo(f"wrote {pth.install(python)}; remove it: bexplore attach --remove --python {python}")
+    elif action == "remove":
+        removed = pth.remove(python)
+        click.echo(f"removed {removed}" if removed else "nothing to remove")
+    else:
+        installed = (pth.site_packages(python) / pth.NAME).exists()
+        click.echo(f"{'installed' if installed else 'not installed'} for {python}; see bexplore attach --help")
 
 
 @click.command()
@@ -32,7 +57,7 @@ def worker(address: str) -> None:
         raise UserInputError(f"--connect takes HOST:PORT, not {address!r}", hint="type --connect 10.0.0.5:29400")
     if not os.environ.get(KEY_VARIABLE):
         raise UserInputError(
-            f"{KEY_VARIABLE} is not set: the explorer hears nobody without the key",
+            f"{KEY_VARIABLE} is not set: the explorer refuses ranks without the key",
             hint=f"export {KEY_VARIABLE}=... as where bexplore explore runs",
         )
     # The worker's own process, without what a command line has imported.
