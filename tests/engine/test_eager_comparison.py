@@ -21,7 +21,7 @@ def verification(micro_batch_size: int) -> Probe:
     )
 
 
-def test_eager_and_compiled_passes_are_timed_in_long_turns_in_the_worker_that_ran_the_size_exactly(run_on):
+def test_eager_and_compiled_passes_are_timed_in_long_rounds_in_the_worker_that_ran_the_size_exactly(run_on):
     runner = run_on(imported_job())
     assert runner.compare_eager(micro_batch_size=4, tolerance=0.02, asked=True) is None
     runner(verification(4))
@@ -39,7 +39,7 @@ def test_eager_and_compiled_passes_are_timed_in_long_turns_in_the_worker_that_ra
     assert runner.compare_eager(micro_batch_size=8, tolerance=0.02, asked=True) is None
 
 
-def test_a_look_ends_when_its_time_is_spent(run_on):
+def test_a_comparison_ends_when_its_time_is_spent(run_on):
     runner = run_on(imported_job())
     runner(verification(4))
 

@@ -24,7 +24,7 @@ def probe(number: int, size: int, **fields) -> Probe:
     return Probe(number=number, micro_batch_size=size, max_passes=4, **fields)
 
 
-def test_the_engine_times_sizes_in_turns_in_one_worker(run_on):
+def test_the_engine_times_sizes_interleaved_in_one_worker(run_on):
     runner = run_on(imported_job())
     first = runner(probe(0, 4))
 
@@ -42,7 +42,7 @@ def test_the_engine_times_sizes_in_turns_in_one_worker(run_on):
     assert "not_interleaved" not in second.details | again.details
 
 
-def test_a_size_that_fails_takes_no_turn_and_the_probes_own_is_measured_alone(run_on):
+def test_a_size_that_fails_takes_no_round_and_the_probes_own_is_measured_alone(run_on):
     runner = run_on(odd_only())
     runner(probe(0, 3))
 
@@ -53,7 +53,7 @@ def test_a_size_that_fails_takes_no_turn_and_the_probes_own_is_measured_alone(ru
     assert "pairs its samples" in observation.details["not_interleaved"]
 
 
-def test_after_a_failure_the_new_worker_takes_turns_with_sizes_of_the_old_one(run_on):
+def test_after_a_failure_the_new_worker_interleaves_sizes_of_the_old_one(run_on):
     runner = run_on(odd_only())
     runner(probe(0, 3))
     assert runner(probe(1, 4)).outcome is Outcome.CRASHED

@@ -11,8 +11,11 @@ import pytest
 
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
+from bexplore.engine.all_ranks import AllRanksRunner
+from bexplore.job import CompileSettings, Parallelism
 from bexplore.measurement.probe import Compilation, Observation, Probe
 from tests.builders import imported_job
+from tests.rank_builders import NUM_RANKS, settings
 from tests.runner_contract import RunnerContract, Subject
 
 MIB = 2**20
@@ -25,6 +28,23 @@ class TestEngineRunner(RunnerContract):
     def subject(self, warm_on):
         runner = warm_on(imported_job("greedy"), budget_bytes=512 * MIB)
         return Subject(runner=runner, fitting=(1, 2, 4), too_large=100)
+
+
+@pytest.fixture(scope="module")
+def all_ranks(tmp_path_factory):
+    job = imported_job("greedy", compile=CompileSettings(enabled=False))
+    job = dataclasses.replace(job, parallelism=Parallelism(data_parallel_replicate_degree=NUM_RANKS), num_replicas=2)
+    launched = dataclasses.replace(settings(tmp_path_factory.mktemp("all_ranks"), job), budget_bytes=512 * MIB)
+    with AllRanksRunner(launched) as runner:
+        yield remembered(runner)
+
+
+class TestAllRanksRunner(RunnerContract):
+    """Two ranks under a launcher, each size after one of them has run it alone."""
+
+    @pytest.fixture
+    def subject(self, all_ranks):
+        return Subject(runner=all_ranks, fitting=(1, 2, 4), too_large=100, keeps_programs=False)
 
 
 TRAINING = """
@@ -79,10 +99,10 @@ def shared_start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared_start")
     (folder / "train.py").write_text(TRAINING_WITH_LOADER)
     command = Command(argv=(sys.executable, str(folder / "train.py"), "{micro_batch_size}"), env=ONE_THREAD)
-    settings = CommandSettings(
+    several = CommandSettings(
         run_dir=folder, memory_limit_bytes=2048 * MIB, sizes_per_start=8, candidates=(1, 8, 64, 400_000)
     )
-    with contextlib.closing(CommandRunner(command, settings)) as runner:
+    with contextlib.closing(CommandRunner(command, several)) as runner:
         shared = remembered(runner)
         for size in (1, 8, 64):
             assert shared(Probe(number=0, micro_batch_size=size, max_passes=5)).is_measured

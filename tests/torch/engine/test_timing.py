@@ -25,8 +25,8 @@ class ScriptedSteps:
         return float(self.ran[-1])
 
 
-def in_turns_after(known: RanPass, steps: ScriptedSteps) -> Timed:
-    """Size 8 in turns with size 4, just after a pass of its own."""
+def interleaved_after(known: RanPass, steps: ScriptedSteps) -> Timed:
+    """Size 8 interleaved with size 4, just after a pass of its own."""
     return time_size(
         steps,
         {8: 8, 4: 4},
@@ -38,10 +38,10 @@ def in_turns_after(known: RanPass, steps: ScriptedSteps) -> Timed:
     )
 
 
-def test_a_long_pass_that_has_just_run_is_the_first_turn_of_its_size():
+def test_a_long_pass_that_has_just_run_is_the_first_round_of_its_size():
     steps = ScriptedSteps({4: 1.1, 8: 2.0})
 
-    timed = in_turns_after(RanPass(2.2, 0.0, 7.0), steps)
+    timed = interleaved_after(RanPass(2.2, 0.0, 7.0), steps)
 
     assert steps.ran == [4, 4, 8]  # and the second round goes the other way round
     assert timed.interleaved_times_s == {8: [2.2, 2.0], 4: [1.1, 1.1]}
@@ -52,9 +52,9 @@ def test_a_long_pass_that_has_just_run_is_the_first_turn_of_its_size():
 def test_a_loss_is_that_of_the_probes_own_size():
     steps = ScriptedSteps({4: 1.1, 8: 5.0})
 
-    timed = in_turns_after(RanPass(5.0, 0.0, 7.0), steps)
+    timed = interleaved_after(RanPass(5.0, 0.0, 7.0), steps)
 
-    assert steps.ran == [4, 4, 8]  # two rounds, however long they are: one would not show a turn that was disturbed
+    assert steps.ran == [4, 4, 8]  # two rounds, however long they are: one would not show a round that was disturbed
     assert timed.loss == 8.0
 
 

@@ -71,7 +71,7 @@ def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_change
     assert back == again
 
 
-def test_a_fresh_trace_looks_at_no_entry_and_one_that_is_damaged_is_replaced(tmp_path):
+def test_a_fresh_trace_reads_no_entry_and_one_that_is_damaged_is_replaced(tmp_path):
     job = write_program(tmp_path, width=16)
     remember(job, cost_model(), UNCHANGED, gpu=None)
     assert looked_at(job, tmp_path, fresh=True).remembered_from is None

@@ -129,7 +129,7 @@ def test_the_peak_of_convolutions_counts_the_room_for_reordered_weights_and_imag
     assert predicted == pytest.approx(measured_peak(job, micro_batch_size), rel=0.03)
 
 
-def test_a_deep_model_costs_what_its_whole_depth_costs():
+def test_a_deep_model_costs_what_its_full_depth_costs():
     short, whole = compiled_trace(False), compiled_trace(True)
     for micro_batch_size in (1, 7, 500):
         assert short.phases(micro_batch_size) == pytest.approx(whole.phases(micro_batch_size), rel=1e-3)

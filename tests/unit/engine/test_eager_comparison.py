@@ -9,7 +9,7 @@ from bexplore.engine.eager_comparison import Verdict
 
 
 def judged(compiled_s: list[float], eager_s: list[float], *, asked: bool = True) -> eager_comparison.EagerComparison:
-    """Of turns with 20 passes each."""
+    """Of rounds with 20 passes each."""
     answer = {
         "compiled_timings": [(20, 20 * seconds) for seconds in compiled_s],
         "eager_timings": [(20, 20 * seconds) for seconds in eager_s],
@@ -27,7 +27,7 @@ def judged(compiled_s: list[float], eager_s: list[float], *, asked: bool = True)
         ((0.90, 0.91, 0.90, 0.89, 0.90), Verdict.SLOWER),
         ((1.00, 1.01, 1.00, 0.99, 1.00), Verdict.SAME),
         ((1.03, 1.01, 1.00, 1.04, 1.02), Verdict.UNSURE),  # perhaps faster, but perhaps by less than the tolerance
-        ((0.01, 0.90, 1.10, 1.05, 1.20), Verdict.UNSURE),  # one turn that was disturbed
+        ((0.01, 0.90, 1.10, 1.05, 1.20), Verdict.UNSURE),  # one round that was disturbed
     ],
 )
 def test_the_verdict_on_eager_is_that_of_the_whole_interval(compiled_s, verdict):
@@ -44,7 +44,7 @@ def test_what_was_timed_of_each_side_is_recorded():
     assert (comparison.num_pairs, comparison.samples_per_s) == (6, pytest.approx(8.0))
 
 
-def test_a_look_that_was_cut_short_says_nothing():
+def test_a_comparison_that_was_cut_short_says_nothing():
     short = {"compiled_timings": [(1, 1.0)] * 4, "eager_timings": [(1, 1.0)] * 4, "eager_peak_memory_bytes": None}
 
     assert eager_comparison.judge(short, micro_batch_size=8, tolerance=0.02, asked=False) is None
@@ -67,7 +67,7 @@ def test_eager_that_does_not_run_is_neither_faster_nor_slower():
         (4, 0.001, True, False, True),
     ],
 )
-def test_pairs_of_turns_follow_until_the_interval_is_narrow_or_the_time_is_spent(
+def test_pairs_of_rounds_follow_until_the_interval_is_narrow_or_the_time_is_spent(
     num_pairs, scatter, is_spent, asked, enough
 ):
     compiled_s = [1.0 + scatter * (-1) ** number for number in range(num_pairs)]
@@ -76,7 +76,7 @@ def test_pairs_of_turns_follow_until_the_interval_is_narrow_or_the_time_is_spent
     assert eager_comparison.are_enough(compiled_s, [1.0] * num_pairs, **options) is enough
 
 
-def test_a_look_ends_as_soon_as_eager_is_seen_to_be_slower():
+def test_a_comparison_ends_as_soon_as_eager_is_seen_to_be_slower():
     compiled_s, eager_s = [1.0, 1.2, 1.0, 1.2, 1.0], [2.0] * 5
     options = {"tolerance": 0.02, "is_spent": False}
 
@@ -84,7 +84,7 @@ def test_a_look_ends_as_soon_as_eager_is_seen_to_be_slower():
     assert not eager_comparison.are_enough(compiled_s, eager_s, asked=True, **options)
 
 
-def test_a_look_that_nobody_asked_for_stays_cheap():
+def test_a_comparison_that_nobody_asked_for_stays_cheap():
     assert eager_comparison.comparison_is_cheap(pass_time_s=0.1, elapsed_s=60.0)
     assert not eager_comparison.comparison_is_cheap(pass_time_s=5.0, elapsed_s=60.0)
     assert not eager_comparison.comparison_is_cheap(

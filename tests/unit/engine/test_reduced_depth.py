@@ -25,7 +25,7 @@ def at_depths(low: float, high: float, **fields) -> list[Observation]:
     return [observed(4, pass_times_s=(seconds,) * 3, **fields) for seconds in (low, high)]
 
 
-def test_times_and_peaks_of_the_whole_depth_come_from_both_depths():
+def test_times_and_peaks_of_the_full_depth_come_from_both_depths():
     found = at_depths(1.0, 12.0)
     found = [dataclasses.replace(item, peak_memory_bytes=peak) for item, peak in zip(found, (100, 210), strict=True)]
 

@@ -27,7 +27,7 @@ SIZE = 8
 
 
 class KnownRunner:
-    """Answers with given seconds of compiled turns; eager ones take a second."""
+    """Answers with given seconds of compiled rounds; eager ones take a second."""
 
     def __init__(self, compiled_s: Sequence[float], folder: Path) -> None:
         self._compiled_s = compiled_s
@@ -140,14 +140,14 @@ def test_compile_both_tells_the_interval_and_decides_by_it(tmp_path, compiled_s,
     ("compiled_s", "is_told"),
     [((1.1, 1.11, 1.1, 1.09, 1.1), True), ((0.3, 0.9, 1.1, 1.05, 2.2), False), ((0.9,) * 5, False), ((1.5,), False)],
 )
-def test_a_look_that_nobody_asked_for_speaks_only_where_its_interval_says_faster(tmp_path, compiled_s, is_told):
+def test_a_comparison_that_nobody_asked_for_speaks_only_where_its_interval_says_faster(tmp_path, compiled_s, is_told):
     result, runner = concluded(tmp_path, compiled_s, enabled="true")
 
     assert bool(eager_words(result)) is is_told
     assert runner.asked[0]["max_s"] == 50.0  # a twentieth of the exploration
 
 
-def test_a_look_that_would_take_too_long_is_not_begun(tmp_path):
+def test_a_comparison_that_would_take_too_long_is_not_begun(tmp_path):
     result, runner = concluded(tmp_path, (1.5,) * 5, enabled="true", elapsed_s=60.0)
 
     assert (result.eager, runner.asked) == (None, [])

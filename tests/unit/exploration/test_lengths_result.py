@@ -81,7 +81,7 @@ def test_the_trace_tells_the_memory_of_typical_batches_and_the_longest_that_fit(
     assert (result.typical_memory_bytes, result.longest_that_fits) == (1000 * SIZE * 20, 50)
 
 
-def test_lengths_far_beyond_the_longest_are_not_looked_at():
+def test_lengths_far_beyond_the_longest_are_not_searched():
     longest = found(memory=Memory(), budget_bytes=1e12).longest_that_fits
     assert longest is not None
     assert 2 * 20 < longest < 100 * 20

@@ -132,7 +132,7 @@ def test_a_suspicion_that_a_second_measurement_does_not_share_is_unsure():
     assert decision.judgement is Judgement.UNSURE
 
 
-def test_a_doubt_is_measured_on_while_there_is_time_and_the_luck_of_processes_is_averaged_away():
+def test_an_unsure_ratio_is_measured_on_while_there_is_time_and_the_process_effect_is_averaged_away():
     hidden = {"worker_sd": 0.021, "pass_sd": 0.03}
 
     def judgements(ratio: float, **options) -> Counter[Judgement]:
@@ -204,13 +204,13 @@ def test_over_many_runs_there_are_no_false_alarms_and_slow_downs_are_found():
     assert found >= 59
 
 
-def test_a_pair_takes_turns_so_that_drift_falls_on_both():
+def test_a_pair_is_interleaved_so_that_drift_falls_on_both():
     clock = iter(range(1, 1000))
     order = []
 
     def side(name: str) -> Callable[[int, int], Block]:
-        def run(num_passes: int, turn: int) -> Block:
-            order.append((turn, name))
+        def run(num_passes: int, round_number: int) -> Block:
+            order.append((round_number, name))
             return block(1.0 + 0.001 * next(clock))
 
         return run
@@ -218,17 +218,17 @@ def test_a_pair_takes_turns_so_that_drift_falls_on_both():
     rounds = run_pair(side("A"), side("B"), pass_time_s=1.0)
 
     assert "".join(name for _, name in order[:8]) == "ABBABAAB"
-    assert [turn for turn, _ in order[:8]] == [0] * 4 + [1] * 4
+    assert [round_number for round_number, _ in order[:8]] == [0] * 4 + [1] * 4
     assert all(abs(one.log_wall_ratio) < 1e-6 for one in rounds)
 
 
-def test_each_side_keeps_its_own_blocks_whoever_begins_a_turn():
+def test_each_side_keeps_its_own_blocks_whoever_begins_a_round():
     rounds = run_pair(lambda *_: block(1.0), lambda *_: block(1.1), pass_time_s=1.0)
 
     assert all(one.log_wall_ratio == pytest.approx(math.log(1.1)) for one in rounds)
 
 
-def test_turns_are_short_and_bounded_whatever_a_pass_takes():
+def test_rounds_are_short_and_bounded_whatever_a_pass_takes():
     assert block_length(1e-6) == 200
     assert block_length(10.0) == 1
     assert all(MIN_ROUNDS <= num_rounds(seconds) <= MAX_ROUNDS for seconds in (1e-5, 1e-3, 0.1, 10.0))

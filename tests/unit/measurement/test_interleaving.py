@@ -1,4 +1,4 @@
-"""Sizes that take turns: what the machine did meanwhile meets all of them, and is told apart from what is theirs."""
+"""Sizes that alternate: what the machine did meanwhile meets all of them, and is told apart from what is theirs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_a_machine_does_to_all_sizes_alike_does_not_touch_their_levels():
     assert max(level.log_se for level in levels.values()) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_turn_that_was_disturbed_counts_for_little():
+def test_a_round_that_was_disturbed_counts_for_little():
     rng = np.random.default_rng(1)
     times_s = {size: seconds * np.exp(0.01 * rng.standard_normal(15)) for size, seconds in ((4, 1.0), (8, 2.0))}
     times_s[8][3] *= 5.0
@@ -59,7 +59,7 @@ def test_one_round_does_not_know_its_own_noise():
     assert math.isnan(levels[4].log_se)
 
 
-def test_a_turn_that_took_far_longer_does_not_count_even_of_two():
+def test_a_round_that_took_far_longer_does_not_count_even_of_two():
     levels = interleaved_estimates({4: [1.0, 40.0], 8: [2.0, 2.02]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
@@ -76,14 +76,14 @@ def test_a_round_in_which_all_took_far_longer_does_not_count():
     assert levels[4].num_timings == pytest.approx(3.0)
 
 
-def test_turns_of_a_size_that_scatters_by_itself_all_count():
+def test_rounds_of_a_size_that_scatters_by_itself_all_count():
     levels = interleaved_estimates({4: [1.0] * 10, 8: [1.5, 2.4] * 5})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(math.sqrt(1.5 * 2.4), rel=0.02)
     assert levels[8].num_timings == pytest.approx(10.0)
 
 
-def test_sizes_whose_undisturbed_turns_were_in_different_rounds_are_compared_across_them():
+def test_sizes_whose_undisturbed_times_were_in_different_rounds_are_compared_across_them():
     levels = interleaved_estimates({4: [1.0, 40.0], 8: [60.0, 2.0]})
 
     assert levels[8].pass_time_s / levels[4].pass_time_s == pytest.approx(2.0, rel=0.02)
@@ -120,14 +120,14 @@ def test_rounds_that_agree_end_after_the_fewest():
     assert num_rounds(rounds_of(*[(9.0, 4.0)] * 50, is_screening=False, budget_s=8.0)) == 2
 
 
-def test_a_look_ends_at_a_size_that_is_surely_worse_and_contenders_are_timed_on():
+def test_a_screening_probe_ends_at_a_size_that_is_surely_worse_and_contenders_are_timed_on():
     worse = [(0.25, 0.1)] * 50
 
     assert num_rounds(rounds_of(*worse, is_screening=True)) == 2
     assert num_rounds(rounds_of(*worse, is_screening=False)) == 4
 
 
-def test_a_size_that_only_seems_worse_is_looked_at_longer():
+def test_a_size_that_only_seems_worse_is_timed_longer():
     noisy = [(0.25, 0.1), (0.18, 0.1)] * 25
 
     assert num_rounds(rounds_of(*noisy, is_screening=True)) == 10
@@ -151,7 +151,7 @@ def test_a_size_that_may_count_as_a_tie_is_not_clearly_worse():
     assert num_rounds(rounds_of(*a_tenth_behind, is_screening=True, tolerance=0.05)) == 4
 
 
-def test_the_seconds_of_the_turns_are_bounded():
+def test_the_seconds_of_the_rounds_are_bounded():
     noisy = [(0.25, 0.1), (0.15, 0.1)] * 25
 
     assert num_rounds(rounds_of(*noisy, is_screening=False, max_rounds=50, budget_s=2.9)) == 10
@@ -196,7 +196,7 @@ def test_whoever_takes_more_for_a_tie_has_fewer_rounds_of_a_size_alone():
     assert alone(*noisy, max_rounds=100, tolerance=0.02) > 20 > 10 > alone(*noisy, max_rounds=100, tolerance=0.1)
 
 
-def test_one_disturbed_turn_does_not_make_a_size_clearly_worse():
+def test_one_disturbed_round_does_not_make_a_size_clearly_worse():
     assert num_rounds(rounds_of((0.2, 0.1), (20.0, 0.1), *[(0.2, 0.1)] * 50, is_screening=True)) == 5
 
 

@@ -94,7 +94,7 @@ def test_of_two_probes_of_one_size_the_slower_is_the_disturbed_one():
 @pytest.mark.parametrize("contention_sd", [0.0, 0.3, 0.7, 1.2])
 def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(contention_sd: float, num_rounds: int):
     """Seen on a machine with two busy programs: short passes suffer more from them, and size 4 is the best by 1.4x."""
-    turns = {
+    rounds = {
         "num_passes": num_rounds,
         "log_throughput_se": 0.02,
         "contention_sd": 0.17,
@@ -107,7 +107,7 @@ def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(contentio
                 64,
                 speed,
                 interleaved=(Interleaved(micro_batch_size=1, log_throughput=math.log(slow), log_throughput_se=0.02),),
-                **turns,
+                **rounds,
             )
             for speed, slow in ((17.3, 1.1), (16.5, 1.05))
         ),
@@ -122,19 +122,19 @@ def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(contentio
     assert math.exp(belief.own_level[belief.index(1)]) > 5.0
 
 
-def test_turns_that_neighbours_made_slow_are_overruled_by_quicker_turns_of_the_same_sizes():
+def test_rounds_that_neighbours_made_slow_are_overruled_by_quicker_rounds_of_the_same_sizes():
     """Recorded beside two busy programs; alone on the machine size 64 is 1.4 times as fast as size 1."""
-    turns = {"num_passes": 2, "log_throughput_se": 0.02, "contention_sd": 0.3, "compilation": Compilation.SHARED}
+    rounds = {"num_passes": 2, "log_throughput_se": 0.02, "contention_sd": 0.3, "compilation": Compilation.SHARED}
 
-    def in_turns(size: int, samples_per_s: float, of_base: float) -> Evidence:
+    def interleaved_evidence(size: int, samples_per_s: float, of_base: float) -> Evidence:
         base = Interleaved(micro_batch_size=1, log_throughput=math.log(of_base), log_throughput_se=0.02)
-        return measured(size, samples_per_s, interleaved=(base,), **turns)
+        return measured(size, samples_per_s, interleaved=(base,), **rounds)
 
     evidence = [
         measured(1, 2.54, log_throughput_se=0.15, contention_sd=1.43, compilation=Compilation.SHARED),
-        in_turns(64, 8.12, 0.29),
-        in_turns(62, 10.3, 4.09),
-        in_turns(32, 11.69, 2.92),
+        interleaved_evidence(64, 8.12, 0.29),
+        interleaved_evidence(62, 10.3, 4.09),
+        interleaved_evidence(32, 11.69, 2.92),
     ]
 
     best = recommend(fit_posterior(Space.of(range(1, 65)), evidence), evidence, base=1, tolerance=0.05)
@@ -149,8 +149,8 @@ def bursts_of(seed: int) -> World:
 
 
 @pytest.mark.statistics
-def test_turns_that_bursts_of_others_hit_decide_nothing():
-    """One turn in twenty takes up to a hundred times as long."""
+def test_rounds_that_bursts_of_others_hit_decide_nothing():
+    """One round in twenty takes up to a hundred times as long."""
     right, close, sure = [], [], []
     for seed in range(150):
         world = bursts_of(seed)
@@ -181,7 +181,7 @@ def told_otherwise(speeds: dict[int, float]) -> Recommendation:
     return best
 
 
-def test_what_sizes_say_by_themselves_decides_whatever_the_belief_says():
+def test_what_sizes_say_by_themselves_decides_whatever_the_posterior_says():
     assert told_otherwise({8: 100.0, 64: 99.0}).micro_batch_size == 64
     assert told_otherwise({8: 100.0, 64: 97.0}).micro_batch_size == 8
 

@@ -384,7 +384,7 @@ def test_a_stretch_that_could_hide_a_better_size_counts_in_a_long_list_of_sizes(
     assert gap_in(list(range(8, 42, 2)), {8: 1000.0, 32: 1000.0}) == 16  # 17
 
 
-def test_in_a_short_list_a_wide_stretch_beside_one_of_the_best_is_looked_into():
+def test_in_a_short_list_a_wide_stretch_beside_one_of_the_best_is_probed():
     powers = [16, 32, 64, 128, 256]
     assert gap_in(powers, {16: 700.0, 128: 1000.0, 256: 1000.0}) in (32, 64)
     assert gap_in(powers, {16: 700.0, 64: 1000.0, 256: 1000.0}) is None  # a factor of four
@@ -405,14 +405,14 @@ def test_after_a_refusal_the_program_of_the_search_is_still_warm_unless_a_larger
     assert warm_after(16) is None
 
 
-def test_where_little_is_left_to_learn_most_probes_look_worthless():
+def test_where_little_is_left_to_learn_most_probes_seem_worthless():
     evidence = [measured(size, 1000.0, log_throughput_se=0.01, num_passes=4) for size in range(1, 41)]
     fitted = fit_posterior(Space.of(range(1, 41)), evidence)
     values = [choice.value for choice in rank(fitted, EXACT, Costs.learnt(evidence, EXACT))]
     assert statistics.median(values) <= 0.0
 
 
-def test_two_contenders_that_noise_hides_are_measured_in_turns_and_the_noise_is_said():
+def test_two_contenders_that_noise_hides_are_measured_interleaved_and_the_noise_is_said():
     errors = (0.0, 0.02, 0.05, -0.01, -0.03, 0.04, 0.04, -0.03, 0.0, 0.03, -0.03, 0.03, 0.0, 0.0, 0.0, 0.0)
     wary = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=97)
     sizes: list[int] = []
@@ -424,9 +424,9 @@ def test_two_contenders_that_noise_hides_are_measured_in_turns_and_the_noise_is_
         return dataclasses.replace(found, pass_times_s=[time_s * next(jitter) for time_s in found.pass_times_s])
 
     result = result_of(runner, Space.of([32, 64]), settings=wary)
-    turns = sizes[2:]
-    assert len(turns) >= 3
-    assert all(left != right for left, right in itertools.pairwise(turns))
+    rounds = sizes[2:]
+    assert len(rounds) >= 3
+    assert all(left != right for left, right in itertools.pairwise(rounds))
     assert any("noisy" in warning for warning in result.warnings)
     assert result.stop_reason in ("target_confidence", "max_probes", "costs_more_than_it_saves")
 

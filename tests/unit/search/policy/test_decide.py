@@ -46,7 +46,7 @@ def test_a_promising_variant_is_probed_before_the_first_is_known_to_the_last_siz
     assert decide(Space.of(SIZES), evidence, SETTINGS, variants=variants).variant == 1
 
 
-def test_where_no_probe_changes_the_answer_the_variant_that_holds_most_of_the_doubt_is_next():
+def test_where_no_probe_changes_the_answer_the_variant_that_holds_most_of_the_uncertainty_is_next():
     fast = memory(0.1 * GIB)
     variants = [Variant(memory=fast), Variant(memory=fast, log_speed=-0.5), Variant(memory=fast, log_speed=-0.25)]
     evidence = [measured(size, saturating(size)) for size in (1, 16, 64, 32, 64, 32)]

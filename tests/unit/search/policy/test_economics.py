@@ -112,7 +112,7 @@ def test_what_is_left_to_gain_shrinks_as_more_is_seen():
     assert told[-1] < 0.02
 
 
-def test_the_first_look_at_a_slow_job_does_not_take_many_times_what_was_spent():
+def test_the_first_probe_of_a_slow_job_does_not_take_many_times_what_was_spent():
     every_size = Space.of(range(1, 3_000))
     shared = dataclasses.replace(EXACT, search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED)
 

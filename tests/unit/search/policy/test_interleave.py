@@ -38,7 +38,7 @@ def num_rounds(rounds: InterleavedTiming) -> int:
 
 
 def interleaved(size: int, samples_per_s: float, others: dict[int, float], *, machine: float = 1.0) -> Evidence:
-    """A probe of a size in turns with others, on a machine that was so fast meanwhile."""
+    """A probe of a size interleaved with others, on a machine that was so fast meanwhile."""
     fields = {"log_throughput_se": 0.003, "compilation": Compilation.SHARED}
     told = tuple(
         Interleaved(micro_batch_size=other, log_throughput=math.log(machine * speed), log_throughput_se=0.003)
@@ -64,7 +64,7 @@ def belief(evidence: list[Evidence]) -> posterior.Posterior:
     return belief_of([1, 4, 8, 16], evidence)
 
 
-def test_sizes_are_compared_within_their_turns_where_the_machine_wanders_between_them():
+def test_sizes_are_compared_within_their_rounds_where_the_machine_drifts_between_them():
     alone = [dataclasses.replace(item, interleaved=()) for item in WANDERED]
 
     together = recommend(belief(WANDERED), WANDERED, base=1, tolerance=0.02)
@@ -76,7 +76,7 @@ def test_sizes_are_compared_within_their_turns_where_the_machine_wanders_between
     assert (apart.micro_batch_size, apart.confidence >= 90) != (8, True)
 
 
-def test_a_machine_that_became_slower_for_all_sizes_leaves_the_comparisons_in_turns_as_they_are():
+def test_a_machine_that_became_slower_for_all_sizes_leaves_the_interleaved_comparisons_as_they_are():
     """Size 1 alone on a quick machine; ever since everything takes twice as long, and no neighbour was seen."""
     evidence = [
         measured(1, 100.0, compilation=Compilation.SHARED),
@@ -91,7 +91,7 @@ def test_a_machine_that_became_slower_for_all_sizes_leaves_the_comparisons_in_tu
     assert best.relative_performance == pytest.approx(3.3, rel=0.1)
 
 
-def test_a_winner_that_seems_slower_when_compiled_exactly_is_not_doubted_where_the_machine_wanders_by_as_much():
+def test_a_winner_that_seems_slower_when_compiled_exactly_is_not_questioned_where_the_machine_drifts_by_as_much():
     wandered = [*WANDERED, measured(8, 0.65 * 330.0)]
     steady = [measured(size, speed, compilation=Compilation.SHARED) for size, speed in ((1, 100), (4, 300), (8, 330))]
     settings = SearchSettings()
@@ -103,14 +103,14 @@ def test_a_winner_that_seems_slower_when_compiled_exactly_is_not_doubted_where_t
     assert (after_steadiness.micro_batch_size, after_steadiness.compilation) == (4, Compilation.EXACT)
 
 
-def test_the_warning_of_a_noisy_machine_says_that_turns_cancel_it():
+def test_the_warning_of_a_noisy_machine_says_that_rounds_cancel_it():
     (warning,) = noise_warnings(WANDERED, base=1, tolerance=0.02)
 
     assert "2 probes of micro-batch size 8 differ by 28.6 %" in warning
     assert "timed interleaved" in warning
 
 
-def test_a_wandering_machine_is_named_where_exact_and_shared_compilation_differ():
+def test_a_drifting_machine_is_named_where_exact_and_shared_compilation_differ():
     once = WANDERED[:4]
 
     (warning,) = noise_warnings(once, base=1, tolerance=0.02, exact_over_shared=0.82)
@@ -120,23 +120,23 @@ def test_a_wandering_machine_is_named_where_exact_and_shared_compilation_differ(
     assert noise_warnings(once[:1], base=1, tolerance=0.02, exact_over_shared=0.82) == ()
 
 
-def test_every_size_that_took_turns_counts_as_measured():
+def test_every_size_that_was_interleaved_counts_as_measured():
     assert belief(WANDERED).measured.tolist() == [2, 3, 3, 2]
 
 
-def test_evidence_of_turns_survives_a_storage():
+def test_evidence_of_rounds_survives_a_storage():
     evidence = dataclasses.replace(WANDERED[1], log_throughput_se=math.nan)
 
     assert Evidence.from_dict(evidence.as_dict()).interleaved == WANDERED[1].interleaved
     assert None not in [item["log_throughput"] for item in evidence.as_dict()["interleaved"]]
 
 
-def test_an_observation_of_turns_survives_its_journal_and_is_comparable_evidence():
+def test_an_observation_of_rounds_survives_its_journal_and_is_comparable_evidence():
     machine = wandering(6)
-    turns = {8: tuple(1.9 * machine), 4: tuple(1.0 * machine)}
+    rounds = {8: tuple(1.9 * machine), 4: tuple(1.0 * machine)}
     probe = Probe(number=1, micro_batch_size=8, interleaved_with=(4,))
-    observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=turns[8], interleaved_times_s=turns)
-    record = {**observation.as_dict(), "interleaved_times_s": {"8": list(turns[8]), "4": list(turns[4])}}
+    observation = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=rounds[8], interleaved_times_s=rounds)
+    record = {**observation.as_dict(), "interleaved_times_s": {"8": list(rounds[8]), "4": list(rounds[4])}}
 
     assert Observation.from_dict(record) == observation
     evidence = Evidence.of(observation)
@@ -144,14 +144,14 @@ def test_an_observation_of_turns_survives_its_journal_and_is_comparable_evidence
     assert evidence.num_passes == 6
 
 
-def test_a_size_whose_peak_was_over_the_budget_tells_no_throughput_even_if_it_took_turns():
-    turns = {8: (0.2, 0.2), 4: (0.1, 0.1)}
+def test_a_size_whose_peak_was_over_the_budget_tells_no_throughput_even_if_it_was_interleaved():
+    rounds = {8: (0.2, 0.2), 4: (0.1, 0.1)}
     asked = Probe(number=1, micro_batch_size=8, interleaved_with=(4,))
     observation = Observation(
         probe=asked,
         outcome=Outcome.OUT_OF_MEMORY,
-        pass_times_s=turns[8],
-        interleaved_times_s=turns,
+        pass_times_s=rounds[8],
+        interleaved_times_s=rounds,
         reason="over the budget",
     )
 
@@ -165,15 +165,15 @@ NOISY = {"log_throughput_se": 0.02, "compilation": Compilation.SHARED}  # of ten
 
 
 def asked(*evidence: Evidence, **settings) -> tuple[int, ...]:
-    """What the next probe takes turns with."""
+    """What the next probe is interleaved with."""
     return decide(Space.of(range(1, 65)), evidence, dataclasses.replace(SHARED, **settings)).interleaved_with
 
 
-def test_on_a_noisy_machine_a_size_is_looked_at_in_turns_with_the_leader():
+def test_on_a_noisy_machine_a_size_is_screened_interleaved_with_the_leader():
     assert asked(measured(1, 30.0, **NOISY), measured(32, 500.0, **NOISY)) == (32,)
 
 
-def test_a_look_is_held_against_a_quick_size_where_it_is_about_as_likely_the_best():
+def test_a_screening_probe_is_compared_with_a_quick_size_where_it_is_about_as_likely_the_best():
     plateau = {8: 500.0, 16: 501.0, 64: 502.0}
     looks = [interleaved(size, speed, {8: 500.0}) for size, speed in plateau.items() if size != 8]
     evidence = [measured(1, 30.0, **NOISY), interleaved(8, 500.0, {1: 30.0}), *looks]
@@ -185,7 +185,7 @@ def test_a_look_is_held_against_a_quick_size_where_it_is_about_as_likely_the_bes
     assert interleaved_with(fitted, evidence, SHARED, costs, index=index, **search) in ((8,), (16,))
 
 
-def test_a_round_of_contenders_stays_short_beside_what_the_machine_wanders_in():
+def test_a_round_of_contenders_stays_short_beside_what_the_machine_drifts_in():
     slow = {8: 5.0, 12: 5.02, 16: 5.01}  # passes of 1.6 to 3.2 s
     looks = [interleaved(size, speed, {8: 5.0}) for size, speed in slow.items() if size != 8]
     evidence = [measured(1, 1.0, **NOISY), interleaved(8, 5.0, {1: 1.0}), *looks]
@@ -218,16 +218,16 @@ def verified(fields: dict[str, object]) -> list[Evidence]:
     return [*shared, measured(8, 440.0, log_throughput_se=0.02, compilation=Compilation.EXACT, purpose=Purpose.VERIFY)]
 
 
-def test_what_a_wandering_machine_makes_of_the_exact_program_has_no_other_size_compiled():
+def test_what_a_drifting_machine_makes_of_the_exact_program_has_no_other_size_compiled():
     partner = Interleaved(micro_batch_size=1, log_throughput=math.log(100.0), log_throughput_se=0.02)
     settings = SearchSettings(target_confidence=99)
 
-    alone, in_turns = (
+    alone, interleaved = (
         decide(Space.of([1, 8, 12, 16]), verified(fields), settings) for fields in ({}, {"interleaved": (partner,)})
     )
 
     assert (alone.stop_reason, alone.compilation) == (None, Compilation.EXACT)
-    assert in_turns.stop_reason is StopReason.NOTHING_LEFT
+    assert interleaved.stop_reason is StopReason.NOTHING_LEFT
 
 
 def test_on_a_machine_whose_passes_repeat_well_every_size_is_timed_alone():
@@ -235,13 +235,13 @@ def test_on_a_machine_whose_passes_repeat_well_every_size_is_timed_alone():
     assert asked(measured(1, 30.0, **quiet), measured(32, 500.0, **quiet)) == ()
 
 
-def test_programs_of_their_own_take_no_turns():
+def test_programs_of_their_own_are_not_interleaved():
     exact = NOISY | {"compilation": Compilation.EXACT}
     evidence = (measured(1, 30.0, **exact), measured(32, 500.0, **exact))
     assert asked(*evidence, search_compilation=Compilation.EXACT) == ()
 
 
-def test_contenders_take_turns_all_together():
+def test_contenders_are_interleaved_all_together():
     speeds = {8: 500.0, 12: 502.0, 16: 501.0}
     looks = [interleaved(size, speed, {8: 500.0}) for size, speed in speeds.items() if size != 8]
     evidence = [measured(1, 100.0, **NOISY), interleaved(8, 500.0, {1: 100.0}), *looks]
@@ -254,19 +254,19 @@ def test_contenders_take_turns_all_together():
 
 
 @pytest.mark.statistics
-def test_on_a_machine_that_wanders_by_a_fifth_high_scores_stay_true():
+def test_on_a_machine_that_drifts_by_a_fifth_high_scores_stay_true():
     """Each size alone is measured as badly as such a machine allows, and told with the doubt that this deserves."""
     confident, right = {True: 0, False: 0}, {True: 0, False: 0}
     settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED)
     for seed in range(60):
         world = dataclasses.replace(draw_world(Family.DRIFTING_HOST, 500 + seed), common_mode_sd=0.2)
-        for takes_turns in right:
+        for is_interleaved in right:
             simulated = SimulatedRunner(world, seed=seed, shared_compile=True)
-            runner = simulated if takes_turns else _alone(simulated)
+            runner = simulated if is_interleaved else _alone(simulated)
             *_, result = loop.explore(runner, space=world.space, settings=settings, memory=world.memory)
             if result.recommendation.confidence >= 90:
-                confident[takes_turns] += 1
-                right[takes_turns] += world.regret(result.recommendation.micro_batch_size) <= 0.02
+                confident[is_interleaved] += 1
+                right[is_interleaved] += world.regret(result.recommendation.micro_batch_size) <= 0.02
 
     assert confident[True] >= 35
     assert right[True] / confident[True] >= 0.85
@@ -277,7 +277,7 @@ def _alone(runner: Runner) -> Runner:
     return lambda probe: runner(dataclasses.replace(probe, interleaved_with=()))
 
 
-def test_a_runner_that_knows_no_turns_leaves_the_search_as_it_was():
+def test_a_runner_that_knows_no_interleaving_leaves_the_search_as_it_was():
     runner = CurveRunner(saturating)
     *_, result = loop.explore(runner, space=Space.of(range(1, 65)), settings=SHARED)
 

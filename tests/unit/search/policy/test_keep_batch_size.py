@@ -191,7 +191,7 @@ def test_another_explorer_of_the_study_sees_what_an_extra_probe_in_flight_is_for
     ]
 
 
-def test_a_belief_among_some_sizes_forgets_what_was_near_the_best_of_all():
+def test_a_posterior_among_some_sizes_forgets_what_was_near_the_best_of_all():
     evidence = [measured(size, saturating(size)) for size in (1, 8, 64, 512)]
     posterior = fit_posterior(MANY, evidence)
     at = posterior.index(8)

@@ -42,7 +42,7 @@ def test_a_deep_model_of_short_passes_is_searched_whole_since_two_more_compilati
     assert result.full_over_reduced is None
 
 
-def test_a_deep_model_on_a_noisy_machine_is_searched_whole_since_noise_grows_on_the_way_to_the_whole_depth():
+def test_a_deep_model_on_a_noisy_machine_is_searched_whole_since_noise_grows_on_the_way_to_the_full_depth():
     runner = CurveRunner(lambda size: 10.0 * size / (size + 30.0))
     rng = np.random.default_rng(0)
 

@@ -30,27 +30,27 @@ def fits_at(posterior: Posterior, size: int) -> float:
     return float(posterior.feasible[:, posterior.index(size)].mean())
 
 
-def test_the_same_evidence_gives_the_same_belief():
+def test_the_same_evidence_gives_the_same_posterior():
     evidence = [measured(size, saturating(size)) for size in (1, 64, 256)]
     first, second = (believed(default_candidates(1, 4096), evidence) for _ in range(2))
     assert np.array_equal(first.log_throughput, second.log_throughput)
     assert np.array_equal(first.feasible, second.feasible)
 
 
-def test_the_belief_is_near_what_was_measured_and_wide_where_nothing_was():
+def test_the_posterior_is_near_what_was_measured_and_wide_where_nothing_was():
     posterior = believed([1, 8, 64, 512], [measured(size, saturating(size)) for size in (1, 64)])
     spread = posterior.log_throughput.std(axis=0)
     assert mean_of(posterior, 64) == pytest.approx(saturating(64), rel=0.01)
     assert spread[posterior.index(512)] > 5 * spread[posterior.index(64)]
 
 
-def test_a_replicate_makes_the_belief_narrower():
+def test_a_replicate_makes_the_posterior_narrower():
     once = believed([1, 8, 64], [measured(1, 30.0), measured(64, 680.0)])
     twice = believed([1, 8, 64], [measured(1, 30.0), measured(64, 680.0), measured(64, 680.0)])
     assert twice.log_throughput[:, 2].std() < once.log_throughput[:, 2].std()
 
 
-def test_an_outlier_that_a_replicate_contradicts_hardly_moves_the_belief():
+def test_an_outlier_that_a_replicate_contradicts_hardly_moves_the_posterior():
     evidence = [measured(size, saturating(size)) for size in (1, 8, 16, 64, 128)]
     slowed = [*evidence, measured(32, 0.6 * saturating(32)), measured(32, saturating(32))]
     posterior = believed([1, 8, 16, 32, 64, 128], slowed)
@@ -124,7 +124,7 @@ def test_where_the_process_holds_more_than_its_tensors_the_trace_is_believed_les
     assert fits_at(greedy, 66) < 0.1
 
 
-def test_a_size_that_fails_far_below_the_budget_makes_the_next_ones_below_doubtful():
+def test_a_size_that_fails_far_below_the_budget_makes_the_next_ones_below_uncertain():
     def peak(size: int) -> float:
         return (0.4 + 0.04 * size) * GIB
 
@@ -178,7 +178,7 @@ def test_a_large_space_keeps_what_was_probed_and_sizes_near_the_memory_boundary(
     assert sum(1237 < size < 1400 for size in posterior.sizes) >= 4
 
 
-def test_a_belief_needs_a_measurement():
+def test_a_posterior_needs_a_measurement():
     with pytest.raises(ValueError, match="at least one measurement"):
         believed([1, 2], [Evidence(micro_batch_size=1, outcome=Outcome.OUT_OF_MEMORY)])
 
