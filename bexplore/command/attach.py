@@ -1,8 +1,16 @@
-"""The observer by a `.pth` file, for a Python that ignores PYTHONPATH (`-I`, `-E`, a launcher that clears it)."""
+"""The observer by a `.pth` file, for a Python that ignores PYTHONPATH (`-I`, `-E`).
+
+The file does something only in a process of a start, whose mark is in its environment: a launcher that clears the
+environment clears the mark, too.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
 import subprocess
+import tempfile
 from pathlib import Path
 
 from bexplore.command.processes import MARK
@@ -16,42 +24,100 @@ LINE = (
     f"os.environ.get('{MARK}') and os.path.exists(p) and "
     "exec(compile(open(p).read(), p, 'exec'), {'__file__': p, '__name__': 'bexplore_attach'})\n"
 )
-_SITE = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+# Written by a Python, behind whatever its own `sitecustomize` writes.
+_SITE = "import sysconfig; print(); print(sysconfig.get_paths()['purelib'])"
+_SEEN = "print('bexplore: loaded')"
+_PYTHON_S = 60.0  # for a Python to start. Source: far above the seconds of a cold network disk
 
 
 def site_packages(python: str) -> Path:
     """Return the folder in which a Python looks for `.pth` files.
 
     Raises:
-        UserInputError: It cannot be run.
+        UserInputError: It cannot be run, or is no Python.
     """
-    try:
-        answer = subprocess.run([python, "-c", _SITE], capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UserInputError(f"{python} cannot be run: {error}", hint="name the Python that trains") from error
-    return Path(answer.stdout.strip())
+    lines = _run(python, _SITE).splitlines()
+    folder = Path(lines[-1]) if lines else Path()
+    if not folder.is_absolute():
+        raise UserInputError(f"{python} is no Python: it does not name its site-packages", hint=_NAME_IT)
+    return folder
 
 
 def install(python: str) -> Path:
-    """Write the `.pth` file of a Python; return its path.
+    """Write the `.pth` file of a Python, and see that it is read there; return its path.
 
     Raises:
-        UserInputError: The folder cannot be written, or the Python cannot be run.
+        UserInputError: The folder cannot be written, the Python does not read it, or it cannot be run.
     """
     path = site_packages(python) / NAME
+    part = path.with_suffix(".part")  # a Python that starts meanwhile reads no half of a line
     try:
-        path.write_text(LINE)
+        part.write_text(LINE)
+        part.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise _not_allowed("write", path, error) from error
+    if not _is_read(python):
+        path.unlink()
         raise UserInputError(
-            f"cannot write {path}: {error.strerror}", hint="use the Python of an environment of yours"
-        ) from error
+            f"{python} does not read {path} when it starts: it runs without `site`, or has its packages elsewhere",
+            hint="let the command start a Python that reads PYTHONPATH, without -I, -E and -S",
+        )
     return path
 
 
 def remove(python: str) -> Path | None:
-    """Remove the `.pth` file of a Python; return its path, None where there was none."""
+    """Remove the `.pth` file of a Python; return its path, None where there was none.
+
+    Raises:
+        UserInputError: It cannot be removed, or the Python cannot be run.
+    """
     path = site_packages(python) / NAME
-    if not path.exists():
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    path.unlink()
+    except OSError as error:
+        raise _not_allowed("remove", path, error) from error
     return path
+
+
+_NAME_IT = "name the Python that trains: --python /opt/training/bin/python"
+
+
+def _run(python: str, program: str, **variables: str) -> str:
+    """Return what a Python writes that ignores its environment, as the training's does.
+
+    Raises:
+        UserInputError: It cannot be run.
+    """
+    command, environment = [python, "-I", "-c", program], os.environ | variables
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=_PYTHON_S
+        ).stdout
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip().splitlines()[-1:] or [f"it ended with status {error.returncode}"]
+        raise UserInputError(f"{python} cannot be run: {said[0]}", hint=_NAME_IT) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UserInputError(f"{python} cannot be run: {error}", hint=_NAME_IT) from error
+
+
+def _is_read(python: str) -> bool:
+    """Return whether a Python loads what stands in the place of the observer when it starts as in a probe."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "observer", "sitecustomize.py")
+        program.parent.mkdir()
+        program.write_text(_SEEN)
+        return "bexplore: loaded" in _run(python, "", **{MARK: folder})
+
+
+def _not_allowed(verb: str, path: Path, error: OSError) -> UserInputError:
+    command = shlex.join(
+        ["bexplore", "attach", f"--{'install' if verb == 'write' else 'remove'}", "--python", "PYTHON"]
+    )
+    return UserInputError(
+        f"cannot {verb} {path}: {error.strerror}",
+        hint=f"type it as the owner of {path.parent}, or with the Python of an environment of yours: {command}",
+    )
