@@ -88,13 +88,11 @@ _WORDS = {
 
 
 def plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield what is known of one plan, what it rests on and its cautions: a word and its value."""
+    """Yield what is known of one plan: a word and its value."""
     for head, value in _cells(plan).items():
         if value != _NO_VALUE:
             is_days = head == "days" and value.replace(".", "").replace(",", "").isdigit()
             yield _WORDS.get(head, head), f"{value} days" if is_days else value
-    yield from (("basis", line) for line in plan.basis)
-    yield from (("caution", line) for line in plan.cautions)
 
 
 def days_of(seconds: float) -> str:

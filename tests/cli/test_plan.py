@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from html import unescape
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +12,10 @@ from click.testing import CliRunner
 from bexplore.cli import main
 from bexplore.cli.plan import plan
 from bexplore.errors import BexploreError
-from bexplore.output.plan_table import plan_rows, plan_table
+from bexplore.exploration.run_directory import open_run
+from bexplore.output.plan_table import plan_table
+from bexplore.output.report.page import html, markdown
+from bexplore.output.report.report_data import read_report_data
 from bexplore.planning.planner import make_plans
 from bexplore.planning.request import PlanRequest
 from bexplore.planning.step_costs import OtherSettings
@@ -118,11 +123,12 @@ def test_bits_of_a_bandwidth_are_an_eighth_of_its_bytes(run):
     assert network("400Gbit/s") == network("50GB/s") == "50 GB/s of bus bandwidth, as stated"
 
 
-def test_the_rows_of_a_report_have_what_a_plan_rests_on_and_its_cautions():
+@pytest.mark.parametrize("written", [html, markdown], ids=["html", "markdown"])
+def test_a_report_has_what_its_plan_rests_on_and_its_cautions(run, written):
     made = make_plans(costs(), PlanRequest()).plans[0]
-    rows = list(plan_rows(made))
-    assert [text for word, text in rows if word == "basis"] == list(made.basis) != []
-    assert [text for word, text in rows if word == "caution"] == list(made.cautions) != []
+    text = unescape(written(dataclasses.replace(read_report_data(open_run(run)), plan=made)))
+    assert made.basis and made.cautions
+    assert [line for line in (*made.basis, *made.cautions) if line not in text] == []
 
 
 def test_other_settings_of_a_trace_are_compared_by_their_operations():
