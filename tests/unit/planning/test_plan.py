@@ -298,7 +298,7 @@ def test_a_faster_size_between_those_that_ran_is_planned_by_its_predicted_speed(
 
 
 def test_a_size_that_ran_is_taken_before_one_that_is_predicted_to_be_hardly_faster():
-    ends = ENDS | {4: PassCost(seconds=0.4, last_s=0.4)}
+    ends = ENDS | {4: PassCost(seconds=0.404, last_s=0.404)}
     of_ends = costs(passes=ends, micro_batch_size=16, predicted=band({1: 5.0, 4: 10.0, 16: 10.1}), batch_size=12)
     assert plan(of_ends).micro_batch_size == 4
 
