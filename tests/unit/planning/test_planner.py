@@ -120,7 +120,7 @@ def test_options_that_have_an_effect_are_not_named():
 
 
 def test_tokens_of_a_batch_become_one_that_many_devices_share_where_devices_are_asked_for():
-    tokens = (Amount(number=2.05e6, is_tokens=True),)
+    tokens = (Amount(number=2.06e6, is_tokens=True),)
     alone = make_plans(costs(), PlanRequest(batch_sizes=tokens), FAST).plans[0]
     wish = PlanRequest(batch_sizes=tokens, until_s=alone.training_time_s / 200)
     found = make_plans(costs(), wish, FAST).plans[-1]
