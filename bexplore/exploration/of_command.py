@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from bexplore.command.runner import PROBING_ACCUMULATION, CommandRunner, CommandSettings
+from bexplore.command.runner import PROBING_ACCUMULATION, WARMUP_STEPS, CommandRunner, CommandSettings
+from bexplore.command.watch import MIN_TIMED_STEPS
 from bexplore.config.command import Command
-from bexplore.errors import UserInputError
+from bexplore.config.config import Config
+from bexplore.errors import UserInputError, UserProgramError
 from bexplore.exploration import run_directory
 from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended
 from bexplore.exploration.fingerprint import describe, search_settings
-from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s
+from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ResumableExploration, keeping_sizes
-from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
+from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search import loop
+from bexplore.search.policy.decision import Decision, StopReason
+from bexplore.search.policy.keep_batch_size import MOST_PROBES
 from bexplore.search.recommendation import Recommendation
-from bexplore.search.result import ProbeFinished, Result, SearchEnded
+from bexplore.search.result import ProbeFinished, ProbeStarted, Result, SearchEnded, SecondAnswer
 from bexplore.search.space import MemoryPrior, Space, candidate_sizes
-from bexplore.units import format_seconds
+from bexplore.search.study import trials
+from bexplore.search.study.sampler import BexploreSampler, open_study
+from bexplore.search.study.storage import storage_errors
+from bexplore.units import counted, format_seconds
 
 # Largest candidate where the command has no bound: what runs out of memory ends the growth before, as a rule.
 DEFAULT_MAXIMUM = 4096
+# ln of a real step's seconds over the predicted ones, beyond which it did something else. Source:
+# benchmarks/results/command_shared_starts.json: of 60 pairs of separate starts of one size, 95 % are less apart.
+STARTS_APART = 0.23
+# Key of an observation's details: the training's own accumulation, with which the answer ran once more.
+REAL_STEP = "accumulation_of_real_step"
 
 
 class CommandExploration(ResumableExploration):
@@ -39,7 +54,8 @@ class CommandExploration(ResumableExploration):
     def _answers(self, stored: RunResult) -> bool:
         """Return whether a stored result is for the present batch size, with the replicas that its probes showed."""
         replicas = stored.num_replicas or self.config.num_replicas
-        asked = batch_size_request(dataclasses.replace(self.config, num_replicas=replicas))
+        config = dataclasses.replace(self.config, num_replicas=replicas)
+        asked = batch_size_request(self._with_own_batch(config, stored.micro_batch_size))
         return all(getattr(stored, name) == value for name, value in asked.items())
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
@@ -65,14 +81,16 @@ class CommandExploration(ResumableExploration):
             if isinstance(event, Result):
                 result = event
             elif isinstance(event, Recommendation):
-                sizes = global_batch_sizes(self.config, event.micro_batch_size)
+                config = self._with_own_batch(self.config, event.micro_batch_size)
+                sizes = global_batch_sizes(config, event.micro_batch_size)
                 yield Recommended(recommendation=event, global_batch_sizes=sizes)
             elif not isinstance(event, SearchEnded):
                 if isinstance(event, ProbeFinished):
                     self._learn(runner, event.observation)
                 yield event
         assert result is not None  # the loop ends with a result or an error
-        yield Finished(result=self._finished(result, runner, run), run=run)
+        result, real_step_s = yield from self._with_real_step(result, runner, run)
+        yield Finished(result=self._finished(result, real_step_s, runner, run), run=run)
 
     @property
     def _candidates(self) -> tuple[int, ...]:
@@ -86,7 +104,7 @@ class CommandExploration(ResumableExploration):
     def _search(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[Any]:
         yield from loop.explore(
             runner,
-            space=Space.of(self._candidates),
+            space=self._space,
             settings=search_settings(self.config),
             keeping=keeping_sizes(self.config, self._candidates),
             memory=MemoryPrior(budget_bytes=self._memory_limit_bytes),
@@ -111,62 +129,128 @@ class CommandExploration(ResumableExploration):
         self.config = self.config.with_replicas(num_replicas)
         runner.num_replicas = num_replicas
 
-    def _finished(self, result: Result, runner: CommandRunner, run: run_directory.Run) -> RunResult:
-        verified, warning = self._verified_step(result, runner, run.journal.read())
-        if verified is not None or warning:
-            result = dataclasses.replace(result, warnings=(*result.warnings, *([warning] if warning else [])))
+    def _finished(
+        self, result: Result, real_step_s: float | None, runner: CommandRunner, run: run_directory.Run
+    ) -> RunResult:
+        real_steps = [one for one in run.journal.read() if REAL_STEP in one.details]
+        outcomes = Counter(result.outcomes) + Counter(one.outcome.value for one in real_steps)
+        result, best = dataclasses.replace(result, outcomes=dict(outcomes)), result.recommendation
+        config = self._with_own_batch(self.config, None if best is None else best.micro_batch_size)
+        if best is not None and config is not self.config:  # the batch was made of the size, which therefore keeps it
+            itself = SecondAnswer(
+                recommendation=best, free_micro_batch_size=best.micro_batch_size, over_recommended=1.0
+            )
+            result = dataclasses.replace(result, second_answer=itself)
         end = Finish(
-            config=self.config,
+            config=config,
             runner=None,
             run=run,
             cost_model=None,
             device_info=runner.device_info,
             elapsed_s=self._elapsed_s,
-            verified_step_time_s=verified,
+            verified_step_time_s=real_step_s,
         )
         return end.result(result)
 
-    def _verified_step(
-        self, result: Result, runner: CommandRunner, known: Sequence[Observation]
-    ) -> tuple[float | None, str]:
-        """Run the recommended size once with the accumulation of the user's own global batch size.
+    def _with_real_step(
+        self, result: Result, runner: CommandRunner, run: run_directory.Run
+    ) -> Generator[JobEvent, None, tuple[Result, float | None]]:
+        """Run the answer once with the training's own accumulation, unless that has been seen already.
 
         Returns:
-            Seconds of that step, None where it was not run; and a warning where it differs from what passes and updates
-            gave, empty for none.
+            The result, with a warning where the step differs from its prediction; and its seconds, None where none was
+            seen.
         """
         best = result.recommendation
-        own = None if best is None else self._own_accumulation(best.micro_batch_size)
-        if best is None or own is None or own == PROBING_ACCUMULATION or self._should_stop() is not None:
-            return None, ""
-        probe = Probe(
-            number=len(known),
-            micro_batch_size=best.micro_batch_size,
-            compilation=Compilation.EXACT,
+        accumulation = None if best is None else self._own_accumulation(best.micro_batch_size)
+        if best is None or accumulation is None or result.stop_reason == StopReason.INTERRUPTED:
+            return result, None
+        of_size = [one for one in run.journal.read() if one.micro_batch_size == best.micro_batch_size]
+        measured = verified_by([one for one in of_size if REAL_STEP not in one.details], best.micro_batch_size)
+        if not self._command.sets_accumulation:
+            return _with_fixed_steps(result, measured, accumulation)
+        if accumulation == PROBING_ACCUMULATION:
+            return result, None
+        real = next((one for one in of_size if one.details.get(REAL_STEP) == accumulation), None)
+        if real is None:
+            stop_reason = self._should_stop()
+            try:
+                if stop_reason is None:
+                    real = yield from self._run_real_step(runner, run, measured, best.micro_batch_size, accumulation)
+            except KeyboardInterrupt:
+                stop_reason = StopReason.INTERRUPTED
+            if real is None:
+                return dataclasses.replace(result, stop_reason=str(stop_reason)), None
+        return _warned(result, _difference(real, measured, accumulation)), _seconds_of_step(real)
+
+    def _run_real_step(
+        self,
+        runner: CommandRunner,
+        run: run_directory.Run,
+        measured: Observation | None,
+        micro_batch_size: int,
+        accumulation: int,
+    ) -> Generator[JobEvent, None, Observation]:
+        """Run a size with an accumulation: a probe of the run, which is no evidence of its search.
+
+        Its trial has the number, so that no other explorer of the study takes it, and is abandoned.
+        """
+        record, settings = self._record(run), search_settings(self.config)
+        sampler = BexploreSampler(self._space, settings)
+        with storage_errors():
+            study = open_study(sampler, storage=record.storage, name=record.study_name)
+            trial = sampler.ask(study, micro_batch_size)
+        decision = Decision(
+            micro_batch_size=micro_batch_size,
             purpose=Purpose.VERIFY,
-            time_limit_s=self.config.explore.probe_time_limit_s,
-            tolerance=self.config.explore.tolerance,
+            compilation=settings.user_compilation,
+            fresh_worker=True,
+            max_passes=settings.max_passes,
+            expected_s=_expected_s(measured, accumulation),
         )
-        observation = runner.run(probe, own)
-        if not observation.is_measured:
-            return (
-                None,
-                f"with {own} accumulation steps the training ended as {observation.outcome}: {observation.reason}",
-            )
-        seen_s, expected_s = step_time_s(observation, own), own / best.samples_per_s * best.micro_batch_size
-        if seen_s is None or abs(seen_s / expected_s - 1.0) <= 2 * self.config.explore.tolerance:
-            return seen_s, ""
-        return seen_s, (
-            f"a step of {own} micro-batches took {format_seconds(seen_s)}; passes measured at an accumulation of "
-            f"{PROBING_ACCUMULATION} give {format_seconds(expected_s)} without its update"
-        )
+        probe = decision.probe(trial.number, settings, None)
+        try:
+            with trials.leased(study, trial, probe):
+                yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
+                observation = _observed(runner, probe, accumulation)
+        finally:
+            with storage_errors():
+                trials.abandon(study, trial)
+        record.record(observation)
+        yield ProbeFinished(observation=observation)
+        return observation
+
+    def _record(self, run: run_directory.Run) -> loop.RunRecord:
+        """Return where the search is recorded, with a history of its own probes."""
+        return dataclasses.replace(super()._record(run), history=self._searched)
+
+    @property
+    def _searched(self) -> list[Observation]:
+        """What an earlier exploration of the run has seen, without real steps."""
+        return [one for one in self.known if REAL_STEP not in one.details]
+
+    @property
+    def _space(self) -> Space:
+        """The candidates, and what an earlier exploration of the run tried in its search."""
+        tried = (one for one in self._searched if one.probe.purpose is not Purpose.KEEP_BATCH_SIZE)
+        return Space.of(self._candidates).including(one.micro_batch_size for one in tried)
 
     def _own_accumulation(self, micro_batch_size: int) -> int | None:
-        """Return the accumulation of the user's global batch size; None where there is none or it is not whole."""
+        """Return the accumulation of the training: of the user's global batch size, else its own; None if unknown.
+
+        None also where the global batch is no multiple of the size, and where the command chooses the accumulation.
+        """
         total, share = self.config.batch_size, micro_batch_size * self.config.num_replicas
-        if total is None or not self._command.sets_accumulation or total % share:
-            return None
-        return total // share
+        if total is None:
+            return self._command.accumulation
+        return None if total % share or not self._command.sets_accumulation else total // share
+
+    def _with_own_batch(self, config: Config, micro_batch_size: int | None) -> Config:
+        """Return the job with the global batch that its own accumulation makes of a size, where it has no other."""
+        accumulation = self._command.accumulation
+        if config.batch_size is not None or accumulation is None or micro_batch_size is None:
+            return config
+        return dataclasses.replace(config, batch_size=accumulation * micro_batch_size * config.num_replicas)
 
     @property
     def _memory_limit_bytes(self) -> int | None:
@@ -204,7 +288,11 @@ class CommandExploration(ResumableExploration):
         """Yield what will be started, how often, and what it may write."""
         if self.config.recognised:
             yield f"{self.config.path} is of {self.config.recognised}"
-        yield f"starts `{self._command.shown}` up to {max_probes} times, and ends each after its last observed step"
+        starts = dict(self._most_starts(max_probes))
+        total = sum(starts.values())
+        yield f"starts `{self._command.shown}` up to {total} times, and ends each after its last observed step"
+        if len(starts) > 1:
+            yield f"that is {', '.join(f'{number} {why}' for why, number in starts.items())}"
         if self.config.explore.sizes_per_start > 1:
             most = self.config.explore.sizes_per_start
             yield f"a start serves up to {most} sizes, cut from larger batches; the winner runs in a start of its own"
@@ -212,7 +300,92 @@ class CommandExploration(ResumableExploration):
             yield "what a start writes to {output_dir} is removed after it; trackers are switched off"
         else:
             yield "the command does not take {output_dir}: each start writes where it likes; trackers are switched off"
+        yield from self._announced_steps()
+
+    def _most_starts(self, max_probes: int) -> Iterator[tuple[str, int]]:
+        """Yield why the command is started, and how often at most."""
+        yield "for the sizes of the search", max_probes
+        if self.config.explore.sizes_per_start > 1:
+            yield "for sizes that fail in a start that they share", max_probes
+        keeping = keeping_sizes(self.config, self._candidates)
+        if keeping is not None and keeping.sizes:
+            yield "for a size that keeps the global batch size", min(MOST_PROBES, max_probes)
+        if self._may_run_real_step:
+            yield "with the accumulation of your training", 1
+
+    @property
+    def _may_run_real_step(self) -> bool:
+        if not self._command.sets_accumulation:
+            return False
+        return self.config.batch_size is not None or self._command.accumulation not in (None, PROBING_ACCUMULATION)
+
+    def _announced_steps(self) -> Iterator[str]:
+        """Yield what a step of a start is, and whether a real one is run."""
+        own = self._command.accumulation
         if self._command.sets_accumulation:
             yield f"each start accumulates {PROBING_ACCUMULATION} micro-batches a step; passes are ranked"
+            if self.config.batch_size is None and own is None:
+                yield "the accumulation of your training is unknown: with --global-batch-size N a real step is run"
+        elif own is not None:
+            yield f"the command fixes {counted(own, 'accumulation step')}; whole steps are ranked, updates included"
         else:
             yield "the command chooses its own accumulation; whole steps are ranked, updates included"
+
+
+def _observed(runner: CommandRunner, probe: Probe, accumulation: int) -> Observation:
+    """Run a probe with an accumulation; a training that does not take it has crashed, which its size has not."""
+    began_s = time.time()
+    try:
+        observation = runner.run(probe, accumulation)
+    except UserProgramError as error:
+        observation = Observation(
+            probe=probe,
+            outcome=Outcome.CRASHED,
+            reason="; ".join(filter(None, (error.message, error.hint))),
+            traceback_text=error.traceback_text,
+            started_at_s=began_s,
+            elapsed_s=time.time() - began_s,
+        )
+    return dataclasses.replace(observation, details=observation.details | {REAL_STEP: accumulation})
+
+
+def _expected_s(measured: Observation | None, accumulation: int) -> float:
+    """Return the seconds that a probe with an accumulation takes: its start and its steps; 0 where unknown."""
+    step_s = step_time_s(measured, accumulation)
+    if measured is None or step_s is None:
+        return 0.0
+    return measured.start_time_s + (WARMUP_STEPS + MIN_TIMED_STEPS) * step_s
+
+
+def _seconds_of_step(observation: Observation) -> float | None:
+    """Return the median seconds of a whole step; None where none was timed."""
+    return observation.details["step_time_s"] if observation.is_measured else None
+
+
+def _with_fixed_steps(result: Result, measured: Observation | None, accumulation: int) -> tuple[Result, float | None]:
+    """Return the result and the seconds of a step, where each start has steps of the training's own accumulation."""
+    if measured is None:
+        return result, None
+    seen = round(measured.details["micro_batches_per_step"])
+    if seen == accumulation:
+        return result, _seconds_of_step(measured)
+    fixes = counted(accumulation, "accumulation step")
+    return _warned(result, f"the command fixes {fixes}, and a step had {seen}"), None
+
+
+def _difference(real: Observation, measured: Observation | None, accumulation: int) -> str:
+    """Return how a real step differs from what its size was seen to take; empty where it does not."""
+    steps = counted(accumulation, "accumulation step")
+    if not real.is_measured:
+        return f"with {steps} the training ended as {real.outcome}: {real.reason}"
+    seen_s, predicted_s = _seconds_of_step(real), step_time_s(measured, accumulation)
+    if seen_s is None or predicted_s is None or abs(math.log(seen_s / predicted_s)) <= STARTS_APART:
+        return ""
+    return (
+        f"a step of {steps} took {format_seconds(seen_s)}; passes and an update that were measured at "
+        f"{PROBING_ACCUMULATION} give {format_seconds(predicted_s)}"
+    )
+
+
+def _warned(result: Result, warning: str) -> Result:
+    return dataclasses.replace(result, warnings=(*result.warnings, warning)) if warning else result

@@ -1,0 +1,78 @@
+"""`bexplore explore -- COMMAND` before anything is started: what is announced, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bexplore.cli import cli
+
+TRAIN = ("python", "train.py", "--mbs", "{micro_batch_size}", "--accumulation", "{accumulation}")
+OUT = ("--out", "{output_dir}")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, in which nothing may be left."""
+    monkeypatch.chdir(tmp_path)
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["explore", *words], standalone_mode=False)
+
+
+def plan_of(*words: str) -> dict:
+    """Return the plan of a dry run."""
+    done = typed("--dry-run", "--json", *words)
+    assert done.exception is None, done.output
+    (plan,) = [json.loads(line) for line in done.stdout.splitlines()]
+    return plan
+
+
+def test_a_dry_run_says_how_often_the_command_is_started_and_what_each_start_does(tmp_path):
+    done = typed("--dry-run", "--global-batch-size", "256", "--replicas", "8", "--", *TRAIN, *OUT)
+
+    shown = " ".join((*TRAIN, *OUT))
+    assert done.exception is None
+    lines = done.stderr.splitlines()
+    assert lines[-5:] == [
+        f"starts `{shown}` up to 35 times, and ends each after its last observed step",
+        "that is 16 for the sizes of the search, 16 for sizes that fail in a start that they share, 2 for a size that "
+        "keeps the global batch size, 1 with the accumulation of your training",
+        "a start serves up to 8 sizes, cut from larger batches; the winner runs in a start of its own",
+        "what a start writes to {output_dir} is removed after it; trackers are switched off",
+        "each start accumulates 2 micro-batches a step; passes are ranked",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_without_an_output_folder_says_that_each_start_writes_where_it_likes(tmp_path):
+    plan = plan_of("--writes-are-fine", "--sizes-per-start", "1", "--", *TRAIN)
+
+    assert plan["notices"] == [
+        f"starts `{' '.join(TRAIN)}` up to 16 times, and ends each after its last observed step",
+        "the command does not take {output_dir}: each start writes where it likes; trackers are switched off",
+        "each start accumulates 2 micro-batches a step; passes are ranked",
+        "the accumulation of your training is unknown: with --global-batch-size N a real step is run",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "shown"),
+    [
+        ((), ("--resume",), "--resume"),
+        ((), ("--ckpt_path", "last"), "--ckpt_path last"),
+        (("--env", "RESUME=1"), (), "RESUME=1"),
+    ],
+    ids=["flag", "option", "variable"],
+)
+def test_a_command_that_resumes_is_refused_before_anything_is_written(tmp_path, before, words, shown):
+    done = typed("--dry-run", *before, "--", *TRAIN, *OUT, *words)
+
+    assert done.exception.message.startswith(f"the command line: {shown} resumes from a checkpoint")
+    assert done.exception.hint.startswith("leave it out while you explore")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,390 @@
+"""The exploration of a training command, on a machine with a known answer: its real step, its numbers, its promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+
+from bexplore.command.runner import PROBING_ACCUMULATION, CommandSettings
+from bexplore.config.command import Command
+from bexplore.config.load import load_config
+from bexplore.errors import UserProgramError
+from bexplore.exploration import of_command as module
+from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent, Planned
+from bexplore.exploration.exploration import explore
+from bexplore.exploration.finish import step_time_s
+from bexplore.exploration.result import RunResult
+from bexplore.exploration.resumable import ExploreOptions
+from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
+from bexplore.search.result import ProbeFinished, ProbeStarted
+
+UPDATE_S = 0.2  # of an optimizer as slow as ten passes
+SIZES = "explore.candidates=[2, 8]"
+STORAGE = "sqlite:///study.db"
+
+
+class Machine:
+    """Stands for `CommandRunner`; a pass takes a fixed time and a time for each sample.
+
+    Attributes:
+        runs: Size and accumulation of each start, of all instances.
+        learnt: Numbers of the observations that a resumed exploration has handed over.
+        slower: Factor of the steps whose accumulation is not that of probing.
+        fails_with: What happens in these steps instead of an observation.
+        steps_had: Micro-batches of a step where the command fixes them.
+        interrupted_at: Start of the search at which the user interrupts.
+    """
+
+    runs: list[tuple[int, int | None]]
+    learnt: list[int]
+    slower: float
+    fails_with: BaseException | Outcome | None
+    steps_had: int
+    interrupted_at: int | None
+
+    def __init__(self, command: Command, settings: CommandSettings) -> None:
+        self.command, self.settings = command, settings
+        self.num_replicas = command.num_replicas
+        self.device_info: dict = {}
+
+    def __call__(self, probe: Probe) -> Observation:
+        if len(self.runs) == self.interrupted_at:
+            raise KeyboardInterrupt
+        return self.run(probe, PROBING_ACCUMULATION if self.command.sets_accumulation else None)
+
+    def run(self, probe: Probe, accumulation: int | None) -> Observation:
+        self.runs.append((probe.micro_batch_size, accumulation))
+        is_real = accumulation not in (None, PROBING_ACCUMULATION)
+        if is_real and isinstance(self.fails_with, BaseException):
+            raise self.fails_with
+        if is_real and self.fails_with is not None:
+            return Observation(probe=probe, outcome=self.fails_with, reason="too big", elapsed_s=1.0)
+        steps = accumulation or self.steps_had
+        pass_s = (probe.micro_batch_size + 30) / 1000.0 * (self.slower if is_real else 1.0)
+        step_s = steps * pass_s + UPDATE_S
+        passes_s, updates_s = ((pass_s,) * 5, (UPDATE_S,) * 5) if accumulation else ((step_s / steps,) * 5, ())
+        details = {"num_replicas": 1, "step_time_s": step_s, "micro_batches_per_step": float(steps)}
+        return Observation(
+            probe=probe,
+            outcome=Outcome.MEASURED,
+            pass_times_s=passes_s,
+            update_times_s=updates_s,
+            start_time_s=2.0,
+            elapsed_s=3.0,
+            ran_eagerly=True,
+            details=details,
+        )
+
+    def learn(self, observation: Observation) -> None:
+        self.learnt.append(observation.probe.number)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch, tmp_path) -> type[Machine]:
+    """The machine, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    facts = {"runs": [], "learnt": [], "slower": 1.0, "fails_with": None, "steps_had": 1, "interrupted_at": None}
+    fresh = type("FreshMachine", (Machine,), facts)
+    monkeypatch.setattr(module, "CommandRunner", fresh)
+    return fresh
+
+
+def events_of(*overrides: str, text: str = "", words: tuple[str, ...] = (), **options) -> list[JobEvent]:
+    """Explore a file that a command reads; return the events."""
+    Path("job.yaml").write_text(f"micro_batch_size: explore\n{text}\n")
+    command = json.dumps(["train", "{config}", "--out", "{output_dir}", *words])
+    config = load_config(Path("job.yaml"), overrides=[f"explore.command={command}", SIZES, *overrides])
+    return list(explore(config, ExploreOptions(model_dir="run", **options)))
+
+
+def result_of(*overrides: str, **fields) -> RunResult:
+    """Explore as `events_of` does; return the result."""
+    (finished,) = [event for event in events_of(*overrides, **fields) if isinstance(event, Finished)]
+    return finished.result
+
+
+def journal() -> list[Observation]:
+    """Return the observations of the only run."""
+    (path,) = Path().rglob("journal.jsonl")
+    return [Observation.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def step_times(result: RunResult) -> dict[int, float]:
+    """Return the seconds of a step by accumulation."""
+    return {one.accumulation_steps: one.step_time_s for one in result.global_batch_sizes}
+
+
+def states_of_trials() -> list[str]:
+    """Return the states of the trials of the only study."""
+    (summary,) = optuna.get_all_study_summaries(STORAGE)
+    study = optuna.load_study(study_name=summary.study_name, storage=STORAGE)
+    return [trial.state.name for trial in study.get_trials()]
+
+
+# The real step
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("gradient_accumulation_steps: 8", ()),
+        ("gradient_accumulation_steps: 1", ("explore.global_batch_size=64",)),
+        ("gradient_accumulation_steps: 1", ("explore.replica_batch_size=64",)),
+    ],
+    ids=["the file's own", "of the global batch", "of a replica's batch"],
+)
+def test_the_answer_runs_once_with_the_accumulation_of_the_training_and_its_step_is_in_the_result(
+    machine, text, overrides
+):
+    result = result_of(*overrides, text=text)
+
+    assert result.micro_batch_size == 8
+    assert [run for run in machine.runs if run[1] != PROBING_ACCUMULATION] == [(8, 8)]
+    assert result.batch_size == 64
+    assert step_times(result)[8] == pytest.approx(8 * 0.038 + UPDATE_S)
+    assert result.keeps_batch_size.accumulation_steps == 8
+    assert result.warnings == ()
+
+
+def test_a_step_is_seen_without_another_start_where_probes_have_the_accumulation_of_the_training(machine):
+    result = result_of(text=f"gradient_accumulation_steps: {PROBING_ACCUMULATION}")
+
+    assert {accumulation for _, accumulation in machine.runs} == {PROBING_ACCUMULATION}
+    assert not any(module.REAL_STEP in one.details for one in journal())
+    assert step_times(result)[2] == pytest.approx(2 * 0.038 + UPDATE_S)
+
+
+def test_nothing_is_run_with_another_accumulation_where_nobody_says_which(machine):
+    result = result_of(words=("--accumulation", "{accumulation}"))
+
+    assert {accumulation for _, accumulation in machine.runs} == {PROBING_ACCUMULATION}
+    assert result.batch_size is None
+
+
+def test_what_the_command_fixes_is_seen_in_every_start(machine):
+    machine.steps_had = 8
+    words = ("--gradient_accumulation_steps", "8")
+
+    result = result_of(text="gradient_accumulation_steps: 4", words=words)
+
+    assert {accumulation for _, accumulation in machine.runs} == {None}
+    assert result.batch_size == 64
+    assert step_times(result)[8] == pytest.approx(8 * 0.038 + UPDATE_S)
+    assert result.warnings == ()
+
+
+def test_a_command_that_fixes_an_accumulation_and_has_steps_of_another_is_told_so(machine):
+    machine.steps_had = 4
+
+    result = result_of(words=("--gradient_accumulation_steps=8",))
+
+    assert result.warnings == ("the command fixes 8 accumulation steps, and a step had 4",)
+
+
+@pytest.mark.parametrize(("slower", "warns"), [(1.0, False), (1.3, False), (1.5, True), (0.5, True)])
+def test_a_real_step_is_compared_with_its_passes_and_its_update(machine, slower, warns):
+    # 8 passes of 38 ms and an update of 200 ms: 504 ms are predicted, of which the passes alone are 304 ms.
+    machine.slower = slower
+
+    result = result_of(text="gradient_accumulation_steps: 8")
+
+    assert bool(result.warnings) is warns
+    if slower == 1.5:
+        assert result.warnings == (
+            "a step of 8 accumulation steps took 656 ms; passes and an update that were measured at 2 give 504 ms",
+        )
+
+
+# Its observation
+
+
+def test_the_real_step_is_a_probe_of_the_journal_the_study_and_the_events(machine):
+    events = events_of(f"explore.storage={STORAGE}", text="gradient_accumulation_steps: 8")
+
+    result, observations = events[-1].result, journal()
+    assert states_of_trials() == [*["COMPLETE"] * (len(observations) - 1), "FAIL"]  # the last is no evidence
+    started = [event.probe for event in events if isinstance(event, ProbeStarted)]
+    finished = [event.observation for event in events if isinstance(event, ProbeFinished)]
+    assert started == [one.probe for one in observations] == [one.probe for one in finished]
+    assert [one.probe.number for one in observations] == list(range(len(machine.runs)))
+    assert observations[-1].details[module.REAL_STEP] == 8
+    assert observations[-1].probe.purpose is Purpose.VERIFY
+    assert result.num_probes == len(observations) == sum(result.outcomes.values())
+    expected_s = [event.expected_s for event in events if isinstance(event, ProbeStarted)][-1]
+    assert expected_s == pytest.approx(2.0 + 7 * step_time_s(observations[-1], 8))
+
+
+def test_an_exploration_that_was_killed_after_its_real_step_does_not_run_it_again(machine):
+    machine.slower = 1.5
+    first = result_of(text="gradient_accumulation_steps: 8")
+    before = list(machine.runs)
+    (stored,) = Path().rglob("result.json")
+    stored.unlink()
+
+    again = result_of(text="gradient_accumulation_steps: 8")
+
+    assert machine.runs == before
+    assert step_times(again) == step_times(first)
+    names = ("num_probes", "outcomes", "confidence", "warnings")
+    assert [getattr(again, name) for name in names] == [getattr(first, name) for name in names]
+    assert first.warnings
+
+
+def test_another_accumulation_is_another_real_step_of_the_same_search(machine):
+    result_of(text="gradient_accumulation_steps: 8")
+    num_before = len(machine.runs)
+
+    assert isinstance(events_of(text="gradient_accumulation_steps: 8")[0], AlreadyFinished)
+    result = result_of(text="gradient_accumulation_steps: 16")
+
+    assert machine.runs[num_before:] == [(8, 16)]
+    assert [one.probe.number for one in journal()] == list(range(num_before + 1))
+    assert step_times(result)[16] == pytest.approx(16 * 0.038 + UPDATE_S)
+
+
+def test_a_real_step_is_no_evidence_of_the_search_that_is_resumed(machine):
+    machine.slower = 0.2  # were it evidence, its size would be far faster
+    first = result_of(text="gradient_accumulation_steps: 8")
+
+    again = result_of(text="gradient_accumulation_steps: 16")
+
+    names = ("samples_per_s", "relative_performance", "confidence", "left_to_gain", "throughput_band")
+    names += ("exact_over_shared", "stop_reason")
+    assert again.num_probes == first.num_probes + 1 == sum(again.outcomes.values())
+    assert not any("noisy" in warning for warning in again.warnings)
+    assert [getattr(again, name) for name in names] == [getattr(first, name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("fails_with", "outcome", "warning"),
+    [
+        (
+            Outcome.OUT_OF_MEMORY,
+            Outcome.OUT_OF_MEMORY,
+            "with 8 accumulation steps the training ended as out_of_memory: too big",
+        ),
+        (
+            UserProgramError("a step had 2 micro-batches", hint="write {accumulation}", traceback_text="log"),
+            Outcome.CRASHED,
+            "with 8 accumulation steps the training ended as crashed: a step had 2 micro-batches; write {accumulation}",
+        ),
+    ],
+    ids=["out of memory", "contradicted"],
+)
+def test_a_real_step_that_fails_leaves_the_answer_with_a_warning(machine, fails_with, outcome, warning):
+    machine.fails_with = fails_with
+
+    result = result_of(text="gradient_accumulation_steps: 8")
+
+    assert result.micro_batch_size == 8
+    assert result.warnings == (warning,)
+    assert journal()[-1].outcome is outcome
+    assert result.outcomes[outcome.value] == 1
+
+
+def test_an_interruption_in_the_real_step_ends_with_the_answer_and_a_second_call_runs_the_step(machine):
+    machine.fails_with = KeyboardInterrupt()
+    interrupted = result_of(f"explore.storage={STORAGE}", text="gradient_accumulation_steps: 8")
+    assert "RUNNING" not in states_of_trials()
+    machine.fails_with = None
+
+    again = result_of(f"explore.storage={STORAGE}", text="gradient_accumulation_steps: 8")
+
+    assert (interrupted.stop_reason, interrupted.micro_batch_size) == ("interrupted", 8)
+    assert [run for run in machine.runs if run[1] == 8] == [(8, 8)] * 2
+    assert step_times(again)[8] == pytest.approx(8 * 0.038 + UPDATE_S)
+
+
+def test_an_interruption_of_the_search_starts_no_real_step(machine):
+    machine.interrupted_at = 2
+
+    result = result_of(text="gradient_accumulation_steps: 8")
+
+    assert result.stop_reason == "interrupted"
+    assert len(machine.runs) == 2
+
+
+def test_a_stop_before_the_real_step_is_the_stop_reason(machine):
+    asked = iter([None, None, "enough"])
+
+    result = result_of(
+        "explore.max_probes=2",
+        "explore.sizes_per_start=1",
+        text="gradient_accumulation_steps: 8",
+        should_stop=lambda: next(asked, "enough"),
+    )
+
+    assert result.stop_reason == "enough"
+    assert all(accumulation != 8 for _, accumulation in machine.runs)
+
+
+# What is announced
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text", "words", "total", "parts"),
+    [
+        (("explore.sizes_per_start=1",), "", (), 5, ""),
+        ((), "", (), 10, "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share"),
+        (
+            ("explore.sizes_per_start=1",),
+            "gradient_accumulation_steps: 8",
+            (),
+            6,
+            "that is 5 for the sizes of the search, 1 with the accumulation of your training",
+        ),
+        (
+            ("explore.global_batch_size=64",),
+            "gradient_accumulation_steps: 8",
+            (),
+            13,
+            "that is 5 for the sizes of the search, 5 for sizes that fail in a start that they share, 2 for a size "
+            "that keeps the global batch size, 1 with the accumulation of your training",
+        ),
+        (("explore.sizes_per_start=1",), "", ("--gradient_accumulation_steps=8",), 5, ""),
+        (("explore.sizes_per_start=1",), "gradient_accumulation_steps: 2", (), 5, ""),
+    ],
+)
+def test_the_plan_has_the_true_bound_of_starts(overrides, text, words, total, parts):
+    planned = events_of("explore.max_probes=5", *overrides, text=text, words=words, dry_run=True)[0]
+
+    assert isinstance(planned, Planned)
+    assert f" up to {total} times, " in planned.notices[0]
+    assert [one for one in planned.notices if one.startswith("that is")] == ([parts] if parts else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "last"),
+    [
+        ("", (), "the command chooses its own accumulation; whole steps are ranked, updates included"),
+        (
+            "",
+            ("--gradient_accumulation_steps=8",),
+            "the command fixes 8 accumulation steps; whole steps are ranked, updates included",
+        ),
+        (
+            "",
+            ("--accumulation={accumulation}",),
+            "the accumulation of your training is unknown: with --global-batch-size N a real step is run",
+        ),
+        (
+            "gradient_accumulation_steps: 8",
+            (),
+            "each start accumulates 2 micro-batches a step; passes are ranked",
+        ),
+    ],
+)
+def test_the_plan_says_which_steps_are_ranked(text, words, last):
+    assert events_of(text=text, words=words, dry_run=True)[0].notices[-1] == last
+
+
+def test_a_dry_run_starts_nothing_and_keeps_nothing(machine):
+    events_of(text="gradient_accumulation_steps: 8", dry_run=True)
+
+    assert machine.runs == []
+    assert [path.name for path in Path().iterdir()] == ["job.yaml"]
