@@ -196,12 +196,17 @@ class _Show:
 
 
 class _Stopper:
-    """Ctrl-C once: end in order, with whole files. Twice: end at once."""
+    """Ctrl-C once: end in order, with whole files. Twice: end at once.
+
+    SIGTERM and a terminal that is closed count as Ctrl-C: `timeout`, a cancelled CI job, a lost connection.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self._asked = False
         self._is_unattended = False
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def reason(self) -> str | None:
         """Return the stop reason once a stop was requested."""
@@ -213,11 +218,14 @@ class _Stopper:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def __enter__(self) -> _Stopper:
-        self._before = signal.signal(signal.SIGINT, self._handle)
+        for number in self.SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _handle(self, _number: int, _frame: Any) -> None:
         is_second, self._asked = self._asked and not self._is_unattended, True

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from bexplore.command.device_use import DeviceUse
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import Start
 from bexplore.command.watch import Watch
+from bexplore.units import counted
 
-# Seconds that the launcher gets to end by itself once its ranks have ended.
-GRACE_S = 4.0
 # Seconds that a rank waits after its last step for what comes next. Source: a judgement: a search decides within
 # seconds, and where the explorer is gone, the ranks end by themselves soon.
 PARK_S = 60.0
+# Seconds without a sign of the explorer after which ranks leave. Source: a judgement; the watch gives one every 5 s,
+# and a file system of several hosts may show it half a minute late.
+LIFE_LIMIT_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +33,7 @@ class OpenStart:
         accumulation: Micro-batches of a step that were asked for; None where the command chooses.
         capacity: The size that the command was given, from whose batches smaller ones are cut; None where the start
             has one probe, of the command's own batches.
+        devices: The devices' memory and users, as they were before it.
         served: Sizes that it has run.
         watch: The watch over its latest probe; None before.
     """
@@ -36,6 +42,7 @@ class OpenStart:
     folder: ProbeFolder
     latest: ProbeFolder
     number: int
+    devices: DeviceUse
     accumulation: int | None = None
     capacity: int | None = None
     served: list[int] = field(default_factory=list)
@@ -65,10 +72,16 @@ class OpenStart:
         fits = self.capacity is not None and micro_batch_size <= self.capacity and accumulation == self.accumulation
         return fits and self.start.return_code is None and time.monotonic() - self._parked_s < PARK_S / 2
 
-    def end(self) -> list[int]:
-        """End all of its processes, and remove what the training wrote; return the processes that are left."""
-        is_whole = self.watch is not None and self.watch.reports.are_whole
-        self.latest.release()
-        left = self.start.end(grace_s=GRACE_S if is_whole else 0.0)
+    def go_on(self, following: ProbeFolder, micro_batch_size: int, settings: Mapping[str, Any]) -> None:
+        """Let the parked ranks go on with a further size."""
+        self.latest.go_on(following, settings)
+        self.latest = following
+        self.served.append(micro_batch_size)
+
+    def end(self) -> list[str]:
+        """End all of its processes, and remove what the training wrote; return what is left, for people."""
+        parked = () if self.watch is None or not self.watch.reports.are_whole else self.watch.parked()
+        left = self.start.end(ranks=parked, release=self.latest.release)
         self.folder.clean()
-        return left
+        texts = [f"{counted(len(left), 'process')} of probe {self.number} could not be ended: {left}"] if left else []
+        return [*texts, *self.devices.wait_until_free()]

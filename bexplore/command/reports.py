@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+Place = tuple[str, int]  # host and process id: containers may have equal ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class Rank:
         rows: Leading dimension -> number of micro-batches from loaders that had it.
         forward_rows: Leading dimension and elements of the model's inputs, where they were looked at.
         digests: Of its first batches; equal ones are one replica's work.
-        memory: Bytes by name: see `observed_memory` of the runner.
+        memory: Bytes by name: peaks, before and after, and counts of the allocator.
         record: All of it.
     """
 
@@ -82,24 +85,13 @@ class Reports:
         hellos: One record for each process that imported torch.
         ranks: By rank.
         errors: The first error of each process, the earliest first.
-        num_steps: Optimizer steps so far, by process id.
+        num_steps: Optimizer steps so far, by process.
     """
 
     hellos: tuple[Mapping[str, Any], ...] = ()
     ranks: tuple[Rank, ...] = ()
     errors: tuple[Mapping[str, Any], ...] = ()
-    num_steps: Mapping[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: Path) -> Reports:
-        """Read the reports of a probe."""
-        ranks = sorted((Rank.of(record) for record in _records(folder, "rank-*.json")), key=lambda one: one.rank)
-        return cls(
-            hellos=tuple(_records(folder, "hello-*.json")),
-            ranks=tuple(ranks),
-            errors=tuple(sorted(_records(folder, "error-*.json"), key=lambda one: one["at_s"])),
-            num_steps=dict(_progress(path) for path in folder.glob("steps-*")),
-        )
+    num_steps: Mapping[Place, int] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -112,10 +104,42 @@ class Reports:
         return bool(self.ranks) and len({rank.rank for rank in self.ranks}) >= self.world_size
 
 
-def _records(folder: Path, pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+class ReportsReader:
+    """Reads the reports of one probe again and again; parses a record only where it is new.
+
+    Args:
+        folder: The folder in which the processes write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._records: dict[str, tuple[int, Any]] = {}  # name -> time of its last change, and what it holds
+
+    def read(self) -> Reports:
+        """Return the reports so far."""
+        found = sorted(os.scandir(self._folder), key=lambda entry: entry.name)
+        steps = (_progress(entry) for entry in found if entry.name.startswith("steps-"))
+        return Reports(
+            hellos=tuple(self._parsed(found, "hello-", dict)),
+            ranks=tuple(sorted(self._parsed(found, "rank-", Rank.of), key=lambda rank: rank.rank)),
+            errors=tuple(sorted(self._parsed(found, "error-", dict), key=lambda error: error["at_s"])),
+            num_steps=dict(step for step in steps if step is not None),
+        )
+
+    def _parsed(self, found: Sequence[os.DirEntry[str]], kind: str, read: Callable[[Any], Any]) -> Iterator[Any]:
+        for entry in found:
+            if not entry.name.startswith(kind) or not entry.name.endswith(".json"):
+                continue
+            changed_ns, record = self._records.get(entry.name, (0, None))
+            now_ns = entry.stat().st_mtime_ns
+            if now_ns != changed_ns:
+                record = read(json.loads(Path(entry.path).read_text()))
+                self._records[entry.name] = (now_ns, record)
+            yield record
 
 
-def _progress(path: Path) -> tuple[int, int]:
-    pid, words = int(path.name.rpartition("-")[2]), path.read_text().split()
-    return pid, int(words[0]) if words else 0
+def _progress(entry: os.DirEntry[str]) -> tuple[Place, int] | None:
+    """Return a process and its optimizer steps; None before it has written any."""
+    host, _, pid = entry.name.removeprefix("steps-").rpartition("-")
+    words = Path(entry.path).read_text().split()
+    return ((host, int(pid)), int(words[0])) if words else None

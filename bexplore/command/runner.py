@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bexplore.command import open_start
+from bexplore.command.device_use import DeviceUse
 from bexplore.command.failures import CommandFailure, of_end, of_errors, of_lost
-from bexplore.command.open_start import PARK_S, OpenStart
+from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
-from bexplore.command.processes import Start
-from bexplore.command.reports import Rank, Reports
+from bexplore.command.processes import MARK, Start
+from bexplore.command.reports import Rank, Reports, ReportsReader
 from bexplore.command.timing import StepTiming, in_groups, slowest
-from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas, is_cut
+from bexplore.command.verdicts import Arrived, SizeCheck, Verdict, check_accumulation, check_replicas, is_cut
 from bexplore.command.watch import MIN_TIMED_STEPS, Ending, Watch
 from bexplore.config.command import Command
 from bexplore.errors import UserInputError, UserProgramError
@@ -149,11 +152,20 @@ class CommandRunner:
         if held is not None:
             self._end(held)
 
+    def learn(self, observation: Observation) -> None:
+        """Take over what a measured probe of this command has shown, in an exploration that goes on."""
+        found = observation.details.get("arrived")
+        if observation.is_measured and found:
+            verdict = Verdict(observation.details["verdicts"]["micro_batch_size"])
+            self._sizes.learn(observation.micro_batch_size, Arrived(**found), verdict)
+
+    @property
+    def unconfirmed_size(self) -> int | None:
+        """The size of which another number of samples arrived, until a second size shows why; None for none."""
+        return self._sizes.unconfirmed
+
     def _end(self, opened: OpenStart) -> None:
-        left = opened.end()
-        if left:
-            text = f"{counted(len(left), 'process')} of probe {opened.number} could not be ended: {left}"
-            self._left = (*self._left, text)
+        self._left = (*self._left, *opened.end())
 
     def _serve(self, probe: Probe, accumulation: int | None) -> tuple[Observation | None, bool]:
         """Run a probe in a start that serves several sizes.
@@ -192,9 +204,7 @@ class CommandRunner:
             self.close()
             return None
         folder = self._folder(probe)
-        held.latest.go_on(folder, self._observer_settings(size, accumulation, held.capacity))
-        held.latest = folder
-        held.served.append(size)
+        held.go_on(folder, size, self._observer_settings(size, accumulation, held.capacity))
         return held
 
     def _open_for_several(self, probe: Probe, accumulation: int | None) -> OpenStart:
@@ -204,25 +214,31 @@ class CommandRunner:
         return self._open(probe, accumulation, capacity=max(roomy, default=size))
 
     def _watched(self, opened: OpenStart, probe: Probe) -> _Seen:
-        folder = opened.latest
+        folder, contention, kills = opened.latest, CpuContention([opened.start.process.pid]), oom_kills()
+
+        def look(pids: Sequence[int]) -> None:
+            contention.look(pids)
+            opened.devices.look(pids)
+
         opened.watch = watch = Watch(
             start=opened.start,
-            read=lambda: Reports.read(folder.reports),
+            read=ReportsReader(folder.reports).read,
             time_limit_s=probe.time_limit_s,
             should_stop=self.settings.should_stop,
             stop_after=folder.stop_after,
+            beat=folder.beat,
+            look=look,
             num_warmup=WARMUP_STEPS,
             is_shared=opened.capacity is not None,
             is_reused=opened.is_reused,
         )
-        contention, kills = CpuContention([opened.start.process.pid]), oom_kills()
         contention.start()
         ending = watch.until_end()
         return _Seen(
             opened=opened,
             watch=watch,
             ending=ending,
-            warnings=tuple(contention.warnings()),
+            warnings=(*contention.warnings(), *opened.devices.warnings()),
             killed_by_kernel=oom_kills() > kills,
         )
 
@@ -265,6 +281,7 @@ class CommandRunner:
         env = folder.write(self.command, values, self._observer_settings(size, accumulation, capacity))
         argv, _ = self.command.filled(values)
         self.settings.on_progress({"stage": "start", "micro_batch_size": size})
+        devices = DeviceUse()
         try:
             start = Start(argv, env=env, folder=folder.path)
         except OSError as error:
@@ -276,6 +293,7 @@ class CommandRunner:
             folder=folder,
             latest=folder,
             number=probe.number,
+            devices=devices,
             accumulation=accumulation,
             capacity=capacity,
             served=[size],
@@ -290,7 +308,8 @@ class CommandRunner:
             "memory_step": MEMORY_STEP,
             "profile_memory": True,
             "memory_limit_bytes": self.settings.memory_limit_bytes,
-            "park_s": PARK_S,
+            "park_s": open_start.PARK_S,
+            "life_limit_s": open_start.LIFE_LIMIT_S,
         }
 
     def _failure(self, ending: Ending, watch: Watch, *, killed_by_kernel: bool) -> CommandFailure | None:
@@ -309,8 +328,9 @@ class CommandRunner:
         if ending is Ending.UNOBSERVED:
             raise UserProgramError(
                 "torch runs in the command, and the observer was not loaded into it: its Python ignores PYTHONPATH "
-                "(-I, -E, -S, or a launcher that clears the environment)",
-                hint="install the observer there: bexplore attach --install --python PYTHON",
+                "(-I, -E, -S), or its launcher clears the environment",
+                hint=f"let the launcher pass PYTHONPATH and {MARK} on, leave -S out, and for -I or -E install the "
+                "observer there: bexplore attach --install --python PYTHON",
             )
         if ending is Ending.NO_STEP or (ending is Ending.ENDED and self._ended_without_step(watch)):
             raise UserProgramError(
@@ -367,6 +387,11 @@ class CommandRunner:
             return self._too_short(blank, reports)
         if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
             return replace(blank, reason=f"batches of {size} could not be cut from those of {opened.capacity}")
+        if any(rank.record["is_resumed"] for rank in reports.ranks):
+            raise UserProgramError(
+                "the training loaded an optimizer's state before its first step: each probe would resume from it",
+                hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
+            )
         finding_of_size = self._sizes.of(reports.ranks, size, accumulation or round(timing.micro_batches_per_step))
         num_replicas, finding_of_replicas = check_replicas(reports.ranks, self.command.num_replicas)
         findings = {
@@ -375,12 +400,16 @@ class CommandRunner:
             "accumulation": check_accumulation(timing, accumulation),
         }
         verdicts = {name: finding.verdict.value for name, finding in findings.items()}
-        wrong = next((one for one in findings.values() if one.verdict is not Verdict.VERIFIED), None)
+        wrong = next((one for one in findings.values() if one.is_refused), None)
         if wrong is not None and not wrong.is_of_this_size:
             raise UserProgramError(f"{wrong.verdict.value}: {wrong.why}", hint=wrong.hint)
         details = _details(reports, timing, num_replicas) | {"verdicts": verdicts}
-        if wrong is not None:
-            reason = f"{wrong.why}: the framework may shrink a size that runs out of memory; {wrong.hint}"
+        if size in self._sizes.arrived:
+            details["arrived"] = asdict(self._sizes.arrived[size])
+        swallowed = wrong.why if wrong is not None else _swallowed(reports)
+        if swallowed:
+            hint = f"; {wrong.hint}" if wrong is not None else ""
+            reason = f"{swallowed}: the program may catch what runs out of memory{hint}"
             return replace(blank, outcome=Outcome.OUT_OF_MEMORY, reason=reason, details=details)
         self.num_replicas, self.device_info = num_replicas, _device_info(reports)
         return replace(
@@ -446,12 +475,21 @@ def _compiled(reports: Reports) -> dict[str, Any]:
     }
 
 
+def _swallowed(reports: Reports) -> str:
+    """Return what the allocator refused in the observed steps after the first; empty for nothing.
+
+    Refusals before are of libraries that try how much a kernel may take, and of frameworks that search for a size.
+    """
+    refused = max(_refusals(rank) for rank in reports.ranks)
+    return f"the allocator refused memory {counted(refused, 'time')} in the observed steps" if refused else ""
+
+
+def _refusals(rank: Rank) -> int:
+    return int(rank.memory.get("num_ooms") or 0) - int(rank.memory.get("num_ooms_before") or 0)
+
+
 def _warnings(reports: Reports) -> tuple[str, ...]:
-    found = {f"the observer: {note}" for rank in reports.ranks for note in rank.record["notes"]}
-    refused = max(int(rank.memory.get("num_ooms") or 0) for rank in reports.ranks)
-    if refused:
-        found.add(f"the allocator refused memory {counted(refused, 'time')}, and the program caught it")
-    return tuple(sorted(found))
+    return tuple(sorted({f"the observer: {note}" for rank in reports.ranks for note in rank.record["notes"]}))
 
 
 def _details(reports: Reports, timing: StepTiming, num_replicas: int) -> dict[str, Any]:
@@ -462,6 +500,8 @@ def _details(reports: Reports, timing: StepTiming, num_replicas: int) -> dict[st
         "micro_batches_per_step": timing.micro_batches_per_step,
         "passes_per_step": timing.passes_per_step,
         "optimizers": sorted({name for rank in reports.ranks for name in rank.record["optimizers"]}),
+        "peak_memory_bytes_by_rank": [rank.memory.get("peak_bytes") for rank in reports.ranks],
+        "elements_per_step": [statistics.median(step.num_elements for step in rank.steps) for rank in reports.ranks],
         "samples_are_seen": True,
     }
 

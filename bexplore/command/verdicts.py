@@ -16,10 +16,16 @@ from bexplore.units import counted
 PROPORTION = 0.1
 
 
+# Batches that a loader returned per pass, over those at sizes before, from which some of them were dropped. Source:
+# halfway between none and one for each pass.
+DROPPED = 1.5
+
+
 class Verdict(StrEnum):
-    """Whether what was asked for was seen."""
+    """Whether what was asked for was seen; the worst last."""
 
     VERIFIED = "verified"
+    UNCONFIRMED = "unconfirmed"  # another number arrived at the first size: packed or wrong, which a second size shows
     CONTRADICTED = "contradicted"
     UNSEEN = "unseen"
 
@@ -40,19 +46,37 @@ class Finding:
     hint: str = ""
     is_of_this_size: bool = False
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the probe is no measurement."""
+        return self.verdict in (Verdict.CONTRADICTED, Verdict.UNSEEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """What arrived at a size that did what it was asked for.
+
+    Attributes:
+        rows: The usual leading dimension.
+        elements_per_sample: By the size that was asked for.
+        fetches_per_pass: Batches that the loaders returned for each pass; 0 without a loader.
+    """
+
+    rows: int
+    elements_per_sample: float
+    fetches_per_pass: float
+
 
 @dataclass(slots=True)
 class SizeCheck:
-    """Checks micro-batch sizes of one command; remembers elements per sample, by which packed batches are checked.
+    """Checks micro-batch sizes of one command; remembers what arrived, by which packed batches are checked.
 
     Attributes:
-        elements_per_sample: By size that did what it was asked for, of the probes so far.
-        arrived: By the same sizes, the usual leading dimension.
+        arrived: By size that did what it was asked for, of the probes so far.
         unconfirmed: The first size, where another number arrived: packed, or wrong, which the next size shows.
     """
 
-    elements_per_sample: dict[int, float] = field(default_factory=dict)
-    arrived: dict[int, int] = field(default_factory=dict)
+    arrived: dict[int, Arrived] = field(default_factory=dict)
     unconfirmed: int | None = None
 
     def of(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int) -> Finding:
@@ -65,31 +89,48 @@ class SizeCheck:
                 hint="load the batches by a torch DataLoader, or call the model as a torch.nn.Module outside of "
                 "compiled functions",
             )
-        return next((one for one in findings if one.verdict is not Verdict.VERIFIED), findings[0])
+        return max(findings, key=lambda one: list(Verdict).index(one.verdict))
+
+    def learn(self, micro_batch_size: int, arrived: Arrived, verdict: Verdict) -> None:
+        """Take over what arrived at a size in an exploration that goes on."""
+        self.arrived[micro_batch_size] = arrived
+        self.unconfirmed = micro_batch_size if verdict is Verdict.UNCONFIRMED and len(self.arrived) == 1 else None
 
     def _of_rank(self, rank: Rank, size: int, accumulation: int) -> Finding:
-        arrived = _arrivals(rank)
-        usual = max(arrived, key=lambda rows: arrived[rows])
-        of_model = {rows for rows, _ in rank.forward_rows}
+        rows = _arrivals(rank)
+        usual = max(rows, key=lambda count: rows[count])
+        arrived = Arrived(
+            rows=usual,
+            elements_per_sample=_elements_per_micro_batch(rank) / size,
+            fetches_per_pass=_fetches_per_pass(rank),
+        )
+        if self._drops(size, arrived):
+            return Finding(
+                verdict=Verdict.CONTRADICTED,
+                why=f"{arrived.fetches_per_pass:.1f} micro-batches of {size} arrived for each that was trained",
+                hint="let a batch that runs out of memory end the training",
+                is_of_this_size=True,
+            )
+        of_model = {count for count, _ in rank.forward_rows}
         is_whole_step = usual == size * accumulation and _passes_per_fetch(rank) == accumulation
-        per_sample = _elements_per_micro_batch(rank) / size
-        in_proportion = self._is_in_proportion(size, per_sample)
+        is_in_proportion = self._is_in_proportion(size, arrived.elements_per_sample)
         if usual == size or size in of_model or is_whole_step:
-            if self.unconfirmed not in (None, size) and not in_proportion:
-                return self._contradicted(self.arrived[self.unconfirmed], self.unconfirmed)
+            if self.unconfirmed not in (None, size) and not is_in_proportion:
+                return self._contradicted(self.arrived[self.unconfirmed].rows, self.unconfirmed)
             self.unconfirmed = None
-        elif in_proportion:
+        elif is_in_proportion:
             self.unconfirmed = None
         elif not self.arrived.keys() - {size}:
             self.unconfirmed = size
         else:
             return self._contradicted(usual, size)
-        self.elements_per_sample[size], self.arrived[size] = per_sample, usual
-        return Finding(verdict=Verdict.VERIFIED)
+        self.arrived[size] = arrived
+        verdict = Verdict.VERIFIED if self.unconfirmed is None else Verdict.UNCONFIRMED
+        return Finding(verdict=verdict, why="" if self.unconfirmed is None else _why(usual, size))
 
     def _contradicted(self, rows: int, size: int) -> Finding:
-        why = f"micro-batches of {counted(rows, 'sample')} arrived where {size} were asked for"
-        if rows > size or rows in (seen for other, seen in self.arrived.items() if other != size):
+        why = _why(rows, size)
+        if rows > size or rows in (seen.rows for other, seen in self.arrived.items() if other != size):
             hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
             return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
         hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
@@ -97,8 +138,14 @@ class SizeCheck:
         return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=is_of_this_size)
 
     def _is_in_proportion(self, size: int, per_sample: float) -> bool:
-        others = [value for other, value in self.elements_per_sample.items() if other != size and value > 0]
+        seen = [one.elements_per_sample for other, one in self.arrived.items() if other != size]
+        others = [value for value in seen if value > 0]
         return bool(others) and abs(per_sample / statistics.median(others) - 1.0) <= PROPORTION
+
+    def _drops(self, size: int, arrived: Arrived) -> bool:
+        """Return whether the program drops batches that it trained with at other sizes."""
+        others = [one.fetches_per_pass for other, one in self.arrived.items() if other != size and one.fetches_per_pass]
+        return bool(others) and arrived.fetches_per_pass >= DROPPED * max(statistics.median(others), 1.0)
 
 
 def is_cut(ranks: Sequence[Rank], micro_batch_size: int, capacity: int) -> bool:
@@ -160,6 +207,15 @@ def _elements_per_micro_batch(rank: Rank) -> float:
     if num_fetches:
         return sum(step.num_elements for step in rank.steps) / num_fetches
     return statistics.median([elements for _, elements in rank.forward_rows] or [0])
+
+
+def _why(rows: int, size: int) -> str:
+    return f"micro-batches of {counted(rows, 'sample')} arrived where {size} were asked for"
+
+
+def _fetches_per_pass(rank: Rank) -> float:
+    num_passes = sum(step.num_passes for step in rank.steps)
+    return sum(step.num_fetches for step in rank.steps) / num_passes if num_passes else 0.0
 
 
 def _passes_per_fetch(rank: Rank) -> int:

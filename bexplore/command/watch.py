@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import psutil
-
 from bexplore.command.failures import of_errors
 from bexplore.command.processes import Start
-from bexplore.command.reports import Reports
+from bexplore.command.reports import Place, Reports
+from bexplore.engine.process.memory_watchdog import HOST_FLOOR_BYTES
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Outcome
 
@@ -21,21 +20,26 @@ POLL_S = 0.05
 # A rank reads the number of the last step at each step; it is set so many polls ahead of the fastest rank, so that none
 # has passed it. One that has is waited for: see `_stop_all`.
 POLLS_AHEAD = 4
+# A poll takes at most this share of the time: a thousand ranks write thousands of files.
+READ_SHARE = 0.2
+BEAT_S = 5.0  # between two signs of life to the ranks, which leave where none comes
 # Seconds of timed steps: half of what the start took, within these. Source: a judgement; the median of a probe is then
 # known to about the noise between two starts, and no start is repeated for want of steps.
 TIMED_SHARE, LEAST_TIMED_S, MOST_TIMED_S = 0.5, 2.0, 8.0
-LEAST_SHARED_S = 1.0  # of each size of a start that serves several
+SHARED_S = 1.0  # of each size of a start that serves several
 MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
 PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
-# A process with torch in it and without a hello is not observed. Source: the observer writes its hello within
-# milliseconds of torch's import, which takes 1 to 10 s from a cold disk.
-UNOBSERVED_S = 15.0
+# Seconds after which a process with torch and without an observer ends the start, as long as no rank has completed a
+# step. Source: the observer's finder notes a process before it loads torch's modules; a fork has another command line
+# within milliseconds.
+UNOBSERVED_S = 5.0
 # Seconds that other ranks and the launcher get to show more after the first error of a process.
 AFTER_ERROR_S = 3.0
+# Seconds that processes get to end once their training has, before their status counts as good. Source: a judgement;
+# torch takes a second to unload, and a busy machine ten times as long.
+LEAVING_S = 20.0
 # A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
 HANG_S, HANG_TIMES = 60.0, 20.0
-# Memory of the host below which the start is ended before the kernel kills something else.
-HOST_FLOOR_BYTES = 192 * 2**20
 
 
 class Ending(StrEnum):
@@ -62,6 +66,8 @@ class Watch:
         time_limit_s: Seconds after which the start is given up; None for no limit.
         should_stop: Whether the exploration was interrupted.
         stop_after: Sets the number of the last step.
+        beat: Tells the ranks that the explorer lives.
+        look: Called with the processes of this host once a second.
         num_warmup: Steps that are not timed.
         is_shared: Whether the start serves several sizes.
         is_reused: Whether its training has run before, with another size: nothing is built any more.
@@ -74,6 +80,8 @@ class Watch:
     time_limit_s: float | None
     should_stop: Callable[[], bool]
     stop_after: Callable[[int], None]
+    beat: Callable[[], None]
+    look: Callable[[Sequence[int]], None]
     num_warmup: int
     is_shared: bool = False
     is_reused: bool = False
@@ -81,10 +89,12 @@ class Watch:
     lost_pid: int | None = None
     _began_s: float = field(default_factory=time.monotonic)
     _looked_s: float = 0.0
+    _beat_s: float = 0.0
+    _poll_s: float = POLL_S
     _first_torch_s: float | None = None
     _error_s: float | None = None
     _missing_s: float | None = None
-    _progress: dict[int, int] = field(default_factory=dict)
+    _progress: dict[Place, int] = field(default_factory=dict)
     _progressed_s: float = 0.0
     _longest_s: float = 0.0
     _timed_from: tuple[float, int] | None = None  # seconds and steps at the end of the warm-up
@@ -100,11 +110,21 @@ class Watch:
             if self.should_stop():
                 raise KeyboardInterrupt
             ended = self.start.return_code is not None  # before the reports are read: they are whole then
+            began_s = time.monotonic()
             self.reports = self.read()
+            self._poll_s = max(POLL_S, (time.monotonic() - began_s) / READ_SHARE)
+            if began_s - self._beat_s > BEAT_S:
+                self._beat_s = began_s
+                self.beat()
             ending = self._ending(ended)
             if ending is not None:
                 return ending
-            time.sleep(POLL_S)
+            time.sleep(self._poll_s)
+
+    def parked(self) -> list[int]:
+        """Return the processes of this host that wait for their release after the last step."""
+        ranks = (rank.record for rank in self.reports.ranks if rank.outcome == "observed")
+        return [record["pid"] for record in ranks if record["host"] == os.uname().nodename]
 
     def _ending(self, ended: bool) -> Ending | None:
         now_s, reports = time.monotonic(), self.reports
@@ -141,13 +161,13 @@ class Watch:
         is_enough = now_s - since_s >= self._timed_s(since_s - self._began_s) and fastest - first >= MIN_TIMED_STEPS
         if self._is_passed or (self._last_step is None and is_enough):
             step_s = (now_s - since_s) / max(fastest - first, 1)
-            self._last_step = fastest + 2 + math.ceil(POLLS_AHEAD * POLL_S / step_s)
+            self._last_step = fastest + 2 + math.ceil(POLLS_AHEAD * self._poll_s / step_s)
             self.stop_after(self._last_step)
 
     def _timed_s(self, warmup_s: float) -> float:
         """Return the seconds of timed steps after a start and a warm-up that took so long."""
         if self.is_shared:
-            return min(LEAST_SHARED_S, MOST_TIMED_S)
+            return SHARED_S
         return min(max(TIMED_SHARE * warmup_s, LEAST_TIMED_S), MOST_TIMED_S)
 
     @property
@@ -160,9 +180,9 @@ class Watch:
         return bool({hello["pid"] for hello in self.reports.hellos} & set(self.start.alive()))
 
     def _is_over(self, now_s: float) -> bool:
-        """Return whether all ranks have ended their training and the command still runs: it is not waited for."""
+        """Return whether all ranks have ended their training and the command still runs: it is waited for no more."""
         self._missing_s = self._missing_s or now_s
-        return now_s - self._missing_s > AFTER_ERROR_S
+        return now_s - self._missing_s > LEAVING_S
 
     def _of_whole_training(self) -> Ending:
         """Return the ending of a training that ended by itself: a rank that failed has a record, too."""
@@ -194,16 +214,18 @@ class Watch:
         return now_s - self._progressed_s > patience_s
 
     def _of_processes(self, now_s: float) -> Ending | None:
-        if min(available_memory_bytes(), psutil.virtual_memory().available) < HOST_FLOOR_BYTES:
+        alive = self.start.alive()
+        self.look(alive)
+        if available_memory_bytes() < HOST_FLOOR_BYTES:
             return Ending.HOST_FULL
-        hellos = {hello["pid"] for hello in self.reports.hellos}
-        if not hellos and self.start.unobserved():
+        here = self._here()
+        if not self.reports.num_steps and self.start.unobserved():
             self._first_torch_s = self._first_torch_s or now_s
             if now_s - self._first_torch_s > UNOBSERVED_S:
                 return Ending.UNOBSERVED
         done = {rank.record["pid"] for rank in self.reports.ranks}
-        training = set(self.reports.num_steps) & self._here()
-        gone = training - done - set(self.start.alive())
+        training = {pid for _, pid in self.reports.num_steps} & here
+        gone = training - done - set(alive)
         if gone and not self.reports.errors:
             self.lost_pid = min(gone)
             self._error_s = self._error_s or now_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import threading
@@ -45,6 +46,7 @@ class CpuContention:
     _begin_s: float = 0.0
     _busy_s: float = 0.0
     _own_s: float = 0.0
+    _workers_s: float = 0.0
     _throttles: int = 0
 
     def start(self) -> None:
@@ -71,17 +73,27 @@ class CpuContention:
             warnings.append("the processors lowered their clocks because of heat meanwhile: the times are too long")
         return warnings
 
+    def look(self, pids: Sequence[int]) -> None:
+        """Note which processes are the workers' now, and what they have used: some end before the last count."""
+        self.pids = [*{*self.pids, *pids}]
+        self._tree_s()
+
     def _tree_s(self) -> float:
-        try:
-            workers = [psutil.Process(pid) for pid in self.pids]
-            tree = {one.pid: one for worker in workers for one in (worker, *worker.children(recursive=True))}
-            times = [process.cpu_times() for process in tree.values()]
-            own = psutil.Process().cpu_times()
-        except psutil.Error:
-            return self._own_s
-        # A finished compiler child moves into its parent's children_* fields.
-        tree_s = sum(t.user + t.system + t.children_user + t.children_system for t in times)
-        return tree_s + own.user + own.system
+        """Return the seconds of this process and of the workers' trees, those of ended processes included."""
+        own = psutil.Process().cpu_times()
+        tree: dict[int, psutil.Process] = {}
+        for pid in self.pids:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                worker = psutil.Process(pid)
+                tree |= {one.pid: one for one in (worker, *worker.children(recursive=True))}
+        tree_s = 0.0
+        for process in tree.values():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                # A finished compiler child moves into its parent's children_* fields.
+                tree_s += times.user + times.system + times.children_user + times.children_system
+        self._workers_s = max(self._workers_s, tree_s)
+        return self._workers_s + own.user + own.system
 
 
 def _busy_s() -> float:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shlex
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -11,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.command import watch
+from bexplore.command import open_start, watch
 from bexplore.command.open_start import PARK_S
+from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
@@ -34,6 +40,36 @@ from tests.command_builders import (
 LIMIT_BYTES = 2 * 2**30
 
 Run = Callable[..., CommandRunner]
+SPAWN = TRAIN.parent / "spawned_training.py"
+
+
+class StopsAfter:
+    """Asks for an end so many seconds after it was asked first.
+
+    Args:
+        seconds: As above.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began_s = seconds, 0.0
+
+    def __call__(self) -> bool:
+        self._began_s = self._began_s or time.monotonic()
+        return time.monotonic() - self._began_s > self._seconds
+
+
+def spawning(export: Path) -> Command:
+    """Return a command that spawns two ranks and writes into a folder after them."""
+    words = ("--micro-batch-size", "{micro_batch_size}", "--out", "{output_dir}", "--export", str(export))
+    argv = (sys.executable, str(SPAWN), *words, "--port", str(free_port()))
+    return Command(argv=argv, env={"OMP_NUM_THREADS": "1"})
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 @pytest.fixture
@@ -127,6 +163,16 @@ def test_a_program_that_shrinks_the_size_by_itself_is_out_of_memory_at_the_size_
     assert observation.pass_times_s == ()
 
 
+def test_a_program_that_drops_batches_without_a_word_is_out_of_memory_at_the_size_at_which_it_does(run_of):
+    runner = run_of(training("--drop-above", "4"))
+    assert runner(probe_of(4)).is_measured
+
+    observation = runner(probe_of(8, number=1))
+
+    assert observation.outcome is Outcome.OUT_OF_MEMORY
+    assert "arrived for each that was trained" in observation.reason
+
+
 # Ranks that are lost, wait or differ
 
 
@@ -147,7 +193,11 @@ def test_a_rank_that_hangs_ends_the_probe_with_the_step_after_which_nothing_came
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_that_ends_with_a_status_after_enough_steps_has_crashed_and_is_no_measurement(run_of, ranks):
+def test_a_rank_that_ends_with_a_status_after_enough_steps_has_crashed_and_is_no_measurement(
+    run_of, monkeypatch, ranks
+):
+    monkeypatch.setattr(watch, "LEAST_TIMED_S", 1000.0)  # the explorer itself ends nothing
+    monkeypatch.setattr(watch, "MOST_TIMED_S", 1000.0)
     fault = ("--fault", "forward:exit", "--rank", str(ranks - 1), "--step", "20")
 
     observation = run_of(training(*fault, ranks=ranks))(probe_of(4))
@@ -163,7 +213,80 @@ def test_fewer_ranks_than_replicas_are_refused_with_both_numbers(run_of):
     assert "the command started 1 rank where 2 replicas were asked for" in error.message
 
 
+# Code of the user after the observed steps
+
+
+def test_a_script_that_spawns_its_ranks_runs_nothing_after_them(run_of, tmp_path):
+    runner = run_of(spawning(tmp_path))
+
+    observation = runner(probe_of(4))
+
+    assert observation.is_measured
+    assert observation.details["num_ranks"] == 2
+    assert not list(tmp_path.glob("*.pt"))
+
+
+@pytest.mark.parametrize("fault", [(), ("--fault", "update:injected", "--rank", "1", "--step", "3")])
+def test_a_shell_script_runs_nothing_after_its_launcher(run_of, tmp_path, fault):
+    command = training(*fault, ranks=2)
+    line = f"{shlex.join(command.argv)}; touch {tmp_path}/after; sleep 60"
+    runner = run_of(dataclasses.replace(command, argv=("bash", "-c", line)))
+
+    observation = runner(probe_of(4))
+
+    assert observation.is_measured == (not fault)
+    assert not (tmp_path / "after").exists()
+
+
+def test_a_rank_that_is_ended_because_another_failed_saves_nothing(run_of, tmp_path):
+    script = tmp_path / "run" / "saving.py"
+    script.parent.mkdir()
+    save = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: Path('{tmp_path}/saved').write_text('state'))\n"
+    script.write_text(TRAIN.read_text().replace("OPTIONS = read_options()", f"{save}OPTIONS = read_options()"))
+    runner = run_of(training("--fault", "forward:hang", script=script), should_stop=StopsAfter(6.0))
+
+    with pytest.raises(KeyboardInterrupt):
+        runner(probe_of(4))
+
+    assert not (tmp_path / "saved").exists()
+
+
 # Commands that do something else
+
+
+def test_a_training_that_loads_the_state_of_an_optimizer_is_refused(run_of):
+    error = refused(run_of(training("--resume")))
+
+    assert "loaded an optimizer's state before its first step" in error.message
+
+
+def test_a_training_that_cannot_be_observed_behind_a_launcher_that_can_is_ended_and_refused(run_of, monkeypatch):
+    monkeypatch.setattr(watch, "UNOBSERVED_S", 2.0)
+    command = training()
+    launcher = "import subprocess, sys, torch; subprocess.run([sys.executable, '-I', *sys.argv[1:]])"
+    runner = run_of(dataclasses.replace(command, argv=(sys.executable, "-c", launcher, *command.argv[1:])))
+
+    assert "the observer was not loaded into it" in refused(runner).message
+
+
+def test_trackers_are_off_and_the_users_own_sitecustomize_runs(run_of, tmp_path):
+    own = tmp_path / "run" / "own"
+    own.mkdir(parents=True)
+    kept = f"import os; open('{tmp_path}/run/environment', 'w').write(os.environ['WANDB_MODE'])"
+    (own / "sitecustomize.py").write_text(kept)
+    command = training()
+    command.env["PYTHONPATH"] = str(own)
+
+    assert run_of(command)(probe_of(4)).is_measured
+    assert (tmp_path / "run" / "environment").read_text() == "disabled"
+
+
+def test_memory_is_told_by_rank(run_of):
+    observation = run_of(training(ranks=2))(probe_of(4))
+
+    by_rank = observation.details["peak_memory_bytes_by_rank"]
+    assert len(by_rank) == 2 and all(by_rank)
+    assert observation.peak_memory_bytes == max(by_rank)
 
 
 def test_a_bug_of_the_script_is_shown_with_its_own_traceback_and_is_never_too_big(run_of):
@@ -234,6 +357,32 @@ def test_an_interrupt_in_the_middle_of_a_start_ends_all_of_its_ranks(run_of, tmp
 
     with pytest.raises(KeyboardInterrupt):
         run_of(training(ranks=2), should_stop=is_training)(probe_of(4))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_explorer_that_is_ended_by_a_signal_ends_its_training(tmp_path, number):
+    words = [sys.executable, "-m", "bexplore", "explore", "--quiet", "--", *training().argv]
+    explorer = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.rglob("steps-*")):
+        assert explorer.poll() is None
+        time.sleep(0.05)
+    assert marked_processes(tmp_path)
+
+    explorer.send_signal(number)
+
+    assert explorer.wait(60) == 130
+    assert marked_processes(tmp_path) == []
+
+
+def test_ranks_stop_at_a_common_step_where_no_sign_of_the_explorer_comes(run_of, monkeypatch):
+    monkeypatch.setattr(ProbeFolder, "beat", lambda self: None)
+    monkeypatch.setattr(open_start, "LIFE_LIMIT_S", 2.0)
+    for name in ("LEAST_TIMED_S", "MOST_TIMED_S"):
+        monkeypatch.setattr(watch, name, 1000.0)  # the explorer itself ends nothing
+
+    observation = run_of(training(ranks=2))(probe_of(4))
+
+    assert observation.is_measured
 
 
 # Several sizes in one start
@@ -351,7 +500,7 @@ def test_an_interrupt_while_a_start_serves_its_second_size_ends_all_of_its_ranks
 
 
 def test_ranks_that_wait_for_an_explorer_that_is_gone_end_by_themselves(run_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("bexplore.command.runner.PARK_S", 8.0)  # on busy cores a rank is seconds behind the other
+    monkeypatch.setattr("bexplore.command.open_start.PARK_S", 8.0)  # on busy cores a rank is seconds behind the other
     runner = run_of(training(ranks=2), sizes_per_start=8, candidates=(4, 8))
 
     assert runner(search_probe_of(4)).is_measured
@@ -360,7 +509,7 @@ def test_ranks_that_wait_for_an_explorer_that_is_gone_end_by_themselves(run_of, 
     while marked_processes(tmp_path / "run") and time.monotonic() < ended:
         time.sleep(0.1)
     assert marked_processes(tmp_path / "run") == []
-    monkeypatch.setattr("bexplore.command.runner.PARK_S", PARK_S)  # a rank may wait so long for the other one
+    monkeypatch.setattr("bexplore.command.open_start.PARK_S", PARK_S)  # a rank may wait so long for the other one
     assert runner(search_probe_of(8, number=1)).probe.compilation is Compilation.SHARED  # in a new start
     runner.close()
 

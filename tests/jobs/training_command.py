@@ -33,6 +33,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10**6)
     parser.add_argument("--swallow", action="store_true", help="leave a batch out that runs out of memory")
     parser.add_argument("--shrink", action="store_true", help="train with half of the size after it")
+    parser.add_argument("--drop-above", type=int, default=10**6, help="drop every other batch of more samples")
+    parser.add_argument("--resume", action="store_true", help="load the state of the optimizer")
     parser.add_argument("--frozen", action="store_true", help="never update")
     parser.add_argument("--largest", type=int, default=10**6, help="samples of a batch that still fit")
     parser.add_argument("--static", action="store_true", help="take no batch of another size than the first")
@@ -118,9 +120,15 @@ def train(model: torch.nn.Module, size: int) -> None:
     optimizer = Optimizer(model.parameters(), lr=1e-3, momentum=0.9)
     samples = TensorDataset(torch.randn(size * 512, 32))
     sampler = DistributedSampler(samples) if WORLD_SIZE > 1 else None
-    num_passes = 0
+    if OPTIONS.resume:
+        state = {"state": {0: {"momentum_buffer": torch.zeros(32, 32)}}}
+        optimizer.load_state_dict(optimizer.state_dict() | state)
+    num_passes = num_batches = 0
     while Clock.step < OPTIONS.steps:
         for (batch,) in loader(samples, size, sampler):
+            num_batches += 1
+            if size > OPTIONS.drop_above and num_batches % 2:
+                continue
             try:
                 model(batch).backward()
                 num_passes += 1

@@ -14,7 +14,8 @@ The explorer reads these files of the probe's `reports` folder, each written who
 The explorer writes `last_step`, the number of the step after which all ranks stop, and `release` once every rank has
 its record. A rank that waits goes on where the number is raised, because another rank had passed it already; and with
 another size where the explorer writes `next`, the settings of a further probe, whose `reports` folder is another one.
-The first settings come from `probe.json` beside this file.
+It writes `explorer` every few seconds: where that stays as it is, the ranks stop at a common step and leave. The first
+settings come from `probe.json` beside this file.
 """
 
 import os
@@ -29,6 +30,10 @@ DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
+LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
+STEPS_TO_COMMON = 20  # steps ahead of a rank that no other is ahead of it
+# The rank by launchers that set no RANK: Slurm, Open MPI, MPICH.
+RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def install(folder, torch):
@@ -56,6 +61,7 @@ class Observer:
         """Take over the settings of a probe."""
         self.probe, self.reports = probe, probe["reports"]
         self.last_step_path = os.path.join(self.reports, "last_step")
+        self.life_limit_s = probe.get("life_limit_s", 60.0)
         self.most_passes = PASSES_WITHOUT_STEP + 4 * probe.get("accumulation", 1)
         self.lists.begin(probe["micro_batch_size"], probe.get("capacity"))
 
@@ -70,6 +76,7 @@ class Observer:
         self.optimizer_names = {}
         self.parameters, self.versions = None, []
         self.first_backward_at_s = None
+        self.is_resumed = False
         self._reset_counts()
 
     def _reset_counts(self):
@@ -92,6 +99,7 @@ class Observer:
         self.has_error = False
         self.notes = []
         self.steps_file = None
+        self.life, self.looked_s, self.lived_s = None, _clock(), _clock()
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
@@ -108,6 +116,7 @@ class Observer:
 
         optimizer.register_optimizer_step_pre_hook(_unless_compiling(self.torch, self.before_update))
         optimizer.register_optimizer_step_post_hook(_unless_compiling(self.torch, self.after_update))
+        self._watch_resuming(optimizer.Optimizer)
         self._chain_excepthooks()
         import atexit
 
@@ -120,21 +129,50 @@ class Observer:
             "argv": getattr(sys, "orig_argv", sys.argv),
             "python": sys.version.split()[0],
             "torch": str(self.torch.__version__),
-            "rank": os.environ.get("RANK"),
+            "rank": self._rank(),
             "started_at_s": self.started_at_s,
             "attached_at_s": self.attached_at_s,
         }
 
+    def _rank(self):
+        """Return the rank as text, as the launcher's environment or the process group has it; None for none."""
+        found = next((os.environ[name] for name in RANK_NAMES if name in os.environ), None)
+        try:
+            distributed = self.torch.distributed
+            if distributed.is_available() and distributed.is_initialized():
+                return str(distributed.get_rank())
+        except Exception:  # a process group that is being ended
+            pass
+        return found
+
     def _limit_memory(self):
         limit = self.probe.get("memory_limit_bytes")
-        if not limit:
-            return
-        if not _has_accelerator(self.torch):
+        if limit and not _has_accelerator(self.torch):
             import resource
 
             resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-        elif hasattr(self.torch.cuda, "_lazy_call"):  # runs when CUDA is initialised, which a launcher never does
-            self.torch.cuda._lazy_call(lambda: _limit_cuda(self.torch.cuda, limit))
+
+    def _limit_device_memory(self):
+        """Limit the device of this rank, which is known at the first pass; until then it has all of the device."""
+        limit, cuda = self.probe.get("memory_limit_bytes"), self.torch.cuda
+        if limit and cuda.is_initialized():
+            device = cuda.current_device()
+            total = cuda.get_device_properties(device).total_memory
+            cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+
+    def _watch_resuming(self, kind):
+        """Note that an optimizer takes over states before the first step: the training resumes."""
+        import functools
+
+        observer, inner = self, kind.load_state_dict
+
+        @functools.wraps(inner)
+        def load_state_dict(optimizer, state_dict, *args, **kwargs):
+            if observer.first_backward_at_s is None:
+                observer.is_resumed |= bool(isinstance(state_dict, dict) and state_dict.get("state"))
+            return inner(optimizer, state_dict, *args, **kwargs)
+
+        kind.load_state_dict = load_state_dict
 
     def _patch_backward(self):
         import functools
@@ -173,7 +211,7 @@ class Observer:
         @functools.wraps(inner)
         def __next__(iterator):
             batch = inner(iterator)
-            while observer.lists.is_stale(iterator):
+            while observer.is_stale(iterator):
                 batch = inner(iterator)
             observer.fetched(batch)
             return batch
@@ -213,6 +251,14 @@ class Observer:
 
     # -- what the hooks see -----------------------------------------------------------------------------------------
 
+    def is_stale(self, iterator):
+        """Return whether the batch that an iterator has returned was loaded for another size."""
+        try:
+            return self.lists.is_stale(iterator)
+        except Exception as error:
+            self._note("batch", error)
+            return False
+
     def fetched(self, batch):
         """Count a micro-batch that a DataLoader returned."""
         if self.is_done:
@@ -241,6 +287,7 @@ class Observer:
             if self.first_backward_at_s is None:
                 self.first_backward_at_s = time.time()
                 self.thread = threading.get_ident()
+                self._limit_device_memory()
                 self._chain_excepthooks()  # a framework may have replaced it
         except Exception as error:
             self._note("backward", error)
@@ -250,18 +297,25 @@ class Observer:
         self.passes += 1
         self.total_passes += 1
         self.last_backward_s = _clock()
-        if self.updated_in_backward:
-            self.updated_in_backward = False
-            self._updated(1)
-        elif not self.steps and not self.is_pending and self.total_passes > self.most_passes:
-            self._finish("no_step")
+        try:
+            if self.updated_in_backward:
+                self.updated_in_backward = False
+                self._updated(1)
+            elif not self.steps and not self.is_pending and self.total_passes > self.most_passes:
+                self._finish("no_step")
+        except Exception as error:
+            self._note("backward", error)
 
     def before_update(self, optimizer, args, kwargs):
         """Note when an update begins; one that calls the backward pass itself is known before it does."""
-        if not self.in_backward and not self.is_done:
+        if self.in_backward or self.is_done:
+            return
+        try:
             self._know(optimizer)
             self.update_began_s = _clock()
             self._mark_device("begins")
+        except Exception as error:
+            self._note("update", error)
 
     def after_update(self, optimizer, args, kwargs):
         """Count an update; the optimizer with most parameters is the clock of the steps."""
@@ -356,10 +410,22 @@ class Observer:
             path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
             self.steps_file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(self.steps_file, b"%9d %9d\n" % (len(self.steps), self.total_passes), 0)
+        if self.last_update_s - self.looked_s > self.life_limit_s / LOOKS:
+            self._look_for_explorer()
+
+    def _look_for_explorer(self):
+        """Name a common last step where the explorer is gone: all ranks leave after it, and nothing is saved."""
+        self.looked_s = _clock()
+        life = _changed_ns(os.path.join(self.reports, "explorer"))
+        if life != self.life:
+            self.life, self.lived_s = life, self.looked_s
+        elif self.looked_s - self.lived_s > self.life_limit_s and not os.access(self.last_step_path, os.F_OK):
+            with open(self.last_step_path, "w") as stream:
+                stream.write(str(len(self.steps) + STEPS_TO_COMMON))
 
     def _mark_device(self, kind):
         cuda = self.torch.cuda
-        if cuda.is_initialized():
+        if cuda.is_initialized() and not cuda.is_current_stream_capturing():
             event = cuda.Event(enable_timing=True)
             event.record()
             self.update_events.append((kind, event))
@@ -436,6 +502,7 @@ class Observer:
             self._note("memory", "the resident peak is that of the whole process")
         if self.torch.cuda.is_initialized():
             self.torch.cuda.reset_peak_memory_stats()
+            self.memory["num_ooms_before"] = self.torch.cuda.memory_stats().get("num_ooms", 0)
         elif self.probe.get("profile_memory") and not self.torch.autograd._profiler_enabled():
             self.memory["live_bytes"] = _live_bytes(self.torch)
             try:
@@ -473,8 +540,11 @@ class Observer:
         cuda = self.torch.cuda
         if cuda.is_initialized():
             device = "cuda:%d" % cuda.current_device()
-            self._read_cuda_events()
-            self._read_cuda_memory()
+            for read in (self._read_cuda_events, self._read_cuda_memory):
+                try:
+                    read()
+                except Exception as error:
+                    self._note("device", error)
         rank, world_size, backend = _place(self.torch)
         record = self._hello()
         record.update(
@@ -490,6 +560,7 @@ class Observer:
             forward_rows=self.forward_rows,
             digests=self.digests,
             num_cut_lists=self.lists.num_cut,
+            is_resumed=self.is_resumed,
             optimizers=sorted(self.optimizer_names),
             memory=self.memory,
             compiler=_compiler_counters(),
@@ -527,8 +598,11 @@ class Observer:
         if self.thread is not None and self.thread != threading.get_ident():
             return
         release = os.path.join(self.reports, "release")
-        limit_s = _clock() + self.probe.get("park_s", 60.0)
-        while not os.path.exists(release) and _clock() < limit_s:
+        limit_s, is_released = _clock() + self.probe.get("park_s", 60.0), False
+        while _clock() < limit_s:
+            is_released = os.path.exists(release)
+            if is_released:
+                break
             if len(self.steps) < self._last_step() and self.was_observed:  # another rank was ahead
                 self.is_done = False
                 return
@@ -538,7 +612,7 @@ class Observer:
             time.sleep(0.01)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(0 if is_released else 1)  # a script goes on after an end that is good
 
     def _begin_next(self, probe):
         """Go on with the training under the settings of a further probe."""
@@ -582,7 +656,7 @@ class Observer:
             record = {
                 "pid": os.getpid(),
                 "host": _host(),
-                "rank": os.environ.get("RANK"),
+                "rank": self._rank(),
                 "where": where,
                 "chain": _chain(error),
                 "traceback": text[-LOGGED_CHARACTERS:],
@@ -747,13 +821,10 @@ def _largest_parameters(torch):
     return sorted(found, key=lambda one: one.numel())[-WATCHED_PARAMETERS:]
 
 
-def _limit_cuda(cuda, limit_bytes):
-    _, total = cuda.mem_get_info()
-    cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
-
-
 def _has_accelerator(torch):
-    return bool(torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl"))
+    """Return whether torch can use a device of this host: NVIDIA's, also under WSL, or AMD's."""
+    paths = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+    return torch.backends.cuda.is_built() and any(os.path.exists(path) for path in paths)
 
 
 def _place(torch):
@@ -762,6 +833,14 @@ def _place(torch):
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), None
+
+
+def _changed_ns(path):
+    """Return when a file was changed; None where it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _compiler_counters():

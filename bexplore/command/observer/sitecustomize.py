@@ -22,8 +22,17 @@ class _TorchFinder:
             spec = find(name, path, target) if find is not None else None
             if spec is not None and hasattr(spec.loader, "exec_module"):
                 self._wrap(spec.loader)
+                self._note()
                 return spec
         return None
+
+    def _note(self):
+        """Write that the observer will be loaded here, long before torch has been executed."""
+        try:
+            name = "importing-%s-%d" % (os.uname().nodename, os.getpid())
+            os.close(os.open(os.path.join(self.folder, name), os.O_CREAT | os.O_WRONLY, 0o644))
+        except OSError:  # the explorer has gone, and its folder with it
+            pass
 
     def _wrap(self, loader):
         execute = loader.exec_module

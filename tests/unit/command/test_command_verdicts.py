@@ -70,7 +70,7 @@ def packed(elements: int) -> Rank:
 
 def test_packed_batches_are_verified_by_their_elements_on_every_rank():
     check = SizeCheck()
-    assert check.of([packed(1004), packed(1004)], 4, 1).verdict is Verdict.VERIFIED
+    assert check.of([packed(1004), packed(1004)], 4, 1).verdict is Verdict.UNCONFIRMED
 
     assert check.of([packed(1993), packed(1993)], 8, 1).verdict is Verdict.VERIFIED
     assert check.of([packed(1993), packed(1993)], 16, 1).verdict is Verdict.CONTRADICTED
@@ -78,13 +78,50 @@ def test_packed_batches_are_verified_by_their_elements_on_every_rank():
 
 def test_a_first_size_that_shrank_is_found_out_by_the_next_one_that_did_not():
     check = SizeCheck()
-    assert check.of([rank(rows=5)], 8, 1).verdict is Verdict.VERIFIED
+    first = check.of([rank(rows=5)], 8, 1)
+    assert first.verdict is Verdict.UNCONFIRMED and not first.is_refused
+    assert check.unconfirmed == 8
 
     finding = check.of([rank(rows=4)], 4, 1)
 
     assert finding.verdict is Verdict.CONTRADICTED
     assert not finding.is_of_this_size
     assert "5 samples arrived where 8 were asked for" in finding.why
+
+
+def test_an_exploration_that_goes_on_checks_a_size_by_what_arrived_before():
+    before = SizeCheck()
+    before.of([packed(1004)], 4, 1)
+    check = SizeCheck()
+    check.learn(4, before.arrived[4], Verdict.UNCONFIRMED)
+
+    assert check.unconfirmed == 4
+    assert check.of([packed(1993)], 8, 1).verdict is Verdict.VERIFIED
+    assert check.unconfirmed is None
+
+
+def dropping(rows: int, fetches_per_pass: int) -> Rank:
+    """Return a rank that trains with one of so many batches that its loader returns."""
+    whole = rank(rows=rows)
+    steps = tuple(dataclasses.replace(one, num_fetches=fetches_per_pass) for one in whole.steps)
+    return dataclasses.replace(whole, steps=steps)
+
+
+def test_a_program_that_drops_batches_at_a_larger_size_is_contradicted_at_that_size_alone():
+    check = SizeCheck()
+    check.of([dropping(4, 1)], 4, 1)
+
+    finding = check.of([dropping(8, 2)], 8, 1)
+
+    assert finding.is_refused and finding.is_of_this_size
+    assert "2.0 micro-batches of 8 arrived for each that was trained" in finding.why
+
+
+def test_a_program_that_takes_two_batches_for_each_pass_at_every_size_is_verified():
+    check = SizeCheck()
+    check.of([dropping(4, 2)], 4, 1)
+
+    assert check.of([dropping(8, 2)], 8, 1).verdict is Verdict.VERIFIED
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""The processes of a start: which of them launch ranks, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bexplore.command.processes import Start, program_of
+
+SLEEPS = "import time; time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["/opt/venv/bin/torchrun", "train.py"], "torchrun"),
+        (["/opt/venv/bin/python3.11", "/opt/venv/bin/torchrun", "train.py"], "torchrun"),
+        (["python", "-u", "-X", "dev", "-m", "torch.distributed.run", "train.py"], "torch.distributed.run"),
+        (["python", "train.py", "-m", "torch.distributed.run"], "train.py"),
+        (["python", "-c", "code", "torchrun"], ""),
+        (["bash", "-c", "torchrun train.py"], "bash"),
+        (["srun", "-n", "2", "python", "train.py"], "srun"),
+        ([], ""),
+    ],
+)
+def test_a_program_is_that_of_the_command_line_or_of_its_python(words, program):
+    assert program_of(words) == program
+
+
+@pytest.fixture
+def started(tmp_path: Path):
+    """Return a function that starts a shell line or a Python program."""
+    starts = []
+
+    def start(*argv: str) -> Start:
+        starts.append(Start(argv, env={}, folder=tmp_path))
+        return starts[-1]
+
+    yield start
+    for one in starts:
+        assert one.end() == []
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_what_neither_launches_nor_waits_to_leave_is_killed_without_running_on(started, tmp_path):
+    line = f"trap 'touch {tmp_path}/trapped' TERM; touch {tmp_path}/began; sleep 60; touch {tmp_path}/after"
+    start = started("bash", "-c", line)
+    wait_for(tmp_path / "began")
+
+    assert start.end() == []
+
+    assert not (tmp_path / "trapped").exists() and not (tmp_path / "after").exists()
+
+
+def test_a_process_in_a_session_and_an_environment_of_its_own_is_still_of_the_start(started, tmp_path):
+    line = (
+        f"setsid {sys.executable} -c '{SLEEPS}' & echo $! > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid"
+    )
+    start = started("bash", "-c", line)
+    wait_for(tmp_path / "pid")
+    pid = int((tmp_path / "pid").read_text())
+
+    while pid not in start.alive():
+        time.sleep(0.01)
+    assert start.end() == []
+
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_was_killed_from_outside_is_gone(started):
+    start = started(sys.executable, "-c", SLEEPS)
+    assert start.process.pid in start.alive()
+
+    os.kill(start.process.pid, signal.SIGKILL)
+    start.process.wait()
+
+    assert start.alive() == []
