@@ -18,7 +18,15 @@ from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import MARK, Start
 from bexplore.command.reports import Rank, Reports, ReportsReader
 from bexplore.command.timing import StepTiming, in_groups, slowest
-from bexplore.command.verdicts import Arrived, SizeCheck, Verdict, check_accumulation, check_replicas, is_cut
+from bexplore.command.verdicts import (
+    Arrived,
+    SizeCheck,
+    Verdict,
+    arrived_instead,
+    check_accumulation,
+    check_replicas,
+    is_cut,
+)
 from bexplore.command.watch import MIN_TIMED_STEPS, Ending, Watch
 from bexplore.config.command import Command
 from bexplore.errors import UserInputError, UserProgramError
@@ -163,6 +171,10 @@ class CommandRunner:
     def unconfirmed_size(self) -> int | None:
         """The size of which another number of samples arrived, until a second size shows why; None for none."""
         return self._sizes.unconfirmed
+
+    def arrived_at(self, micro_batch_size: int) -> str:
+        """Return how many samples arrived at a size, for people."""
+        return arrived_instead(self._sizes.arrived[micro_batch_size].rows, micro_batch_size)
 
     def _end(self, opened: OpenStart) -> None:
         self._left = (*self._left, *opened.end())

@@ -126,10 +126,10 @@ class SizeCheck:
             return self._contradicted(usual, size)
         self.arrived[size] = arrived
         verdict = Verdict.VERIFIED if self.unconfirmed is None else Verdict.UNCONFIRMED
-        return Finding(verdict=verdict, why="" if self.unconfirmed is None else _why(usual, size))
+        return Finding(verdict=verdict, why="" if self.unconfirmed is None else arrived_instead(usual, size))
 
     def _contradicted(self, rows: int, size: int) -> Finding:
-        why = _why(rows, size)
+        why = arrived_instead(rows, size)
         if rows > size or rows in (seen.rows for other, seen in self.arrived.items() if other != size):
             hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
             return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
@@ -209,7 +209,8 @@ def _elements_per_micro_batch(rank: Rank) -> float:
     return statistics.median([elements for _, elements in rank.forward_rows] or [0])
 
 
-def _why(rows: int, size: int) -> str:
+def arrived_instead(rows: int, size: int) -> str:
+    """Return that another number of samples arrived than was asked for, for people."""
     return f"micro-batches of {counted(rows, 'sample')} arrived where {size} were asked for"
 
 

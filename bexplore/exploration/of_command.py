@@ -75,6 +75,7 @@ class CommandExploration(ResumableExploration):
 
     def _run_with(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[JobEvent]:
         for observation in self.known:
+            runner.learn(observation)
             self._learn(runner, observation)
         result = None
         for event in self._search(runner, run):
@@ -89,6 +90,7 @@ class CommandExploration(ResumableExploration):
                     self._learn(runner, event.observation)
                 yield event
         assert result is not None  # the loop ends with a result or an error
+        _check_confirmed(result, runner)
         result, real_step_s = yield from self._with_real_step(result, runner, run)
         yield Finished(result=self._finished(result, real_step_s, runner, run), run=run)
 
@@ -389,3 +391,17 @@ def _difference(real: Observation, measured: Observation | None, accumulation: i
 
 def _warned(result: Result, warning: str) -> Result:
     return dataclasses.replace(result, warnings=(*result.warnings, warning)) if warning else result
+
+
+def _check_confirmed(result: Result, runner: CommandRunner) -> None:
+    """Check that what arrived was seen to follow the size.
+
+    Raises:
+        UserProgramError: Another number of samples arrived at the only size that ran.
+    """
+    size = runner.unconfirmed_size
+    if size is not None and result.stop_reason != StopReason.INTERRUPTED:
+        raise UserProgramError(
+            f"unseen: {runner.arrived_at(size)}, and no other size ran, which would show whether they are packed",
+            hint="let another size be explored: a smaller one that fits, by explore.candidates",
+        )

@@ -32,6 +32,7 @@ class Machine:
     Attributes:
         runs: Size and accumulation of each start, of all instances.
         learnt: Numbers of the observations that a resumed exploration has handed over.
+        unconfirmed_size: The size of which another number of samples arrived.
         slower: Factor of the steps whose accumulation is not that of probing.
         fails_with: What happens in these steps instead of an observation.
         steps_had: Micro-batches of a step where the command fixes them.
@@ -40,6 +41,7 @@ class Machine:
 
     runs: list[tuple[int, int | None]]
     learnt: list[int]
+    unconfirmed_size: int | None
     slower: float
     fails_with: BaseException | Outcome | None
     steps_had: int
@@ -81,6 +83,9 @@ class Machine:
     def learn(self, observation: Observation) -> None:
         self.learnt.append(observation.probe.number)
 
+    def arrived_at(self, micro_batch_size: int) -> str:
+        return f"micro-batches of 1 sample arrived where {micro_batch_size} were asked for"
+
     def close(self) -> None: ...
 
 
@@ -89,6 +94,7 @@ def machine(monkeypatch, tmp_path) -> type[Machine]:
     """The machine, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     facts = {"runs": [], "learnt": [], "slower": 1.0, "fails_with": None, "steps_had": 1, "interrupted_at": None}
+    facts["unconfirmed_size"] = None
     fresh = type("FreshMachine", (Machine,), facts)
     monkeypatch.setattr(module, "CommandRunner", fresh)
     return fresh
@@ -388,3 +394,23 @@ def test_a_dry_run_starts_nothing_and_keeps_nothing(machine):
 
     assert machine.runs == []
     assert [path.name for path in Path().iterdir()] == ["job.yaml"]
+
+
+# What arrived
+
+
+def test_an_answer_whose_samples_no_second_size_confirms_is_refused(machine):
+    machine.unconfirmed_size = 8
+
+    with pytest.raises(UserProgramError, match="unseen: micro-batches of 1 sample arrived where 8 were asked for"):
+        result_of()
+
+
+def test_an_exploration_that_goes_on_hands_over_what_its_probes_have_shown(machine):
+    machine.interrupted_at = 1
+    assert result_of().stop_reason == "interrupted"
+    machine.interrupted_at = None
+
+    result_of()
+
+    assert machine.learnt == [0]
