@@ -84,6 +84,20 @@ def test_the_accumulation_of_the_file_runs_at_the_end_and_its_step_is_what_the_r
     assert marked_processes(tmp_path) == []
 
 
+def test_another_accumulation_goes_on_with_the_run_and_needs_one_start(explored, tmp_path):
+    before = probes_of(explored(5))
+    num_starts = starts(tmp_path)
+
+    events = explored(3)
+
+    (real,) = probes_of(events)
+    assert (real.details[REAL_STEP], real.details["passes_per_step"]) == (3, 3)
+    assert real.probe.number == before[-1].probe.number + 1
+    assert starts(tmp_path) == num_starts + 1
+    assert events[-1].result.batch_size == 3 * real.micro_batch_size
+    assert events[-1].result.num_probes == len(before) + 1
+
+
 def test_what_a_word_of_the_command_fixes_is_what_every_start_has(explored, tmp_path):
     events = explored(5, "--gradient_accumulation_steps", "3")
 
