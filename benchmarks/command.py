@@ -61,6 +61,32 @@ COLUMNS = (
     "probe s",
     "right",
 )
+# What needs a GPU to start at all: what it is, why, and the command to try there, which docs/commands.md has, too.
+NOT_ON_CPU = (
+    (
+        "torchtitan 0.3.0, in a checkout of its release",
+        "it imports Triton, and its device falls back to CUDA",
+        "bexplore explore --replicas 2 -- torchrun --standalone --nproc-per-node 2 -m torchtitan.train "
+        "--module llama3 --config llama3_debugmodel --training.local_batch_size {micro_batch_size} "
+        "--training.steps 100000 --training.disable_cuda_graphs --dump_folder {output_dir}",
+    ),
+    (
+        "axolotl 0.19.0 on 2 ranks, with a file in which micro_batch_size is explore",
+        'it ends with "Cannot access accelerator device"; 1 rank was right in a trial by hand',
+        "bexplore explore axolotl.yaml --replicas 2 -- torchrun --standalone --nproc-per-node 2 -m axolotl.cli.train "
+        "{config} --output-dir {output_dir}",
+    ),
+    (
+        "LitGPT 0.5.13 on 2 devices, in benchmarks/command_jobs",
+        "several devices mean FSDP, which Lightning Fabric has for GPUs alone; 1 device is in the table",
+        "bexplore explore litgpt.yaml --replicas 2 --env PYTHONPATH=$PWD -- litgpt pretrain --config {config} "
+        "--devices 2 --train.global_batch_size {global_batch_size} --out_dir {output_dir}",
+    ),
+)
+GRAPHS = (
+    "By its source, torchtitan replays forward and backward as a CUDA graph unless that is disabled, and the observer "
+    "sees no replay."
+)
 _LINE = re.compile(r"\{\"step\": \d[^{}]*\}")
 
 
@@ -308,7 +334,10 @@ def _markdown(report: Mapping[str, Any]) -> str:
     for name, row in ran.items():
         lines.append(f"| {name} | {' | '.join(_cell(row.get(column, '')) for column in COLUMNS)} |")
     absent = {name: row["left out"] for name, row in rows.items() if "left out" in row}
-    lines += ["", *(f"* not run: {name} needs {needs}" for name, needs in absent.items())]
+    lines += ["", *(f"* not run: {name} needs {needs}" for name, needs in absent.items())] if absent else []
+    lines += ["", "## Not run on a CPU", "", *(f"* {what}: {why}" for what, why, _ in NOT_ON_CPU), "", "```"]
+    lines += [command for _, _, command in NOT_ON_CPU]
+    lines += ["```", "", GRAPHS]
     return "\n".join(lines).rstrip() + "\n"
 
 
