@@ -66,6 +66,9 @@ class ProbeFolder:
         path = os.pathsep.join([str(inject), *([own_path] if own_path else [])])
         # MLflow has no switch: its runs go where all that the start writes is removed.
         trackers = TRACKERS_OFF | {"MLFLOW_TRACKING_URI": (self.path.resolve() / "output" / "mlruns").as_uri()}
+        trackers |= {name: value for name, value in env.items() if name in trackers}
+        # For hosts to which a launcher carries PYTHONPATH alone.
+        (inject / "environment").write_text("".join(f"{name}={value}\n" for name, value in trackers.items()))
         return trackers | env | {"PYTHONPATH": path}
 
     def beat(self) -> None:

@@ -46,8 +46,8 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
 
 TRAINING_TIME_S = 36_000.0  # 10 h, of a training of unknown length
-# More than most searches probe. Sizes of one start rank as separate starts do, and a search takes less than half of the
-# time. Source: benchmarks/results/command_shared_starts.md and command_search.md.
+# About half of the probes of a search. Five sizes take 0.34 of the seconds of separate starts, and no difference between
+# their speeds was seen beyond the noise of a start. Source: benchmarks/results/command_shared_starts.md.
 SIZES_PER_START = 8
 
 _FEWEST_PLAIN_SECONDS = 60  # a smaller number without a unit may have been meant as minutes or hours

@@ -63,3 +63,37 @@ def test_the_python_path_of_the_commands_own_environment_stays(record_of, tmp_pa
         optimizer="torch.optim.SGD(model.parameters(), lr=0.1)", step="backward(); optimizer.step()"
     )
     assert len(record_of(script, {"PYTHONPATH": str(tmp_path)})["steps"]) == 8
+
+
+def test_trackers_are_off_where_a_launcher_has_carried_the_python_path_alone(tmp_path):
+    folder = ProbeFolder(path=tmp_path / "probe")
+    command = Command(argv=("train",), env={"COMET_MODE": "offline"})
+    values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=folder.path)
+    path = folder.write(command, values, {})["PYTHONPATH"]
+    script = "import os; print(os.environ['WANDB_MODE'], os.environ['COMET_MODE'])"
+
+    env = {"PYTHONPATH": path, "WANDB_MODE": "online"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
+
+    assert done.stdout.split() == ["disabled", "offline"]
+
+
+def test_a_report_that_cannot_be_written_does_not_reach_the_training(tmp_path):
+    folder = ProbeFolder(path=tmp_path / "probe")
+    command = Command(argv=("train",))
+    values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=folder.path)
+    settings = {"micro_batch_size": 4, "accumulation": 1, "max_steps": 1000, "memory_step": 1}
+    variables = folder.write(command, values, settings)
+    training = TRAINING.format(optimizer="torch.optim.SGD(model.parameters(), lr=0.1)", step="backward(); break_it()")
+    script = f"""
+import shutil
+def break_it():
+    optimizer.step()
+    shutil.rmtree({str(folder.reports)!r}, ignore_errors=True)
+{training}
+print("trained")
+"""
+
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout.strip()) == (0, "trained"), done.stderr

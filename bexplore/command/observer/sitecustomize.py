@@ -60,8 +60,20 @@ def _observe(folder, torch):
         print("bexplore: the training is not observed: %r" % error, file=sys.stderr)
 
 
+def _switch_trackers_off(folder):
+    """Set the variables that a launcher of several hosts has not carried here."""
+    try:
+        with open(os.path.join(folder, "environment"), encoding="utf-8") as stream:
+            for line in stream:
+                name, _, value = line.rstrip("\n").partition("=")
+                os.environ[name] = value
+    except OSError:  # the explorer has gone, and its folder with it
+        pass
+
+
 def _start():
     folder = os.path.dirname(os.path.abspath(__file__))
+    _switch_trackers_off(folder)
     if not any(
         type(finder).__name__ == "_TorchFinder" for finder in sys.meta_path
     ):  # the .pth file may have been first
