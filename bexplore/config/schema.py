@@ -46,7 +46,7 @@ from bexplore.job.batching import INDIFFERENCE_ZONE
 CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
 
 TRAINING_TIME_S = 36_000.0  # 10 h, of a training of unknown length
-# About half of the probes of a search. Five sizes take 0.34 of the seconds of separate starts, and no difference between
+# About half of the probes of a search. Five sizes take 0.34 of the seconds of separate starts, and no difference of
 # their speeds was seen beyond the noise of a start. Source: benchmarks/results/command_shared_starts.md.
 SIZES_PER_START = 8
 
