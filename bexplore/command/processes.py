@@ -67,12 +67,16 @@ class Start:
     def alive(self) -> list[int]:
         """Return the process ids of this start on this host, whoever their parent is now.
 
-        A process that was found once counts until it is gone: one that is ending has no environment any more, and may
+        A launcher that carries PYTHONPATH alone (DeepSpeed's, by ssh) leaves the mark behind, but not the observer. A
+        process that was found once counts until it is gone: one that is ending has no environment any more, and may
         still hold memory of a device.
         """
-        mark = f"{MARK}={self.folder}\0".encode()
+        marks = f"{MARK}={self.folder}\0", str(self.folder / "observer")
         for pid in psutil.pids():
-            if pid != os.getpid() and (mark in _environment(pid) or _session(pid) == self.process.pid):
+            if pid == os.getpid():
+                continue
+            environment = _environment(pid)
+            if any(mark in environment for mark in marks) or _session(pid) == self.process.pid:
                 self._known[pid] = _started(pid)
         self._known = {pid: started for pid, started in self._known.items() if started and _started(pid) == started}
         return sorted(self._known)
@@ -172,8 +176,8 @@ def _listed(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def _environment(pid: int) -> bytes:
-    return _read(pid, "environ").encode(errors="surrogateescape") + b"\0"
+def _environment(pid: int) -> str:
+    return _read(pid, "environ") + "\0"
 
 
 def _command_line(pid: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,10 @@ from bexplore.host.locks import lock_handle, locked
 
 _SAFE = "every finished probe is in the run's journal: run the same command again and it goes on from there"
 
+# What databases say of tables that another explorer has made meanwhile: SQLite and PostgreSQL.
+_MADE_MEANWHILE = ("UNIQUE constraint failed", "already exists", "duplicate key value")
+MADE_WITHIN_S = 1.0  # seconds that the other one gets to finish. Source: a judgement; SQLite needs a tenth of that
+
 
 def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None:
     """Open a storage: a database URL, a file for Optuna's journal, an open storage, or None for memory.
@@ -34,7 +39,7 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
     if "://" not in str(storage):
         return _open_file(Path(storage))
     try:
-        return RDBStorage(str(storage))
+        return _open_database(str(storage))
     except ImportError as error:
         driver = getattr(error.__cause__, "name", None) or "its driver"
         package = "bexplore[postgresql]" if str(storage).startswith("postgresql:") else driver
@@ -46,6 +51,17 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
         raise UserInputError(
             f"cannot open the storage {storage}: {first_line(error)}", hint="check the URL, or leave --storage out"
         ) from error
+
+
+def _open_database(url: str) -> BaseStorage:
+    """Open a database; of explorers that create its tables at the same time, all but one find them made."""
+    try:
+        return RDBStorage(url)
+    except Exception as error:
+        if not any(words in str(error) for words in _MADE_MEANWHILE):
+            raise
+        time.sleep(MADE_WITHIN_S)
+        return RDBStorage(url)
 
 
 @contextmanager

@@ -77,6 +77,18 @@ def test_a_process_in_a_session_and_an_environment_of_its_own_is_still_of_the_st
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_process_that_has_the_observer_and_no_mark_is_of_the_start(started, tmp_path):
+    path = f"PYTHONPATH={tmp_path}/observer:/elsewhere"
+    written = f"echo $! > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/pid"
+    line = f"env -i {path} setsid {sys.executable} -c '{SLEEPS}' & {written}"
+    start = started("bash", "-c", line)
+    wait_for(tmp_path / "pid")
+    pid = int((tmp_path / "pid").read_text())
+
+    while pid not in start.alive():
+        time.sleep(0.01)
+
+
 def test_a_process_that_was_killed_from_outside_is_gone(started):
     start = started(sys.executable, "-c", SLEEPS)
     assert start.process.pid in start.alive()

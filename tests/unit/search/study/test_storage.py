@@ -249,3 +249,20 @@ def test_a_study_that_is_damaged_while_it_is_used_is_one_error_and_the_run_goes_
     assert result.recommendation is not None
     assert [item.probe.number for item in Journal(tmp_path / "journal.jsonl").read()][:3] == [0, 1, 2]
     assert (tmp_path / "study.log.damaged_1").exists()
+
+
+def test_tables_that_another_explorer_makes_at_the_same_time_are_used(monkeypatch, tmp_path):
+    opened = storage.RDBStorage
+    first = [RuntimeError("(sqlite3.IntegrityError) UNIQUE constraint failed: alembic_version.version_num")]
+
+    def open_database(url: str):
+        if first:
+            raise first.pop()
+        return opened(url)
+
+    monkeypatch.setattr(storage, "RDBStorage", open_database)
+    monkeypatch.setattr(storage, "MADE_WITHIN_S", 0.0)
+
+    result = explored(tmp_path, storage=f"sqlite:///{tmp_path}/study.db")
+
+    assert result.recommendation.micro_batch_size == 8
