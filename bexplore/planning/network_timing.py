@@ -246,7 +246,7 @@ def _round_s(ranks: Ranks, run: Callable[[], object], back_to_back: int) -> floa
 
 
 def _time_links(ranks: Ranks, num_bytes: int) -> tuple[Link, ...]:
-    """Time each rank's link to the next one in the ring; links that share a rank take turns.
+    """Time each rank's link to the next one in the ring; links that share a rank are timed one after the other.
 
     All links have a round before any has its next, so that what disturbs the machine for a while disturbs all alike.
     """

@@ -84,7 +84,7 @@ def make_plans(
         costs: What is known of its steps.
         request: What is wanted.
         network: Speeds between replicas, where these were not timed together; None if unknown.
-        is_network_given: Whether the user has named it, and is told where it has no effect.
+        is_network_given: Whether the user has named it; a note follows where it has no effect.
 
     Raises:
         UserInputError: Nothing of it can be planned; the message has the nearest that can.

@@ -1,4 +1,4 @@
-"""Sizes that alternate: what the machine did meanwhile meets all of them, and is told apart from what is theirs."""
+"""Interleaved sizes: what the machine did meanwhile meets all of them, and is separated from what is theirs."""
 
 from __future__ import annotations
 
