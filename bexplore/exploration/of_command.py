@@ -90,6 +90,11 @@ class CommandExploration(ResumableExploration):
                     self._learn(runner, event.observation)
                 yield event
         assert result is not None  # the loop ends with a result or an error
+        if not any(one.is_measured for one in run.journal.read()):
+            _, study = self._open_study(run)
+            with storage_errors():
+                num_replicas = trials.num_replicas_of(study)
+            self._learn_replicas(runner, num_replicas)
         _check_confirmed(result, runner)
         result, real_step_s = yield from self._with_real_step(result, runner, run)
         yield Finished(result=self._finished(result, real_step_s, runner, run), run=run)
@@ -115,13 +120,17 @@ class CommandExploration(ResumableExploration):
         )
 
     def _learn(self, runner: CommandRunner, observation: Observation) -> None:
-        """Take over the replicas that a measured probe showed.
+        """Take over the replicas that a measured probe showed."""
+        if observation.is_measured:
+            self._learn_replicas(runner, observation.details.get("num_replicas"))
+
+    def _learn_replicas(self, runner: CommandRunner, num_replicas: int | None) -> None:
+        """Take over the replicas that a probe showed, of this explorer or of another one of the study.
 
         Raises:
             UserInputError: The probe was started with a number that depends on the replicas, and took them for one.
         """
-        num_replicas = observation.details.get("num_replicas")
-        if not observation.is_measured or not num_replicas or self._command.num_replicas is not None:
+        if not num_replicas or self._command.num_replicas is not None:
             return
         if {"replicas", "global_batch_size"} & self._command.placeholders and num_replicas > 1:
             raise UserInputError(
@@ -197,10 +206,8 @@ class CommandExploration(ResumableExploration):
 
         Its trial has the number, so that no other explorer of the study takes it, and is abandoned.
         """
-        record, settings = self._record(run), search_settings(self.config)
-        sampler = BexploreSampler(self._space, settings)
+        settings, (sampler, study) = search_settings(self.config), self._open_study(run)
         with storage_errors():
-            study = open_study(sampler, storage=record.storage, name=record.study_name)
             trial = sampler.ask(study, micro_batch_size)
         decision = Decision(
             micro_batch_size=micro_batch_size,
@@ -218,9 +225,14 @@ class CommandExploration(ResumableExploration):
         finally:
             with storage_errors():
                 trials.abandon(study, trial)
-        record.record(observation)
+        run.journal.append(observation)
         yield ProbeFinished(observation=observation)
         return observation
+
+    def _open_study(self, run: run_directory.Run) -> tuple[BexploreSampler, Any]:
+        record, sampler = self._record(run), BexploreSampler(self._space, search_settings(self.config))
+        with storage_errors():
+            return sampler, open_study(sampler, storage=record.storage, name=record.study_name)
 
     def _record(self, run: run_directory.Run) -> loop.RunRecord:
         """Return where the search is recorded, with a history of its own probes."""

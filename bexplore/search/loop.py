@@ -279,10 +279,15 @@ def _opened(sampler: BexploreSampler, run: RunRecord) -> Iterator[optuna.Study]:
             if run.lock_path is not None:
                 opening.enter_context(locked(run.lock_path))
                 explorers = run.lock_path.with_name(f"{run.lock_path.name}.explorers")
-                is_alone = presence.enter_context(present(explorers))
+                is_alone = presence.enter_context(present(explorers)) and _lies_beside(run.storage, run.lock_path)
             study = open_study(sampler, storage=run.storage, name=run.study_name)
             trials.rebuild(study, run.history, now=time.time(), is_alone=is_alone)
         yield study
+
+
+def _lies_beside(storage: str | Path | BaseStorage | None, lock_path: Path) -> bool:
+    """Return whether all explorers of a storage hold the lock; those of a database may run in another folder."""
+    return isinstance(storage, Path) and storage.parent == lock_path.parent
 
 
 @contextmanager

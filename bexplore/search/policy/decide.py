@@ -71,7 +71,8 @@ def decide(
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
     if not any(item.is_measured for item in finished):
-        return first_probe(space, finished, in_flight, settings, variants or (Variant(memory=memory),))
+        variants = variants or (Variant(memory=memory),)
+        return first_probe(space, finished, in_flight, settings, variants, num_unassigned)
 
     def fit(known: Sequence[Evidence]) -> Posterior:
         seed, user_compilation = settings.seed, settings.user_compilation

@@ -26,8 +26,28 @@ def first_probe(
     in_flight: Sequence[Evidence],
     settings: SearchSettings,
     variants: Sequence[Variant],
+    num_unassigned: int = 0,
 ) -> Decision:
-    """Decide before any measurement: the file's own variant, then those that fit by their traces, the fastest first."""
+    """Decide before any measurement, after as many explorers that choose a size right now."""
+    ahead = list(in_flight)
+    decision = _next(space, finished, ahead, settings, variants)
+    for _ in range(num_unassigned):
+        if decision.stop_reason is not None:
+            break
+        assert decision.micro_batch_size is not None  # there is no reason to stop
+        ahead.append(Evidence(micro_batch_size=decision.micro_batch_size, outcome=None, variant=decision.variant))
+        decision = _next(space, finished, ahead, settings, variants)
+    return decision
+
+
+def _next(
+    space: Space,
+    finished: Sequence[Evidence],
+    in_flight: Sequence[Evidence],
+    settings: SearchSettings,
+    variants: Sequence[Variant],
+) -> Decision:
+    """Return the first probe: the file's own variant, then those that fit by their traces, the fastest first."""
     stops = []
     for number in sorted(range(len(variants)), key=lambda number: _order_of_first(space, variants, number)):
         own = [item for item in finished if item.variant == number]

@@ -44,6 +44,13 @@ def set_search_specification(study: optuna.Study, search_specification: Mapping[
     study._storage.set_study_system_attr(study._study_id, ATTRIBUTE, dict(search_specification))
 
 
+def num_replicas_of(study: optuna.Study) -> int | None:
+    """Return the replicas that the latest measured probe of a command showed; None where none did."""
+    measured = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    seen = (trial.system_attrs.get(ATTRIBUTE, {}).get("num_replicas") for trial in reversed(measured))
+    return next((number for number in seen if number), None)
+
+
 def evidence_of(trial: FrozenTrial) -> Evidence:
     """Return the evidence in a trial that has a size, written by bexplore or by another program."""
     record = trial.system_attrs.get(ATTRIBUTE, {}).get("evidence")
@@ -246,4 +253,5 @@ def _mib(num_bytes: int | None) -> float | None:
 
 
 def _record(observation: Observation) -> dict[str, Any]:
-    return {"number": observation.probe.number, "evidence": Evidence.of(observation).as_dict()}
+    seen = {"num_replicas": observation.details["num_replicas"]} if "num_replicas" in observation.details else {}
+    return {"number": observation.probe.number, "evidence": Evidence.of(observation).as_dict()} | seen

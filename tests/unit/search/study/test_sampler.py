@@ -70,6 +70,13 @@ def test_an_asker_that_has_not_said_what_it_takes_leaves_the_best_choice_to_it()
     assert ask(other)[1] != alone
 
 
+def test_askers_that_begin_at_the_same_moment_do_not_all_take_the_base():
+    study = in_memory()
+    study._storage.create_new_trial(study._study_id)  # is being asked for, and has no size yet
+    assert ask(study)[1] != SPACE.base
+    assert ask(in_memory())[1] == SPACE.base
+
+
 def test_a_probe_whose_lease_has_ended_is_forgotten():
     clock = [0.0]
     study = in_memory(now=lambda: clock[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -142,6 +143,26 @@ def test_a_lease_is_renewed_while_its_probe_runs_and_ends_with_its_explorer(tmp_
     (left,) = asked.get_trials()
     assert not trials.is_abandoned(left, lease_until())
     assert trials.is_abandoned(left, lease_until() + 0.01)
+
+
+def test_a_probe_of_an_explorer_of_this_host_with_a_folder_of_its_own_is_left_to_it(tmp_path):
+    folder, url = tmp_path / "own", f"sqlite:///{tmp_path}/study.db"
+    folder.mkdir()
+    other = open_study(BexploreSampler(SPACE), storage=url)
+    trial = other.ask(BexploreSampler(SPACE).distributions)
+
+    with trials.leased(other, trial, Probe(number=0, micro_batch_size=trial.params[trials.PARAMETER])):
+        explored(folder, storage=url)
+        (of_other, *_) = other.get_trials()
+        assert not trials.is_abandoned(of_other, time.time())
+
+
+def test_the_replicas_that_a_probe_showed_are_known_to_every_explorer_of_the_study(tmp_path):
+    path = tmp_path / "study.log"
+    seen = dataclasses.replace(observed(4, number=0), details={"num_replicas": 8})
+    trials.rebuild(open_study(BexploreSampler(SPACE), storage=path), [seen], now=time.time())
+
+    assert trials.num_replicas_of(open_study(BexploreSampler(SPACE), storage=path)) == 8
 
 
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
