@@ -20,6 +20,8 @@ _RANK_PREFIX = re.compile(r"^\[?rank\d+\]?:\s?", re.MULTILINE)
 _LAUNCHER_TYPES = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
 # The report of torch/distributed/elastic/multiprocessing/errors/__init__.py.
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\n\s*rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", re.DOTALL)
+# What srun writes of tasks that end badly: src/srun/libsrun/launch.c.
+_SLURM_TASK = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (Killed|Out Of Memory|Segmentation fault)", re.M)
 _SIGNALLED = re.compile(r"(?:exitcode\s*:?\s*|exit code\s*|signal\s*)-?(9|SIGKILL)\b", re.IGNORECASE)
 
 
@@ -69,6 +71,9 @@ def of_lost(log: str, reports: Reports) -> CommandFailure | None:
     """
     if not reports.errors or not all(map(_is_consequence, reports.errors)):
         return None
+    task = _SLURM_TASK.search(log)
+    if task is not None:
+        return _of_task(task, log)
     root, told = _ROOT_CAUSE.search(log), {str(error["rank"]) for error in reports.errors}
     silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
     if root is not None:
@@ -102,6 +107,9 @@ def of_end(
     if refused is not None:
         reason = f"the command wrote: {refused.strip()}"[:_LONGEST_REASON]
         return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=_last_traceback(log))
+    task = _SLURM_TASK.search(log)
+    if task is not None:
+        return _of_task(task, log)
     if lost_pid is not None or return_code == -signal.SIGKILL or _SIGNALLED.search(log):
         rank = next((one.get("rank") for one in reports.hellos if one["pid"] == lost_pid), None)
         which = "a process of the training" if rank is None else f"rank {rank}"
@@ -113,6 +121,16 @@ def of_end(
     return CommandFailure(
         outcome=Outcome.CRASHED, reason=f"{how}{status}: {last.strip()}"[:_LONGEST_REASON], traceback_text=trace or log
     )
+
+
+def _of_task(task: re.Match[str], log: str) -> CommandFailure:
+    """Return the failure of a rank whose end srun tells; Slurm's limit of memory is that of the job's cgroup."""
+    number, end = task.groups()
+    if end == "Out Of Memory":
+        reason = f"Slurm ended rank {number} at the memory limit of the job"
+        return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=log)
+    how = "was killed" if end == "Killed" else "ended with a segmentation fault"
+    return CommandFailure(outcome=Outcome.CRASHED, reason=f"rank {number} {how}", traceback_text=log)
 
 
 def _is_consequence(error: Mapping[str, Any]) -> bool:

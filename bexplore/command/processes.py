@@ -86,11 +86,21 @@ class Start:
 
         Forks of an observed process have its command line, and are its helpers.
         """
-        notes = (self.folder / "observer").glob(f"importing-{os.uname().nodename}-*")
-        observed = {int(path.name.rpartition("-")[2]) for path in notes}
+        observed = self._observed()
         known = {_command_line(pid) for pid in observed}
         others = (pid for pid in self.alive() if pid not in observed and _TORCH in _maps(pid))
         return [pid for pid in others if _command_line(pid) not in known]
+
+    def _observed(self) -> set[int]:
+        """Return the processes of this host that have loaded the observer, those that have ended too."""
+        notes = (self.folder / "observer").glob(f"importing-{os.uname().nodename}-*")
+        return {int(path.name.rpartition("-")[2]) for path in notes}
+
+    def hold_scripts(self) -> None:
+        """Stop the scripts that wait for a launcher: one whose training has failed would go on."""
+        observed = self._observed()
+        above = {parent for pid in observed for parent in _ancestors(pid)} - observed
+        self._signal(lambda pid: pid in above, signal.SIGSTOP)
 
     def log_tail(self, num_lines: int = 60) -> str:
         """Return the last lines of what the command wrote."""
@@ -166,6 +176,13 @@ def program_of(words: Sequence[str]) -> str:
         elif not word.startswith("-"):
             return Path(word).name
     return ""
+
+
+def _ancestors(pid: int) -> list[int]:
+    try:
+        return [parent.pid for parent in psutil.Process(pid).parents()]
+    except psutil.Error:  # it has ended
+        return []
 
 
 def _is_launcher(pid: int) -> bool:

@@ -199,6 +199,8 @@ class Watch:
         failure = of_errors(self.reports.errors)
         if failure is None or not (self._has_uncaught or failure.outcome is Outcome.OUT_OF_MEMORY):
             return False
+        if self._error_s is None:
+            self.start.hold_scripts()
         self._error_s = self._error_s or now_s
         return ended or now_s - self._error_s > AFTER_ERROR_S
 

@@ -90,3 +90,18 @@ def test_without_reports_the_kernel_and_the_last_lines_of_tracebacks_decide(log,
 
 def test_without_any_words_the_reason_is_the_status():
     assert ended("", 3)[1] == "the command ended with status 3: it wrote nothing"
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "reason"),
+    [
+        ("task 1: Killed", Outcome.CRASHED, "rank 1 was killed"),
+        ("tasks 0-1: Segmentation fault (core dumped)", Outcome.CRASHED, "rank 0-1 ended with a segmentation fault"),
+        ("task 1: Out Of Memory", Outcome.OUT_OF_MEMORY, "Slurm ended rank 1 at the memory limit of the job"),
+    ],
+)
+def test_srun_tells_which_rank_ended_and_how(end: str, outcome: Outcome, reason: str):
+    log = f"step 3\nsrun: error: node-1: {end}\n"
+
+    assert ended(log) == (outcome, reason)
+    assert of_lost(log, Reports(errors=(LOST,))).reason == reason
