@@ -59,9 +59,10 @@ TRAINING = (
     LOADED
     + """
 losses, cpu = [], []
-for step, batch in zip(range(steps), batches()):
+stream = batches()
+for _ in range(steps):
     used = time.process_time()
-    losses.append(train(batch).item())
+    losses.append(train(next(stream)).item())
     cpu.append(time.process_time() - used)
 import torch._dynamo.utils
 counters = torch._dynamo.utils.counters
@@ -77,7 +78,7 @@ SWITCHED = (
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 base = dataloader._BaseDataLoaderIter
-places = [(torch.autograd, "backward"), (base, "__next__"), (base, "_next_index")]
+places = [(torch.autograd, "backward"), (base, "__next__")]
 hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
 on = [getattr(place, name) for place, name in places], [dict(one) for one in hooks]
 off = [one.__wrapped__ for one in on[0]], [{} for one in hooks]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import py_compile
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Any
 from bexplore.config.command import Command
 
 OBSERVER = Path(__file__).parent / "observer"
+TOLD = ("last_step", "release", "next")  # files with a line for the ranks
 # Switches with which trackers and telemetry are off, by their own documentation.
 TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
@@ -54,10 +57,12 @@ class ProbeFolder:
             settings: Of the observer.
         """
         inject = self.path / "observer"
-        for folder in (self.path / "output", self.reports, inject):
+        for folder in (self.path / "output", inject):
             folder.mkdir(parents=True)
+        self._make_reports()
         for source in OBSERVER.glob("*.py"):
             shutil.copyfile(source, inject / source.name)
+        _compile(inject / "sitecustomize.py")
         (inject / "probe.json").write_text(json.dumps({**settings, "reports": str(self.reports)}))
         if command.file is not None:
             (self.path / command.file.name).write_text(command.file.copy(values))
@@ -78,7 +83,7 @@ class ProbeFolder:
 
     def stop_after(self, step: int) -> None:
         """Name the step after which all ranks stop."""
-        self._report("last_step", str(step))
+        self._tell("last_step", str(step))
 
     def go_on(self, following: ProbeFolder, settings: Mapping[str, Any]) -> None:
         """Let the parked ranks of this probe go on with a further one.
@@ -87,21 +92,35 @@ class ProbeFolder:
             following: Folder of the further probe, in which they report.
             settings: Of the observer.
         """
-        following.reports.mkdir(parents=True)
-        self._report("next", json.dumps({**settings, "reports": str(following.reports)}))
+        following._make_reports()
+        self._tell("next", json.dumps({**settings, "reports": str(following.reports)}))
 
     def release(self) -> None:
         """Let the ranks end: every one has its record. A folder that somebody removed keeps none of them from it."""
         with contextlib.suppress(OSError):
-            (self.reports / "release").touch()
+            self._tell("release", "now")
 
-    def _report(self, name: str, text: str) -> None:
-        """Write a file that the ranks wait for, whole."""
-        part = self.reports / f"{name}.part"
-        part.write_text(text)
-        part.replace(self.reports / name)
+    def _make_reports(self) -> None:
+        """Make the folder and, empty, the files that the ranks wait for.
+
+        A host that has looked for a file in vain may not see for half a minute that there is one now, but an opened
+        file has what was last written in it: close-to-open consistency, nfs(5).
+        """
+        self.reports.mkdir(parents=True)
+        for name in TOLD:
+            (self.reports / name).touch()
+
+    def _tell(self, name: str, text: str) -> None:
+        """Write the line that the ranks wait for in its file."""
+        (self.reports / name).write_text(text + "\n")
 
     def clean(self) -> None:
         """Remove what the training wrote and what the observer was loaded from; reports and log stay."""
         shutil.rmtree(self.path / "output", ignore_errors=True)
         shutil.rmtree(self.path / "observer", ignore_errors=True)
+
+
+def _compile(path: Path) -> None:
+    """Compile what every Python process of a start imports; one of another version compiles it for itself."""
+    cached = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(str(path), cfile=str(cached), doraise=True)

@@ -11,11 +11,15 @@ The explorer reads these files of the probe's `reports` folder, each written who
     rank-RANK-PID.json    the record of a process that stepped an optimizer
     error-HOST-PID.json   the first exception that left the process or a backward pass, or was caught for lack of memory
 
-The explorer writes `last_step`, the number of the step after which all ranks stop, and `release` once every rank has
-its record. A rank that waits goes on where the number is raised, because another rank had passed it already; and with
-another size where the explorer writes `next`, the settings of a further probe, whose `reports` folder is another one.
-It writes `explorer` every few seconds: where that stays as it is, the ranks stop at a common step and leave. The first
-settings come from `probe.json` beside this file.
+The explorer makes three empty files there, and fills them with a line each: `last_step`, the number of the step after
+which all ranks stop; `release` once every rank has its record; `next`, the settings of a further probe, whose `reports`
+folder is another one. A rank that waits goes on where the last step is raised, because another rank had passed it
+already, and with another size where there is a further probe. The explorer writes `explorer` every few seconds: where
+that stays as it is, the ranks stop at a common step and leave. The first settings come from `probe.json` beside this
+file.
+
+A rank looks and reports at most every `EXCHANGE_S`, for that costs as much as all else at a step. It opens a file anew
+each time and closes it, with which the file systems of several hosts promise what is there now.
 """
 
 import os
@@ -30,8 +34,11 @@ DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
+EXCHANGE_S = 0.02  # a tenth of the time that the explorer names the last step ahead
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
 STEPS_TO_COMMON = 20  # steps ahead of a rank that no other is ahead of it
+# What is kept of a step.
+STEP = ("ended_s", "num_passes", "num_fetches", "num_samples", "num_elements", "num_updates", "update_s")
 # The rank by launchers that set no RANK: Slurm, Open MPI, MPICH.
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -60,7 +67,7 @@ class Observer:
     def _use(self, probe):
         """Take over the settings of a probe."""
         self.probe, self.reports = probe, probe["reports"]
-        self.last_step_path = os.path.join(self.reports, "last_step")
+        self.last_step = probe["max_steps"]
         self.life_limit_s = probe.get("life_limit_s", 60.0)
         self.most_passes = PASSES_WITHOUT_STEP + 4 * probe.get("accumulation", 1)
         self.lists.begin(probe["micro_batch_size"], probe.get("capacity"))
@@ -77,11 +84,13 @@ class Observer:
         self.parameters, self.versions = None, []
         self.first_backward_at_s = None
         self.is_resumed = False
+        self.has_device = False  # an accelerator that the first pass ran on
         self._reset_counts()
 
     def _reset_counts(self):
         """Forget what was seen of a probe."""
-        self.steps = []  # one record per optimizer step
+        self.steps = []  # values by STEP of each optimizer step
+        self.events_of_steps = []  # the device's marks of each
         self.passes = self.updates = self.total_passes = 0
         self.fetches = self.samples = self.elements = 0
         self.rows = {}  # leading dimension -> micro-batches that had it
@@ -89,7 +98,6 @@ class Observer:
         self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
         self.update_events = []
         self.is_pending = False  # an update ended; the next backward pass begins the next step
-        self.updates_of_steps = []
         self.digests = []
         self.forward_rows = []
         self.forward_handles = []
@@ -98,7 +106,7 @@ class Observer:
         self.is_done = self.was_observed = False
         self.has_error = False
         self.notes = []
-        self.steps_file = None
+        self.exchanged_s = 0.0
         self.life, self.looked_s, self.lived_s = None, _clock(), _clock()
 
     # -- hooks ------------------------------------------------------------------------------------------------------
@@ -196,9 +204,7 @@ class Observer:
             observer.after_backward()
             return result
 
-        # The frame alone is hidden from dynamo: what it calls is compiled as it would be without it.
-        hidden = getattr(self.torch, "_disable_dynamo", None)
-        self.torch.autograd.backward = functools.wraps(inner)(hidden(backward, recursive=False)) if hidden else backward
+        self.torch.autograd.backward = _skip(self.torch, backward)
 
     def _patch_loader(self):
         import functools
@@ -206,21 +212,36 @@ class Observer:
         from torch.utils.data import dataloader
 
         base, observer = dataloader._BaseDataLoaderIter, self
-        inner, next_index = base.__next__, base._next_index
+        if self.lists.size is not None:
+            self._cut_lists(base)
+        inner = base.__next__
+
+        @functools.wraps(inner)
+        def __next__(iterator):
+            batch = inner(iterator)
+            observer.fetched(batch)
+            return batch
+
+        base.__next__ = _skip(self.torch, __next__)
+
+    def _cut_lists(self, base):
+        """Let the iterators of loaders return batches of the probe's size alone."""
+        import functools
+
+        observer, inner, next_index = self, base.__next__, base._next_index
 
         @functools.wraps(inner)
         def __next__(iterator):
             batch = inner(iterator)
             while observer.is_stale(iterator):
                 batch = inner(iterator)
-            observer.fetched(batch)
             return batch
 
         @functools.wraps(next_index)
         def _next_index(iterator):
             return observer.lists.next_of(iterator, next_index)
 
-        base.__next__, base._next_index = __next__, _next_index
+        base.__next__, base._next_index = (_skip(self.torch, one) for one in (__next__, _next_index))
 
     def _chain_excepthooks(self):
         inner = sys.excepthook
@@ -264,11 +285,12 @@ class Observer:
         if self.is_done:
             return
         try:
-            leaves = list(_tensors(batch, self.torch))
+            leaves = tensors(batch, self.torch.Tensor)
             rows = leading_dimension(leaves)
             self.fetches += 1
             self.samples += rows or 0
-            self.elements += sum(leaf.numel() for leaf in leaves)
+            for leaf in leaves:
+                self.elements += leaf.numel()
             self.rows[rows] = self.rows.get(rows, 0) + 1
             if len(self.digests) < DIGESTS:
                 self._digest(leaves)
@@ -287,6 +309,7 @@ class Observer:
             if self.first_backward_at_s is None:
                 self.first_backward_at_s = time.time()
                 self.thread = threading.get_ident()
+                self.has_device = self.torch.cuda.is_initialized()
                 self._limit_device_memory()
                 self._chain_excepthooks()  # a framework may have replaced it
         except Exception as error:
@@ -311,9 +334,11 @@ class Observer:
         if self.in_backward or self.is_done:
             return
         try:
-            self._know(optimizer)
+            if id(optimizer) not in self.numel_of_optimizers:
+                self._know(optimizer)
             self.update_began_s = _clock()
-            self._mark_device("begins")
+            if self.has_device:
+                self._mark_device("begins")
         except Exception as error:
             self._note("update", error)
 
@@ -322,13 +347,15 @@ class Observer:
         if self.is_done:
             return
         try:
-            self._know(optimizer)
+            if id(optimizer) not in self.numel_of_optimizers:
+                self._know(optimizer)
             if self.in_backward:  # a hook of each parameter steps: one update a pass
                 self.updated_in_backward = True
                 return
             now = _clock()
             self.update_s += now - max(self.update_began_s, self.last_backward_s)
-            self._mark_device("ends")
+            if self.has_device:
+                self._mark_device("ends")
             if id(optimizer) == self.clock_optimizer or self.is_pending:
                 self._updated(self.updates + 1)
             else:
@@ -355,28 +382,29 @@ class Observer:
         self._end_step()
 
     def _know(self, optimizer):
-        key = id(optimizer)
-        if key not in self.numel_of_optimizers:
-            numel = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-            self.numel_of_optimizers[key] = numel
-            self.optimizer_names[type(optimizer).__name__] = True
-            if numel > self.clock_numel:
-                self.clock_optimizer, self.clock_numel = key, numel
+        numel = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        self.numel_of_optimizers[id(optimizer)] = numel
+        self.optimizer_names[type(optimizer).__name__] = True
+        if numel > self.clock_numel:
+            self.clock_optimizer, self.clock_numel = id(optimizer), numel
 
     def _updated(self, updates):
         self.updates, self.is_pending, self.last_update_s = updates, True, _clock()
         # The last step ends with as many updates as those before it had. To wait for the next backward pass instead
         # would lock the stages of a pipeline: a stage that waits gives the others no gradient.
-        is_last = len(self.steps) + 1 >= self._last_step()
-        if is_last and self.updates >= max(self.updates_of_steps[-3:], default=1):
+        if len(self.steps) + 1 >= self.last_step and self.updates >= self._usual_updates():
             self._end_step()
+
+    def _usual_updates(self):
+        updates = STEP.index("num_updates")
+        return max((step[updates] for step in self.steps[-3:]), default=1)
 
     def _end_step(self):
         """Record the step that the last update ended."""
         self.is_pending = False
-        self.updates_of_steps.append(self.updates)
         self._record_step()
-        self._report_progress()
+        if self.last_update_s - self.exchanged_s > EXCHANGE_S:
+            self._exchange()
         count = len(self.steps)
         if count == 1:
             self._watch_forward()
@@ -384,34 +412,53 @@ class Observer:
             self._begin_memory()
         elif count == self.probe["memory_step"] + 1:
             self._end_memory()
-        if count >= self._last_step():
+        if count >= self.last_step:
             self._finish("observed")
             self._park()
 
-    def _last_step(self):
-        if not os.access(self.last_step_path, os.F_OK):  # cheaper than an exception, at every step
-            return self.probe["max_steps"]
-        try:
-            with open(self.last_step_path, "rb") as stream:
-                return int(stream.read())
-        except OSError:
-            return self.probe["max_steps"]
-
     def _record_step(self):
-        step = {"ended_s": self.last_update_s, "num_passes": self.passes, "num_fetches": self.fetches}
-        step.update(num_samples=self.samples, num_elements=self.elements, num_updates=self.updates)
-        step.update(update_s=self.update_s, events=self.update_events)
-        self.steps.append(step)
+        counts = self.passes, self.fetches, self.samples, self.elements, self.updates
+        self.steps.append((self.last_update_s, *counts, self.update_s))
+        if self.has_device:
+            self.events_of_steps.append(self.update_events)
+            self.update_events = []
         self.passes = self.updates = self.fetches = self.samples = self.elements = 0
-        self.update_s, self.update_events = 0.0, []
+        self.update_s = 0.0
 
-    def _report_progress(self):
-        if self.steps_file is None:
-            path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
-            self.steps_file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        os.pwrite(self.steps_file, b"%9d %9d\n" % (len(self.steps), self.total_passes), 0)
+    def _exchange(self):
+        """Tell the explorer how far this process is, and learn from it how far to go."""
+        self.exchanged_s = _clock()
+        self._report_progress()
+        self._read_last_step()
         if self.last_update_s - self.looked_s > self.life_limit_s / LOOKS:
             self._look_for_explorer()
+
+    def _report_progress(self):
+        path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        except OSError:  # the explorer has gone, and its folder with it
+            return
+        try:
+            os.write(file, b"%9d %9d\n" % (len(self.steps), self.total_passes))
+        finally:
+            os.close(file)
+
+    def _read_last_step(self):
+        told = self._told("last_step")
+        self.last_step = int(told) if told else self.probe["max_steps"]
+
+    def _told(self, name):
+        """Return the line that the explorer has written in a file; None for nothing yet."""
+        try:
+            file = os.open(os.path.join(self.reports, name), os.O_RDONLY)
+        except OSError:  # the explorer has gone, and its folder with it
+            return None
+        try:
+            text = os.read(file, 1 << 16)
+        finally:
+            os.close(file)
+        return text.decode() if text.endswith(b"\n") else None
 
     def _look_for_explorer(self):
         """Name a common last step where the explorer is gone: all ranks leave after it, and nothing is saved."""
@@ -419,13 +466,13 @@ class Observer:
         life = _changed_ns(os.path.join(self.reports, "explorer"))
         if life != self.life:
             self.life, self.lived_s = life, self.looked_s
-        elif self.looked_s - self.lived_s > self.life_limit_s and not os.access(self.last_step_path, os.F_OK):
-            with open(self.last_step_path, "w") as stream:
-                stream.write(str(len(self.steps) + STEPS_TO_COMMON))
+        elif self.looked_s - self.lived_s > self.life_limit_s and not self._told("last_step"):
+            with open(os.path.join(self.reports, "last_step"), "w") as stream:
+                stream.write("%d\n" % (len(self.steps) + STEPS_TO_COMMON))
 
     def _mark_device(self, kind):
         cuda = self.torch.cuda
-        if cuda.is_initialized() and not cuda.is_current_stream_capturing():
+        if not cuda.is_current_stream_capturing():
             event = cuda.Event(enable_timing=True)
             event.record()
             self.update_events.append((kind, event))
@@ -480,7 +527,7 @@ class Observer:
         try:
             if self.in_backward or self.is_done or not self.torch.is_grad_enabled():
                 return
-            leaves = list(_tensors((args, kwargs), self.torch))
+            leaves = tensors((args, kwargs), self.torch.Tensor)
             self.forward_rows.append([leading_dimension(leaves), sum(leaf.numel() for leaf in leaves)])
             if not self.rows and len(self.digests) < DIGESTS:  # of the loaders, where there are any
                 self._digest(leaves)
@@ -533,18 +580,20 @@ class Observer:
     def _finish(self, outcome):
         """Write the record of this rank."""
         self.is_done, self.was_observed = True, outcome == "observed"
+        self._report_progress()
         self._end_memory()
         self.memory["resident_peak_bytes"] = _status_bytes("VmHWM")
         self.memory["resident_at_attach_bytes"] = self.resident_at_attach_bytes
+        steps = [dict(zip(STEP, step)) for step in self.steps]
         device = "cpu"
         cuda = self.torch.cuda
         if cuda.is_initialized():
             device = "cuda:%d" % cuda.current_device()
-            for read in (self._read_cuda_events, self._read_cuda_memory):
-                try:
-                    read()
-                except Exception as error:
-                    self._note("device", error)
+            try:
+                self._read_cuda_events(steps)
+                self._read_cuda_memory()
+            except Exception as error:
+                self._note("device", error)
         rank, world_size, backend = _place(self.torch)
         record = self._hello()
         record.update(
@@ -554,7 +603,7 @@ class Observer:
             backend=backend,
             device=device,
             device_name=cuda.get_device_name() if device != "cpu" else "",
-            steps=[{name: value for name, value in step.items() if name != "events"} for step in self.steps],
+            steps=steps,
             num_passes=self.total_passes,
             rows={str(rows): count for rows, count in self.rows.items()},
             forward_rows=self.forward_rows,
@@ -571,13 +620,13 @@ class Observer:
         )
         self.write("rank-%d-%d.json" % (rank, self.pid), record)
 
-    def _read_cuda_events(self):
+    def _read_cuda_events(self, steps):
         """Replace host times by device times: the host queues steps before the device has run them."""
         self.torch.cuda.synchronize()
-        events = [event for step in self.steps for _, event in step["events"]]
-        for step in self.steps if events else ():
-            begins = [event for kind, event in step["events"] if kind == "begins"]
-            ends = [event for kind, event in step["events"] if kind == "ends"]
+        events = [event for marks in self.events_of_steps for _, event in marks]
+        for step, marks in zip(steps, self.events_of_steps):
+            begins = [event for kind, event in marks if kind == "begins"]
+            ends = [event for kind, event in marks if kind == "ends"]
             if not ends:  # updated inside of the backward pass
                 continue
             step["ended_s"] = events[0].elapsed_time(ends[-1]) / 1e3
@@ -597,19 +646,20 @@ class Observer:
         """Wait until every rank has its record, then end: no `finally`, no checkpoint, no destructor of the user's."""
         if self.thread is not None and self.thread != threading.get_ident():
             return
-        release = os.path.join(self.reports, "release")
         limit_s, is_released = _clock() + self.probe.get("park_s", 60.0), False
-        while _clock() < limit_s:
-            is_released = os.path.exists(release)
-            if is_released:
-                break
-            if len(self.steps) < self._last_step() and self.was_observed:  # another rank was ahead
+        while not is_released and _clock() < limit_s:
+            time.sleep(0.01)
+            is_released = bool(self._told("release"))
+            if is_released or not self.was_observed:
+                continue
+            self._read_last_step()
+            if len(self.steps) < self.last_step:  # another rank was ahead
                 self.is_done = False
                 return
-            if self.was_observed and os.access(os.path.join(self.reports, "next"), os.F_OK):
-                self._begin_next(_read(os.path.join(self.reports, "next")))
+            following = self._told("next")
+            if following:
+                self._begin_next(_parsed(following))
                 return
-            time.sleep(0.01)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if is_released else 1)  # a script goes on after an end that is good
@@ -618,8 +668,6 @@ class Observer:
         """Go on with the training under the settings of a further probe."""
         for handle in self.forward_handles:
             handle.remove()
-        if self.steps_file is not None:
-            os.close(self.steps_file)
         self._use(probe)
         self.write("hello-%s-%d.json" % (_host(), self.pid), self._hello())
         self._reset_counts()
@@ -689,7 +737,8 @@ class IndexLists:
     """
 
     def __init__(self):
-        self.size = self.longest = None  # of the batches that are wanted, and of the command's; None cuts nothing
+        # Of the batches that are wanted, and of the command's; None cuts nothing, and is so for all of a start.
+        self.size = self.longest = None
         self.num_cut = 0
 
     def begin(self, size, longest):
@@ -699,15 +748,14 @@ class IndexLists:
 
     def next_of(self, iterator, next_index):
         """Return the next list of an iterator."""
-        state = self._state(iterator)
         size = self.size
-        if size and len(state["rest"]) >= size:
-            index = state["rest"]
-        else:
-            index = next_index(iterator)
+        if size is None:
+            return next_index(iterator)
+        state = self._state(iterator)
+        index = state["rest"] if len(state["rest"]) >= size else next_index(iterator)
         state["rest"] = ()
         state["sizes"].append(size)
-        if not size or not isinstance(index, list) or len(index) > self.longest:
+        if not isinstance(index, list) or len(index) > self.longest:
             return index
         self.num_cut += 1
         state["rest"] = index[size:]
@@ -728,6 +776,8 @@ class IndexLists:
 
 def leading_dimension(leaves):
     """Return the leading dimension that most tensors share; of a tie, that of the largest tensor."""
+    if len(leaves) == 1:
+        return leaves[0].shape[0] if leaves[0].dim() else None
     found = {}
     for leaf in leaves:
         if leaf.dim():
@@ -736,20 +786,31 @@ def leading_dimension(leaves):
     return max(found, key=lambda rows: found[rows]) if found else None
 
 
-def _tensors(tree, torch, depth=0):
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif depth > 6:
+def tensors(tree, kind):
+    """Return the tensors of a batch: of dictionaries, sequences and data classes, in their order."""
+    if isinstance(tree, kind):
+        return [tree]
+    found = []
+    _collect(tree, kind, found, 0)
+    return found
+
+
+def _collect(tree, kind, found, depth):
+    if isinstance(tree, kind):
+        found.append(tree)
         return
-    elif isinstance(tree, dict) or isinstance(getattr(tree, "data", None), dict):
-        for value in (tree if isinstance(tree, dict) else tree.data).values():
-            yield from _tensors(value, torch, depth + 1)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _tensors(value, torch, depth + 1)
-    elif hasattr(tree, "__dataclass_fields__"):
-        for name in tree.__dataclass_fields__:
-            yield from _tensors(getattr(tree, name, None), torch, depth + 1)
+    if depth > 6:
+        return
+    if isinstance(tree, (list, tuple)):
+        values = tree
+    elif isinstance(tree, dict):
+        values = tree.values()
+    elif isinstance(getattr(tree, "data", None), dict):
+        values = tree.data.values()
+    else:
+        values = [getattr(tree, name, None) for name in getattr(tree, "__dataclass_fields__", ())]
+    for value in values:
+        _collect(value, kind, found, depth + 1)
 
 
 def _unless_compiling(torch, hook):
@@ -760,22 +821,31 @@ def _unless_compiling(torch, hook):
         if not is_compiling():
             hook(optimizer, args, kwargs)
 
-    return called
+    return _skip(torch, called)
 
 
 def _hide_from_dynamo(torch):
-    """Let dynamo compile no frame of this file; unlike its decorator, that costs nothing at each call."""
-    functions = [one for one in globals().values() if callable(one) and hasattr(one, "__code__")]
-    functions += [one for one in vars(Observer).values() if hasattr(one, "__code__")]
-    for function in functions:
+    """Let dynamo compile no frame of this file; unlike its decorator, that costs nothing at each call.
+
+    What such a frame calls is compiled as it would be without it.
+    """
+    owners = globals(), vars(Observer), vars(IndexLists)
+    for function in (one for owner in owners for one in owner.values() if hasattr(one, "__code__")):
         _skip(torch, function)
 
 
 def _skip(torch, function):
+    """Let dynamo compile no frame of a function; return the function."""
     try:
-        torch._C._dynamo.eval_frame.skip_code(function.__code__)
-    except AttributeError:  # a torch without dynamo, or one that names it otherwise
+        frames = torch._C._dynamo.eval_frame
+        if hasattr(frames, "skip_code"):  # torch 2.6 and older
+            frames.skip_code(function.__code__)
+        else:
+            action = frames._FrameAction
+            frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    except (AttributeError, TypeError):  # a torch without dynamo, or one that names it otherwise
         pass
+    return function
 
 
 def _is_about_memory(error):
@@ -864,6 +934,12 @@ def _read(path):
 
     with open(path, encoding="utf-8") as stream:
         return json.load(stream)
+
+
+def _parsed(text):
+    import json
+
+    return json.loads(text)
 
 
 def _host():
