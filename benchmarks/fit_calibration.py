@@ -34,6 +34,7 @@ from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, terms_of
 from bexplore.search.evidence import Evidence
 from bexplore.search.loop import explore
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import grounds_of, recommend
 from bexplore.search.result import ProbeFinished
@@ -116,7 +117,9 @@ def messages_of(problem: Problem) -> list[Message]:
     evidence: list[Evidence] = []
     found: list[Message] = []
     try:
-        for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
+        for event in explore(
+            runner, space=problem.space, settings=settings, variants=(Variant(memory=problem.memory),)
+        ):
             if isinstance(event, ProbeFinished):
                 evidence.append(Evidence.of(event.observation))
                 found += _messages(problem, evidence, compilation)

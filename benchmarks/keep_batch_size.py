@@ -29,6 +29,7 @@ from bexplore.exploration.result import KeepsBatchSize
 from bexplore.job.batching import is_valid_global_batch_size
 from bexplore.measurement.probe import Compilation, Observation, Purpose
 from bexplore.search.loop import RunRecord, explore
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.space import Space, candidate_sizes
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
@@ -160,7 +161,7 @@ def explored(config: Config, seed: int, family: Family) -> Found:
         runner,
         space=Space.of(candidates),
         settings=search_settings(config),
-        memory=world.memory,
+        variants=(Variant(memory=world.memory),),
         keeping=keeping,
         run=RunRecord(clock=lambda: runner.cost_s),
     )

@@ -54,6 +54,7 @@ from benchmarks.search_total_cost import total_cost
 from bexplore.measurement.probe import Compilation, Probe
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decide import decide
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.settings import SearchSettings
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
 
@@ -272,7 +273,7 @@ def decision_time(num_explorations: int = 8, num_probes: int = 14) -> dict[str, 
         evidence: list[Evidence] = []
         while True:
             began, processor_began = time.perf_counter(), time.process_time()
-            decision = decide(world.space, evidence, settings, memory=world.memory)
+            decision = decide(world.space, evidence, settings, variants=(Variant(memory=world.memory),))
             times.append(1000 * (time.perf_counter() - began))
             processor_times.append(1000 * (time.process_time() - processor_began))
             if decision.stop_reason is not None:

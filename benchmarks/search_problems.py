@@ -13,6 +13,7 @@ from bexplore.measurement.probe import Compilation, Observation, Probe
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import Curve, load_table
 from bexplore.search.loop import explore
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, Result
 from bexplore.search.settings import SearchSettings
@@ -185,7 +186,9 @@ def explored(
     )
     observations, streamed = list[Observation](), list[tuple[int, Recommendation]]()
     try:
-        for event in explore(runner, space=problem.space, settings=settings, memory=problem.memory):
+        for event in explore(
+            runner, space=problem.space, settings=settings, variants=(Variant(memory=problem.memory),)
+        ):
             if isinstance(event, ProbeFinished):
                 observations.append(event.observation)
             elif isinstance(event, Recommendation):

@@ -25,6 +25,7 @@ from benchmarks.search_statistics import wilson
 from bexplore.errors import BexploreError
 from bexplore.host.machine import processor_name
 from bexplore.search.loop import explore
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
@@ -100,9 +101,9 @@ def joint_run(seed: int) -> dict[str, Any]:
 def exploration_of(world: JointWorld, number: int, seed: int) -> dict[str, Any] | None:
     """Explore one variant by itself; None where nothing of it fits."""
     runner = SimulatedRunner(world.worlds[number], seed=seed + 1000 * number, shared_compile=True)
-    memory = world.variants[number].memory
+    own = Variant(memory=world.variants[number].memory)
     try:
-        *_, result = explore(runner, space=world.space, settings=SearchSettings(seed=seed), memory=memory)
+        *_, result = explore(runner, space=world.space, settings=SearchSettings(seed=seed), variants=(own,))
     except BexploreError:
         return None
     assert isinstance(result, Result)

@@ -1,6 +1,7 @@
 """What the jobs share: their options, random rows, and the log of seconds and loss that each prints itself."""
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -56,3 +57,16 @@ def classifier(depth: int = 4) -> torch.nn.Sequential:
     torch.manual_seed(0)
     layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU())]
     return torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, CLASSES))
+
+
+def image_classifier() -> torch.nn.Sequential:
+    """A tiny model of convolutions, whose activations leave the caches of a processor as the size grows."""
+    torch.manual_seed(0)
+    channels, layers = (2, 32, 32, 32), []
+    for inner, outer in itertools.pairwise(channels):
+        layers += [torch.nn.Conv2d(inner, outer, 3, padding=1), torch.nn.GELU()]
+    image = torch.nn.Unflatten(1, (2, 16, 16)), torch.nn.Upsample(scale_factor=3)
+    return torch.nn.Sequential(*image, *layers, torch.nn.Flatten(), torch.nn.Linear(32 * 48 * 48, CLASSES))
+
+
+MODELS = {"layers": classifier, "images": image_classifier}

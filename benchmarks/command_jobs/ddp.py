@@ -4,7 +4,7 @@ import contextlib
 import os
 
 import torch
-from common import Rows, StepLog, classifier, options
+from common import MODELS, Rows, StepLog, options
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -19,12 +19,12 @@ def ranks_of_slurm():
 
 
 def main():
-    args = options()
+    args = options(("--model", "layers"))
     if "RANK" not in os.environ:
         ranks_of_slurm()
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    model = DistributedDataParallel(classifier())
+    model = DistributedDataParallel(MODELS[args.model]())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps * ranks)
     loader = DataLoader(rows, batch_size=args.micro_batch_size, sampler=DistributedSampler(rows))

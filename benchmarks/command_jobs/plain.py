@@ -1,13 +1,13 @@
 """A training loop on one device, with a DataLoader and gradient accumulation."""
 
 import torch
-from common import Rows, StepLog, classifier, options
+from common import MODELS, Rows, StepLog, options
 from torch.nn.functional import cross_entropy
 
 
 def main():
-    args = options()
-    model = classifier()
+    args = options(("--model", "layers"))
+    model = MODELS[args.model]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps)
     loader = torch.utils.data.DataLoader(rows, batch_size=args.micro_batch_size)

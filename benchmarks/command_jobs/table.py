@@ -67,7 +67,9 @@ def _two(name: str, command: str, **more) -> CommandJob:
 
 JOBS = (
     CommandJob(name="plain loop", command=f"python plain.py {ACCUMULATING}"),
+    CommandJob(name="plain loop, images", command=f"python plain.py {ACCUMULATING} --model images"),
     _two("torchrun DDP", f"{TWO_RANKS} ddp.py {ACCUMULATING}"),
+    _two("torchrun DDP, images", f"{TWO_RANKS} ddp.py {ACCUMULATING} --model images"),
     _two("FSDP2", f"{TWO_RANKS} fsdp2.py {ACCUMULATING}"),
     CommandJob(name="pipeline 1F1B", command=f"{TWO_RANKS} pipeline.py {ACCUMULATING}", num_ranks=2, log_rank=1),
     _two("mp.spawn", f"python spawn.py {ACCUMULATING}"),

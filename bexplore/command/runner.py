@@ -48,6 +48,10 @@ MAX_TIMED_STEPS = 5000  # Source: 8 s of steps of 1.6 ms
 CAPACITY_TIMES, LEAST_CAPACITY = 8, 64
 # Endings that have nothing to do with the size.
 HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
+# What a start without a step may be, beside a slow one.
+_ELSEWHERE = "where it trains in processes of a cluster (Ray's), give them this PYTHONPATH: docs/commands.md, Ray"
+    "if it trains in processes that were not started for it (Ray's), give them PYTHONPATH: docs/commands.md, Ray"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +365,8 @@ class CommandRunner:
             )
         if ending is Ending.TIMED_OUT:
             limit = format_seconds(watch.time_limit_s)
-            seen = f"after {counted(max(reports.num_steps.values(), default=0), 'step')}"
+            most = max(reports.num_steps.values(), default=0)
+            seen = f"after {counted(most, 'step')}" if most else f"and no step was seen; {_ELSEWHERE}"
             return CommandFailure(outcome=Outcome.TIMED_OUT, reason=f"it ran for {limit}, {seen}", traceback_text=log)
         if ending is Ending.HUNG:
             return CommandFailure(outcome=Outcome.TIMED_OUT, reason=_stuck(reports), traceback_text=log)

@@ -17,9 +17,10 @@ from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Outcome
 
 POLL_S = 0.05
-# A rank reads the number of the last step at each step; it is set so many polls ahead of the fastest rank, so that none
-# has passed it. One that has is waited for: see `_stop_all`.
-POLLS_AHEAD = 4
+# A rank tells its steps and reads the number of the last one at most every 0.1 s (`EXCHANGE_S` of the observer); the
+# number is set so many polls and seconds ahead of the fastest rank, so that none has passed it. One that has is waited
+# for: see `_stop_all`.
+POLLS_AHEAD, AHEAD_S = 4, 0.2
 # A poll takes at most this share of the time: a thousand ranks write thousands of files.
 READ_SHARE = 0.2
 BEAT_S = 5.0  # between two signs of life to the ranks, which leave where none comes
@@ -161,7 +162,7 @@ class Watch:
         is_enough = now_s - since_s >= self._timed_s(since_s - self._began_s) and fastest - first >= MIN_TIMED_STEPS
         if self._is_passed or (self._last_step is None and is_enough):
             step_s = (now_s - since_s) / max(fastest - first, 1)
-            self._last_step = fastest + 2 + math.ceil(POLLS_AHEAD * self._poll_s / step_s)
+            self._last_step = fastest + 2 + math.ceil((POLLS_AHEAD * self._poll_s + AHEAD_S) / step_s)
             self.stop_after(self._last_step)
 
     def _timed_s(self, warmup_s: float) -> float:

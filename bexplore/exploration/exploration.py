@@ -43,6 +43,7 @@ from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
 from bexplore.search import loop
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result, SearchEnded
 from bexplore.search.settings import SearchSettings
@@ -400,19 +401,19 @@ class EngineExploration(ResumableExploration):
     ) -> Iterator[Event]:
         settings, candidates = self._settings(cost_model), self._candidates(cost_model, budget)
         memory_of = functools.partial(self._memory_prior, budget=budget)
-        known: dict[str, Any] = {"memory": memory_of(cost_model)}
+        variants: tuple[Variant, ...] = (Variant(memory=memory_of(cost_model)),)
         if not self.selection.is_plain:
             middle = geometric_middle(candidates, largest=candidates[-1])
-            known = {"variants": expected(self.selection.searched, memory_of, size=middle)}
+            variants = expected(self.selection.searched, memory_of, size=middle)
         with self._at_reduced_depth(runner, settings) as probes:
             yield from loop.explore(
                 probes,
                 space=Space.of(candidates),
                 settings=settings,
+                variants=variants,
                 keeping=keeping_sizes(self.config, candidates),
                 run=self._record(run),
                 should_stop=self._should_stop,
-                **known,
             )
 
     def _at_reduced_depth(

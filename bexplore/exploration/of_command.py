@@ -25,6 +25,7 @@ from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search import loop
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.keep_batch_size import MOST_PROBES
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result, SearchEnded, SecondAnswer
 from bexplore.search.space import MemoryPrior, Space, candidate_sizes
@@ -114,7 +115,7 @@ class CommandExploration(ResumableExploration):
             space=self._space,
             settings=search_settings(self.config),
             keeping=keeping_sizes(self.config, self._candidates),
-            memory=MemoryPrior(budget_bytes=self._memory_limit_bytes),
+            variants=(Variant(memory=MemoryPrior(budget_bytes=self._memory_limit_bytes)),),
             run=self._record(run),
             should_stop=self._should_stop,
         )

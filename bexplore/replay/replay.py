@@ -190,13 +190,11 @@ def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict
     """
     runner = JobRunner([TableRunner(curve, options) for curve in curves])
     budget = None if options.memory_hint_gib is None else options.memory_hint_gib * GIB
-    memory = MemoryPrior(budget_bytes=budget)
     events = explore(
         runner,
         space=Space.of(curves[0].points),
         settings=options.settings(len(curves)),
-        memory=memory,
-        variants=[Variant(memory=memory) for _ in curves] if len(curves) > 1 else (),
+        variants=[Variant(memory=MemoryPrior(budget_bytes=budget)) for _ in curves],
         run=RunRecord(clock=lambda: runner.cost_s),
     )
     for event in events:

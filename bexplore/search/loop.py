@@ -20,7 +20,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.policy.keep_batch_size import decide as decide_keeping
-from bexplore.search.posterior.joint import Variant
+from bexplore.search.posterior.joint import ONE_VARIANT, Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import (
     Event,
@@ -33,7 +33,7 @@ from bexplore.search.result import (
     result_of,
 )
 from bexplore.search.settings import SearchSettings
-from bexplore.search.space import MemoryPrior, Space
+from bexplore.search.space import Space
 from bexplore.search.study import trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.storage import storage_errors
@@ -81,8 +81,7 @@ def explore(
     *,
     space: Space,
     settings: SearchSettings | None = None,
-    memory: MemoryPrior | None = None,
-    variants: Sequence[Variant] = (),
+    variants: Sequence[Variant] = ONE_VARIANT,
     keeping: KeepBatchSize | None = None,
     run: RunRecord | None = None,
     should_stop: Callable[[], str | None] = lambda: None,
@@ -91,7 +90,7 @@ def explore(
 
     Args:
         runner: Runs one probe; an interruption that it raises ends the exploration with the result so far.
-        variants: Of the job, each with its own `memory`; empty for one.
+        variants: Of the job.
         keeping: The request for the second answer, which follows the search; None for none.
         run: Where the exploration is recorded and from where it resumes; None for memory only.
         should_stop: Called before each probe; words that it returns end the exploration as its stop reason.
@@ -110,7 +109,7 @@ def explore(
     # What ran stays a candidate, even if less memory is free now than it was then.
     tried = (item for item in run.history if item.probe.purpose is not Purpose.KEEP_BATCH_SIZE)
     space = space.including(item.micro_batch_size for item in tried)
-    sampler = BexploreSampler(space, settings, memory=memory, variants=variants)
+    sampler = BexploreSampler(space, settings, variants=variants)
     with _opened(sampler, run) as study:
         loop = _Loop(
             runner=runner,
@@ -150,7 +149,7 @@ class _Loop:
         with storage_errors():
             decision, evidence = self.sampler.decide(self.study), _all_evidence(self.study)
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
-            memory = self.sampler.memory_of(0)
+            memory = self.sampler.variants[0].memory
             raise error_of(StopReason(reason), self.sampler.space, evidence, self.observations, memory)
         best = decision.recommendation
         result = self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
@@ -224,12 +223,12 @@ class _Loop:
             sampler.settings,
             keeping=keeping.sizes,
             free=free,
-            memory=sampler.memory_of(free.variant),
+            memory=sampler.variants[free.variant].memory,
         )
 
     def _run(self, trial: optuna.Trial, decision: Decision) -> Generator[ProbeStarted, None, Observation]:
         """Run the probe of a trial; its observation is in the journal before it is in the study."""
-        memory = self.sampler.memory_of(decision.variant)
+        memory = self.sampler.variants[decision.variant].memory
         probe = decision.probe(trial.number, self.sampler.settings, memory)
         with _abandoned_on_error(self.study, trial), trials.leased(self.study, trial, probe):
             yield ProbeStarted(probe=probe, expected_s=decision.expected_s)

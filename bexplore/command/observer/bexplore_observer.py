@@ -18,7 +18,7 @@ already, and with another size where there is a further probe. The explorer writ
 that stays as it is, the ranks stop at a common step and leave. The first settings come from `probe.json` beside this
 file.
 
-A rank looks and reports at most every `EXCHANGE_S`, for that costs as much as all else at a step. It opens a file anew
+A rank looks and reports at most every `EXCHANGE_S`, for that costs more than all else at a step. It opens a file anew
 each time and closes it, with which the file systems of several hosts promise what is there now.
 """
 
@@ -34,7 +34,7 @@ DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
-EXCHANGE_S = 0.02  # a tenth of the time that the explorer names the last step ahead
+EXCHANGE_S = 0.1  # the explorer names the last step further ahead: `bexplore.command.watch`
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
 STEPS_TO_COMMON = 20  # steps ahead of a rank that no other is ahead of it
 # What is kept of a step.
@@ -57,6 +57,8 @@ class Observer:
 
     def __init__(self, folder, torch):
         self.torch = torch
+        # Dynamo traces nothing of a hook behind it: a compiled step would break where another function is called.
+        self.is_compiling = torch.compiler.is_compiling
         self.lists = IndexLists()
         self._use(_read(os.path.join(folder, "probe.json")))
         self.started_at_s = _process_start()
@@ -107,6 +109,7 @@ class Observer:
         self.has_error = False
         self.notes = []
         self.exchanged_s = 0.0
+        self.steps_path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
         self.life, self.looked_s, self.lived_s = None, _clock(), _clock()
 
     # -- hooks ------------------------------------------------------------------------------------------------------
@@ -122,8 +125,8 @@ class Observer:
         self._watch_handlers()
         from torch.optim import optimizer
 
-        optimizer.register_optimizer_step_pre_hook(_unless_compiling(self.torch, self.before_update))
-        optimizer.register_optimizer_step_post_hook(_unless_compiling(self.torch, self.after_update))
+        optimizer.register_optimizer_step_pre_hook(self.before_update)
+        optimizer.register_optimizer_step_post_hook(self.after_update)
         self._watch_resuming(optimizer.Optimizer)
         self._chain_excepthooks()
         import atexit
@@ -331,7 +334,7 @@ class Observer:
 
     def before_update(self, optimizer, args, kwargs):
         """Note when an update begins; one that calls the backward pass itself is known before it does."""
-        if self.in_backward or self.is_done:
+        if self.is_compiling() or self.in_backward or self.is_done:
             return
         try:
             if id(optimizer) not in self.numel_of_optimizers:
@@ -344,7 +347,7 @@ class Observer:
 
     def after_update(self, optimizer, args, kwargs):
         """Count an update; the optimizer with most parameters is the clock of the steps."""
-        if self.is_done:
+        if self.is_compiling() or self.is_done:
             return
         try:
             if id(optimizer) not in self.numel_of_optimizers:
@@ -434,9 +437,8 @@ class Observer:
             self._look_for_explorer()
 
     def _report_progress(self):
-        path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
         try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            file = os.open(self.steps_path, os.O_WRONLY | os.O_CREAT, 0o644)
         except OSError:  # the explorer has gone, and its folder with it
             return
         try:
@@ -811,17 +813,6 @@ def _collect(tree, kind, found, depth):
         values = [getattr(tree, name, None) for name in getattr(tree, "__dataclass_fields__", ())]
     for value in values:
         _collect(value, kind, found, depth + 1)
-
-
-def _unless_compiling(torch, hook):
-    """Return a hook of which dynamo traces nothing: a compiled step would break where another is called."""
-    is_compiling = torch.compiler.is_compiling
-
-    def called(optimizer, args, kwargs):
-        if not is_compiling():
-            hook(optimizer, args, kwargs)
-
-    return _skip(torch, called)
 
 
 def _hide_from_dynamo(torch):

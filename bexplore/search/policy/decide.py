@@ -20,12 +20,12 @@ from bexplore.search.policy.economics import NextProbe, next_probe
 from bexplore.search.policy.first_probe import first_probe, only_base_runs
 from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
-from bexplore.search.posterior.joint import Variant, fit_joint
+from bexplore.search.posterior.joint import ONE_VARIANT, Variant, fit_joint
 from bexplore.search.posterior.noise_model import common_mode_sd
 from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
-from bexplore.search.space import MemoryPrior, Space
+from bexplore.search.space import Space
 
 # sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 # Source: sensitivity.md. The search does not end with an unprobed stretch wider than this, whose throughput is expected
@@ -56,29 +56,27 @@ def decide(
     evidence: Sequence[Evidence],
     settings: SearchSettings,
     *,
-    memory: MemoryPrior | None = None,
     num_unassigned: int = 0,
-    variants: Sequence[Variant] = (),
+    variants: Sequence[Variant] = ONE_VARIANT,
 ) -> Decision:
     """Decide on the next probe; a pure function of its arguments.
 
     Args:
         evidence: Every probe in order; probes in flight have no outcome, probes of the second answer do not count.
         num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
-        variants: Of the job, each with its own `memory`; empty for one.
+        variants: Of the job.
     """
     evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
     if not any(item.is_measured for item in finished):
-        variants = variants or (Variant(memory=memory),)
         return first_probe(space, finished, in_flight, settings, variants, num_unassigned)
 
     def fit(known: Sequence[Evidence]) -> Posterior:
         seed, user_compilation = settings.seed, settings.user_compilation
         if len(variants) > 1:
             return fit_joint(space, variants, known, seed=seed, user_compilation=user_compilation)
-        return fit_posterior(space, known, memory=memory, seed=seed, user_compilation=user_compilation)
+        return fit_posterior(space, known, memory=variants[0].memory, seed=seed, user_compilation=user_compilation)
 
     fitted = fit(finished)
     best = recommend(

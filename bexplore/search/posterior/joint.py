@@ -30,6 +30,9 @@ class Variant:
     log_speed: float = 0.0
 
 
+ONE_VARIANT = (Variant(),)  # of a job without settings, of whose memory nothing is known
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JointPosterior(Posterior):
     """Joint draws of the curves of all variants, one variant's sizes behind the other's.

@@ -19,10 +19,10 @@ from bexplore.errors import UserInputError
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decide import decide
 from bexplore.search.policy.decision import Decision
-from bexplore.search.posterior.joint import Variant
+from bexplore.search.posterior.joint import ONE_VARIANT, Variant
 from bexplore.search.posterior.posterior import ENGINE_VERSION
 from bexplore.search.settings import SearchSettings
-from bexplore.search.space import MemoryPrior, Space
+from bexplore.search.space import Space
 from bexplore.search.study import trials
 from bexplore.search.study.storage import open_storage
 
@@ -46,14 +46,12 @@ class BexploreSampler(BaseSampler):
         space: Space,
         settings: SearchSettings | None = None,
         *,
-        memory: MemoryPrior | None = None,
-        variants: Sequence[Variant] = (),
+        variants: Sequence[Variant] = ONE_VARIANT,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.variants = tuple(variants)
         self.space = space
         self.settings = settings or SearchSettings()
-        self.memory = memory
         self._now = now
         self._decisions: dict[int, Decision] = {}
         self._given: tuple[int, int] | None = None
@@ -66,10 +64,6 @@ class BexploreSampler(BaseSampler):
         if len(self.variants) > 1:
             found[trials.VARIANT] = IntDistribution(0, len(self.variants) - 1)
         return found
-
-    def memory_of(self, variant: int) -> MemoryPrior | None:
-        """Return the prior of the memory of a variant."""
-        return self.variants[variant].memory if self.variants else self.memory
 
     def ask(self, study: optuna.Study, size: int | None = None, variant: int = 0) -> optuna.Trial:
         """Begin a trial of a size; None for the sampler's choice."""
@@ -127,7 +121,6 @@ class BexploreSampler(BaseSampler):
                 self.space,
                 evidence,
                 self.settings,
-                memory=self.memory,
                 num_unassigned=num_unassigned,
                 variants=self.variants,
             )

@@ -19,6 +19,7 @@ from bexplore.search.loop import RunRecord, explore
 from bexplore.search.policy.acquisition import rank
 from bexplore.search.policy.decide import unseen_gap
 from bexplore.search.policy.probe_cost import Costs
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result
@@ -112,7 +113,7 @@ def test_a_process_that_holds_more_than_its_tensors_costs_at_most_one_probe_that
     )
 
     soon_flat = HoldingRunner(lambda size: 1000.0 * size / (size + 3.0))
-    result = result_of(soon_flat, Space.of(default_candidates(1, 185)), memory=memory)
+    result = result_of(soon_flat, Space.of(default_candidates(1, 185)), variants=(Variant(memory=memory),))
 
     assert result.outcomes.get("out_of_memory", 0) <= 1  # of the sizes up to 185 those up to 130 fit
     assert 96 <= max(soon_flat.sizes) <= 130  # what fits was looked at too

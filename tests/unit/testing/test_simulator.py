@@ -10,6 +10,7 @@ import pytest
 from bexplore.errors import NothingFitsError
 from bexplore.measurement.probe import Compilation, Outcome, Probe
 from bexplore.search.loop import explore
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryAccount
@@ -119,7 +120,10 @@ def test_the_search_finds_a_size_within_the_tolerance_in_most_worlds(family: Fam
         world = draw_world(family, seed)
         try:
             *_, result = explore(
-                SimulatedRunner(world, seed=seed), space=world.space, settings=SETTINGS, memory=world.memory
+                SimulatedRunner(world, seed=seed),
+                space=world.space,
+                settings=SETTINGS,
+                variants=(Variant(memory=world.memory),),
             )
         except NothingFitsError:
             assert not world.fits.any()
@@ -161,7 +165,9 @@ def num_refused(cached: list[World], account: MemoryAccount) -> int:
     refused = 0
     for world in cached:
         memory = dataclasses.replace(world.memory, judged_by=account)
-        *_, result = explore(SimulatedRunner(world, seed=1), space=world.space, settings=SETTINGS, memory=memory)
+        *_, result = explore(
+            SimulatedRunner(world, seed=1), space=world.space, settings=SETTINGS, variants=(Variant(memory=memory),)
+        )
         refused += result.outcomes.get("out_of_memory", 0)
     return refused
 

@@ -18,6 +18,7 @@ from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior import posterior
+from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
@@ -263,7 +264,9 @@ def test_on_a_machine_that_drifts_by_a_fifth_high_scores_stay_true():
         for is_interleaved in right:
             simulated = SimulatedRunner(world, seed=seed, shared_compile=True)
             runner = simulated if is_interleaved else _alone(simulated)
-            *_, result = loop.explore(runner, space=world.space, settings=settings, memory=world.memory)
+            *_, result = loop.explore(
+                runner, space=world.space, settings=settings, variants=(Variant(memory=world.memory),)
+            )
             if result.recommendation.confidence >= 90:
                 confident[is_interleaved] += 1
                 right[is_interleaved] += world.regret(result.recommendation.micro_batch_size) <= 0.02
