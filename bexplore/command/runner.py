@@ -50,8 +50,6 @@ CAPACITY_TIMES, LEAST_CAPACITY = 8, 64
 HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
 # What a start without a step may be, beside a slow one.
 _ELSEWHERE = "where it trains in processes of a cluster (Ray's), give them this PYTHONPATH: docs/commands.md, Ray"
-    "if it trains in processes that were not started for it (Ray's), give them PYTHONPATH: docs/commands.md, Ray"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
