@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bexplore.command.reports import Reports
@@ -13,6 +13,7 @@ from bexplore.engine.protocol.failures import COMPILER_MODULES, LOST_CONNECTION,
 from bexplore.measurement.probe import Outcome
 
 _MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
+_LOST = "the other ranks lost their connection to it"
 _LONGEST_REASON = 300  # characters
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?Traceback \(most recent call last\):$", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[?rank\d+\]?:\s?", re.MULTILINE)
@@ -73,7 +74,8 @@ def of_lost(log: str, reports: Reports) -> CommandFailure | None:
         return None
     task = _SLURM_TASK.search(log)
     if task is not None:
-        return _of_task(task, log)
+        failure = _of_task(task, log)
+        return replace(failure, reason=f"{failure.reason}; {_LOST}")
     root, told = _ROOT_CAUSE.search(log), {str(error["rank"]) for error in reports.errors}
     silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
     if root is not None:
@@ -83,7 +85,7 @@ def of_lost(log: str, reports: Reports) -> CommandFailure | None:
         which, how = f"rank {', '.join(silent)}", "was killed" if _SIGNALLED.search(log) else "ended"
     else:
         return None
-    reason = f"{which} {how}; the other ranks lost their connection to it"
+    reason = f"{which} {how}; {_LOST}"
     return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
 
 

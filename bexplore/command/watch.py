@@ -17,16 +17,18 @@ from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Outcome
 
 POLL_S = 0.05
-# A rank tells its steps and reads the number of the last one at most every 0.1 s (`EXCHANGE_S` of the observer); the
+# A rank tells its steps and reads the number of the last one at most every 0.25 s (`EXCHANGE_S` of the observer); the
 # number is set so many polls and seconds ahead of the fastest rank, so that none has passed it. One that has is waited
 # for: see `_stop_all`.
-POLLS_AHEAD, AHEAD_S = 4, 0.2
+POLLS_AHEAD, AHEAD_S = 4, 0.25
 # A poll takes at most this share of the time: a thousand ranks write thousands of files.
 READ_SHARE = 0.2
 BEAT_S = 5.0  # between two signs of life to the ranks, which leave where none comes
 # Seconds of timed steps: half of what the start took, within these. Source: a judgement; the median of a probe is then
 # known to about the noise between two starts, and no start is repeated for want of steps.
 TIMED_SHARE, LEAST_TIMED_S, MOST_TIMED_S = 0.5, 2.0, 8.0
+# Seconds of a step at least, where two reports are seen at once. Source: a judgement; a step has some 30 kernels.
+LEAST_STEP_S = 1e-4
 SHARED_S = 1.0  # of each size of a start that serves several
 MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
 PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
@@ -99,6 +101,7 @@ class Watch:
     _progressed_s: float = 0.0
     _longest_s: float = 0.0
     _timed_from: tuple[float, int] | None = None  # seconds and steps at the end of the warm-up
+    _fastest: tuple[float, int] = (0.0, 0)  # when the steps of the fastest rank were seen first, and they
     _last_step: int | None = None
 
     def until_end(self) -> Ending:
@@ -154,15 +157,19 @@ class Watch:
         """Name the last step once enough of them are timed; name a later one where a rank has passed it."""
         steps = self.reports.num_steps.values()
         fastest = max(steps, default=0)
+        if fastest != self._fastest[1]:
+            self._fastest = now_s, fastest
         if self._timed_from is None:
             if min(steps, default=0) >= self.num_warmup:
                 self._timed_from = now_s, fastest
             return
         since_s, first = self._timed_from
-        is_enough = now_s - since_s >= self._timed_s(since_s - self._began_s) and fastest - first >= MIN_TIMED_STEPS
+        seen_s, ahead_s = self._fastest[0], now_s - self._fastest[0] + POLLS_AHEAD * self._poll_s + AHEAD_S
+        is_long = seen_s - since_s + ahead_s >= self._timed_s(since_s - self._began_s)
+        is_enough = is_long and fastest - first >= MIN_TIMED_STEPS
         if self._is_passed or (self._last_step is None and is_enough):
-            step_s = (now_s - since_s) / max(fastest - first, 1)
-            self._last_step = fastest + 2 + math.ceil((POLLS_AHEAD * self._poll_s + AHEAD_S) / step_s)
+            step_s = (seen_s - since_s) / max(fastest - first, 1)
+            self._last_step = fastest + 2 + math.ceil(ahead_s / max(step_s, LEAST_STEP_S))
             self.stop_after(self._last_step)
 
     def _timed_s(self, warmup_s: float) -> float:

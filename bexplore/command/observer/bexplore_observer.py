@@ -34,9 +34,9 @@ DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
-EXCHANGE_S = 0.1  # the explorer names the last step further ahead: `bexplore.command.watch`
+EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
-STEPS_TO_COMMON = 20  # steps ahead of a rank that no other is ahead of it
+STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4  # steps, and steps of exchanges, ahead of a rank that no other has passed
 # What is kept of a step.
 STEP = ("ended_s", "num_passes", "num_fetches", "num_samples", "num_elements", "num_updates", "update_s")
 # The rank by launchers that set no RANK: Slurm, Open MPI, MPICH.
@@ -108,7 +108,7 @@ class Observer:
         self.is_done = self.was_observed = False
         self.has_error = False
         self.notes = []
-        self.exchanged_s = 0.0
+        self.exchanged_s, self.exchanged_steps = 0.0, 0
         self.steps_path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
         self.life, self.looked_s, self.lived_s = None, _clock(), _clock()
 
@@ -434,7 +434,8 @@ class Observer:
         self._report_progress()
         self._read_last_step()
         if self.last_update_s - self.looked_s > self.life_limit_s / LOOKS:
-            self._look_for_explorer()
+            self._look_for_explorer(len(self.steps) - self.exchanged_steps)
+        self.exchanged_steps = len(self.steps)
 
     def _report_progress(self):
         try:
@@ -462,7 +463,7 @@ class Observer:
             os.close(file)
         return text.decode() if text.endswith(b"\n") else None
 
-    def _look_for_explorer(self):
+    def _look_for_explorer(self, steps_of_exchange):
         """Name a common last step where the explorer is gone: all ranks leave after it, and nothing is saved."""
         self.looked_s = _clock()
         life = _changed_ns(os.path.join(self.reports, "explorer"))
@@ -470,7 +471,8 @@ class Observer:
             self.life, self.lived_s = life, self.looked_s
         elif self.looked_s - self.lived_s > self.life_limit_s and not self._told("last_step"):
             with open(os.path.join(self.reports, "last_step"), "w") as stream:
-                stream.write("%d\n" % (len(self.steps) + STEPS_TO_COMMON))
+                ahead = max(STEPS_TO_COMMON, EXCHANGES_TO_COMMON * steps_of_exchange)
+                stream.write("%d\n" % (len(self.steps) + ahead))
 
     def _mark_device(self, kind):
         cuda = self.torch.cuda

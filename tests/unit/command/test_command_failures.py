@@ -104,4 +104,4 @@ def test_srun_tells_which_rank_ended_and_how(end: str, outcome: Outcome, reason:
     log = f"step 3\nsrun: error: node-1: {end}\n"
 
     assert ended(log) == (outcome, reason)
-    assert of_lost(log, Reports(errors=(LOST,))).reason == reason
+    assert of_lost(log, Reports(errors=(LOST,))).reason == f"{reason}; the other ranks lost their connection to it"
