@@ -30,7 +30,7 @@ from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Probe
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("plain loop", "HF Trainer", "torchrun DDP", "HF Trainer, 2 ranks")
+NAMES = ("plain loop", "plain loop, images", "torchrun DDP, images", "HF Trainer, 2 ranks")
 MAXIMUM = 64
 
 

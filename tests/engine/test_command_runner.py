@@ -192,6 +192,13 @@ def test_a_rank_that_hangs_ends_the_probe_with_the_step_after_which_nothing_came
     assert "no rank completed a step after step" in observation.reason
 
 
+def test_a_start_without_a_step_names_what_it_may_be_beside_slow(run_of):
+    observation = run_of(training("--fault", "forward:hang", "--step", "0"))(probe_of(4, time_limit_s=8.0))
+
+    assert observation.outcome is Outcome.TIMED_OUT
+    assert "and no step was seen; where it trains in processes of a cluster (Ray's)" in observation.reason
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_ends_with_a_status_after_enough_steps_has_crashed_and_is_no_measurement(
     run_of, monkeypatch, ranks
