@@ -1,9 +1,10 @@
 """A whole exploration of a training command beside a power-of-two sweep of it: `python -m benchmarks.command_search`.
 
-Four jobs of `benchmarks/command_jobs`, two of them with two ranks. The sweep starts the same command once for each
-power of two, under the same observer and with the same rule for its steps, and takes the fastest. The truth is the
-median of further starts of every power of two and of both answers, interleaved; the regret of an answer is what it is
-below the fastest of these. A difference within the truth's own interval counts as none.
+Six jobs of `benchmarks/command_jobs`, three of them with two ranks; `--jobs` measures some of them anew. The sweep
+starts the same command once for each power of two, under the same observer and with the same rule for its steps, and
+takes the fastest. The truth is the median of further starts of every power of two and of both answers, interleaved; the
+regret of an answer is what it is below the fastest of these. A difference within the truth's own interval counts as
+none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ from bexplore.host.machine import package_version, processor_name
 from bexplore.measurement.probe import Compilation, Probe
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("plain loop", "plain loop, images", "torchrun DDP, images", "HF Trainer, 2 ranks")
+NAMES = (
+    *("plain loop", "plain loop, images", "HF Trainer"),
+    *("torchrun DDP", "torchrun DDP, images", "HF Trainer, 2 ranks"),
+)
+RECORDS = RESULTS / "command_search.json"
 MAXIMUM = 64
 
 
@@ -53,11 +58,13 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(FOLDER)
-    records = []
+    known = json.loads(RECORDS.read_text()) if RECORDS.exists() else []
+    records = [record for record in known if record["job"] not in options.jobs]
     for job in (job for job in JOBS if job.name in options.jobs):
         found = [find(job, run) for run in range(options.runs) for find in (sweep, exploration)]
         truth = truth_of(job, {one.micro_batch_size for one in found}, options.rounds)
-        records.append({"job": job.name, "found": [asdict(one) for one in found], "truth": truth})
+        at = f"{datetime.now(UTC):%Y-%m-%d}"
+        records.append({"job": job.name, "at": at, "found": [asdict(one) for one in found], "truth": truth})
         print(json.dumps(records[-1]), flush=True)
     write(records, options)
 
@@ -141,10 +148,11 @@ def write(records: list[dict], options: argparse.Namespace) -> None:
         times: dict[str, list[float]] = {}
         for one in record["found"]:
             times.setdefault(one["finder"], []).append(one["elapsed_s"])
-            below, beyond = regret(record["truth"], one["micro_batch_size"])
+            truth = {int(size): speeds for size, speeds in record["truth"].items()}
+            below, beyond = regret(truth, one["micro_batch_size"])
             rows.append(
-                f"| {record['job']} | {one['finder']} | {one['micro_batch_size']} | {one['num_probes']} | "
-                f"{one['elapsed_s']:.0f} | {below:.1%} | {beyond:.1%} |"
+                f"| {record['job']} | {record['at']} | {one['finder']} | {one['micro_batch_size']} | "
+                f"{one['num_probes']} | {one['elapsed_s']:.0f} | {below:.1%} | {beyond:.1%} |"
             )
             regrets += [beyond] if one["finder"] == "bexplore" else []
         ratios.append(statistics.median(times["bexplore"]) / statistics.median(times["powers of two"]))
@@ -161,13 +169,13 @@ def write(records: list[dict], options: argparse.Namespace) -> None:
         f"**{whole / swept:.2f}** (by job {', '.join(f'{ratio:.2f}' for ratio in ratios)}). Regret of bexplore beyond "
         f"the truth's interval: mean **{statistics.fmean(regrets):.1%}**, worst **{max(regrets):.1%}**.",
         "",
-        "| job | finder | answer | probes | seconds | below the fastest | beyond the interval |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| job | day | finder | answer | probes | seconds | below the fastest | beyond the interval |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
         *rows,
         "",
     ]
     (RESULTS / "command_search.md").write_text("\n".join(text))
-    (RESULTS / "command_search.json").write_text(json.dumps(records, indent=1) + "\n")
+    RECORDS.write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":
