@@ -593,11 +593,11 @@ class Observer:
         cuda = self.torch.cuda
         if cuda.is_initialized():
             device = "cuda:%d" % cuda.current_device()
-            try:
-                self._read_cuda_events(steps)
-                self._read_cuda_memory()
-            except Exception as error:
-                self._note("device", error)
+            for read in (lambda: self._read_cuda_events(steps), self._read_cuda_memory):
+                try:
+                    read()
+                except Exception as error:
+                    self._note("device", error)
         rank, world_size, backend = _place(self.torch)
         record = self._hello()
         record.update(
