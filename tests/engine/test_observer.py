@@ -57,6 +57,21 @@ def test_every_step_is_counted_once_from_the_first_on(record_of, name):
     assert [step["num_updates"] for step in record["steps"]] == [1] * 8
 
 
+def test_a_compiled_step_has_the_graphs_and_breaks_that_it_has_without_the_observer(record_of):
+    script = TRAINING.format(optimizer="torch.optim.SGD(model.parameters(), lr=0.1)", step="step()")
+    compiled = "@torch.compile(backend='eager')\ndef step():\n    backward()\n    optimizer.step()\nfor _"
+    script = script.replace("for _", compiled, 1)
+    counted = """
+counters = torch._dynamo.utils.counters
+print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
+"""
+    alone = subprocess.run([sys.executable, "-c", script + counted], check=True, capture_output=True, text=True)
+
+    compiler = record_of(script)["compiler"]
+
+    assert [compiler["num_graphs"], compiler["num_graph_breaks"]] == [int(word) for word in alone.stdout.split()]
+
+
 def test_the_python_path_of_the_commands_own_environment_stays(record_of, tmp_path):
     (tmp_path / "module_of_the_user.py").write_text("import torch\n")
     script = "import module_of_the_user\n" + TRAINING.format(
