@@ -3,8 +3,9 @@
 Every module-level constant of `bexplore.search` and `bexplore.measurement` whose comment cites `sensitivity.md` is
 halved and doubled, one at a time, and the same problems are searched: recorded sweeps that the search was developed on,
 and simulated jobs on seeds of their own, some on a host that drifts, some with CPU contention, some whose resident or
-reserved memory must fit. A share above one half moves half and twice its distance to 1 instead; a ratio goes to its
-square root and its square; the weights of a grid are flattened and sharpened.
+reserved memory must fit. Constants whose comment cites `sensitivity.md, variants` are varied in joint searches over the
+variants of simulated jobs instead. A share above one half moves half and twice its distance to 1 instead; a ratio goes
+to its square root and its square; the weights of a grid are flattened and sharpened.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import bexplore.measurement
 import bexplore.search
 from benchmarks.search import facts_of
 from benchmarks.search_problems import DEVELOPED_ON, TOLERANCE, Problem, explored, public_problems, simulated_problems
+from benchmarks.settings_search import joint_run
 from bexplore.measurement.probe import Observation, Probe
 from bexplore.search.posterior.prior import Hyper
 from bexplore.search.space import MemoryAccount
@@ -41,25 +43,33 @@ from bexplore.testing.simulator import Family, World, with_caching_allocator
 RESULTS = Path(__file__).parent / "results"
 FIRST_SEED = 9_000_000
 NUM_WORLDS, QUICK_WORLDS = 2, 1  # of each group
+JOBS_OF_VARIANTS, QUICK_JOBS_OF_VARIANTS = 24, 2
 CURVE_STEP, QUICK_CURVE_STEP = 6, 20  # every so many recorded sweeps
 ALONE = (Family.SMOOTH, Family.ROUGH, Family.CLIFFS)  # each size compiled by itself
 TOGETHER = (Family.CPU_LIKE, Family.GPU_LIKE, Family.DRIFTING_HOST, Family.BURSTS)  # one compilation for all
 CONTENDED_SHARE, MOST_CONTENTION = 0.3, 0.5  # of the probes; of the processors
 RESIDENT_GROWTHS, RESIDENT_SD = (1.2, 1.6), 0.03
 RATIOS = ("LADDER_STEP", "GAP_RATIO", "SHORT_GAP_RATIO", "RESIDENT_GROWTH")
-WEIGHTED = {"SMOOTH": 1, "CLIFF_SDS": 0, "ROUGH_SDS": 0, "PROBE_NOISE_RATIOS": 0}  # column of the varied value
+WEIGHTED = {
+    "SMOOTH": 1,
+    "CLIFF_SDS": 0,
+    "ROUGH_SDS": 0,
+    "PROBE_NOISE_RATIOS": 0,
+    "MIN_ROUNDS": 1,
+}  # column of the varied value
 WEIGHTS = ("SHARPNESS_WEIGHTS",)
 FACTORS = {"half": 0.5, "double": 2.0}
-CITED = re.compile(r"sensitivity\.md")
+CITED = re.compile(r"sensitivity\.md(, variants)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tuned constant: its module, its name and its value."""
+    """A tuned constant: its module, its name, its value, and whether it is one of joint searches."""
 
     module: str
     name: str
     value: Any
+    is_of_variants: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     problems = list(_problems(quick=options.quick))
     constants = [constant for constant in tuned() if not options.only or constant.name in options.only]
-    report = report_of(problems, constants)
+    count = QUICK_JOBS_OF_VARIANTS if options.quick else JOBS_OF_VARIANTS
+    report = report_of(problems, constants, range(FIRST_SEED, FIRST_SEED + count))
     facts = facts_of(arguments, module="sensitivity") | {"wall_time_s": round(time.monotonic() - began)}
     if options.only:
         known = json.loads((RESULTS / "sensitivity.json").read_text())
         report["rows"] = joined(known["rows"], report["rows"])
+        report["as_is"] = known["as_is"] | report["as_is"]
         facts = known["facts"] | {"also": ", ".join(str(facts[name]) for name in ("command", "date", "revision"))}
     report["facts"] = facts
     text = markdown(report)
@@ -128,18 +140,19 @@ def tuned() -> Iterator[Constant]:
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not info.ispkg:
                 module = importlib.import_module(info.name)
-                for name in cited(Path(str(module.__file__)).read_text()):
-                    yield Constant(info.name.removeprefix("bexplore."), name, getattr(module, name))
+                for name, is_of_variants in cited(Path(str(module.__file__)).read_text()):
+                    yield Constant(info.name.removeprefix("bexplore."), name, getattr(module, name), is_of_variants)
 
 
-def cited(source: str) -> Iterator[str]:
-    """Names of module-level constants whose comment, beside or above, cites this benchmark."""
+def cited(source: str) -> Iterator[tuple[str, bool]]:
+    """Module-level constants whose comment, beside or above, cites this benchmark, and whether for joint searches."""
     lines = source.splitlines()
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and any(isinstance(item, ast.Constant) for item in ast.walk(node.value)):
             names = [item.id for item in ast.walk(node.targets[0]) if isinstance(item, ast.Name) and item.id.isupper()]
-            if CITED.search(comment_of(lines, node)):
-                yield from names
+            citation = CITED.search(comment_of(lines, node))
+            if citation:
+                yield from ((name, citation[1] is not None) for name in names)
 
 
 def comment_of(lines: Sequence[str], node: ast.Assign) -> str:
@@ -238,21 +251,40 @@ def resident(world: World, seed: int) -> World:
     return dataclasses.replace(world, reserved_bytes=held, lowest_limit_bytes=held, memory=memory)
 
 
-def report_of(problems: Sequence[tuple[Problem, bool]], constants: Sequence[Constant]) -> dict[str, Any]:
-    """What the search does as it is, and with each constant at half and double."""
+def report_of(
+    problems: Sequence[tuple[Problem, bool]], constants: Sequence[Constant], jobs: Sequence[int]
+) -> dict[str, Any]:
+    """What the search does as it is, and with each constant at half and double.
+
+    Args:
+        jobs: Seeds of the jobs of several variants.
+    """
     problems = [(problem, shares) for problem, shares in problems if _fits(problem)]
-    as_is = _answers(problems)
+    ask: dict[bool, Callable[[], list[Answer | None]]] = {
+        False: lambda: _answers(problems),
+        True: lambda: [_joint_answer(seed) for seed in jobs],
+    }
+    as_is = {kind: ask[kind]() for kind in {constant.is_of_variants for constant in constants}}
     rows = []
     for number, constant in enumerate(constants):
+        known = as_is[constant.is_of_variants]
         for which, factor in FACTORS.items():
             value = varied(constant, factor)
             with patched(constant, value):
-                found = _answers(problems)
-            changed = sum(_key(new) != _key(old) for new, old in zip(found, as_is, strict=True)) / len(problems)
+                found = ask[constant.is_of_variants]()
+            changed = sum(_key(new) != _key(old) for new, old in zip(found, known, strict=True)) / len(known)
             row = {"module": constant.module, "constant": constant.name, "variant": which, "value": _plain(value)}
+            row["is_of_variants"] = constant.is_of_variants
             rows.append(row | {"in_use": _plain(constant.value), "changed": changed} | _summary(found))
         sys.stderr.write(f"{number + 1}/{len(constants)} {constant.module}.{constant.name}\n")
-    return {"num_problems": len(problems), "as_is": _summary(as_is), "rows": rows}
+    return {"rows": rows, "as_is": {_KINDS[kind]: _as_it_is(answers) for kind, answers in as_is.items()}}
+
+
+_KINDS = {False: "problems", True: "jobs of variants"}
+
+
+def _as_it_is(answers: Sequence[Answer | None]) -> dict[str, float]:
+    return _summary(answers) | {"number": len(answers)}
 
 
 def _fits(problem: Problem) -> bool:
@@ -282,6 +314,15 @@ def _answer(problem: Problem, shares: bool) -> Answer | None:
         return None
     messages = ((best.confidence, problem.regret(best.micro_batch_size) <= TOLERANCE) for _, best in found.streamed)
     return Answer(problem.regret(found.best.micro_batch_size), found.best.num_probes, tuple(messages))
+
+
+def _joint_answer(seed: int) -> Answer | None:
+    """The answer of a joint search over the variants of a job; None where nothing of it fits."""
+    found = joint_run(seed)
+    if not found:
+        return None
+    messages = tuple((score, regret <= TOLERANCE) for score, regret in found["messages"])
+    return Answer(found["regret"], found["num_probes"], messages)
 
 
 def _key(answer: Answer | None) -> tuple[float, int] | None:
@@ -315,14 +356,19 @@ def _plain(value: Any) -> Any:
 
 def markdown(report: dict[str, Any]) -> str:
     """One row for each constant."""
-    facts, as_is = report["facts"], report["as_is"]
+    facts = report["facts"]
     lines = ["# Half and double of each tuned constant of the search", ""]
     lines += [f"`{facts['command']}`, {facts['date']}, {facts['revision']}, {facts['wall_time_s']} s on one core.", ""]
     lines += [f"Also `{facts['also']}`.", ""] if "also" in facts else []
+    for kind, as_is in report["as_is"].items():
+        lines.append(
+            f"{as_is['number']} {kind}. As it is: {100 * as_is['within']:.1f} % of the answers within 2 % of the best, "
+            f"{as_is['probes']:.2f} probes, calibration error {as_is['error']:.3f}."
+        )
     lines += [
-        f"{report['num_problems']} problems. As it is: {100 * as_is['within']:.1f} % of the answers within 2 % of the "
-        f"best, {as_is['probes']:.2f} probes, calibration error {as_is['error']:.3f}. Each cell: share within 2 %, "
-        "probes, calibration error; in brackets the share of the problems whose answer or number of probes changed.",
+        "",
+        "Each cell: share within 2 %, probes, calibration error; in brackets the share of the problems, or of the jobs "
+        "of variants (constants with a *), whose answer or number of probes changed.",
         "",
         "| module | constant | in use | half | double |",
         "|---|---|---|---|---|",
@@ -330,7 +376,8 @@ def markdown(report: dict[str, Any]) -> str:
     for half, double in zip(report["rows"][::2], report["rows"][1::2], strict=True):
         in_use = json.dumps(half["in_use"])
         shown = in_use if len(in_use) < 60 else f"{in_use[:56]} ..."
-        lines.append(f"| {half['module']} | {half['constant']} | {shown} | {_cell(half)} | {_cell(double)} |")
+        name = half["constant"] + ("*" if half.get("is_of_variants") else "")
+        lines.append(f"| {half['module']} | {name} | {shown} | {_cell(half)} | {_cell(double)} |")
     return "\n".join([*lines, ""])
 
 

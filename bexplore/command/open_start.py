@@ -35,6 +35,7 @@ class OpenStart:
             has one probe, of the command's own batches.
         devices: The devices' memory and users, as they were before it.
         served: Sizes that it has run.
+        num_steps: Steps of the latest probe; None where the watch over it names the last one.
         watch: The watch over its latest probe; None before.
     """
 
@@ -46,6 +47,7 @@ class OpenStart:
     accumulation: int | None = None
     capacity: int | None = None
     served: list[int] = field(default_factory=list)
+    num_steps: int | None = None
     watch: Watch | None = None
     _parked_s: float = 0.0
 
@@ -72,8 +74,9 @@ class OpenStart:
         fits = self.capacity is not None and micro_batch_size <= self.capacity and accumulation == self.accumulation
         return fits and self.start.return_code is None and time.monotonic() - self._parked_s < PARK_S / 2
 
-    def go_on(self, following: ProbeFolder, micro_batch_size: int, settings: Mapping[str, Any]) -> None:
-        """Let the parked ranks go on with a further size."""
+    def go_on(self, following: ProbeFolder, micro_batch_size: int, settings: Mapping[str, Any], num_steps: int) -> None:
+        """Let the parked ranks go on with so many steps of a further size."""
+        self.num_steps = num_steps
         self.latest.go_on(following, settings)
         self.latest = following
         self.served.append(micro_batch_size)

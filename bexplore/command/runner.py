@@ -42,6 +42,9 @@ WARMUP_STEPS, MEMORY_STEP = 3, 1
 # what happens once a step.
 PROBING_ACCUMULATION = 2
 MAX_TIMED_STEPS = 5000  # Source: 8 s of steps of 1.6 ms
+# Seconds of timed steps of each further size of a start. Source: two looks at a size differ by far more than the passes
+# of one, benchmarks/results/command_shared_starts.md, so that a second look is worth more than a longer one.
+FURTHER_S = 0.5
 # The size that a start for several sizes is given: so many times the size for which it is started, or so many samples.
 # A search goes on from its base with up to 64 samples, and later in steps of less than 8 times; a size far above what
 # is asked for may exceed the samples that the training has. Source: searches among 4,096 sizes of the simulator.
@@ -119,6 +122,7 @@ class CommandRunner:
         self._sizes = SizeCheck()
         self._held: OpenStart | None = None
         self._refused: int | None = None  # the smallest size that ran out of memory
+        self._step_times_s: dict[int, float] = {}  # by size that was measured
         self._left: tuple[str, ...] = ()  # of starts that have been ended since the last observation
 
     def __call__(self, probe: Probe) -> Observation:
@@ -164,8 +168,11 @@ class CommandRunner:
 
     def learn(self, observation: Observation) -> None:
         """Take over what a measured probe of this command has shown, in an exploration that goes on."""
+        if not observation.is_measured:
+            return
+        self._step_times_s[observation.micro_batch_size] = observation.details["step_time_s"]
         found = observation.details.get("arrived")
-        if observation.is_measured and found:
+        if found:
             verdict = Verdict(observation.details["verdicts"]["micro_batch_size"])
             self._sizes.learn(observation.micro_batch_size, Arrived(**found), verdict)
 
@@ -217,9 +224,16 @@ class CommandRunner:
         if held is None or len(held.served) >= self.settings.sizes_per_start or not held.can_serve(size, accumulation):
             self.close()
             return None
-        folder = self._folder(probe)
-        held.go_on(folder, size, self._observer_settings(size, accumulation, held.capacity))
+        folder, num_steps = self._folder(probe), self._num_steps(size)
+        settings = self._observer_settings(size, accumulation, held.capacity) | {"max_steps": num_steps}
+        held.go_on(folder, size, settings, num_steps)
         return held
+
+    def _num_steps(self, size: int) -> int:
+        """Return the steps of a size in a start that runs: how long one takes, the size next to it has shown."""
+        near = min(self._step_times_s, key=lambda one: abs(math.log(one / size)))
+        step_s = self._step_times_s[near] * size / near
+        return WARMUP_STEPS + min(max(MIN_TIMED_STEPS, math.ceil(FURTHER_S / step_s)), MAX_TIMED_STEPS)
 
     def _open_for_several(self, probe: Probe, accumulation: int | None) -> OpenStart:
         size = probe.micro_batch_size
@@ -245,6 +259,7 @@ class CommandRunner:
             num_warmup=WARMUP_STEPS,
             is_shared=opened.capacity is not None,
             is_reused=opened.is_reused,
+            num_steps=opened.num_steps,
         )
         contention.start()
         ending = watch.until_end()
@@ -427,6 +442,7 @@ class CommandRunner:
             reason = f"{swallowed}: the program may catch what runs out of memory{hint}"
             return replace(blank, outcome=Outcome.OUT_OF_MEMORY, reason=reason, details=details)
         self.num_replicas, self.device_info = num_replicas, _device_info(reports)
+        self._step_times_s[size] = timing.step_time_s
         return replace(
             blank,
             outcome=Outcome.MEASURED,

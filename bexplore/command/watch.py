@@ -74,6 +74,7 @@ class Watch:
         num_warmup: Steps that are not timed.
         is_shared: Whether the start serves several sizes.
         is_reused: Whether its training has run before, with another size: nothing is built any more.
+        num_steps: Steps after which the ranks stop by their settings; None where the watch names the last step.
         reports: The latest reports.
         lost_pid: The training process that is gone; None for none.
     """
@@ -88,6 +89,7 @@ class Watch:
     num_warmup: int
     is_shared: bool = False
     is_reused: bool = False
+    num_steps: int | None = None
     reports: Reports = field(default_factory=Reports)
     lost_pid: int | None = None
     _began_s: float = field(default_factory=time.monotonic)
@@ -154,7 +156,9 @@ class Watch:
         return None
 
     def _stop_all(self, now_s: float) -> None:
-        """Name the last step once enough of them are timed; name a later one where a rank has passed it."""
+        """Name the last step once enough will be timed by then; name a later one where a rank has passed it."""
+        if self.num_steps is not None:
+            return
         steps = self.reports.num_steps.values()
         fastest = max(steps, default=0)
         if fastest != self._fastest[1]:
@@ -165,11 +169,12 @@ class Watch:
             return
         since_s, first = self._timed_from
         seen_s, ahead_s = self._fastest[0], now_s - self._fastest[0] + POLLS_AHEAD * self._poll_s + AHEAD_S
+        step_s = (seen_s - since_s) / (fastest - first) if fastest > first else 0.0
+        last = fastest + 2 + math.ceil(ahead_s / max(step_s, LEAST_STEP_S))
         is_long = seen_s - since_s + ahead_s >= self._timed_s(since_s - self._began_s)
-        is_enough = is_long and fastest - first >= MIN_TIMED_STEPS
+        is_enough = is_long and fastest > first and last - first >= MIN_TIMED_STEPS
         if self._is_passed or (self._last_step is None and is_enough):
-            step_s = (seen_s - since_s) / max(fastest - first, 1)
-            self._last_step = fastest + 2 + math.ceil(ahead_s / max(step_s, LEAST_STEP_S))
+            self._last_step = last
             self.stop_after(self._last_step)
 
     def _timed_s(self, warmup_s: float) -> float:

@@ -25,6 +25,9 @@ from bexplore.units import counted
 # Seconds from a command's start to its first backward pass, until one was seen. Source: the middle of the frameworks in
 # benchmarks/results/command.md.
 COMMAND_START_S = 10.0
+# Seconds of a probe's steps that a command runs at least. Source: probes of short steps in a start that serves several
+# sizes, benchmarks/results/command_search.json.
+COMMAND_STEPS_S = 0.8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ def search_settings(
     is_shared = compiled or _has_own_heap(config) if config.command is None else explore.sizes_per_start > 1
     costs: dict[str, Any] = {} if compiled else {"compile_time_s": 0.0}
     if config.command is not None:  # a start compiles what it compiles: `start_time_s` of its first probe holds both
-        costs = {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S}
+        costs = {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S, "least_passes_s": COMMAND_STEPS_S}
     may_be_reduced = compiled and explore.depth != "whole"
     settings = SearchSettings(
         **costs,

@@ -19,15 +19,14 @@ from bexplore.measurement.statistics import MAD_SDS, QUARTILE_DISTANCE, TIMING_S
 # sensitivity.md is benchmarks/results/sensitivity.md: what half and double of each figure do to searches.
 
 # A size whose samples/s are below another's by this share beyond the indifference zone is not timed more closely ...
-WORSE_THAN_TIED = 0.04  # Source: a judgement, twice the default zone; sensitivity.md
+WORSE_THAN_TIED = 0.04  # Source: twice the default zone; sensitivity.md
 MOST_WORSE = 0.99  # ... and in any case one that has a hundredth of the samples/s. Source: keeps 1 - share above 0
-MAX_PASSES_PER_TIMING = 20  # Source: a judgement, passes of 5 ms; sensitivity.md
-# Fewest rounds, by the seconds of one: long timings average jitter away. Source: a judgement; a single round could not
-# show that a timing was disturbed.
+MAX_PASSES_PER_TIMING = 20  # Source: passes of 5 ms; sensitivity.md
+# Fewest rounds, by the seconds of one: long timings average jitter away. Source: sensitivity.md; a single round
+# could not show that a timing was disturbed.
 MIN_ROUNDS = ((1.0, 2), (0.0, 4))
 # Timing suffices when the largest standard error of a size's log pass time is below this share of the indifference
-# zone. Source: a judgement: five standard errors a zone between contenders, the zone itself in screening;
-# sensitivity.md.
+# zone. Source: five standard errors a zone between contenders, the zone itself in screening; sensitivity.md.
 ENOUGH_SHARE = 0.2
 ENOUGH_SHARE_OF_SCREENING = 0.75
 # Seconds of the contenders' timings, in budgets of one size. Source: simulated searches of `Family.DRIFTING_HOST`: as

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bexplore.job.batching import INDIFFERENCE_ZONE
 
-MAX_SCORE = 98  # Source: a judgement: the rest is kept for whatever the model cannot represent
+MAX_SCORE = 98  # Source: sensitivity.md; the rest is for what no model of throughput represents
 # Probabilities are clipped to this and to 1 less this. Source: half a draw of `NUM_DRAWS` (512) is 0.001.
 LEAST_PROBABILITY = 1e-3
 LEAST_TOLERANCE = 0.001  # Source: keeps a logarithm finite; no machine repeats as well

@@ -14,11 +14,11 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Purpos
 # machine has up to 2 % of either; benchmarks/results/sensitivity.md.
 CONTENTION_IGNORED = 0.02
 WAITING_IGNORED = 0.05
-# Share of the contention that remains where sizes were interleaved; the rest is common to all of them. Source: a
-# judgement; benchmarks/results/sensitivity.md.
+# Share of the contention that remains where sizes were interleaved; the rest is common to all of them. Source:
+# benchmarks/results/sensitivity.md.
 CONTENTION_INTERLEAVED = 0.25
-# ln(samples/s), of CPU contention above which a probe does not count as grounds. Source: a judgement, the gap at which
-# a size is worth nothing (`GAP_SCALE`); benchmarks/results/sensitivity.md.
+# ln(samples/s), of CPU contention above which a probe does not count as grounds. Source: the gap at which a size
+# is worth nothing (`GAP_SCALE`); benchmarks/results/sensitivity.md.
 HIDDEN_SD = 0.1
 MOST_SCHEDULER_WAIT = 0.99  # share of a pass. Source: keeps a logarithm finite
 ROUNDING = 1e-6  # Source: above the rounding error of a whole number of timings

@@ -16,8 +16,8 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import Posterior
 
 WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
-# Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: a judgement (99.7 % of a
-# normal one); benchmarks/results/sensitivity.md.
+# Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: 99.7 % of a normal
+# one; benchmarks/results/sensitivity.md.
 ALLOWED_SDS = 3.0
 GAIN_QUANTILES = (0.025, 0.975)  # Source: 95 %, `measurement.statistics.LEVEL`
 MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw, for a tenth in throughput

@@ -10,7 +10,7 @@ from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 
 # Of a joint search: probes more for each further variant, and the share of the uncertainty that a search of one
-# variant may leave. Source: a judgement; benchmarks/results/settings_search.md has what the search does with them.
+# variant may leave. Source: benchmarks/results/sensitivity.md, variants; settings_search.md there.
 PROBES_OF_VARIANT = 6
 SHARE_OF_UNCERTAINTY = 0.5
 
@@ -34,6 +34,7 @@ class SearchSettings:
         probe_time_limit_s: A probe ends as `timed_out` beyond it; None for no limit.
         start_time_s: Seconds to start a worker; a guess until one was started.
         compile_time_s: Seconds to compile; a guess until something was compiled.
+        least_passes_s: Seconds that the passes of a probe take at least, however short one is.
         depths: Reduced depths that the search may use where they are cheaper; None for full depth only.
         forces_reduced_depth: Use the reduced depths even where they are not cheaper.
         keeps_programs: Whether each variant of a job keeps a worker with its program while others are probed.
@@ -53,6 +54,7 @@ class SearchSettings:
     probe_time_limit_s: float | None = None
     start_time_s: float = 5.0
     compile_time_s: float = 30.0
+    least_passes_s: float = 0.0
     depths: Depths | None = None
     forces_reduced_depth: bool = False
     keeps_programs: bool = True

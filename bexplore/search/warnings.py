@@ -12,8 +12,8 @@ from bexplore.measurement.probe import Observation
 from bexplore.search.evidence import Evidence
 from bexplore.units import format_seconds
 
-# Probes between the first and the last measurement of the base that make their difference a drift. Source: a judgement:
-# fewer lie within seconds of each other.
+# Probes between the first and the last measurement of the base that make their difference a drift. Source: as
+# many as half of `noise_model.DRIFT_LENGTH`; fewer lie within seconds of each other.
 MIN_DRIFT_PROBES = 3
 STATIC = "static"  # the kind of shared program that serves one size, as in `engine.protocol.shared_mode`
 

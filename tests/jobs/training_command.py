@@ -39,6 +39,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--largest", type=int, default=10**6, help="samples of a batch that still fit")
     parser.add_argument("--static", action="store_true", help="take no batch of another size than the first")
     parser.add_argument("--batched-dataset", action="store_true", help="let the dataset make the batches")
+    parser.add_argument("--pause", type=float, default=0.002, help="seconds between two passes")
     parser.add_argument("--workers", type=int, default=0, help="processes of the loader")
     return parser.parse_args()
 
@@ -141,7 +142,7 @@ def train(model: torch.nn.Module, size: int) -> None:
                     raise
                 gc.collect()
                 torch.cuda.empty_cache()
-            time.sleep(0.002)
+            time.sleep(OPTIONS.pause)
             if Clock.step >= OPTIONS.steps:
                 return
 

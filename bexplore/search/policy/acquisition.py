@@ -20,8 +20,8 @@ from bexplore.search.settings import SearchSettings
 # Source: sensitivity.md. Sizes that are ranked; probability of fitting below which a size is not probed, and of being
 # near the best below which a measured size is not measured again; weight of being the best among what is ranked.
 MAX_CANDIDATES = 32
-MAX_CANDIDATES_OF_VARIANT = 12  # of each, where a job has several. Source: a judgement: fewer, as there are more
-MAX_RIVALS = 48  # of the leader, in a job of several variants. Source: a judgement: more only cost time
+MAX_CANDIDATES_OF_VARIANT = 12  # of each, where a job has several. Source: sensitivity.md, variants
+MAX_RIVALS = 48  # of the leader, in a job of several variants. Source: sensitivity.md, variants
 MIN_FEASIBLE = 0.02
 MIN_REPLICATE_NEAR_BEST = 0.05
 BEST_WEIGHT = 2

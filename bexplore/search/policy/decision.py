@@ -12,8 +12,8 @@ from bexplore.search.recommendation import Recommendation
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior
 
-# A probe's time limit is never below so many times what it is expected to take. Source: a judgement: expectations of an
-# unseen size are off by up to a factor of two in simulated searches, and a limit must not end a sound probe.
+# A probe's time limit is never below so many times what it is expected to take. Source: benchmarks/results/
+# sensitivity.md; expectations of an unseen size are off by up to a factor of two in simulated searches.
 TIME_LIMIT_SLACK = 3.0
 
 

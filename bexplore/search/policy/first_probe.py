@@ -16,8 +16,8 @@ from bexplore.search.posterior.joint import Variant
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import OWN_REASONS, Space
 
-EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: a judgement
-DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: a judgement
+EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: benchmarks/results/sensitivity.md
+DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: likewise, sensitivity.md
 
 
 def first_probe(

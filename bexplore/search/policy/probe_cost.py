@@ -42,6 +42,7 @@ class Costs:
         warm_search: The search's program that a warm worker holds; None for none.
         pass_sd: Noise between two passes, ln.
         max_passes: Upper bound on timed passes of a probe.
+        least_passes_s: Of the passes of a probe at least.
         spent_s: Of all probes so far; a start and a compilation at least.
         reduced_share: Cost of a pass at both reduced depths, as a share of one at full depth.
     """
@@ -53,6 +54,7 @@ class Costs:
     pass_sd: float
     max_passes: int
     spent_s: float
+    least_passes_s: float = 0.0
     reduced_share: float = 1.0
 
     @classmethod
@@ -72,6 +74,7 @@ class Costs:
             pass_sd=float(np.median(noise)) if noise else PASS_SD,
             max_passes=settings.max_passes,
             spent_s=max(sum(item.elapsed_s for item in evidence), settings.start_time_s + settings.compile_time_s),
+            least_passes_s=settings.least_passes_s,
             reduced_share=settings.depths.cost_share if settings.depths else 1.0,
         )
 
@@ -80,7 +83,8 @@ class Costs:
         if compilation is Compilation.REDUCED:
             pass_s = self.reduced_share * pass_s
         fixed = self._fixed_s(compilation, fresh_worker)
-        return fixed + (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
+        passes_s = (WARM_UP_PASSES + self._passes(pass_s, fixed)) * pass_s
+        return fixed + np.maximum(passes_s, self.least_passes_s)
 
     @property
     def program_s(self) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from bexplore.measurement.statistics import Array
 
 # ln(samples/s) of a variant beyond what its operations let expect: of all its sizes, per e-fold of the size, of a size
-# alone. Source: a judgement, narrower than the simulated jobs of benchmarks/settings_search.py.
+# alone. Source: benchmarks/results/sensitivity.md, variants; narrower than the simulated jobs there.
 LEVEL_SD, TILT_SD, OWN_SD = 0.15, 0.04, 0.02
 
 

@@ -37,7 +37,7 @@ GRID_REACH, GRID_POINTS = 4.0, 96
 LIMIT_IS_WITHIN = 0.15
 # P(a size that failed above all that ran failed for itself alone); of several such sizes, each independently. One
 # failure says little (a corrupt shard, an odd length), two that the program ends there, as a data set or a bound in the
-# code does. Source: a judgement; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
+# code does. Source: sensitivity.md; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
 FAILS_ALONE = 0.25
 MIN_SURVIVORS = 16  # draws that may stand for those outside the bracket. Source: enough for quantiles of 6 %
 

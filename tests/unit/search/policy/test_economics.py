@@ -50,6 +50,18 @@ def test_an_exploration_ends_with_fewer_probes_the_shorter_the_training(training
     assert probes(training_time_s) <= probes(10.0 * training_time_s)
 
 
+def test_a_probe_of_short_passes_is_expected_to_cost_what_its_steps_take_at_least():
+    sizes, seen = Space.of([8, 16, 32]), [measured(8, 100_000.0)]
+    costs = [
+        decide(sizes, seen, dataclasses.replace(EXACT, start_time_s=0.0, compile_time_s=0.0, least_passes_s=seconds))
+        for seconds in (0.0, 5.0)
+    ]
+
+    assert costs[0].expected_s < 1.0
+    assert costs[1].expected_s == pytest.approx(5.0)
+    assert costs[1].next_probe.cost_s == pytest.approx(5.0)
+
+
 def test_a_training_of_known_samples_takes_as_long_as_the_recommended_size_needs_for_them():
     fitted = fit_posterior(SIZES, SEEN)
     samples = dataclasses.replace(EXACT, training_samples=260_000, training_time_s=1.0)
