@@ -117,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = json.loads((RESULTS / "sensitivity.json").read_text())
         report["rows"] = joined(known["rows"], report["rows"])
         report["as_is"] = known["as_is"] | report["as_is"]
-        facts = known["facts"] | {"also": ", ".join(str(facts[name]) for name in ("command", "date", "revision"))}
+        also = ", ".join(str(facts[name]) for name in ("command", "date", "revision"))
+        facts = known["facts"] | {"also": [*known["facts"].get("also", []), also]}
     report["facts"] = facts
     text = markdown(report)
     if not options.quick:
@@ -359,7 +360,8 @@ def markdown(report: dict[str, Any]) -> str:
     facts = report["facts"]
     lines = ["# Half and double of each tuned constant of the search", ""]
     lines += [f"`{facts['command']}`, {facts['date']}, {facts['revision']}, {facts['wall_time_s']} s on one core.", ""]
-    lines += [f"Also `{facts['also']}`.", ""] if "also" in facts else []
+    for also in facts.get("also", []):
+        lines += [f"Also `{also}`.", ""]
     for kind, as_is in report["as_is"].items():
         lines.append(
             f"{as_is['number']} {kind}. As it is: {100 * as_is['within']:.1f} % of the answers within 2 % of the best, "
