@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from bexplore.units import counted, format_seconds
 
 # A drawing takes about 2 ms of processor time, so that a higher rate would disturb the passes that are being timed.
 DRAWINGS_PER_S = 1.5
+_FIGURES = re.compile(r"[\d.,]+")
 MAX_CHANGES = 4  # lines on why a run is not resumed; with more it is simply another job
 
 
@@ -27,6 +29,7 @@ class Progress:
         self._console = console
         self._view = View()
         self._live: Live | None = None
+        self._warned: frozenset[str] = frozenset()  # of the last probe, without figures
         self._is_live = console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
     def __call__(self, event: JobEvent) -> None:
@@ -42,7 +45,7 @@ class Progress:
             self._warn(event.warnings)
         elif isinstance(event, ProbeFinished):
             self._say(probe_sentence(event))
-            self._warn(event.observation.warnings)
+            self._warn_of_probe(event.observation.warnings)
         elif isinstance(event, AlreadyFinished):
             self._say(f"already explored: this is the stored result of {event.run.directory} (--fresh explores again)")
         elif isinstance(event, Finished):
@@ -117,6 +120,12 @@ class Progress:
     def _warn(self, warnings: tuple[str, ...]) -> None:
         for text in warnings:
             self.warn(text)
+
+    def _warn_of_probe(self, warnings: tuple[str, ...]) -> None:
+        """Write the warnings of a probe that the last one did not have: a busy machine is busy for many probes."""
+        kinds = {_FIGURES.sub("", text): text for text in warnings}
+        self._warn(tuple(text for kind, text in kinds.items() if kind not in self._warned))
+        self._warned = frozenset(kinds)
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -99,6 +99,7 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
         ("smaller", smaller_sentence(result, tolerance)),
         ("compiled", _compiled(result)),
         ("process", _own_process(result)),
+        ("start", _own_start(result)),
         ("depth", _depth(result)),
         ("eager", eager_sentence(result.eager, tolerance)),
         *(("failed", text) for text in _failed(result)),
@@ -291,7 +292,7 @@ def _users_lines(traceback_text: str) -> list[str]:
 
 def _compiled(result: RunResult) -> str | None:
     ratio = result.exact_over_shared
-    if ratio is None or result.compilation == Compilation.EAGER:
+    if ratio is None or result.compilation == Compilation.EAGER or _is_of_command(result):
         return None
     return f"run exactly as your training will compile it: {ratio:.2f}x of the search's shared compilation"
 
@@ -301,6 +302,17 @@ def _own_process(result: RunResult) -> str | None:
     if ratio is None or result.compilation != Compilation.EAGER:
         return None
     return f"run in a process of its own, as your training will: {ratio:.2f}x of its speed beside other sizes"
+
+
+def _is_of_command(result: RunResult) -> bool:
+    return result.num_replicas is not None
+
+
+def _own_start(result: RunResult) -> str | None:
+    ratio = result.exact_over_shared
+    if ratio is None or not _is_of_command(result):
+        return None
+    return f"run in a start of its own, as your training will: {ratio:.2f}x of its speed in a start with other sizes"
 
 
 def _depth(result: RunResult) -> str | None:

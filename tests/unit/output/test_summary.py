@@ -116,6 +116,12 @@ def test_what_the_answer_has_in_a_process_of_its_own_is_told_by_what_the_trainin
     assert (
         "  process   run in a process of its own, as your training will: 0.88x of its speed beside other sizes" in eager
     )
+    start = words(result(exact_over_shared=0.98, compilation="exact", num_replicas=2))
+    assert (
+        "  start     run in a start of its own, as your training will: 0.98x of its speed in a start with other"
+        in start
+    )
+    assert "compiled  " not in start
     assert "process   " not in compiled
     assert "compiled  " not in eager
 
