@@ -48,6 +48,11 @@ def test_each_constant_of_search_and_measurement_names_its_source():
     assert without == []
 
 
+def test_no_constant_of_search_and_measurement_is_a_judgement_alone():
+    judged = [f"{path.relative_to(ROOT)}: {name}" for path in FILES for name, text in constants(path) if "judg" in text]
+    assert judged == []
+
+
 def test_each_constant_that_cites_the_sensitivity_benchmark_was_varied_by_it():
     rows = json.loads((ROOT / "benchmarks/results/sensitivity.json").read_text())["rows"]
     varied = {row["constant"] for row in rows}
