@@ -43,7 +43,7 @@ DISTURBED_TIMES = 4.0
 USUAL_SHARE = 0.6  # of the timings count as undisturbed. Source: see `LEAST_DISTURBANCE`
 SURE_DISTURBANCE = math.log(2.0)  # Source: five standard deviations of a host that drifts by 12 %
 PASSES_OF_MEDIAN = 5  # the median of fewer may be a disturbed one. Source: breaks down at two of four
-DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed. Source: a judgement; sensitivity.md
+DISTURBED_FACTOR = 2  # times the rounds, where some are disturbed. Source: sensitivity.md
 # Variance of a timing over that of drift between rounds. Source: (5 % / 10 %)^2, `EXPECTED_ROUND_SD`, `COMMON_MODE_SD`.
 ROUND_SHRINKAGE = 0.25
 

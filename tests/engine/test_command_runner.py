@@ -409,13 +409,13 @@ def rows_of_ranks(run_dir: Path, folder: str) -> list[set[str]]:
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 0)])
 def test_one_start_serves_several_sizes_which_are_verified_on_every_rank(run_of, tmp_path, ranks, workers):
     command = training("--accumulation", "{accumulation}", "--workers", str(workers), ranks=ranks, num_replicas=ranks)
-    runner = run_of(command, sizes_per_start=3, candidates=(2, 4, 8, 16))
+    runner = run_of(command, sizes_per_start=3, candidates=(4, 32, 64))
 
-    first, *others = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16, 8))]
+    first, *others = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 64, 32))]
     runner.close()
 
     assert starts(tmp_path / "run") == ["000_size_4"]
-    for observation, size in zip((first, *others), (4, 16, 8), strict=True):
+    for observation, size in zip((first, *others), (4, 64, 32), strict=True):
         assert observation.is_measured, observation.reason
         assert observation.probe == search_probe_of(size, number=observation.probe.number)
         assert set(observation.details["verdicts"].values()) == {"verified"}
