@@ -132,6 +132,7 @@ def test_a_suspicion_that_a_second_measurement_does_not_share_is_unsure():
     assert decision.judgement is Judgement.UNSURE
 
 
+@pytest.mark.statistics
 def test_an_unsure_ratio_is_measured_on_while_there_is_time_and_the_process_effect_is_averaged_away():
     hidden = {"worker_sd": 0.021, "pass_sd": 0.03}
 
@@ -195,6 +196,7 @@ def test_nothing_measured_is_never_the_same():
     assert decide(lambda num_pairs: []).judgement is Judgement.SLOWER
 
 
+@pytest.mark.statistics
 def test_over_many_runs_there_are_no_false_alarms_and_slow_downs_are_found():
     alarms = sum(decide(machine(1.0, seed=seed)).judgement is Judgement.SLOWER for seed in range(60))
     found = sum(decide(machine(1.1, seed=seed)).judgement is Judgement.SLOWER for seed in range(60))

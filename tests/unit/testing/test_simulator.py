@@ -113,6 +113,7 @@ def test_a_size_beyond_the_budget_runs_out_of_memory():
     assert world.regret(size) == 1.0
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize(("family", "least"), [(Family.SMOOTH, 0.85), (Family.ROUGH, 0.8), (Family.CLIFFS, 0.75)])
 def test_the_search_finds_a_size_within_the_tolerance_in_most_worlds(family: Family, least: float):
     right, probes, count = 0, 0, 0
