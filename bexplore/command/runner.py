@@ -17,7 +17,7 @@ from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import MARK, Start
 from bexplore.command.reports import Rank, Reports, ReportsReader
-from bexplore.command.timing import StepTiming, in_groups, slowest
+from bexplore.command.timing import StepTiming, expected_step_s, in_groups, slowest
 from bexplore.command.verdicts import (
     Arrived,
     SizeCheck,
@@ -230,9 +230,8 @@ class CommandRunner:
         return held
 
     def _num_steps(self, size: int) -> int:
-        """Return the steps of a size in a start that runs: how long one takes, the size next to it has shown."""
-        near = min(self._step_times_s, key=lambda one: abs(math.log(one / size)))
-        step_s = self._step_times_s[near] * size / near
+        """Return the steps of a further size of a start, by how long those of other sizes took."""
+        step_s = expected_step_s(self._step_times_s, size)
         return WARMUP_STEPS + min(max(MIN_TIMED_STEPS, math.ceil(FURTHER_S / step_s)), MAX_TIMED_STEPS)
 
     def _open_for_several(self, probe: Probe, accumulation: int | None) -> OpenStart:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from bexplore.command.reports import Rank, Step
 
@@ -62,6 +64,20 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         micro_batches_per_step=statistics.median(counts),
         passes_per_step=statistics.median(step.num_passes for step in timed),
     )
+
+
+def expected_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) -> float:
+    """Return the seconds that a step of a size is expected to take.
+
+    A step has a part that is fixed and one that grows with the size: between two sizes it is on the line through their
+    steps, beyond the largest in proportion to it, and below the smallest no longer than that.
+
+    Args:
+        step_times_s: By size that was measured, one at least.
+    """
+    sizes = sorted(step_times_s)
+    beyond = max(1.0, micro_batch_size / sizes[-1])
+    return beyond * float(np.interp(micro_batch_size, sizes, [step_times_s[size] for size in sizes]))
 
 
 def micro_batches_per_pass(steps: Sequence[Step]) -> float:

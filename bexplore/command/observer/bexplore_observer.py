@@ -36,7 +36,8 @@ WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer'
 LOGGED_CHARACTERS = 8000
 EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
-STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4  # steps, and steps of exchanges, ahead of a rank that no other has passed
+# Steps ahead of a rank that no other has passed, and how often as many as any exchange had: some were of slow steps.
+STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
 # What is kept of a step.
 STEP = ("ended_s", "num_passes", "num_fetches", "num_samples", "num_elements", "num_updates", "update_s")
 # The rank by launchers that set no RANK: Slurm, Open MPI, MPICH.
@@ -108,7 +109,7 @@ class Observer:
         self.is_done = self.was_observed = False
         self.has_error = False
         self.notes = []
-        self.exchanged_s, self.exchanged_steps = 0.0, 0
+        self.exchanged_s, self.exchanged_steps, self.most_of_exchange = 0.0, 0, 0
         self.steps_path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
         self.life, self.looked_s, self.lived_s = None, _clock(), _clock()
 
@@ -433,9 +434,13 @@ class Observer:
         self.exchanged_s = _clock()
         self._report_progress()
         self._read_last_step()
-        if self.last_update_s - self.looked_s > self.life_limit_s / LOOKS:
-            self._look_for_explorer(len(self.steps) - self.exchanged_steps)
+        if not self.exchanged_steps:  # what comes before the first step may take as long as it likes
+            self.looked_s = self.lived_s = self.exchanged_s
+        else:
+            self.most_of_exchange = max(self.most_of_exchange, len(self.steps) - self.exchanged_steps)
         self.exchanged_steps = len(self.steps)
+        if self.last_update_s - self.looked_s > self.life_limit_s / LOOKS:
+            self._look_for_explorer()
 
     def _report_progress(self):
         try:
@@ -463,7 +468,7 @@ class Observer:
             os.close(file)
         return text.decode() if text.endswith(b"\n") else None
 
-    def _look_for_explorer(self, steps_of_exchange):
+    def _look_for_explorer(self):
         """Name a common last step where the explorer is gone: all ranks leave after it, and nothing is saved."""
         self.looked_s = _clock()
         life = _changed_ns(os.path.join(self.reports, "explorer"))
@@ -471,7 +476,7 @@ class Observer:
             self.life, self.lived_s = life, self.looked_s
         elif self.looked_s - self.lived_s > self.life_limit_s and not self._told("last_step"):
             with open(os.path.join(self.reports, "last_step"), "w") as stream:
-                ahead = max(STEPS_TO_COMMON, EXCHANGES_TO_COMMON * steps_of_exchange)
+                ahead = max(STEPS_TO_COMMON, EXCHANGES_TO_COMMON * self.most_of_exchange)
                 stream.write("%d\n" % (len(self.steps) + ahead))
 
     def _mark_device(self, kind):

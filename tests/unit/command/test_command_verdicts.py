@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bexplore.command.reports import Rank, Step
-from bexplore.command.timing import in_groups, slowest, timing_of
+from bexplore.command.timing import expected_step_s, in_groups, slowest, timing_of
 from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas, is_cut
 
 
@@ -153,6 +153,14 @@ def test_a_step_is_the_time_between_updates_and_a_pass_is_its_share_without_the_
 
     assert timing.step_time_s == pytest.approx(1.0)
     assert timing.pass_times_s == pytest.approx([0.4] * 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    [(1, 0.09), (8, 0.1), (16, 0.1), (40, 0.2), (64, 0.3), (128, 0.6), (2, 0.09 + 0.01 / 7)],
+)
+def test_a_step_is_expected_on_the_line_between_known_ones_and_beyond_them_in_proportion(size, seconds):
+    assert expected_step_s({64: 0.3, 1: 0.09, 16: 0.1, 8: 0.1}, size) == pytest.approx(seconds)
 
 
 def test_the_slowest_rank_is_the_timing_and_a_rank_without_timed_steps_leaves_none():
