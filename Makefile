@@ -9,8 +9,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 COMMAND_VENV := .venv-command
 COMMAND_STAMP := $(COMMAND_VENV)/.installed
 # As many processes as the tests get use the processors already: threads of torch and numpy beside them only wait.
-# Three workers for two cores: a test waits for processes a fifth of its time.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
 # A machine with a GPU: the Python there that has torch, and its version for the wheels that are collected here.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 
 from bexplore.engine.runner import EngineRunner
 from bexplore.measurement.probe import Outcome
 from tests.rank_builders import job, probe, run, settings
+
+CLEANING_S = 60.0  # a busy node ends what is left of a step seconds after its tasks
 
 
 def test_srun_starts_two_tasks_with_their_ranks_and_the_variables_of_its_caller(slurm):
@@ -39,7 +42,14 @@ def test_a_rank_that_srun_has_lost_is_named_and_no_step_is_left(slurm, tmp_path,
 
 
 def steps() -> list[str]:
-    """Jobs and steps that the cluster holds."""
+    """Jobs and steps that the cluster holds once it had time to clean up after those that have ended."""
+    until_s = time.monotonic() + CLEANING_S
+    while (found := _listed()) and time.monotonic() < until_s:
+        time.sleep(0.5)
+    return found
+
+
+def _listed() -> list[str]:
     words = (["squeue", "-h"], ["squeue", "-h", "-s"])
     listed = [subprocess.run(one, capture_output=True, text=True, check=True).stdout for one in words]
     return [line for text in listed for line in text.splitlines()]
