@@ -25,8 +25,8 @@ from bexplore.units import counted
 # Seconds from a command's start to its first backward pass, until one was seen. Source: the middle of the frameworks in
 # benchmarks/results/command.md.
 COMMAND_START_S = 10.0
-# Seconds of a probe's steps that a command runs at least. Source: probes of short steps in a start that serves several
-# sizes, benchmarks/results/command_search.json.
+# Seconds of a probe of a command beside its start, at least. Source: between the shortest and the median of 72 further
+# sizes of starts, 0.41 and 0.97 s: benchmarks/results/command_shared_starts.json.
 COMMAND_STEPS_S = 0.8
 
 
