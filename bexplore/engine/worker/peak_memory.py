@@ -8,7 +8,7 @@ tensors, which a trace predicts, and of the segments that it reserved for them, 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,7 @@ def measure_peak(
         hidden_bytes: Of what lives before the step and no tensor shows, as gradient buckets; likewise.
     """
     if device.type == "cpu":
-        peak = storage_bytes(alive) + hidden_bytes + _profiled_peak(step)
-        return PeakMemory(allocated_bytes=peak)
+        return PeakMemory(allocated_bytes=hidden_bytes + _profiled_peak(step, storages(alive)))
     memory: Any = getattr(torch, device.type, None)
     if not hasattr(memory, "max_memory_allocated"):
         step()
@@ -82,34 +81,43 @@ def idle_bytes(device: torch.device) -> int:
 
 def storage_bytes(trees: Iterable[Any]) -> int:
     """Return the bytes of all distinct storages in the pytrees; of tensors that ranks share, of the rank's own part."""
-    storages: dict[int, int] = {}
+    return sum(storages(trees).values())
+
+
+def storages(trees: Iterable[Any]) -> dict[int, int]:
+    """Return the bytes of each distinct storage in the pytrees by its address; of tensors that ranks share likewise."""
+    found: dict[int, int] = {}
     for leaf in tree_leaves(list(trees)):
         if isinstance(leaf, torch.Tensor):
             storage = local(leaf).untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+            found[storage.data_ptr()] = storage.nbytes()
+    return found
 
 
-def _profiled_peak(step: Callable[[], Any]) -> int:
-    """Return the highest running sum of the CPU allocator's events, relative to the start of the step."""
+def _profiled_peak(step: Callable[[], Any], alive: Mapping[int, int]) -> int:
+    """Return the most bytes that are alive at once, by the CPU allocator's events of a step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    return highest_sum(memory_events(profiler))
+    return highest_sum(memory_events(profiler), alive=alive)
 
 
-def highest_sum(events: Iterable[tuple[int, int]]) -> int:
+def highest_sum(events: Iterable[tuple[int, int]], *, alive: Mapping[int, int]) -> int:
     """Return the most bytes that are alive at once, of events of an address and its bytes, in their order.
 
     The profiler sees the memory events of the threads of the step alone. What another thread frees (gloo's, which may
     drop the last reference to a tensor) lives on in the sum, until a block over its address proves that it is gone.
     Measured on two ranks of gloo: up to 27 % without, at most 4 % so. Source: benchmarks/results/distributed_trace.md.
 
+    A block that ends without having been counted takes nothing from the sum: the loss of an earlier step, say. (The
+    profiler reports the ends of the blocks that began in an earlier profile too.)
+
     Args:
         events: Negative bytes for the end of a block.
+        alive: Bytes by address of the blocks before the first event.
     """
-    starts: list[int] = []  # of blocks that are believed alive, in order
-    sizes: dict[int, int] = {}
-    running = peak = 0
+    sizes = dict(alive)  # of blocks that are believed alive
+    starts = sorted(sizes)
+    running = peak = sum(sizes.values())
     for address, num_bytes in events:
         if num_bytes > 0:
             for gone in _overlapped(starts, sizes, address, num_bytes):
@@ -117,11 +125,11 @@ def highest_sum(events: Iterable[tuple[int, int]]) -> int:
                 running -= sizes.pop(gone)
             bisect.insort(starts, address)
             sizes[address] = num_bytes
+            running += num_bytes
+            peak = max(peak, running)
         elif address in sizes:
             starts.pop(bisect.bisect_left(starts, address))
-            del sizes[address]
-        running += num_bytes
-        peak = max(peak, running)
+            running -= sizes.pop(address)
     return peak
 
 

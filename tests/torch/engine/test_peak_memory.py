@@ -93,8 +93,34 @@ def test_a_long_pass_of_a_rank_follows_a_pass_that_leaves_whole_gradients(rank_o
         ([(100, 8), (108, 8)], 16),  # neighbours
         ([(100, 8), (108, 8), (200, 4), (104, 8)], 20),  # a block over both
         ([(100, 8), (104, 2), (104, -2), (112, 4)], 8),  # gone as soon as any byte of it is taken
-        ([(500, -8), (100, 8)], 0),  # ended a block of before
     ],
 )
 def test_a_block_over_one_believed_alive_proves_that_its_end_was_missed(events, most):
-    assert highest_sum(events) == most
+    assert highest_sum(events, alive={}) == most
+
+
+@pytest.mark.parametrize(
+    ("events", "most"),
+    [
+        ([], 8),
+        ([(100, 4), (500, -8), (200, 8)], 12),  # a block of before, which was counted, ends
+        ([(500, -8), (100, 4)], 8),
+        ([(600, -8), (100, 4)], 12),  # one that was not counted
+        ([(500, 16)], 16),  # a block over one of before
+    ],
+)
+def test_the_end_of_a_block_of_before_counts_only_if_the_block_was_counted(events, most):
+    assert highest_sum(events, alive={500: 8}) == most
+
+
+def test_what_an_earlier_step_left_and_this_one_drops_takes_nothing_from_its_peak():
+    left = []
+
+    def step() -> None:
+        left.clear()
+        torch.empty(2**20)
+
+    measure_peak(lambda: left.append(torch.empty(2**20)), torch.device("cpu"), alive=())
+    found = measure_peak(step, torch.device("cpu"), alive=())
+
+    assert found == PeakMemory(allocated_bytes=4 * 2**20)
