@@ -25,6 +25,53 @@ def backward():
 for _ in range(20):
     {step}
 """
+OWN_OPTIMIZER = """
+import torch
+model = torch.nn.Linear(8, 8)
+for _ in range(20):
+    for _ in range(2):
+        model(torch.randn(4, 8)).square().mean().backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+        {clear}
+"""
+PARTS_OF_A_MODEL = """
+import torch
+class Actor(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+    def act(self, states):
+        return self.head(self.body(states))
+actor = Actor()
+optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
+for _ in range(20):
+    optimizer.zero_grad()
+    with torch.no_grad():
+        actor.act(torch.randn(1, 8))
+    actor.act(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+BATCHES_WITHOUT_SAMPLE_DIMENSION = """
+import torch
+class Graphs:
+    def __init__(self, graphs):
+        self.store = type("Store", (), {{}})()
+        self.store.nodes = torch.cat(graphs)
+class Set(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        return torch.randn(index % 5 + 3, 8)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(Set(), batch_size=4, collate_fn={collate}, num_workers={num_workers})
+for batch in loader:
+    nodes = batch.store.nodes if isinstance(batch, Graphs) else torch.cat(batch)
+    optimizer.zero_grad()
+    model(nodes).square().mean().backward()
+    optimizer.step()
+"""
 TRAININGS = {
     "accumulation": ("torch.optim.AdamW(model.parameters())", "backward(); backward(); optimizer.step()", 2),
     "closures": ("torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0)", "optimizer.step(backward)", 3),
@@ -112,3 +159,27 @@ print("trained")
     done = subprocess.run([sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True)
 
     assert (done.returncode, done.stdout.strip()) == (0, "trained"), done.stderr
+
+
+@pytest.mark.parametrize("clear", ["parameter.grad = None", "parameter.grad.zero_()"])
+def test_an_update_of_the_users_own_that_writes_the_data_of_parameters_is_seen(record_of, clear):
+    steps = record_of(OWN_OPTIMIZER.format(clear=clear))["steps"]
+
+    assert [step["num_passes"] for step in steps] == [2] * 8
+
+
+def test_of_a_model_whose_parts_alone_are_called_the_parts_show_how_many_samples_arrive(record_of):
+    record = record_of(PARTS_OF_A_MODEL)
+
+    assert {rows for rows, _ in record["forward_rows"]} == {4}
+
+
+@pytest.mark.parametrize(("collate", "num_workers"), [("Graphs", 0), ("list", 0), ("list", 2)])
+def test_of_a_batch_without_a_dimension_of_samples_the_loaders_list_counts(record_of, collate, num_workers):
+    script = BATCHES_WITHOUT_SAMPLE_DIMENSION.format(collate=collate, num_workers=num_workers)
+
+    record = record_of(script)
+
+    assert record["rows"].keys() == {"4"}
+    assert [step["num_samples"] for step in record["steps"][1:-1]] == [4] * 6
+    assert record["digests"]

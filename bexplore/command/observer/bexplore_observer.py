@@ -30,8 +30,10 @@ from collections import deque
 
 _clock = time.perf_counter
 FORWARD_CALLS = 4  # calls of the model whose inputs are looked at, where no loader shows the size
+LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is called
 DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that are compared between ranks
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
+OBJECTS_OF_BATCH = 500  # that are looked through for tensors, where a batch is an object of its own kind
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
 EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
@@ -84,7 +86,7 @@ class Observer:
         self.numel_of_optimizers = {}
         self.clock_optimizer, self.clock_numel = None, -1
         self.optimizer_names = {}
-        self.parameters, self.versions = None, []
+        self.unseen = UnseenUpdates(self.torch)
         self.first_backward_at_s = None
         self.is_resumed = False
         self.has_device = False  # an accelerator that the first pass ran on
@@ -104,6 +106,7 @@ class Observer:
         self.digests = []
         self.forward_rows = []
         self.forward_handles = []
+        self.watched = []  # modules
         self.memory = {}
         self.profiler = None
         self.is_done = self.was_observed = False
@@ -211,34 +214,20 @@ class Observer:
         self.torch.autograd.backward = _skip(self.torch, backward)
 
     def _patch_loader(self):
+        """Count what the iterators of loaders return; batches of another size than the probe's are dropped."""
         import functools
 
         from torch.utils.data import dataloader
 
         base, observer = dataloader._BaseDataLoaderIter, self
-        if self.lists.size is not None:
-            self._cut_lists(base)
-        inner = base.__next__
-
-        @functools.wraps(inner)
-        def __next__(iterator):
-            batch = inner(iterator)
-            observer.fetched(batch)
-            return batch
-
-        base.__next__ = _skip(self.torch, __next__)
-
-    def _cut_lists(self, base):
-        """Let the iterators of loaders return batches of the probe's size alone."""
-        import functools
-
-        observer, inner, next_index = self, base.__next__, base._next_index
+        inner, next_index = base.__next__, base._next_index
 
         @functools.wraps(inner)
         def __next__(iterator):
             batch = inner(iterator)
             while observer.is_stale(iterator):
                 batch = inner(iterator)
+            observer.fetched(batch)
             return batch
 
         @functools.wraps(next_index)
@@ -290,7 +279,10 @@ class Observer:
             return
         try:
             leaves = tensors(batch, self.torch.Tensor)
-            rows = leading_dimension(leaves)
+            rows, listed = leading_dimension(leaves), self.lists.length
+            # Graphs, images of several sizes and the like have no dimension of samples; the loader's list has.
+            if listed is not None and (rows is None or listed == self.probe["micro_batch_size"]):
+                rows = listed
             self.fetches += 1
             self.samples += rows or 0
             for leaf in leaves:
@@ -308,7 +300,7 @@ class Observer:
                 self._park()
             if self.is_pending:
                 self._end_step()
-            elif self.passes and not self.numel_of_optimizers and self._parameters_changed():
+            elif self.passes and not self.numel_of_optimizers and self.unseen.found():
                 self._updated_unseen()
             if self.first_backward_at_s is None:
                 self.first_backward_at_s = time.time()
@@ -328,7 +320,9 @@ class Observer:
             if self.updated_in_backward:
                 self.updated_in_backward = False
                 self._updated(1)
-            elif not self.steps and not self.is_pending and self.total_passes > self.most_passes:
+            elif not self.numel_of_optimizers:
+                self.unseen.note_pass()
+            if not self.steps and not self.is_pending and self.total_passes > self.most_passes:
                 self._finish("no_step")
         except Exception as error:
             self._note("backward", error)
@@ -367,19 +361,6 @@ class Observer:
         except Exception as error:
             self._note("update", error)
 
-    def _parameters_changed(self):
-        """Return whether the model's largest parameters were written since the last call.
-
-        It shows the updates of a compiled `optimizer.step`, of which dynamo traces no hook, and of optimizers that do
-        not derive from torch's.
-        """
-        is_first = self.parameters is None
-        if is_first:
-            self.parameters = _largest_parameters(self.torch)
-        versions = [parameter._version for parameter in self.parameters]
-        is_new, self.versions = versions != self.versions and not is_first, versions
-        return is_new
-
     def _updated_unseen(self):
         """End the step at the next backward pass: when its update ended cannot be seen."""
         self.updates, self.last_update_s = 1, _clock()
@@ -410,7 +391,7 @@ class Observer:
         if self.last_update_s - self.exchanged_s > EXCHANGE_S:
             self._exchange()
         count = len(self.steps)
-        if count == 1:
+        if count <= LEVELS_OF_MODEL:
             self._watch_forward()
         if count == self.probe["memory_step"]:
             self._begin_memory()
@@ -502,21 +483,30 @@ class Observer:
     # -- the size, where no loader showed it ------------------------------------------------------------------------
 
     def _watch_forward(self):
-        """Look at the inputs of the model's next calls, where no loader returned micro-batches of the size."""
-        if self.probe["micro_batch_size"] in self.rows:
-            return
-        import gc
+        """Look at the inputs of the model's next calls, where no loader returned micro-batches of the size.
 
-        # By type: a weakref proxy answers isinstance with its referent's class, or with an exception.
-        modules = [one for one in gc.get_objects() if issubclass(type(one), self.torch.nn.Module)]
-        inner = {id(child) for module in modules for child in module.modules() if child is not module}
-        for module in modules:
-            if id(module) in inner or not any(p.requires_grad for p in module.parameters()):
+        The modules that no other holds are watched first. A program may call their parts alone; those are watched in
+        the next step, unless something was compiled, whose guards a hook inside of it would fail.
+        """
+        if self.forward_rows or self.probe["micro_batch_size"] in self.rows:
+            return
+        self._watch_no_forward()
+        if not self.watched:
+            self.watched = _outermost_modules(self.torch)
+        elif not any((_compiler_counters() or {}).values()):
+            self.watched = [child for module in self.watched for child in module.children()]
+        for module in self.watched:
+            if not any(p.requires_grad for p in module.parameters()):
                 continue
             if getattr(module, "_compiled_call_impl", None) is not None:
                 self._watch_compiled(module)  # a hook would be traced, and the module compiled again
             else:
                 self.forward_handles.append(module.register_forward_pre_hook(self._forward_called, with_kwargs=True))
+
+    def _watch_no_forward(self):
+        for handle in self.forward_handles:
+            handle.remove()
+        self.forward_handles = []
 
     def _watch_compiled(self, module):
         inner = module._compiled_call_impl
@@ -541,8 +531,7 @@ class Observer:
             if not self.rows and len(self.digests) < DIGESTS:  # of the loaders, where there are any
                 self._digest(leaves)
             if len(self.forward_rows) >= FORWARD_CALLS:
-                for handle in self.forward_handles:
-                    handle.remove()
+                self._watch_no_forward()
         except Exception as error:
             self._note("forward", error)
 
@@ -675,8 +664,7 @@ class Observer:
 
     def _begin_next(self, probe):
         """Go on with the training under the settings of a further probe."""
-        for handle in self.forward_handles:
-            handle.remove()
+        self._watch_no_forward()
         self._use(probe)
         self.write("hello-%s-%d.json" % (_host(), self.pid), self._hello())
         self._reset_counts()
@@ -749,6 +737,7 @@ class IndexLists:
         # Of the batches that are wanted, and of the command's; None cuts nothing, and is so for all of a start.
         self.size = self.longest = None
         self.num_cut = 0
+        self.length = None  # of the list that the last batch was taken from; None where there was no list
 
     def begin(self, size, longest):
         """Cut to a size from now on; lists that are longer than the command's batches are not of what is explored."""
@@ -757,30 +746,62 @@ class IndexLists:
 
     def next_of(self, iterator, next_index):
         """Return the next list of an iterator."""
-        size = self.size
-        if size is None:
-            return next_index(iterator)
-        state = self._state(iterator)
-        index = state["rest"] if len(state["rest"]) >= size else next_index(iterator)
+        state, size = self._state(iterator), self.size
+        has_rest = size is not None and len(state["rest"]) >= size
+        index = state["rest"] if has_rest else next_index(iterator)
         state["rest"] = ()
-        state["sizes"].append(size)
-        if not isinstance(index, list) or len(index) > self.longest:
-            return index
-        self.num_cut += 1
-        state["rest"] = index[size:]
-        return index[:size]
+        if size is not None and isinstance(index, list) and len(index) <= self.longest:
+            self.num_cut += 1
+            index, state["rest"] = index[:size], index[size:]
+        state["taken"].append((size, len(index) if isinstance(index, (list, tuple)) else None))
+        return index
 
     def is_stale(self, iterator):
-        """Return whether the batch that an iterator has returned was loaded for another size."""
-        sizes = self._state(iterator)["sizes"]
-        return bool(sizes) and sizes.popleft() != self.size
+        """Return whether the batch that an iterator has returned was loaded for another size; note its length."""
+        taken = self._state(iterator)["taken"]
+        size, self.length = taken.popleft() if taken else (self.size, None)
+        return size != self.size
 
     def _state(self, iterator):
         sampler = getattr(iterator, "_sampler_iter", None)
         state = iterator.__dict__.get("_bexplore")
         if state is None or state["sampler"] is not sampler:  # persistent workers begin an epoch with another one
-            state = iterator._bexplore = {"sampler": sampler, "rest": (), "sizes": deque()}
+            state = iterator._bexplore = {"sampler": sampler, "rest": (), "taken": deque()}
         return state
+
+
+class UnseenUpdates:
+    """Updates that call no hook: of a compiled `optimizer.step`, and of optimizers that do not derive from torch's.
+
+    They write the largest parameters. Those that write `parameter.data`, whose version is its own, are seen by what
+    follows them: the gradients of the pass before are cleared.
+    """
+
+    def __init__(self, torch):
+        self.torch = torch
+        self.parameters, self.versions = None, []
+        self.is_written = False  # ever, where a version shows it
+        self.cleared = None  # a small parameter whose gradient is looked at
+
+    def note_pass(self):
+        """Find a parameter that has a gradient after a pass."""
+        if self.parameters is None or self.is_written:
+            return
+        if self.cleared is None or not self._has_gradient(self.cleared):
+            self.cleared = next((one for one in self.parameters if self._has_gradient(one)), None)
+
+    def found(self):
+        """Return whether there was an update since the last call, ahead of a pass."""
+        is_first = self.parameters is None
+        if is_first:
+            self.parameters = _trainable_parameters(self.torch)
+        versions = [parameter._version for parameter in self.parameters[-WATCHED_PARAMETERS:]]
+        is_new, self.versions = versions != self.versions and not is_first, versions
+        self.is_written |= is_new
+        return is_new or (not self.is_written and self.cleared is not None and not self._has_gradient(self.cleared))
+
+    def _has_gradient(self, parameter):
+        return parameter.grad is not None and bool(parameter.grad.any())
 
 
 def leading_dimension(leaves):
@@ -796,12 +817,12 @@ def leading_dimension(leaves):
 
 
 def tensors(tree, kind):
-    """Return the tensors of a batch: of dictionaries, sequences and data classes, in their order."""
+    """Return the tensors of a batch in their order: of dictionaries, sequences, data classes, else of any objects."""
     if isinstance(tree, kind):
         return [tree]
     found = []
     _collect(tree, kind, found, 0)
-    return found
+    return found or _tensors_of_objects(tree, kind)
 
 
 def _collect(tree, kind, found, depth):
@@ -822,12 +843,31 @@ def _collect(tree, kind, found, depth):
         _collect(value, kind, found, depth + 1)
 
 
+def _tensors_of_objects(tree, kind):
+    """Return the tensors that the attributes of objects lead to, as those of a batch of graphs; the nearest first."""
+    found, waiting, seen = [], deque([tree]), set()
+    while waiting and len(seen) < OBJECTS_OF_BATCH:
+        one = waiting.popleft()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, kind):
+            found.append(one)
+        elif isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            waiting.extend(one)
+        else:
+            waiting.extend(getattr(one, "__dict__", {}).values())
+    return found
+
+
 def _hide_from_dynamo(torch):
     """Let dynamo compile no frame of this file; unlike its decorator, that costs nothing at each call.
 
     What such a frame calls is compiled as it would be without it.
     """
-    owners = globals(), vars(Observer), vars(IndexLists)
+    owners = globals(), vars(Observer), vars(IndexLists), vars(UnseenUpdates)
     for function in (one for owner in owners for one in owner.values() if hasattr(one, "__code__")):
         _skip(torch, function)
 
@@ -881,12 +921,23 @@ def _live_bytes(torch):
     return sum(storages.values())
 
 
-def _largest_parameters(torch):
+def _outermost_modules(torch):
+    """Return the modules that no other module holds."""
+    import gc
+
+    # By type: a weakref proxy answers isinstance with its referent's class, or with an exception.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    inner = {id(child) for module in modules for child in module.modules() if child is not module}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _trainable_parameters(torch):
+    """Return the parameters that are trained, the largest last."""
     import gc
 
     kind = torch.nn.Parameter
     found = [one for one in gc.get_objects() if issubclass(type(one), kind) and one.requires_grad]
-    return sorted(found, key=lambda one: one.numel())[-WATCHED_PARAMETERS:]
+    return sorted(found, key=lambda one: one.numel())
 
 
 def _has_accelerator(torch):
