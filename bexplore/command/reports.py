@@ -46,6 +46,7 @@ class Rank:
         steps: Its optimizer steps in order.
         rows: Leading dimension -> number of micro-batches from loaders that had it.
         forward_rows: Leading dimension and elements of the model's inputs, where they were looked at.
+        num_samples: Of an epoch of the loader that its batches came from; None if unknown.
         digests: Of its first batches; equal ones are one replica's work.
         memory: Bytes by name: peaks, before and after, and counts of the allocator.
         record: All of it.
@@ -57,6 +58,7 @@ class Rank:
     steps: tuple[Step, ...]
     rows: Mapping[int, int]
     forward_rows: tuple[tuple[int | None, int], ...]
+    num_samples: int | None
     digests: tuple[str, ...]
     memory: Mapping[str, int | None]
     record: Mapping[str, Any]
@@ -71,6 +73,7 @@ class Rank:
             steps=tuple(Step(**step) for step in record["steps"]),
             rows={int(rows): count for rows, count in record["rows"].items() if rows != "None"},
             forward_rows=tuple((rows, elements) for rows, elements in record["forward_rows"]),
+            num_samples=record["num_samples"],
             digests=tuple(record["digests"]),
             memory=record["memory"],
             record=record,

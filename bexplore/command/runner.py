@@ -122,6 +122,7 @@ class CommandRunner:
         self._sizes = SizeCheck()
         self._held: OpenStart | None = None
         self._refused: int | None = None  # the smallest size that ran out of memory
+        self._num_samples: int | None = None  # of an epoch of a replica
         self._step_times_s: dict[int, float] = {}  # by size that was measured
         self._left: tuple[str, ...] = ()  # of starts that have been ended since the last observation
 
@@ -171,6 +172,7 @@ class CommandRunner:
         if not observation.is_measured:
             return
         self._step_times_s[observation.micro_batch_size] = observation.details["step_time_s"]
+        self._num_samples = observation.num_samples
         found = observation.details.get("arrived")
         if found:
             verdict = Verdict(observation.details["verdicts"]["micro_batch_size"])
@@ -236,7 +238,8 @@ class CommandRunner:
 
     def _open_for_several(self, probe: Probe, accumulation: int | None) -> OpenStart:
         size = probe.micro_batch_size
-        most = min(max(CAPACITY_TIMES * size, LEAST_CAPACITY), (self._refused or math.inf) - 1)
+        fits = (self._refused or math.inf) - 1
+        most = min(max(CAPACITY_TIMES * size, LEAST_CAPACITY), fits, self._num_samples or math.inf)
         roomy = [one for one in self.settings.candidates if size < one <= most]
         return self._open(probe, accumulation, capacity=max(roomy, default=size))
 
@@ -361,6 +364,9 @@ class CommandRunner:
                 "observer there: bexplore attach --install --python PYTHON",
             )
         if ending is Ending.NO_STEP or (ending is Ending.ENDED and self._ended_without_step(watch)):
+            if self._sizes.arrived:
+                reason = "it ended without an optimizer step: its data may have fewer samples than the size"
+                return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
             raise UserProgramError(
                 "no step observed: the command trains without torch.optim.Optimizer.step and torch.autograd.backward",
                 hint="let your optimizer derive from torch.optim.Optimizer and call loss.backward(); where processes "
@@ -435,6 +441,10 @@ class CommandRunner:
         details = _details(reports, timing, num_replicas) | {"verdicts": verdicts}
         if size in self._sizes.arrived:
             details["arrived"] = asdict(self._sizes.arrived[size])
+        if wrong is not None and wrong.num_samples is not None:
+            self._num_samples = wrong.num_samples
+            reason = f"{wrong.why}: the data has no more"
+            return replace(blank, reason=reason, details=details, num_samples=wrong.num_samples)
         swallowed = wrong.why if wrong is not None else _swallowed(reports)
         if swallowed:
             hint = f"; {wrong.hint}" if wrong is not None else ""
@@ -446,11 +456,25 @@ class CommandRunner:
             blank,
             outcome=Outcome.MEASURED,
             details=details,
-            warnings=(*blank.warnings, *_warnings(reports)),
+            num_samples=_num_samples(reports),
+            warnings=(*blank.warnings, *self._end_of_data(reports), *_warnings(reports)),
             **_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **_memory(reports, opened),
             **_compiled(reports),
         )
+
+    def _end_of_data(self, reports: Reports) -> list[str]:
+        """Take over the samples of an epoch; say so once, if they leave candidates out."""
+        before, self._num_samples = self._num_samples, _num_samples(reports)
+        largest = max(self.settings.candidates, default=0)
+        if before is not None or self._num_samples is None or self._num_samples >= largest:
+            return []
+        return [f"an epoch has {counted(self._num_samples, 'sample')} on each rank: larger sizes are left out"]
+
+
+def _num_samples(reports: Reports) -> int | None:
+    """Return the samples that an epoch has on every rank."""
+    return min((rank.num_samples for rank in reports.ranks if rank.num_samples is not None), default=None)
 
 
 def _stuck(reports: Reports) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
     times_s = [step.ended_s - before.ended_s for before, step in pairs]
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     counts = [max(step.num_passes, 1) * per_pass for step in timed]
+    epoch = _epoch_of(rank, micro_batch_size, statistics.median(counts)) or _period_of(timed, micro_batch_size)
+    if epoch is not None and epoch.num_steps <= len(timed):
+        times_s, updates_s, counts = (epoch.means(values) for values in (times_s, updates_s, counts))
+        times_s = [(s - u) / epoch.fill + u for s, u in zip(times_s, updates_s, strict=True)]
     return StepTiming(
         step_times_s=tuple(times_s),
         update_times_s=tuple(updates_s),
@@ -64,6 +69,53 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         micro_batches_per_step=statistics.median(counts),
         passes_per_step=statistics.median(step.num_passes for step in timed),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Epoch:
+    """The steps of a few epochs of a training whose last batch of an epoch is not full.
+
+    Which step took that batch is not known: frameworks read a batch ahead. As many steps in a row as epochs have, from
+    any step on, took as many of them.
+
+    Attributes:
+        num_steps: Steps of as few whole epochs as make whole steps.
+        fill: Samples of an epoch over those of as many full batches.
+    """
+
+    num_steps: int
+    fill: float
+
+    def means(self, values: Sequence[float]) -> list[float]:
+        """Return the means over so many steps in a row."""
+        starts = range(0, len(values) - self.num_steps + 1, self.num_steps)
+        return [statistics.fmean(values[start : start + self.num_steps]) for start in starts]
+
+
+def _epoch_of(rank: Rank, micro_batch_size: int, micro_batches_per_step: float) -> _Epoch | None:
+    """Return the steps of whole epochs; None where every batch of a loader is full, or its samples are not known."""
+    rest = (rank.num_samples or 0) % micro_batch_size
+    if rank.num_samples is None or not rest or rest not in rank.rows:
+        return None
+    num_batches = math.ceil(rank.num_samples / micro_batch_size)
+    per_step = max(1, round(micro_batches_per_step))
+    num_steps = num_batches // math.gcd(num_batches, per_step)
+    return _Epoch(num_steps=num_steps, fill=rank.num_samples / (num_batches * micro_batch_size))
+
+
+def _period_of(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
+    """Return the steps after which the numbers of samples repeat; None where all are equal, or a loader has them.
+
+    Where they do not repeat, the steps are one epoch.
+    """
+    counted = [step for step in steps if step.num_samples]
+    samples = [step.num_samples for step in counted]
+    if any(step.num_fetches for step in steps) or len(set(samples)) <= 1:
+        return None
+    periods = (number for number in range(1, len(samples)) if samples[number:] == samples[:-number])
+    period = next(periods, len(samples))
+    num_full = sum(step.num_passes for step in counted[:period])
+    return _Epoch(num_steps=period, fill=sum(samples[:period]) / (num_full * micro_batch_size))
 
 
 def expected_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) -> float:

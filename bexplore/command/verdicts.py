@@ -15,6 +15,9 @@ from bexplore.units import counted
 # and 8 of a packed fine-tuning, 0.7 % off; a wrong size is off by a half at least.
 PROPORTION = 0.1
 
+# Sizes that arrived as the leading dimension, from which on it shows the size: no placeholder is ignored, and no batch
+# is packed. Source: what ignores the size gives one number at all sizes, which is the size itself at one at most.
+FOLLOWED = 2
 
 # Batches that a loader returned per pass, over those at sizes before, from which some of them were dropped. Source:
 # halfway between none and one for each pass.
@@ -39,12 +42,14 @@ class Finding:
         why: What was seen instead, for people; empty where it was verified.
         hint: What to type; empty where it was verified.
         is_of_this_size: Whether other sizes may do what they are asked for.
+        num_samples: All that the data has, where no more arrived; None where something else kept them away.
     """
 
     verdict: Verdict
     why: str = ""
     hint: str = ""
     is_of_this_size: bool = False
+    num_samples: int | None = None
 
     @property
     def is_refused(self) -> bool:
@@ -118,7 +123,7 @@ class SizeCheck:
             if self.unconfirmed not in (None, size) and not is_in_proportion:
                 return self._contradicted(self.arrived[self.unconfirmed].rows, self.unconfirmed)
             self.unconfirmed = None
-        elif is_in_proportion:
+        elif is_in_proportion and not self._rows_follow(size):
             self.unconfirmed = None
         elif not self.arrived.keys() - {size}:
             self.unconfirmed = size
@@ -130,12 +135,20 @@ class SizeCheck:
 
     def _contradicted(self, rows: int, size: int) -> Finding:
         why = arrived_instead(rows, size)
-        if rows > size or rows in (seen.rows for other, seen in self.arrived.items() if other != size):
+        others = {other: seen.rows for other, seen in self.arrived.items() if other != size}
+        if rows > size or (rows in others.values() and not self._rows_follow(size)):
             hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
             return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
-        hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
         is_of_this_size = size != self.unconfirmed
+        if is_of_this_size and not _is_shrunk(rows, size):
+            hint = "train with more samples for larger sizes"
+            return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=True, num_samples=rows)
+        hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
         return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=is_of_this_size)
+
+    def _rows_follow(self, size: int) -> bool:
+        """Return whether enough other sizes arrived as the leading dimension."""
+        return sum(seen.rows == other for other, seen in self.arrived.items() if other != size) >= FOLLOWED
 
     def _is_in_proportion(self, size: int, per_sample: float) -> bool:
         seen = [one.elements_per_sample for other, one in self.arrived.items() if other != size]
@@ -212,6 +225,19 @@ def _elements_per_micro_batch(rank: Rank) -> float:
 def arrived_instead(rows: int, size: int) -> str:
     """Return that another number of samples arrived than was asked for, for people."""
     return f"micro-batches of {counted(rows, 'sample')} arrived where {size} were asked for"
+
+
+def _is_shrunk(rows: int, size: int) -> bool:
+    """Return whether a size becomes this number of samples where it is shrunk again and again on out-of-memory.
+
+    Source: `find_executable_batch_size` of accelerate, which halved it up to 1.9 and takes 0.9 of it since.
+    """
+    halved, taken = size, size
+    while max(halved, taken) > rows:
+        halved, taken = halved // 2, int(0.9 * taken)
+        if rows in (halved, taken):
+            return True
+    return False
 
 
 def _fetches_per_pass(rank: Rank) -> float:

@@ -63,6 +63,7 @@ class Evidence:
         update_time_s: Median seconds of an update; 0 where none was timed.
         elapsed_s: Seconds of the whole probe.
         needs_full_depth: Whether the model does not run at reduced depth.
+        num_samples: As in `Observation`.
         variant: Which variant of the job ran.
     """
 
@@ -85,6 +86,7 @@ class Evidence:
     update_time_s: float = 0.0
     elapsed_s: float = 0.0
     needs_full_depth: bool = False
+    num_samples: int | None = None
     variant: int = 0
 
     @property
@@ -149,6 +151,7 @@ class Evidence:
             update_time_s=0.0 if math.isnan(update_s) else update_s,
             elapsed_s=observation.elapsed_s,
             needs_full_depth=observation.needs_full_depth,
+            num_samples=observation.num_samples,
             variant=observation.probe.variant,
         )
 

@@ -129,9 +129,15 @@ class Space:
         return Remaining(
             space=self,
             smallest_out_of_memory=min((item.micro_batch_size for item in standing), default=math.inf),
-            dropped=_dropped(seen, ran),
+            dropped=_dropped(seen, ran) | self._unfilled(seen, largest_ok),
             failed_beyond=tuple(sorted(size for size in failed if size > largest_ok)),
         )
+
+    def _unfilled(self, seen: Sequence[Evidence], largest_ok: int) -> frozenset[int]:
+        """Return the sizes above those that ran that have more samples than the data of a replica."""
+        known = [item.num_samples for item in seen if item.num_samples is not None]
+        most = max(largest_ok, min(known)) if known else math.inf
+        return frozenset(size for size in self.sizes if size > most)
 
 
 def _dropped(seen: Sequence[Evidence], ran: set[int]) -> frozenset[int]:

@@ -330,6 +330,29 @@ def test_a_command_that_ignores_the_size_is_refused_at_the_second_size(run_of, t
         runner(probe_of(8, number=1))
 
 
+def test_a_size_that_the_data_cannot_fill_is_of_that_size_and_the_data_of_each_rank_is_told(run_of):
+    runner = run_of(training("--samples", "40", ranks=2), candidates=(4, 8, 64))
+
+    fits, too_large = runner(probe_of(4)), runner(probe_of(64, number=1))
+
+    assert fits.is_measured
+    assert fits.num_samples == 20
+    assert "an epoch has 20 samples on each rank: larger sizes are left out" in fits.warnings
+    assert too_large.outcome is Outcome.CRASHED
+    assert "micro-batches of 20 samples arrived where 64 were asked for: the data has no more" in too_large.reason
+
+
+def test_a_size_at_which_an_epoch_has_no_batch_is_of_that_size_once_another_was_measured(run_of):
+    measured = run_of(training("--samples", "6", "--drop-last"))(probe_of(4))
+    runner = run_of(training("--steps", "0"))
+    runner.learn(measured)
+
+    observation = runner(probe_of(8, number=1))
+
+    assert observation.outcome is Outcome.CRASHED
+    assert "ended without an optimizer step" in observation.reason
+
+
 def test_a_training_that_never_updates_is_refused_as_one_without_an_observed_step(run_of):
     assert "no step observed" in refused(run_of(training("--frozen"))).message
 

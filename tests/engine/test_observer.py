@@ -82,10 +82,10 @@ TRAININGS = {
 def record_of(tmp_path: Path):
     """Runs a script under the observer and returns the record of its rank."""
 
-    def run(script: str, env: dict[str, str] | None = None) -> dict:
+    def run(script: str, env: dict[str, str] | None = None, *, max_steps: int = 8) -> dict:
         command = Command(argv=(sys.executable, "-c", script), env=env or {})
         folder = ProbeFolder(path=tmp_path / "probe")
-        settings = {"micro_batch_size": 4, "accumulation": 1, "max_steps": 8, "memory_step": 1}
+        settings = {"micro_batch_size": 4, "accumulation": 1, "max_steps": max_steps, "memory_step": 1}
         settings |= {"profile_memory": False, "memory_limit_bytes": None}
         values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=folder.path)
         variables = folder.write(command, values, settings)
@@ -172,6 +172,17 @@ def test_of_a_model_whose_parts_alone_are_called_the_parts_show_how_many_samples
     record = record_of(PARTS_OF_A_MODEL)
 
     assert {rows for rows, _ in record["forward_rows"]} == {4}
+
+
+def test_without_a_loader_the_calls_of_the_model_show_the_samples_of_each_step_where_they_differ(record_of):
+    script = TRAINING.format(
+        optimizer="torch.optim.SGD(model.parameters(), lr=0.1)", step="backward(); optimizer.step()"
+    )
+    alternating = script.replace("torch.randn(4, 8)", "torch.randn(next(sizes), 8)")
+
+    record = record_of("import itertools\nsizes = itertools.cycle([4, 3])" + alternating, max_steps=16)
+
+    assert [step["num_samples"] for step in record["steps"][6:]] == [4, 3] * 5
 
 
 @pytest.mark.parametrize(("collate", "num_workers"), [("Graphs", 0), ("list", 0), ("list", 2)])

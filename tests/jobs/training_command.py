@@ -40,6 +40,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--static", action="store_true", help="take no batch of another size than the first")
     parser.add_argument("--batched-dataset", action="store_true", help="let the dataset make the batches")
     parser.add_argument("--pause", type=float, default=0.002, help="seconds between two passes")
+    parser.add_argument("--samples", type=int, help="of an epoch; by default 512 batches")
+    parser.add_argument("--drop-last", action="store_true", help="leave the rest of an epoch out")
     parser.add_argument("--workers", type=int, default=0, help="processes of the loader")
     return parser.parse_args()
 
@@ -113,13 +115,14 @@ def loader(samples: TensorDataset, size: int, sampler: DistributedSampler | None
     """Return the batches of one epoch."""
     if OPTIONS.batched_dataset:
         return DataLoader([(batch,) for batch in samples.tensors[0].split(size)], batch_size=None)
-    return DataLoader(samples, batch_size=size, sampler=sampler, num_workers=OPTIONS.workers)
+    options = {"num_workers": OPTIONS.workers, "drop_last": OPTIONS.drop_last}
+    return DataLoader(samples, batch_size=size, sampler=sampler, **options)
 
 
 def train(model: torch.nn.Module, size: int) -> None:
     """Train until the number of steps is reached."""
     optimizer = Optimizer(model.parameters(), lr=1e-3, momentum=0.9)
-    samples = TensorDataset(torch.randn(size * 512, 32))
+    samples = TensorDataset(torch.randn(OPTIONS.samples or size * 512, 32))
     sampler = DistributedSampler(samples) if WORLD_SIZE > 1 else None
     if OPTIONS.resume:
         state = {"state": {0: {"momentum_buffer": torch.zeros(32, 32)}}}

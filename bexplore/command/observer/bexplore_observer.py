@@ -97,8 +97,9 @@ class Observer:
         self.steps = []  # values by STEP of each optimizer step
         self.events_of_steps = []  # the device's marks of each
         self.passes = self.updates = self.total_passes = 0
-        self.fetches = self.samples = self.elements = 0
+        self.fetches = self.samples = self.elements = self.samples_ahead = 0
         self.rows = {}  # leading dimension -> micro-batches that had it
+        self.num_samples = None  # of an epoch of the loader of the probe's batches
         self.update_s = 0.0
         self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
         self.update_events = []
@@ -107,6 +108,7 @@ class Observer:
         self.forward_rows = []
         self.forward_handles = []
         self.watched = []  # modules
+        self.counted = None  # the module whose calls show the samples of each step
         self.memory = {}
         self.profiler = None
         self.is_done = self.was_observed = False
@@ -283,6 +285,8 @@ class Observer:
             # Graphs, images of several sizes and the like have no dimension of samples; the loader's list has.
             if listed is not None and (rows is None or listed == self.probe["micro_batch_size"]):
                 rows = listed
+            if rows == self.probe["micro_batch_size"]:
+                self.num_samples = self.lists.num_samples
             self.fetches += 1
             self.samples += rows or 0
             for leaf in leaves:
@@ -407,7 +411,8 @@ class Observer:
         if self.has_device:
             self.events_of_steps.append(self.update_events)
             self.update_events = []
-        self.passes = self.updates = self.fetches = self.samples = self.elements = 0
+        self.passes = self.updates = self.fetches = self.elements = 0
+        self.samples, self.samples_ahead = self.samples_ahead, 0
         self.update_s = 0.0
 
     def _exchange(self):
@@ -527,13 +532,30 @@ class Observer:
             if self.in_backward or self.is_done or not self.torch.is_grad_enabled():
                 return
             leaves = tensors((args, kwargs), self.torch.Tensor)
-            self.forward_rows.append([leading_dimension(leaves), sum(leaf.numel() for leaf in leaves)])
+            rows = leading_dimension(leaves)
+            if self.counted is not None:
+                self._count_samples(module, rows or 0)
+                return
+            self.forward_rows.append([rows, sum(leaf.numel() for leaf in leaves)])
             if not self.rows and len(self.digests) < DIGESTS:  # of the loaders, where there are any
                 self._digest(leaves)
-            if len(self.forward_rows) >= FORWARD_CALLS:
+            if len(self.forward_rows) < FORWARD_CALLS:
+                return
+            if not self.rows and len({one for one, _ in self.forward_rows}) > 1:
+                self.counted = module
+            else:
                 self._watch_no_forward()
         except Exception as error:
             self._note("forward", error)
+
+    def _count_samples(self, module, rows):
+        """Count the samples of a step, where the last batches of epochs are smaller than the others."""
+        if module is not self.counted:
+            return
+        if self.is_pending:
+            self.samples_ahead += rows
+        else:
+            self.samples += rows
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -605,6 +627,7 @@ class Observer:
             num_passes=self.total_passes,
             rows={str(rows): count for rows, count in self.rows.items()},
             forward_rows=self.forward_rows,
+            num_samples=self.num_samples,
             digests=self.digests,
             num_cut_lists=self.lists.num_cut,
             is_resumed=self.is_resumed,
@@ -737,7 +760,8 @@ class IndexLists:
         # Of the batches that are wanted, and of the command's; None cuts nothing, and is so for all of a start.
         self.size = self.longest = None
         self.num_cut = 0
-        self.length = None  # of the list that the last batch was taken from; None where there was no list
+        # Of the list that the last batch was taken from, and of the epoch of its loader; None where there is none.
+        self.length = self.num_samples = None
 
     def begin(self, size, longest):
         """Cut to a size from now on; lists that are longer than the command's batches are not of what is explored."""
@@ -757,8 +781,9 @@ class IndexLists:
         return index
 
     def is_stale(self, iterator):
-        """Return whether the batch that an iterator has returned was loaded for another size; note its length."""
-        taken = self._state(iterator)["taken"]
+        """Return whether the batch that an iterator has returned was loaded for another size; note its lengths."""
+        state = self._state(iterator)
+        self.num_samples, taken = state["num_samples"], state["taken"]
         size, self.length = taken.popleft() if taken else (self.size, None)
         return size != self.size
 
@@ -766,7 +791,8 @@ class IndexLists:
         sampler = getattr(iterator, "_sampler_iter", None)
         state = iterator.__dict__.get("_bexplore")
         if state is None or state["sampler"] is not sampler:  # persistent workers begin an epoch with another one
-            state = iterator._bexplore = {"sampler": sampler, "rest": (), "taken": deque()}
+            state = {"sampler": sampler, "rest": (), "taken": deque(), "num_samples": num_samples_of(iterator)}
+            iterator._bexplore = state
         return state
 
 
@@ -802,6 +828,14 @@ class UnseenUpdates:
 
     def _has_gradient(self, parameter):
         return parameter.grad is not None and bool(parameter.grad.any())
+
+
+def num_samples_of(iterator):
+    """Return the samples of an epoch of a loader's iterator; None where its sampler does not tell."""
+    try:
+        return len(iterator._index_sampler.sampler)
+    except Exception:  # samples without an end, batches of a sampler of the user's own
+        return None
 
 
 def leading_dimension(leaves):

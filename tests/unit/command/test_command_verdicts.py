@@ -35,6 +35,7 @@ def rank(number: int = 0, *, rows: int = 4, seconds: float = 1.0, digests: tuple
         steps=steps,
         rows={rows: 8},
         forward_rows=(),
+        num_samples=None,
         digests=digests,
         memory={},
         record={},
@@ -60,6 +61,34 @@ def test_a_size_that_never_changes_is_a_command_that_ignores_the_placeholder():
 
     assert not finding.is_of_this_size
     assert "{micro_batch_size}" in finding.hint
+
+
+def test_more_samples_than_the_data_has_are_of_this_size_alone_and_tell_how_many_there_are():
+    check = SizeCheck()
+    for size in (1, 475):
+        assert check.of([rank(rows=size)], size, 1).verdict is Verdict.VERIFIED
+
+    for size in (4096, 1280):  # at the second, 1,000 samples arrived before
+        finding = check.of([rank(rows=1000)], size, 1)
+        assert finding.is_refused and finding.is_of_this_size
+        assert finding.num_samples == 1000
+
+
+@pytest.mark.parametrize("rows", [32, 16, 57, 51])
+def test_a_size_that_was_halved_or_of_which_nine_tenths_were_taken_was_shrunk_by_the_program(rows):
+    check = SizeCheck()
+    check.of([rank(rows=4)], 4, 1)
+
+    assert check.of([rank(rows=rows)], 64, 1).num_samples is None
+
+
+def test_elements_in_proportion_verify_no_size_where_the_leading_dimension_shows_it():
+    check = SizeCheck()
+    for size in (1, 475):
+        check.of([rank(rows=size)], size, 1)
+    some_are_smaller = dataclasses.replace(packed(12800), rows={1000: 8})
+
+    assert check.of([some_are_smaller], 1280, 1).is_refused
 
 
 def packed(elements: int) -> Rank:
@@ -153,6 +182,28 @@ def test_a_step_is_the_time_between_updates_and_a_pass_is_its_share_without_the_
 
     assert timing.step_time_s == pytest.approx(1.0)
     assert timing.pass_times_s == pytest.approx([0.4] * 5)
+
+
+def with_last_batches(samples: list[int], *, is_of_loader: bool) -> Rank:
+    """Return a rank whose steps take a second and 10 ms a sample, and as many samples as these again and again."""
+    ended_s, steps = 0.0, []
+    for number in range(23):
+        num_samples = samples[number % len(samples)]
+        ended_s += 1.0 + 0.01 * num_samples
+        fields = {"num_samples": num_samples, "num_fetches": int(is_of_loader)}
+        steps.append(dataclasses.replace(step(ended_s), **fields))
+    one = dataclasses.replace(rank(), steps=tuple(steps), rows={})
+    return dataclasses.replace(one, rows=dict.fromkeys(samples, 9), num_samples=sum(samples)) if is_of_loader else one
+
+
+@pytest.mark.parametrize("is_of_loader", [True, False])
+@pytest.mark.parametrize("samples", [[90, 10], [40, 40, 20], [100]])
+def test_a_pass_is_one_of_a_full_batch_where_the_last_batch_of_each_epoch_is_smaller(samples, is_of_loader):
+    timing = timing_of(with_last_batches(samples, is_of_loader=is_of_loader), num_warmup=3, micro_batch_size=samples[0])
+
+    of_an_epoch_s = sum(1.0 + 0.01 * num_samples for num_samples in samples)
+    assert timing.pass_times_s == pytest.approx([of_an_epoch_s * samples[0] / sum(samples)] * len(timing.pass_times_s))
+    assert len(timing.pass_times_s) == 20 // len(samples)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,21 @@ def test_batches_that_were_loaded_ahead_are_stale_once_the_size_changes():
     lists.next_of(iterator, next_index)
 
     assert [lists.is_stale(iterator) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("longest", [16, None])
+def test_of_each_batch_the_length_of_its_list_and_the_samples_of_the_epoch_are_told(longest):
+    lists, iterator = lists_of(16, longest), LoaderIterator(20)
+    iterator._index_sampler = SimpleNamespace(sampler=range(20))
+    all_of(lists, iterator)
+
+    lengths = []
+    for _ in range(2):
+        assert not lists.is_stale(iterator)
+        lengths.append(lists.length)
+
+    assert lengths == [16, 4]
+    assert lists.num_samples == 20
 
 
 def test_an_epoch_of_persistent_workers_begins_without_what_the_epoch_before_left():

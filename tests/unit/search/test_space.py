@@ -72,6 +72,14 @@ def test_an_out_of_memory_narrows_the_space_to_what_is_smaller():
     assert space.after([ended(4, Outcome.MEASURED), ended(8, Outcome.OUT_OF_MEMORY)]).open_sizes == (1, 2, 4)
 
 
+def test_sizes_with_more_samples_than_the_data_are_out_unless_one_of_them_ran():
+    space = Space.of([1, 64, 100, 128, 256])
+    told = Evidence(micro_batch_size=1, outcome=Outcome.MEASURED, num_samples=100)
+
+    assert space.after([told]).open_sizes == (1, 64, 100)
+    assert space.after([told, ended(128, Outcome.MEASURED)]).open_sizes == (1, 64, 100, 128)
+
+
 def test_a_success_above_refutes_an_out_of_memory():
     space = Space.of([1, 2, 4, 8, 16])
     seen = [ended(8, Outcome.OUT_OF_MEMORY), ended(16, Outcome.MEASURED)]
