@@ -24,6 +24,7 @@ class Step:
         num_elements: Elements of their tensors.
         num_updates: Calls of optimizers.
         update_s: Seconds of these calls, without backward passes inside of them.
+        evaluation_s: Seconds of an evaluation that ran in it.
     """
 
     ended_s: float
@@ -33,6 +34,7 @@ class Step:
     num_elements: int
     num_updates: int
     update_s: float
+    evaluation_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class StepTiming:
     """The timed steps of one rank.
 
     Attributes:
-        step_times_s: Seconds from the end of one update to the end of the next.
+        step_times_s: Seconds from the end of one update to the end of the next, without evaluations between them.
         update_times_s: Seconds of the updates in them.
         pass_times_s: Seconds of one micro-batch in each step, without its update.
         micro_batches_per_step: Micro-batches of a step: by the loaders, else by backward passes.
@@ -55,7 +55,7 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         return None
     timed = [step for _, step in pairs]
     per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else micro_batches_per_pass(timed)
-    times_s = [step.ended_s - before.ended_s for before, step in pairs]
+    times_s = [step.ended_s - before.ended_s - step.evaluation_s for before, step in pairs]
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     counts = [max(step.num_passes, 1) * per_pass for step in timed]
     epoch = _epoch_of(rank, micro_batch_size, statistics.median(counts)) or _period_of(timed, micro_batch_size)

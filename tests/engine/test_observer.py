@@ -72,6 +72,23 @@ for batch in loader:
     model(nodes).square().mean().backward()
     optimizer.step()
 """
+WITH_EVALUATION = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training, held_out = (TensorDataset(torch.randn(number, 8)) for number in (12, 30))
+while True:
+    for (batch,) in DataLoader(training, batch_size=4):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    with {context}:
+        for (batch,) in DataLoader(held_out, batch_size=5):
+            model(batch)
+            time.sleep(0.05)
+"""
 TRAININGS = {
     "accumulation": ("torch.optim.AdamW(model.parameters())", "backward(); backward(); optimizer.step()", 2),
     "closures": ("torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0)", "optimizer.step(backward)", 3),
@@ -172,6 +189,18 @@ def test_of_a_model_whose_parts_alone_are_called_the_parts_show_how_many_samples
     record = record_of(PARTS_OF_A_MODEL)
 
     assert {rows for rows, _ in record["forward_rows"]} == {4}
+
+
+@pytest.mark.parametrize("context", ["torch.no_grad()", "torch.inference_mode()", "torch.enable_grad()"])
+def test_the_batches_of_an_evaluation_are_not_of_the_training_and_its_seconds_not_of_its_steps(record_of, context):
+    record = record_of(WITH_EVALUATION.format(context=context))
+
+    assert record["rows"].keys() == {"4"}
+    assert record["num_samples"] == 12
+    assert [step["num_fetches"] for step in record["steps"]] == [1] * 8
+    seconds = [step["evaluation_s"] for step in record["steps"]]
+    if context != "torch.enable_grad()":
+        assert [second > 0.25 for second in seconds] == [False, False, False, True, False, False, True, False]
 
 
 def test_without_a_loader_the_calls_of_the_model_show_the_samples_of_each_step_where_they_differ(record_of):

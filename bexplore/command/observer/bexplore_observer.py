@@ -41,7 +41,10 @@ LOOKS = 12  # for a sign of the explorer, within the time after which it counts 
 # Steps ahead of a rank that no other has passed, and how often as many as any exchange had: some were of slow steps.
 STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
 # What is kept of a step.
-STEP = ("ended_s", "num_passes", "num_fetches", "num_samples", "num_elements", "num_updates", "update_s")
+STEP = ("ended_s", "num_passes", "num_samples", "num_updates", "update_s", "evaluation_s")
+# Steps in which a data set is read, over those in which the most read one is, from which on it is one of the training's
+# and not an evaluation's.
+READ_IN_TRAINING = 0.75
 # The rank by launchers that set no RANK: Slurm, Open MPI, MPICH.
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -97,9 +100,10 @@ class Observer:
         self.steps = []  # values by STEP of each optimizer step
         self.events_of_steps = []  # the device's marks of each
         self.passes = self.updates = self.total_passes = 0
-        self.fetches = self.samples = self.elements = self.samples_ahead = 0
-        self.rows = {}  # leading dimension -> micro-batches that had it
-        self.num_samples = None  # of an epoch of the loader of the probe's batches
+        self.fetches = Fetches()
+        self.samples = self.samples_ahead = 0  # where no loader shows them
+        self.evaluation_s = self.evaluation_ahead_s = 0.0
+        self.evaluation_began_s = None
         self.update_s = 0.0
         self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
         self.update_events = []
@@ -226,10 +230,11 @@ class Observer:
 
         @functools.wraps(inner)
         def __next__(iterator):
+            observer.before_fetch()
             batch = inner(iterator)
             while observer.is_stale(iterator):
                 batch = inner(iterator)
-            observer.fetched(batch)
+            observer.fetched(iterator, batch)
             return batch
 
         @functools.wraps(next_index)
@@ -275,7 +280,22 @@ class Observer:
             self._note("batch", error)
             return False
 
-    def fetched(self, batch):
+    def before_fetch(self):
+        """Note when an evaluation begins, whose batches are fetched without gradients, and when one has ended."""
+        if self.torch.is_grad_enabled():
+            if self.evaluation_began_s is not None:
+                self._end_evaluation()
+        elif self.evaluation_began_s is None:
+            self.evaluation_began_s = _clock()
+
+    def _end_evaluation(self):
+        seconds, self.evaluation_began_s = _clock() - self.evaluation_began_s, None
+        if self.is_pending:
+            self.evaluation_ahead_s += seconds
+        else:
+            self.evaluation_s += seconds
+
+    def fetched(self, iterator, batch):
         """Count a micro-batch that a DataLoader returned."""
         if self.is_done:
             return
@@ -285,14 +305,12 @@ class Observer:
             # Graphs, images of several sizes and the like have no dimension of samples; the loader's list has.
             if listed is not None and (rows is None or listed == self.probe["micro_batch_size"]):
                 rows = listed
+            is_training = self.torch.is_grad_enabled()
+            read = self.fetches.of(id(getattr(iterator, "_dataset", None)), is_training)
             if rows == self.probe["micro_batch_size"]:
-                self.num_samples = self.lists.num_samples
-            self.fetches += 1
-            self.samples += rows or 0
-            for leaf in leaves:
-                self.elements += leaf.numel()
-            self.rows[rows] = self.rows.get(rows, 0) + 1
-            if len(self.digests) < DIGESTS:
+                read.num_samples = self.lists.num_samples
+            read.add(rows, sum(leaf.numel() for leaf in leaves), is_ahead=self.is_pending)
+            if is_training and len(self.digests) < DIGESTS:
                 self._digest(leaves)
         except Exception as error:
             self._note("batch", error)
@@ -302,6 +320,7 @@ class Observer:
         try:
             if self.is_done:
                 self._park()
+            self.evaluation_began_s = None  # no evaluation: what is trained with was fetched without gradients
             if self.is_pending:
                 self._end_step()
             elif self.passes and not self.numel_of_optimizers and self.unseen.found():
@@ -406,13 +425,15 @@ class Observer:
             self._park()
 
     def _record_step(self):
-        counts = self.passes, self.fetches, self.samples, self.elements, self.updates
-        self.steps.append((self.last_update_s, *counts, self.update_s))
+        counts = self.passes, self.samples, self.updates
+        self.steps.append((self.last_update_s, *counts, self.update_s, self.evaluation_s))
+        self.fetches.end_step()
         if self.has_device:
             self.events_of_steps.append(self.update_events)
             self.update_events = []
-        self.passes = self.updates = self.fetches = self.elements = 0
+        self.passes = self.updates = 0
         self.samples, self.samples_ahead = self.samples_ahead, 0
+        self.evaluation_s, self.evaluation_ahead_s = self.evaluation_ahead_s, 0.0
         self.update_s = 0.0
 
     def _exchange(self):
@@ -493,7 +514,7 @@ class Observer:
         The modules that no other holds are watched first. A program may call their parts alone; those are watched in
         the next step, unless something was compiled, whose guards a hook inside of it would fail.
         """
-        if self.forward_rows or self.probe["micro_batch_size"] in self.rows:
+        if self.forward_rows or self.probe["micro_batch_size"] in self.fetches.rows():
             return
         self._watch_no_forward()
         if not self.watched:
@@ -537,11 +558,11 @@ class Observer:
                 self._count_samples(module, rows or 0)
                 return
             self.forward_rows.append([rows, sum(leaf.numel() for leaf in leaves)])
-            if not self.rows and len(self.digests) < DIGESTS:  # of the loaders, where there are any
+            if not self.fetches.rows() and len(self.digests) < DIGESTS:  # of the loaders, where there are any
                 self._digest(leaves)
             if len(self.forward_rows) < FORWARD_CALLS:
                 return
-            if not self.rows and len({one for one, _ in self.forward_rows}) > 1:
+            if not self.fetches.rows() and len({one for one, _ in self.forward_rows}) > 1:
                 self.counted = module
             else:
                 self._watch_no_forward()
@@ -605,6 +626,7 @@ class Observer:
         self.memory["resident_peak_bytes"] = _status_bytes("VmHWM")
         self.memory["resident_at_attach_bytes"] = self.resident_at_attach_bytes
         steps = [dict(zip(STEP, step)) for step in self.steps]
+        self.fetches.add_to(steps)
         device = "cpu"
         cuda = self.torch.cuda
         if cuda.is_initialized():
@@ -625,9 +647,9 @@ class Observer:
             device_name=cuda.get_device_name() if device != "cpu" else "",
             steps=steps,
             num_passes=self.total_passes,
-            rows={str(rows): count for rows, count in self.rows.items()},
+            rows={str(rows): count for rows, count in self.fetches.rows().items()},
             forward_rows=self.forward_rows,
-            num_samples=self.num_samples,
+            num_samples=self.fetches.num_samples(),
             digests=self.digests,
             num_cut_lists=self.lists.num_cut,
             is_resumed=self.is_resumed,
@@ -796,6 +818,74 @@ class IndexLists:
         return state
 
 
+class Fetches:
+    """The micro-batches that loaders returned, by data set: an evaluation's are told apart from the training's."""
+
+    def __init__(self):
+        self.sets = {}  # (data set, whether gradients were on) -> ReadSet
+
+    def of(self, dataset, is_training):
+        """Return what was read of a data set."""
+        key = dataset, is_training
+        if key not in self.sets:
+            self.sets[key] = ReadSet()
+        return self.sets[key]
+
+    def end_step(self):
+        """End the step of every data set."""
+        for read in self.sets.values():
+            read.end_step()
+
+    def rows(self):
+        """Return leading dimension -> micro-batches of the training that had it."""
+        found = {}
+        for read in self._of_training():
+            for rows, count in read.rows.items():
+                found[rows] = found.get(rows, 0) + count
+        return found
+
+    def num_samples(self):
+        """Return the samples of an epoch of the data set of the probe's batches; None if unknown."""
+        return next((one.num_samples for one in self._of_training() if one.num_samples is not None), None)
+
+    def add_to(self, steps):
+        """Add the counts of the training's data sets to the records of steps."""
+        for index, step in enumerate(reversed(steps), 1):  # a data set may be read from a later step on
+            counts = [one.steps[-index] for one in self._of_training() if len(one.steps) >= index]
+            step["num_fetches"], samples, step["num_elements"] = (sum(values) for values in zip(*counts, (0, 0, 0)))
+            step["num_samples"] += samples
+
+    def _of_training(self):
+        read = [one for (_, is_training), one in self.sets.items() if is_training] or list(self.sets.values())
+        most = max((one.num_steps for one in read), default=0)
+        return [one for one in read if one.num_steps >= READ_IN_TRAINING * most]
+
+
+class ReadSet:
+    """What was read of a data set."""
+
+    def __init__(self):
+        self.rows = {}  # leading dimension -> micro-batches that had it
+        self.num_samples = None  # of an epoch of a loader that returned batches of the probe's size
+        self.steps = []  # micro-batches, samples and elements of each
+        self.num_steps = 0  # with any
+        self.now, self.ahead = [0, 0, 0], [0, 0, 0]
+
+    def add(self, rows, num_elements, is_ahead):
+        """Count a micro-batch; one that is fetched between an update and the next pass is of the next step."""
+        counts = self.ahead if is_ahead else self.now
+        counts[0] += 1
+        counts[1] += rows or 0
+        counts[2] += num_elements
+        self.rows[rows] = self.rows.get(rows, 0) + 1
+
+    def end_step(self):
+        """End a step."""
+        self.steps.append(self.now)
+        self.num_steps += bool(self.now[0])
+        self.now, self.ahead = self.ahead, [0, 0, 0]
+
+
 class UnseenUpdates:
     """Updates that call no hook: of a compiled `optimizer.step`, and of optimizers that do not derive from torch's.
 
@@ -901,7 +991,7 @@ def _hide_from_dynamo(torch):
 
     What such a frame calls is compiled as it would be without it.
     """
-    owners = globals(), vars(Observer), vars(IndexLists), vars(UnseenUpdates)
+    owners = globals(), vars(Observer), vars(IndexLists), vars(Fetches), vars(ReadSet), vars(UnseenUpdates)
     for function in (one for owner in owners for one in owner.values() if hasattr(one, "__code__")):
         _skip(torch, function)
 

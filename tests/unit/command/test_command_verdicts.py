@@ -214,6 +214,16 @@ def test_a_step_is_expected_on_the_line_between_known_ones_and_beyond_them_in_pr
     assert expected_step_s({64: 0.3, 1: 0.09, 16: 0.1, 8: 0.1}, size) == pytest.approx(seconds)
 
 
+def test_the_seconds_of_an_evaluation_are_of_no_step():
+    steps = list(rank(seconds=1.0).steps)
+    steps[5:] = [dataclasses.replace(one, ended_s=one.ended_s + 30.0) for one in steps[5:]]
+    steps[5] = dataclasses.replace(steps[5], evaluation_s=30.0)
+
+    timing = timing_of(dataclasses.replace(rank(), steps=tuple(steps)), num_warmup=3, micro_batch_size=4)
+
+    assert timing.step_times_s == pytest.approx([1.0] * 5)
+
+
 def test_the_slowest_rank_is_the_timing_and_a_rank_without_timed_steps_leaves_none():
     assert slowest(
         [rank(seconds=1.0), rank(seconds=2.0)], num_warmup=3, micro_batch_size=4
