@@ -78,7 +78,7 @@ SWITCHED = (
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 base = dataloader._BaseDataLoaderIter
-places = [(torch.autograd, "backward"), (base, "__next__")]
+places = [(torch.autograd, "backward"), (base, "__next__"), (base, "_next_index")]
 hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
 on = [getattr(place, name) for place, name in places], [dict(one) for one in hooks]
 off = [one.__wrapped__ for one in on[0]], [{} for one in hooks]

@@ -73,7 +73,7 @@ class Rank:
             rank=record["rank"],
             world_size=record["world_size"],
             steps=tuple(Step(**step) for step in record["steps"]),
-            rows={int(rows): count for rows, count in record["rows"].items() if rows != "None"},
+            rows={int(rows): count for rows, count in record["rows"].items()},
             forward_rows=tuple((rows, elements) for rows, elements in record["forward_rows"]),
             num_samples=record["num_samples"],
             digests=tuple(record["digests"]),

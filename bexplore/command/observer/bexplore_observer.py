@@ -22,14 +22,18 @@ A rank looks and reports at most every `EXCHANGE_S`, for that costs more than al
 each time and closes it, with which the file systems of several hosts promise what is there now.
 """
 
+import bisect
 import os
 import sys
 import threading
 import time
+from array import array
 from collections import deque
 
 _clock = time.perf_counter
 FORWARD_CALLS = 4  # calls of the model whose inputs are looked at, where no loader shows the size
+UNKNOWN = -1  # leading dimension of a batch that shows none
+SHOWN = 3  # batches in a row of which a dimension shows the size, after which no list of a loader is read
 LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is called
 DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that are compared between ranks
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
@@ -41,7 +45,7 @@ LOOKS = 12  # for a sign of the explorer, within the time after which it counts 
 # Steps ahead of a rank that no other has passed, and how often as many as any exchange had: some were of slow steps.
 STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
 # What is kept of a step.
-STEP = ("ended_s", "num_passes", "num_samples", "num_updates", "update_s", "evaluation_s")
+STEP = ("ended_s", "num_passes", "num_updates", "update_s")
 # Steps in which a data set is read, over those in which the most read one is, from which on it is one of the training's
 # and not an evaluation's.
 READ_IN_TRAINING = 0.75
@@ -65,7 +69,7 @@ class Observer:
         self.torch = torch
         # Dynamo traces nothing of a hook behind it: a compiled step would break where another function is called.
         self.is_compiling = torch.compiler.is_compiling
-        self.lists = IndexLists()
+        self.lists, self.reads_lists = IndexLists(), True
         self._use(_read(os.path.join(folder, "probe.json")))
         self.started_at_s = _process_start()
         self.resident_at_attach_bytes = _status_bytes("VmRSS")
@@ -101,9 +105,10 @@ class Observer:
         self.events_of_steps = []  # the device's marks of each
         self.passes = self.updates = self.total_passes = 0
         self.fetches = Fetches()
-        self.samples = self.samples_ahead = 0  # where no loader shows them
-        self.evaluation_s = self.evaluation_ahead_s = 0.0
-        self.evaluation_began_s = None
+        self.num_shown = 0  # batches in a row of which a dimension shows the size
+        self.samples = []  # steps and the samples that arrived in them, where no loader shows them
+        self.evaluations = []  # when they began and ended
+        self.evaluation = None  # when the one that runs began, and after how many passes
         self.update_s = 0.0
         self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
         self.update_events = []
@@ -225,23 +230,36 @@ class Observer:
 
         from torch.utils.data import dataloader
 
-        base, observer = dataloader._BaseDataLoaderIter, self
+        base, observer, has_gradients = dataloader._BaseDataLoaderIter, self, self.torch.is_grad_enabled
         inner, next_index = base.__next__, base._next_index
 
         @functools.wraps(inner)
         def __next__(iterator):
-            observer.before_fetch()
+            is_training = has_gradients()
+            if not is_training or observer.evaluation is not None:
+                observer.note_evaluation(is_training)
             batch = inner(iterator)
+            observer.fetched(iterator, batch, is_training)
+            return batch
+
+        @functools.wraps(inner)
+        def next_of_lists(iterator):
+            batch = of_torch(iterator)
             while observer.is_stale(iterator):
-                batch = inner(iterator)
-            observer.fetched(iterator, batch)
+                batch = of_torch(iterator)
             return batch
 
         @functools.wraps(next_index)
         def _next_index(iterator):
             return observer.lists.next_of(iterator, next_index)
 
+        def stop_reading_lists():
+            nonlocal inner
+            base._next_index, inner = next_index, of_torch
+
+        of_torch, self.stop_reading_lists = inner, stop_reading_lists
         base.__next__, base._next_index = (_skip(self.torch, one) for one in (__next__, _next_index))
+        inner = _skip(self.torch, next_of_lists)
 
     def _chain_excepthooks(self):
         inner = sys.excepthook
@@ -280,47 +298,59 @@ class Observer:
             self._note("batch", error)
             return False
 
-    def before_fetch(self):
+    def note_evaluation(self, is_training):
         """Note when an evaluation begins, whose batches are fetched without gradients, and when one has ended."""
-        if self.torch.is_grad_enabled():
-            if self.evaluation_began_s is not None:
-                self._end_evaluation()
-        elif self.evaluation_began_s is None:
-            self.evaluation_began_s = _clock()
+        if not is_training:
+            if self.evaluation is None or self.evaluation[1] != self.total_passes:
+                self.evaluation = _clock(), self.total_passes
+            return
+        (began_s, num_passes), self.evaluation = self.evaluation, None
+        if num_passes == self.total_passes:  # else the training itself fetches without gradients
+            self.evaluations.append((began_s, _clock()))
 
-    def _end_evaluation(self):
-        seconds, self.evaluation_began_s = _clock() - self.evaluation_began_s, None
-        if self.is_pending:
-            self.evaluation_ahead_s += seconds
-        else:
-            self.evaluation_s += seconds
-
-    def fetched(self, iterator, batch):
+    def fetched(self, iterator, batch, is_training):
         """Count a micro-batch that a DataLoader returned."""
         if self.is_done:
             return
         try:
             leaves = tensors(batch, self.torch.Tensor)
-            rows, listed = leading_dimension(leaves), self.lists.length
-            # Graphs, images of several sizes and the like have no dimension of samples; the loader's list has.
-            if listed is not None and (rows is None or listed == self.probe["micro_batch_size"]):
-                rows = listed
-            is_training = self.torch.is_grad_enabled()
-            read = self.fetches.of(id(getattr(iterator, "_dataset", None)), is_training)
-            if rows == self.probe["micro_batch_size"]:
-                read.num_samples = self.lists.num_samples
-            read.add(rows, sum(leaf.numel() for leaf in leaves), is_ahead=self.is_pending)
+            rows = leading_dimension(leaves)
+            key = id(iterator._dataset), is_training
+            read = self.fetches.sets.get(key) or self.fetches.begin(key)
+            if self.reads_lists:
+                rows = self._listed(rows, read)
+            num_elements = leaves[0].numel() if len(leaves) == 1 else sum([leaf.numel() for leaf in leaves])
+            # What is fetched between an update and the next pass is of the next step.
+            read.micro_batches.extend(
+                (len(self.steps) + self.is_pending, UNKNOWN if rows is None else rows, num_elements)
+            )
             if is_training and len(self.digests) < DIGESTS:
                 self._digest(leaves)
         except Exception as error:
             self._note("batch", error)
+
+    def _listed(self, rows, read):
+        """Return the samples of a batch by the list that it was loaded for, where its tensors do not show them.
+
+        Graphs, images of several sizes and the like have no dimension of samples. Where tensors have one, the lists are
+        read no longer: that costs more than all else at a fetch.
+        """
+        size, listed = self.probe["micro_batch_size"], self.lists.length
+        self.num_shown = self.num_shown + 1 if rows == size else 0
+        if listed is not None and (rows is None or listed == size):
+            rows = listed
+        if rows == size:
+            read.num_samples = self.lists.num_samples
+        if self.num_shown >= SHOWN and self.lists.size is None:
+            self.reads_lists = False
+            self.stop_reading_lists()
+        return rows
 
     def before_backward(self):
         """Close the step before, if an update ended it; wait for the end after the last one."""
         try:
             if self.is_done:
                 self._park()
-            self.evaluation_began_s = None  # no evaluation: what is trained with was fetched without gradients
             if self.is_pending:
                 self._end_step()
             elif self.passes and not self.numel_of_optimizers and self.unseen.found():
@@ -425,15 +455,11 @@ class Observer:
             self._park()
 
     def _record_step(self):
-        counts = self.passes, self.samples, self.updates
-        self.steps.append((self.last_update_s, *counts, self.update_s, self.evaluation_s))
-        self.fetches.end_step()
+        self.steps.append((self.last_update_s, self.passes, self.updates, self.update_s))
         if self.has_device:
             self.events_of_steps.append(self.update_events)
             self.update_events = []
         self.passes = self.updates = 0
-        self.samples, self.samples_ahead = self.samples_ahead, 0
-        self.evaluation_s, self.evaluation_ahead_s = self.evaluation_ahead_s, 0.0
         self.update_s = 0.0
 
     def _exchange(self):
@@ -555,7 +581,8 @@ class Observer:
             leaves = tensors((args, kwargs), self.torch.Tensor)
             rows = leading_dimension(leaves)
             if self.counted is not None:
-                self._count_samples(module, rows or 0)
+                if module is self.counted:
+                    self.samples.append((len(self.steps) + self.is_pending, rows or 0))
                 return
             self.forward_rows.append([rows, sum(leaf.numel() for leaf in leaves)])
             if not self.fetches.rows() and len(self.digests) < DIGESTS:  # of the loaders, where there are any
@@ -568,15 +595,6 @@ class Observer:
                 self._watch_no_forward()
         except Exception as error:
             self._note("forward", error)
-
-    def _count_samples(self, module, rows):
-        """Count the samples of a step, where the last batches of epochs are smaller than the others."""
-        if module is not self.counted:
-            return
-        if self.is_pending:
-            self.samples_ahead += rows
-        else:
-            self.samples += rows
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -627,6 +645,13 @@ class Observer:
         self.memory["resident_at_attach_bytes"] = self.resident_at_attach_bytes
         steps = [dict(zip(STEP, step)) for step in self.steps]
         self.fetches.add_to(steps)
+        for index, rows in self.samples:
+            if index < len(steps):
+                steps[index]["num_samples"] += rows
+        for began_s, ended_s in self.evaluations:
+            index = bisect.bisect_left([step["ended_s"] for step in steps], began_s)
+            if index < len(steps):
+                steps[index]["evaluation_s"] += ended_s - began_s
         device = "cpu"
         cuda = self.torch.cuda
         if cuda.is_initialized():
@@ -647,7 +672,7 @@ class Observer:
             device_name=cuda.get_device_name() if device != "cpu" else "",
             steps=steps,
             num_passes=self.total_passes,
-            rows={str(rows): count for rows, count in self.fetches.rows().items()},
+            rows={str(rows): count for rows, count in self.fetches.rows().items() if rows != UNKNOWN},
             forward_rows=self.forward_rows,
             num_samples=self.fetches.num_samples(),
             digests=self.digests,
@@ -824,24 +849,17 @@ class Fetches:
     def __init__(self):
         self.sets = {}  # (data set, whether gradients were on) -> ReadSet
 
-    def of(self, dataset, is_training):
-        """Return what was read of a data set."""
-        key = dataset, is_training
-        if key not in self.sets:
-            self.sets[key] = ReadSet()
-        return self.sets[key]
-
-    def end_step(self):
-        """End the step of every data set."""
-        for read in self.sets.values():
-            read.end_step()
+    def begin(self, key):
+        """Return an account of a further data set."""
+        self.sets[key] = read = ReadSet()
+        return read
 
     def rows(self):
         """Return leading dimension -> micro-batches of the training that had it."""
         found = {}
         for read in self._of_training():
-            for rows, count in read.rows.items():
-                found[rows] = found.get(rows, 0) + count
+            for rows in read.micro_batches[1::3]:
+                found[rows] = found.get(rows, 0) + 1
         return found
 
     def num_samples(self):
@@ -849,41 +867,30 @@ class Fetches:
         return next((one.num_samples for one in self._of_training() if one.num_samples is not None), None)
 
     def add_to(self, steps):
-        """Add the counts of the training's data sets to the records of steps."""
-        for index, step in enumerate(reversed(steps), 1):  # a data set may be read from a later step on
-            counts = [one.steps[-index] for one in self._of_training() if len(one.steps) >= index]
-            step["num_fetches"], samples, step["num_elements"] = (sum(values) for values in zip(*counts, (0, 0, 0)))
-            step["num_samples"] += samples
+        """Add the micro-batches of the training to the records of steps."""
+        for step in steps:
+            step.update(num_fetches=0, num_samples=0, num_elements=0, evaluation_s=0.0)
+        for read in self._of_training():
+            values = iter(read.micro_batches)
+            for index, rows, num_elements in zip(values, values, values):
+                if index < len(steps):
+                    steps[index]["num_fetches"] += 1
+                    steps[index]["num_samples"] += max(rows, 0)
+                    steps[index]["num_elements"] += num_elements
 
     def _of_training(self):
         read = [one for (_, is_training), one in self.sets.items() if is_training] or list(self.sets.values())
-        most = max((one.num_steps for one in read), default=0)
-        return [one for one in read if one.num_steps >= READ_IN_TRAINING * most]
+        num_steps = [len(set(one.micro_batches[::3])) for one in read]
+        return [one for one, number in zip(read, num_steps) if number >= READ_IN_TRAINING * max(num_steps)]
 
 
 class ReadSet:
     """What was read of a data set."""
 
     def __init__(self):
-        self.rows = {}  # leading dimension -> micro-batches that had it
+        # Step, leading dimension and elements of each, one after the other: no object is kept for a fetch.
+        self.micro_batches = array("q")
         self.num_samples = None  # of an epoch of a loader that returned batches of the probe's size
-        self.steps = []  # micro-batches, samples and elements of each
-        self.num_steps = 0  # with any
-        self.now, self.ahead = [0, 0, 0], [0, 0, 0]
-
-    def add(self, rows, num_elements, is_ahead):
-        """Count a micro-batch; one that is fetched between an update and the next pass is of the next step."""
-        counts = self.ahead if is_ahead else self.now
-        counts[0] += 1
-        counts[1] += rows or 0
-        counts[2] += num_elements
-        self.rows[rows] = self.rows.get(rows, 0) + 1
-
-    def end_step(self):
-        """End a step."""
-        self.steps.append(self.now)
-        self.num_steps += bool(self.now[0])
-        self.now, self.ahead = self.ahead, [0, 0, 0]
 
 
 class UnseenUpdates:
