@@ -32,6 +32,7 @@ MAX_TRACEBACK_LINES = 16
 MAX_HOSTS = 4  # names; a cluster has too many for a line
 MAX_FAILURES = 4  # reasons; more would push the answer off the screen
 NEGLIGIBLE_GAIN = 0.0005  # of the fastest size's speed
+OF_TABLE = ("{accumulation}", "{global_batch_size}")  # that stay in a command where its batch is not given
 
 
 def summary_text(
@@ -80,6 +81,7 @@ def summary_text(
             *_warm_start(result.artifacts_dir),
             *([f"Run:     {command_line}"] if command_line else [f"Paste:   {first}"]),
             *(f"         {line}" for line in rest if not command_line),
+            *(f"         {name}: as in the table above" for name in OF_TABLE if name in command_line),
         ]
     )
 

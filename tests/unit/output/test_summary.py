@@ -106,6 +106,20 @@ def words(record: dict, target: float | None = None) -> str:
     )
 
 
+def test_what_stays_to_be_filled_in_of_a_command_is_referred_to_the_table():
+    shown = summary_text(
+        RunResult.from_record(result()),
+        yaml_key="x",
+        tolerance=0.02,
+        command_line="python train.py --mbs 8 --steps {accumulation}",
+    )
+
+    assert shown.splitlines()[-2:] == [
+        "Run:     python train.py --mbs 8 --steps {accumulation}",
+        "         {accumulation}: as in the table above",
+    ]
+
+
 def test_what_the_answer_has_in_a_process_of_its_own_is_told_by_what_the_training_runs():
     compiled = words(result(exact_over_shared=0.94, compilation="exact"))
     eager = words(result(exact_over_shared=0.88, compilation="eager"))
