@@ -78,7 +78,9 @@ SWITCHED = (
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 base = dataloader._BaseDataLoaderIter
-places = [(torch.autograd, "backward"), (base, "__next__"), (base, "_next_index")]
+for batch in loader:  # what the observer puts in place for the first batches alone is gone after them
+    train(batch)
+places = [(torch.autograd, "backward"), (base, "__next__")]
 hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
 on = [getattr(place, name) for place, name in places], [dict(one) for one in hooks]
 off = [one.__wrapped__ for one in on[0]], [{} for one in hooks]
@@ -138,7 +140,7 @@ def are_equal(found: Sequence[tuple[dict, dict]]) -> bool:
 
 def trained(script: Path, shape: Sequence[int], compiled: str, is_observed: bool, *more: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        env = observed(folder) if is_observed else dict(os.environ)
+        env = observed(folder, shape[1]) if is_observed else dict(os.environ)
         words = [sys.executable, str(script), *map(str, shape), compiled, *more]
         done = subprocess.run(words, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True)
         assert not is_observed or list(Path(folder).glob("*/start/reports/steps-*")), "it was not observed"
@@ -150,9 +152,9 @@ def added(pairs: Sequence[tuple[float, float]], unit: float) -> tuple[float, flo
     return unit * statistics.median(b - a for a, b in pairs), unit * statistics.median(a for a, _ in pairs)
 
 
-def observed(folder: str) -> dict[str, str]:
-    """Return an environment in which trainings are observed to their end."""
-    settings = {"micro_batch_size": 1, "max_steps": 10**9, "memory_step": 1, "profile_memory": True}
+def observed(folder: str, micro_batch_size: int = 1) -> dict[str, str]:
+    """Return an environment in which trainings with batches of this size are observed to their end."""
+    settings = {"micro_batch_size": micro_batch_size, "max_steps": 10**9, "memory_step": 1, "profile_memory": True}
     settings["life_limit_s"] = 1e9  # no explorer gives a sign
     path = Path(tempfile.mkdtemp(dir=folder)) / "start"
     return dict(os.environ) | ProbeFolder(path=path).write(Command(argv=("train",)), {}, settings)
