@@ -112,19 +112,19 @@ class Start:
         """End every process of this start; return those that are left.
 
         None of them runs any further code of the user: what neither launches nor waits to leave is stopped before any
-        rank leaves, and killed after it. A script goes on where its ranks have ended well, and a training saves its
-        state on SIGTERM, which therefore launchers alone get.
+        other process ends, and killed after it. A script goes on where what it waits for has ended, and a training
+        saves its state on SIGTERM, which therefore launchers alone get.
 
         Args:
             ranks: Processes that wait for their release, and leave by themselves then.
             release: Lets them leave.
         """
         shared = self._shared_memory()
-        self._signal(lambda pid: pid not in ranks, signal.SIGSTOP if ranks else signal.SIGKILL)
+        self._signal(lambda pid: pid not in ranks, signal.SIGSTOP)
         release()
         if ranks:
             self._wait(lambda pid: pid in ranks or _is_launcher(pid), LEAVE_S)
-            self._signal(lambda pid: True, signal.SIGKILL)
+        self._signal(lambda pid: True, signal.SIGKILL)
         self._wait(_is_launcher, LEAVE_S / 4)
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
             for pid in self.alive():
