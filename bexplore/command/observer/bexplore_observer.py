@@ -47,7 +47,7 @@ STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
 # What is kept of a step.
 STEP = ("ended_s", "num_passes", "num_updates", "update_s")
 # Steps in which a data set is read, over those in which the most read one is, from which on it is one of the training's
-# and not an evaluation's.
+# and not an evaluation's. Source: halfway between each step and every other one, as where an epoch has two.
 READ_IN_TRAINING = 0.75
 # The rank by launchers that set no RANK: Slurm, Open MPI, MPICH.
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -904,7 +904,7 @@ class UnseenUpdates:
         self.torch = torch
         self.parameters, self.versions = None, []
         self.is_written = False  # ever, where a version shows it
-        self.cleared = None  # a small parameter whose gradient is looked at
+        self.cleared = None  # a small parameter whose gradient is checked
 
     def note_pass(self):
         """Find a parameter that has a gradient after a pass."""
