@@ -6,6 +6,12 @@ import pytest
 import torch
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test draws the same numbers alone, after others and in every run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def one_thread():
     """Threads that wait for each other take most of the time of steps this small, above all beside other processes."""

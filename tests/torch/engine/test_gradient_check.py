@@ -248,7 +248,8 @@ def test_code_that_branches_on_training_sees_training(make_workload):
 
 
 def test_random_passes_are_not_judged(make_workload):
-    comparison = compare(make_workload("Random"))
+    # Of 64 samples: the masks of 8 are equal once in 256 runs.
+    comparison = compare(make_workload("Random"), 8, 64)
     assert comparison.same is None
     assert comparison.worst_relative_difference is None
     assert "random numbers" in comparison.message
