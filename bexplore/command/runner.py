@@ -122,7 +122,7 @@ class CommandRunner:
         self._sizes = SizeCheck()
         self._held: OpenStart | None = None
         self._refused: int | None = None  # the smallest size that ran out of memory
-        self._num_samples: int | None = None  # of an epoch of a replica
+        self._max_samples: int | None = None  # of a micro-batch that the data fills
         self._step_times_s: dict[int, float] = {}  # by size that was measured
         self._left: tuple[str, ...] = ()  # of starts that have been ended since the last observation
 
@@ -157,6 +157,7 @@ class CommandRunner:
         finally:
             self._end(opened)
         observation = self._judged(seen, probe, began_s=began_s)
+        self._fill_at_most(observation.max_samples)
         if observation.outcome is Outcome.OUT_OF_MEMORY:
             self._refused = min(probe.micro_batch_size, self._refused or probe.micro_batch_size)
         return observation
@@ -168,11 +169,11 @@ class CommandRunner:
             self._end(held)
 
     def learn(self, observation: Observation) -> None:
-        """Take over what a measured probe of this command has shown, in an exploration that goes on."""
+        """Take over what a probe of this command has shown, in an exploration that goes on."""
+        self._fill_at_most(observation.max_samples)
         if not observation.is_measured:
             return
         self._step_times_s[observation.micro_batch_size] = observation.details["step_time_s"]
-        self._num_samples = observation.num_samples
         found = observation.details.get("arrived")
         if found:
             verdict = Verdict(observation.details["verdicts"]["micro_batch_size"])
@@ -239,7 +240,7 @@ class CommandRunner:
     def _open_for_several(self, probe: Probe, accumulation: int | None) -> OpenStart:
         size = probe.micro_batch_size
         fits = (self._refused or math.inf) - 1
-        most = min(max(CAPACITY_TIMES * size, LEAST_CAPACITY), fits, self._num_samples or math.inf)
+        most = min(max(CAPACITY_TIMES * size, LEAST_CAPACITY), fits, self._max_samples or math.inf)
         roomy = [one for one in self.settings.candidates if size < one <= most]
         return self._open(probe, accumulation, capacity=max(roomy, default=size))
 
@@ -400,15 +401,19 @@ class CommandRunner:
     def _too_short(self, blank: Observation, reports: Reports) -> Observation:
         """Return the observation of a training that ended before enough steps: large sizes use their data up sooner.
 
+        As many samples in as many steps as are needed are the largest size that is worth another start.
+
         Raises:
             UserProgramError: No smaller size trained for longer.
         """
         fewest = min(len(rank.steps) for rank in reports.ranks)
-        ended = f"the training ended after {counted(fewest, 'step')}; {WARMUP_STEPS + MIN_TIMED_STEPS} are needed"
+        needed, size = WARMUP_STEPS + MIN_TIMED_STEPS, blank.micro_batch_size
+        ended = f"the training ended after {counted(fewest, 'step')}; {needed} are needed"
         hint = "let the command train longer; it is ended after its last observed step"
         if not self._sizes.arrived:
             raise UserProgramError(ended, hint=hint)
-        return replace(blank, reason=f"{ended}: {hint}")
+        most = fewest * size // needed
+        return replace(blank, reason=f"{ended}: sizes above {most} are left out, or {hint}", max_samples=most)
 
     def _measured(self, blank: Observation, reports: Reports, opened: OpenStart) -> Observation:
         """Return the observation of a training that was observed: measured, unless it did something else than asked.
@@ -442,9 +447,8 @@ class CommandRunner:
         if size in self._sizes.arrived:
             details["arrived"] = asdict(self._sizes.arrived[size])
         if wrong is not None and wrong.num_samples is not None:
-            self._num_samples = wrong.num_samples
             reason = f"{wrong.why}: the data has no more"
-            return replace(blank, reason=reason, details=details, num_samples=wrong.num_samples)
+            return replace(blank, reason=reason, details=details, max_samples=wrong.num_samples)
         swallowed = wrong.why if wrong is not None else _swallowed(reports)
         if swallowed:
             hint = f"; {wrong.hint}" if wrong is not None else ""
@@ -456,7 +460,7 @@ class CommandRunner:
             blank,
             outcome=Outcome.MEASURED,
             details=details,
-            num_samples=_num_samples(reports),
+            max_samples=_num_samples(reports),
             warnings=(*blank.warnings, *self._end_of_data(reports), *_warnings(reports)),
             **_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **_memory(reports, opened),
@@ -465,11 +469,15 @@ class CommandRunner:
 
     def _end_of_data(self, reports: Reports) -> list[str]:
         """Take over the samples of an epoch; say so once, if they leave candidates out."""
-        before, self._num_samples = self._num_samples, _num_samples(reports)
-        largest = max(self.settings.candidates, default=0)
-        if before is not None or self._num_samples is None or self._num_samples >= largest:
+        before, num_samples = self._max_samples, _num_samples(reports)
+        self._fill_at_most(num_samples)
+        if before is not None or num_samples is None or num_samples >= max(self.settings.candidates, default=0):
             return []
-        return [f"an epoch has {counted(self._num_samples, 'sample')} on each rank: larger sizes are left out"]
+        return [f"an epoch has {counted(num_samples, 'sample')} on each rank: larger sizes are left out"]
+
+    def _fill_at_most(self, max_samples: int | None) -> None:
+        if max_samples is not None:
+            self._max_samples = min(max_samples, self._max_samples or max_samples)
 
 
 def _num_samples(reports: Reports) -> int | None:

@@ -121,26 +121,27 @@ class SizeCheck:
         is_in_proportion = self._is_in_proportion(size, arrived.elements_per_sample)
         if usual == size or size in of_model or is_whole_step:
             if self.unconfirmed not in (None, size) and not is_in_proportion:
-                return self._contradicted(self.arrived[self.unconfirmed].rows, self.unconfirmed)
+                return self._contradicted(self.arrived[self.unconfirmed].rows, self.unconfirmed, was_tried=False)
             self.unconfirmed = None
         elif is_in_proportion and not self._rows_follow(size):
             self.unconfirmed = None
         elif not self.arrived.keys() - {size}:
             self.unconfirmed = size
         else:
-            return self._contradicted(usual, size)
+            return self._contradicted(usual, size, was_tried=size in rows)
         self.arrived[size] = arrived
         verdict = Verdict.VERIFIED if self.unconfirmed is None else Verdict.UNCONFIRMED
         return Finding(verdict=verdict, why="" if self.unconfirmed is None else arrived_instead(usual, size))
 
-    def _contradicted(self, rows: int, size: int) -> Finding:
+    def _contradicted(self, rows: int, size: int, *, was_tried: bool) -> Finding:
+        """Return why a size is no measurement; one that was tried, and then left, was shrunk by the program."""
         why = arrived_instead(rows, size)
         others = {other: seen.rows for other, seen in self.arrived.items() if other != size}
         if rows > size or (rows in others.values() and not self._rows_follow(size)):
             hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
             return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
         is_of_this_size = size != self.unconfirmed
-        if is_of_this_size and not _is_shrunk(rows, size):
+        if is_of_this_size and not was_tried:
             hint = "train with more samples for larger sizes"
             return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=True, num_samples=rows)
         hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
@@ -225,19 +226,6 @@ def _elements_per_micro_batch(rank: Rank) -> float:
 def arrived_instead(rows: int, size: int) -> str:
     """Return that another number of samples arrived than was asked for, for people."""
     return f"micro-batches of {counted(rows, 'sample')} arrived where {size} were asked for"
-
-
-def _is_shrunk(rows: int, size: int) -> bool:
-    """Return whether a size becomes this number of samples where it is shrunk again and again on out-of-memory.
-
-    Source: `find_executable_batch_size` of accelerate, which halved it up to 1.9 and takes 0.9 of it since.
-    """
-    halved, taken = size, size
-    while max(halved, taken) > rows:
-        halved, taken = halved // 2, int(0.9 * taken)
-        if rows in (halved, taken):
-            return True
-    return False
 
 
 def _fetches_per_pass(rank: Rank) -> float:

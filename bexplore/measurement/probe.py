@@ -158,7 +158,7 @@ class Observation:
         num_graph_breaks: Graph breaks; None if not compiled.
         graph_break_reasons: A line per distinct break.
         num_recompiles: Compilations of this probe beyond the first; None if not compiled.
-        num_samples: Samples that an epoch of a replica has: no larger size can be filled; None if unknown.
+        max_samples: The largest micro-batch that the data of a replica fills; None if unknown.
         loss: The loss of the last pass; None if unknown.
         background_cpu_share: Share of the host's processors, 0 to 1, that other processes used; None if unknown.
         scheduler_wait_fraction: Median share of a timed pass, 0 to 1, for which one of its threads was ready and had no
@@ -189,7 +189,7 @@ class Observation:
     num_graph_breaks: int | None = None
     graph_break_reasons: tuple[str, ...] = ()
     num_recompiles: int | None = None
-    num_samples: int | None = None
+    max_samples: int | None = None
     loss: float | None = None
     background_cpu_share: float | None = None
     scheduler_wait_fraction: float | None = None

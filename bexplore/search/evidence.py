@@ -63,7 +63,7 @@ class Evidence:
         update_time_s: Median seconds of an update; 0 where none was timed.
         elapsed_s: Seconds of the whole probe.
         needs_full_depth: Whether the model does not run at reduced depth.
-        num_samples: As in `Observation`.
+        max_samples: As in `Observation`.
         variant: Which variant of the job ran.
     """
 
@@ -86,7 +86,7 @@ class Evidence:
     update_time_s: float = 0.0
     elapsed_s: float = 0.0
     needs_full_depth: bool = False
-    num_samples: int | None = None
+    max_samples: int | None = None
     variant: int = 0
 
     @property
@@ -151,7 +151,7 @@ class Evidence:
             update_time_s=0.0 if math.isnan(update_s) else update_s,
             elapsed_s=observation.elapsed_s,
             needs_full_depth=observation.needs_full_depth,
-            num_samples=observation.num_samples,
+            max_samples=observation.max_samples,
             variant=observation.probe.variant,
         )
 

@@ -134,8 +134,8 @@ class Space:
         )
 
     def _unfilled(self, seen: Sequence[Evidence], largest_ok: int) -> frozenset[int]:
-        """Return the sizes above those that ran that have more samples than the data of a replica."""
-        known = [item.num_samples for item in seen if item.num_samples is not None]
+        """Return the sizes above those that ran that the data of a replica does not fill."""
+        known = [item.max_samples for item in seen if item.max_samples is not None]
         most = max(largest_ok, min(known)) if known else math.inf
         return frozenset(size for size in self.sizes if size > most)
 

@@ -312,6 +312,17 @@ def test_a_training_that_is_too_short_is_refused_with_the_steps_that_it_needs(ru
     assert f"the training ended after {steps} steps; 7 are needed" in error.message
 
 
+def test_a_size_at_which_the_training_is_too_short_tells_the_largest_one_at_which_it_is_not(run_of):
+    script = ("--samples", "56", "--epochs", "1")
+    runner = run_of(training(*script))
+
+    assert runner(probe_of(4)).is_measured
+    too_large = runner(probe_of(16, number=1))
+    assert too_large.outcome is Outcome.CRASHED
+    assert "the training ended after 4 steps; 7 are needed: sizes above 9 are left out" in too_large.reason
+    assert runner(probe_of(too_large.max_samples, number=2)).is_measured
+
+
 def test_a_training_that_ends_well_after_enough_steps_is_measured(run_of):
     observation = run_of(training("--steps", "7"))(probe_of(4))
 
@@ -336,7 +347,7 @@ def test_a_size_that_the_data_cannot_fill_is_of_that_size_and_the_data_of_each_r
     fits, too_large = runner(probe_of(4)), runner(probe_of(64, number=1))
 
     assert fits.is_measured
-    assert fits.num_samples == 20
+    assert fits.max_samples == 20
     assert "an epoch has 20 samples on each rank: larger sizes are left out" in fits.warnings
     assert too_large.outcome is Outcome.CRASHED
     assert "micro-batches of 20 samples arrived where 64 were asked for: the data has no more" in too_large.reason
@@ -344,7 +355,7 @@ def test_a_size_that_the_data_cannot_fill_is_of_that_size_and_the_data_of_each_r
 
 def test_a_size_at_which_an_epoch_has_no_batch_is_of_that_size_once_another_was_measured(run_of):
     measured = run_of(training("--samples", "6", "--drop-last"))(probe_of(4))
-    runner = run_of(training("--steps", "0"))
+    runner = run_of(training("--epochs", "0"))
     runner.learn(measured)
 
     observation = runner(probe_of(8, number=1))

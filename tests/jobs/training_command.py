@@ -41,6 +41,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--batched-dataset", action="store_true", help="let the dataset make the batches")
     parser.add_argument("--pause", type=float, default=0.002, help="seconds between two passes")
     parser.add_argument("--samples", type=int, help="of an epoch; by default 512 batches")
+    parser.add_argument("--epochs", type=int, default=10**6)
     parser.add_argument("--drop-last", action="store_true", help="leave the rest of an epoch out")
     parser.add_argument("--workers", type=int, default=0, help="processes of the loader")
     return parser.parse_args()
@@ -128,7 +129,7 @@ def train(model: torch.nn.Module, size: int) -> None:
         state = {"state": {0: {"momentum_buffer": torch.zeros(32, 32)}}}
         optimizer.load_state_dict(optimizer.state_dict() | state)
     num_passes = num_batches = 0
-    while Clock.step < OPTIONS.steps:
+    for _ in range(OPTIONS.epochs):
         for (batch,) in loader(samples, size, sampler):
             num_batches += 1
             if size > OPTIONS.drop_above and num_batches % 2:

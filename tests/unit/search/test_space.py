@@ -74,7 +74,7 @@ def test_an_out_of_memory_narrows_the_space_to_what_is_smaller():
 
 def test_sizes_with_more_samples_than_the_data_are_out_unless_one_of_them_ran():
     space = Space.of([1, 64, 100, 128, 256])
-    told = Evidence(micro_batch_size=1, outcome=Outcome.MEASURED, num_samples=100)
+    told = Evidence(micro_batch_size=1, outcome=Outcome.MEASURED, max_samples=100)
 
     assert space.after([told]).open_sizes == (1, 64, 100)
     assert space.after([told, ended(128, Outcome.MEASURED)]).open_sizes == (1, 64, 100, 128)
