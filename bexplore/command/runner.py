@@ -17,7 +17,7 @@ from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import MARK, Start
 from bexplore.command.reports import Rank, Reports, ReportsReader
-from bexplore.command.timing import StepTiming, expected_step_s, in_groups, slowest
+from bexplore.command.timing import MIN_TIMED_STEPS, StepTiming, expected_step_s, in_groups, slowest
 from bexplore.command.verdicts import (
     Arrived,
     SizeCheck,
@@ -27,7 +27,7 @@ from bexplore.command.verdicts import (
     check_replicas,
     is_cut,
 )
-from bexplore.command.watch import MIN_TIMED_STEPS, Ending, Watch
+from bexplore.command.watch import Ending, Watch
 from bexplore.config.command import Command
 from bexplore.errors import UserInputError, UserProgramError
 from bexplore.host.contention import CpuContention
@@ -423,7 +423,7 @@ class CommandRunner:
         """
         size, accumulation = blank.micro_batch_size, opened.accumulation
         timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS, micro_batch_size=size)
-        if timing is None or len(timing.step_times_s) < MIN_TIMED_STEPS:
+        if timing is None or timing.num_steps < MIN_TIMED_STEPS:
             return self._too_short(blank, reports)
         if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
             return replace(blank, reason=f"batches of {size} could not be cut from those of {opened.capacity}")

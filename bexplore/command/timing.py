@@ -12,6 +12,7 @@ import numpy as np
 
 from bexplore.command.reports import Rank, Step
 
+MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
 # Micro-batches per pass from which a batch is taken to be passed once. Source: halfway between one pass and two.
 SEVERAL_PASSES = 0.75
 
@@ -26,6 +27,7 @@ class StepTiming:
         pass_times_s: Seconds of one micro-batch in each step, without its update.
         micro_batches_per_step: Micro-batches of a step: by the loaders, else by backward passes.
         passes_per_step: Backward passes of a step.
+        num_steps: Steps that were timed; where epochs are not of full batches, their times are fewer means.
     """
 
     step_times_s: tuple[float, ...]
@@ -33,6 +35,7 @@ class StepTiming:
     pass_times_s: tuple[float, ...]
     micro_batches_per_step: float
     passes_per_step: float
+    num_steps: int
 
     @property
     def step_time_s(self) -> float:
@@ -68,6 +71,7 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         pass_times_s=tuple((s - u) / n for s, u, n in zip(times_s, updates_s, counts, strict=True)),
         micro_batches_per_step=statistics.median(counts),
         passes_per_step=statistics.median(step.num_passes for step in timed),
+        num_steps=len(timed),
     )
 
 
@@ -87,8 +91,9 @@ class _Epoch:
     fill: float
 
     def means(self, values: Sequence[float]) -> list[float]:
-        """Return the means over so many steps in a row."""
-        starts = range(0, len(values) - self.num_steps + 1, self.num_steps)
+        """Return the means over so many steps in a row, which overlap where there are few epochs."""
+        last = len(values) - self.num_steps
+        starts = range(0, last + 1, min(self.num_steps, max(1, last // (MIN_TIMED_STEPS - 1))))
         return [statistics.fmean(values[start : start + self.num_steps]) for start in starts]
 
 
@@ -106,16 +111,17 @@ def _epoch_of(rank: Rank, micro_batch_size: int, micro_batches_per_step: float) 
 def _period_of(steps: Sequence[Step], micro_batch_size: int) -> _Epoch | None:
     """Return the steps after which the numbers of samples repeat; None where all are equal, or a loader has them.
 
-    Where they do not repeat, the steps are one epoch.
+    Where they do not repeat, the mean of all holds for each quarter of them.
     """
     counted = [step for step in steps if step.num_samples]
     samples = [step.num_samples for step in counted]
     if any(step.num_fetches for step in steps) or len(set(samples)) <= 1:
         return None
     periods = (number for number in range(1, len(samples)) if samples[number:] == samples[:-number])
-    period = next(periods, len(samples))
-    num_full = sum(step.num_passes for step in counted[:period])
-    return _Epoch(num_steps=period, fill=sum(samples[:period]) / (num_full * micro_batch_size))
+    period = next(periods, None)
+    whole = counted[:period]
+    fill = sum(step.num_samples for step in whole) / (sum(step.num_passes for step in whole) * micro_batch_size)
+    return _Epoch(num_steps=period or max(1, len(samples) // MIN_TIMED_STEPS), fill=fill)
 
 
 def expected_step_s(step_times_s: Mapping[int, float], micro_batch_size: int) -> float:

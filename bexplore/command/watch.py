@@ -12,6 +12,7 @@ from enum import StrEnum
 from bexplore.command.failures import of_errors
 from bexplore.command.processes import Start
 from bexplore.command.reports import Place, Reports
+from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.engine.process.memory_watchdog import HOST_FLOOR_BYTES
 from bexplore.host.machine import available_memory_bytes
 from bexplore.measurement.probe import Outcome
@@ -30,7 +31,6 @@ TIMED_SHARE, LEAST_TIMED_S, MOST_TIMED_S = 0.5, 2.0, 8.0
 # Seconds of a step at least, where two reports are seen at once. Source: a judgement; a step has some 30 kernels.
 LEAST_STEP_S = 1e-4
 SHARED_S = 1.0  # of each size of a start that serves several
-MIN_TIMED_STEPS = 4  # Source: the median of four survives a disturbed one
 PROCESSES_S = 1.0  # between two looks at the processes, which cost milliseconds
 # Seconds after which a process with torch and without an observer ends the start, as long as no rank has completed a
 # step. Source: the observer's finder notes a process before it loads torch's modules; a fork has another command line

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from bexplore.command.runner import PROBING_ACCUMULATION, WARMUP_STEPS, CommandRunner, CommandSettings
-from bexplore.command.watch import MIN_TIMED_STEPS
+from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError, UserProgramError

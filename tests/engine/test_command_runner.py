@@ -20,7 +20,7 @@ from bexplore.command import open_start, watch
 from bexplore.command.open_start import PARK_S
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.runner import MAX_TIMED_STEPS, WARMUP_STEPS, CommandRunner, CommandSettings
-from bexplore.command.watch import MIN_TIMED_STEPS
+from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
 from bexplore.errors import BexploreError, UserInputError, UserProgramError
@@ -114,7 +114,7 @@ def test_a_plain_loop_is_measured_and_its_size_replicas_and_accumulation_are_ver
     assert observation.outcome is Outcome.MEASURED
     assert set(observation.details["verdicts"].values()) == {"verified"}
     assert observation.details["passes_per_step"] == 2
-    assert len(observation.pass_times_s) >= watch.MIN_TIMED_STEPS
+    assert len(observation.pass_times_s) >= MIN_TIMED_STEPS
     assert observation.peak_memory_bytes > 0
     assert runner.num_replicas == 1
 
@@ -327,7 +327,7 @@ def test_a_training_that_ends_well_after_enough_steps_is_measured(run_of):
     observation = run_of(training("--steps", "7"))(probe_of(4))
 
     assert observation.is_measured
-    assert len(observation.pass_times_s) == watch.MIN_TIMED_STEPS
+    assert len(observation.pass_times_s) == MIN_TIMED_STEPS
 
 
 def test_a_command_that_ignores_the_size_is_refused_at_the_second_size(run_of, tmp_path):

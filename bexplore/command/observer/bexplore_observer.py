@@ -107,8 +107,6 @@ class Observer:
         self.fetches = Fetches()
         self.num_shown = 0  # batches in a row of which a dimension shows the size
         self.samples = []  # steps and the samples that arrived in them, where no loader shows them
-        self.evaluations = []  # when they began and ended
-        self.evaluation = None  # when the one that runs began, and after how many passes
         self.update_s = 0.0
         self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
         self.update_events = []
@@ -235,11 +233,11 @@ class Observer:
 
         @functools.wraps(inner)
         def __next__(iterator):
-            is_training = has_gradients()
-            if not is_training or observer.evaluation is not None:
-                observer.note_evaluation(is_training)
+            key = id(getattr(iterator, "_dataset", None)), has_gradients()
+            if key != observer.fetches.reading:
+                observer.fetches.turn_to(key, observer.total_passes)
             batch = inner(iterator)
-            observer.fetched(iterator, batch, is_training)
+            observer.fetched(iterator, batch, key)
             return batch
 
         @functools.wraps(inner)
@@ -298,24 +296,13 @@ class Observer:
             self._note("batch", error)
             return False
 
-    def note_evaluation(self, is_training):
-        """Note when an evaluation begins, whose batches are fetched without gradients, and when one has ended."""
-        if not is_training:
-            if self.evaluation is None or self.evaluation[1] != self.total_passes:
-                self.evaluation = _clock(), self.total_passes
-            return
-        (began_s, num_passes), self.evaluation = self.evaluation, None
-        if num_passes == self.total_passes:  # else the training itself fetches without gradients
-            self.evaluations.append((began_s, _clock()))
-
-    def fetched(self, iterator, batch, is_training):
-        """Count a micro-batch that a DataLoader returned."""
+    def fetched(self, iterator, batch, key):
+        """Count a micro-batch that a DataLoader returned, of a data set and with gradients on or off."""
         if self.is_done:
             return
         try:
             leaves = tensors(batch, self.torch.Tensor)
             rows = leading_dimension(leaves)
-            key = id(iterator._dataset), is_training
             read = self.fetches.sets.get(key) or self.fetches.begin(key)
             if self.reads_lists:
                 rows = self._listed(rows, read)
@@ -324,7 +311,7 @@ class Observer:
             read.micro_batches.extend(
                 (len(self.steps) + self.is_pending, UNKNOWN if rows is None else rows, num_elements)
             )
-            if is_training and len(self.digests) < DIGESTS:
+            if key[1] and len(self.digests) < DIGESTS:
                 self._digest(leaves)
         except Exception as error:
             self._note("batch", error)
@@ -648,7 +635,7 @@ class Observer:
         for index, rows in self.samples:
             if index < len(steps):
                 steps[index]["num_samples"] += rows
-        for began_s, ended_s in self.evaluations:
+        for began_s, ended_s in self.fetches.evaluations():
             index = bisect.bisect_left([step["ended_s"] for step in steps], began_s)
             if index < len(steps):
                 steps[index]["evaluation_s"] += ended_s - began_s
@@ -848,6 +835,26 @@ class Fetches:
 
     def __init__(self):
         self.sets = {}  # (data set, whether gradients were on) -> ReadSet
+        self.reading = None  # its key
+        self.turns = []  # to another one: its key, when, and after how many passes
+
+    def turn_to(self, key, num_passes):
+        """Note that another data set is read from now on."""
+        self.reading = key
+        self.turns.append((key, _clock(), num_passes))
+
+    def evaluations(self):
+        """Return when each began and ended: what is read between two passes and is not of the training."""
+        training = self._training()
+        found, began = [], None
+        for key, at_s, num_passes in self.turns:
+            if key not in training:
+                began = began if began is not None and began[1] == num_passes else (at_s, num_passes)
+            elif began is not None:
+                if began[1] == num_passes:
+                    found.append((began[0], at_s))
+                began = None
+        return found
 
     def begin(self, key):
         """Return an account of a further data set."""
@@ -857,20 +864,20 @@ class Fetches:
     def rows(self):
         """Return leading dimension -> micro-batches of the training that had it."""
         found = {}
-        for read in self._of_training():
+        for read in self._training().values():
             for rows in read.micro_batches[1::3]:
                 found[rows] = found.get(rows, 0) + 1
         return found
 
     def num_samples(self):
         """Return the samples of an epoch of the data set of the probe's batches; None if unknown."""
-        return next((one.num_samples for one in self._of_training() if one.num_samples is not None), None)
+        return next((one.num_samples for one in self._training().values() if one.num_samples is not None), None)
 
     def add_to(self, steps):
         """Add the micro-batches of the training to the records of steps."""
         for step in steps:
             step.update(num_fetches=0, num_samples=0, num_elements=0, evaluation_s=0.0)
-        for read in self._of_training():
+        for read in self._training().values():
             values = iter(read.micro_batches)
             for index, rows, num_elements in zip(values, values, values):
                 if index < len(steps):
@@ -878,10 +885,12 @@ class Fetches:
                     steps[index]["num_samples"] += max(rows, 0)
                     steps[index]["num_elements"] += num_elements
 
-    def _of_training(self):
-        read = [one for (_, is_training), one in self.sets.items() if is_training] or list(self.sets.values())
-        num_steps = [len(set(one.micro_batches[::3])) for one in read]
-        return [one for one, number in zip(read, num_steps) if number >= READ_IN_TRAINING * max(num_steps)]
+    def _training(self):
+        """Return the data sets of the training, by key."""
+        read = {key: one for key, one in self.sets.items() if key[1]} or self.sets
+        num_steps = {key: len(set(one.micro_batches[::3])) for key, one in read.items()}
+        most = max(num_steps.values(), default=0)
+        return {key: one for key, one in read.items() if num_steps[key] >= READ_IN_TRAINING * most}
 
 
 class ReadSet:

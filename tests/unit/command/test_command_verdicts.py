@@ -197,13 +197,25 @@ def with_last_batches(samples: list[int], *, is_of_loader: bool) -> Rank:
 
 
 @pytest.mark.parametrize("is_of_loader", [True, False])
-@pytest.mark.parametrize("samples", [[90, 10], [40, 40, 20], [100]])
+@pytest.mark.parametrize("samples", [[90, 10], [40, 40, 20], [100], [*[40] * 9, 20], [*[10] * 16, 5]])
 def test_a_pass_is_one_of_a_full_batch_where_the_last_batch_of_each_epoch_is_smaller(samples, is_of_loader):
     timing = timing_of(with_last_batches(samples, is_of_loader=is_of_loader), num_warmup=3, micro_batch_size=samples[0])
 
     of_an_epoch_s = sum(1.0 + 0.01 * num_samples for num_samples in samples)
-    assert timing.pass_times_s == pytest.approx([of_an_epoch_s * samples[0] / sum(samples)] * len(timing.pass_times_s))
-    assert len(timing.pass_times_s) == 20 // len(samples)
+    pass_s = of_an_epoch_s * samples[0] / sum(samples)
+    assert timing.pass_times_s == pytest.approx([pass_s] * len(timing.pass_times_s), rel=0.01)
+    assert len(timing.pass_times_s) == max(20 // len(samples), 4)
+    assert timing.num_steps == 20
+
+
+def test_without_a_loader_batches_of_ever_other_sizes_count_by_all_of_their_samples():
+    samples = [60 + (7 * number) % 23 for number in range(23)]
+
+    timing = timing_of(with_last_batches(samples, is_of_loader=False), num_warmup=3, micro_batch_size=100)
+
+    seconds = [100 * (1.0 + 0.01 * number) / number for number in samples[3:]]
+    assert len(timing.pass_times_s) == 4
+    assert sum(timing.pass_times_s) / 4 == pytest.approx(sum(seconds) / len(seconds), rel=0.05)
 
 
 @pytest.mark.parametrize(
