@@ -64,7 +64,7 @@ class Arrived:
     Attributes:
         rows: The usual leading dimension.
         elements_per_sample: By the size that was asked for.
-        fetches_per_pass: Batches that the loaders returned for each pass; 0 without a loader.
+        fetches_per_pass: Batches of the size that the loaders returned for each pass; 0 without a loader.
     """
 
     rows: int
@@ -107,7 +107,7 @@ class SizeCheck:
         arrived = Arrived(
             rows=usual,
             elements_per_sample=_elements_per_micro_batch(rank) / size,
-            fetches_per_pass=_fetches_per_pass(rank),
+            fetches_per_pass=_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
         )
         if self._drops(size, arrived):
             return Finding(

@@ -89,6 +89,29 @@ while True:
             model(batch)
             time.sleep(0.05)
 """
+READING_AHEAD = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training, held_out = (TensorDataset(torch.randn(number, 8)) for number in (8, 30))
+def ahead(loader):
+    batches = iter(loader)
+    (batch,) = next(batches)
+    for (following,) in batches:
+        yield batch
+        batch = following
+    yield batch
+while True:
+    model.train()
+    for batch in ahead(DataLoader(training, batch_size=4)):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    for (batch,) in DataLoader(held_out, batch_size=5):
+        model(batch)
+"""
 MIXTURE = """
 import itertools
 import time
@@ -215,6 +238,13 @@ def test_the_batches_of_an_evaluation_are_not_of_the_training_and_its_seconds_no
     assert [step["num_fetches"] for step in record["steps"]] == [1] * 8
     seconds = [step["evaluation_s"] for step in record["steps"]]
     assert [second > 0.25 for second in seconds] == [False, False, False, True, False, False, True, False]
+
+
+def test_an_evaluation_as_often_as_the_training_reads_is_told_by_the_mode_of_the_model(record_of):
+    record = record_of(READING_AHEAD)
+
+    assert record["rows"].keys() == {"4"}
+    assert [step["num_fetches"] for step in record["steps"]] == [2, 0] * 4
 
 
 def test_a_data_set_that_is_seldom_trained_with_is_no_evaluation(record_of):

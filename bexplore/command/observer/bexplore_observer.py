@@ -135,6 +135,7 @@ class Observer:
         os.register_at_fork(after_in_child=self.reset)
         self._patch_backward()
         self._patch_loader()
+        self._watch_evaluations()
         self._watch_handlers()
         from torch.optim import optimizer
 
@@ -258,6 +259,20 @@ class Observer:
         of_torch, self.stop_reading_lists = inner, stop_reading_lists
         base.__next__, base._next_index = (_skip(self.torch, one) for one in (__next__, _next_index))
         inner = _skip(self.torch, next_of_lists)
+
+    def _watch_evaluations(self):
+        """Note after how many passes a module was told last to evaluate."""
+        import functools
+
+        module, observer = self.torch.nn.Module, self
+        inner = module.eval
+
+        @functools.wraps(inner)
+        def eval(module):
+            observer.fetches.told_after = observer.total_passes
+            return inner(module)
+
+        module.eval = _skip(self.torch, eval)
 
     def _chain_excepthooks(self):
         inner = sys.excepthook
@@ -836,18 +851,20 @@ class Fetches:
     def __init__(self):
         self.sets = {}  # (data set, whether gradients were on) -> ReadSet
         self.reading = None  # its key
-        self.turns = []  # to another one: its key, when, and after how many passes
+        # To another one: its key, when, after how many passes, and whether a module was told to evaluate since then.
+        self.turns = []
+        self.told_after = -1  # passes
 
     def turn_to(self, key, num_passes):
         """Note that another data set is read from now on."""
         self.reading = key
-        self.turns.append((key, _clock(), num_passes))
+        self.turns.append((key, _clock(), num_passes, self.told_after == num_passes))
 
     def evaluations(self):
         """Return when each began and ended: what is read between two passes and is not of the training."""
         training = self._training()
         found, began = [], None
-        for key, at_s, num_passes in self.turns:
+        for key, at_s, num_passes, _ in self.turns:
             if key not in training:
                 began = began if began is not None and began[1] == num_passes else (at_s, num_passes)
             elif began is not None:
@@ -885,9 +902,16 @@ class Fetches:
                     steps[index]["num_samples"] += max(rows, 0)
                     steps[index]["num_elements"] += num_elements
 
+    def _evaluated(self):
+        """Return the keys of those that are read where a module was told to evaluate, and that no pass follows."""
+        turns = list(zip(self.turns, self.turns[1:]))
+        trained = {one[0] for one, following in turns if following[2] > one[2] or not one[3]}
+        return {one[0] for one, _ in turns} - trained
+
     def _training(self):
         """Return the data sets of the training, by key."""
-        read = {key: one for key, one in self.sets.items() if key[1]} or self.sets
+        evaluated = self._evaluated()
+        read = {key: one for key, one in self.sets.items() if key[1] and key not in evaluated} or self.sets
         num_steps = {key: len(set(one.micro_batches[::3])) for key, one in read.items()}
         most = max(num_steps.values(), default=0)
         return {key: one for key, one in read.items() if num_steps[key] >= READ_IN_TRAINING * most}

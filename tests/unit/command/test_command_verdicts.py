@@ -146,6 +146,13 @@ def test_a_program_that_drops_batches_at_a_larger_size_is_contradicted_at_that_s
     assert "2.0 micro-batches of 8 arrived for each that was trained" in finding.why
 
 
+def test_batches_of_other_sizes_are_not_taken_for_dropped_ones():
+    check = SizeCheck()
+    check.of([dropping(4, 1)], 4, 1)
+
+    assert check.of([dataclasses.replace(dropping(8, 2), rows={8: 9, 3: 7})], 8, 1).verdict is Verdict.VERIFIED
+
+
 def test_a_program_that_takes_two_batches_for_each_pass_at_every_size_is_verified():
     check = SizeCheck()
     check.of([dropping(4, 2)], 4, 1)
