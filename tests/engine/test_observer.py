@@ -103,14 +103,13 @@ def ahead(loader):
         batch = following
     yield batch
 while True:
-    model.train()
     for batch in ahead(DataLoader(training, batch_size=4)):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
-    model.eval()
     for (batch,) in DataLoader(held_out, batch_size=5):
-        model(batch)
+        with {context}:
+            model(batch)
 """
 MIXTURE = """
 import itertools
@@ -240,8 +239,9 @@ def test_the_batches_of_an_evaluation_are_not_of_the_training_and_its_seconds_no
     assert [second > 0.25 for second in seconds] == [False, False, False, True, False, False, True, False]
 
 
-def test_an_evaluation_as_often_as_the_training_reads_is_told_by_the_mode_of_the_model(record_of):
-    record = record_of(READING_AHEAD)
+@pytest.mark.parametrize("context", ["torch.no_grad()", "torch.inference_mode()"])
+def test_an_evaluation_as_often_as_the_training_reads_is_told_by_gradients_that_are_off_in_it(record_of, context):
+    record = record_of(READING_AHEAD.format(context=context))
 
     assert record["rows"].keys() == {"4"}
     assert [step["num_fetches"] for step in record["steps"]] == [2, 0] * 4

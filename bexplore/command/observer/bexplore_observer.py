@@ -135,7 +135,8 @@ class Observer:
         os.register_at_fork(after_in_child=self.reset)
         self._patch_backward()
         self._patch_loader()
-        self._watch_evaluations()
+        self._watch_gradients(self.torch.no_grad)
+        self._watch_gradients(self.torch.inference_mode)
         self._watch_handlers()
         from torch.optim import optimizer
 
@@ -260,19 +261,18 @@ class Observer:
         base.__next__, base._next_index = (_skip(self.torch, one) for one in (__next__, _next_index))
         inner = _skip(self.torch, next_of_lists)
 
-    def _watch_evaluations(self):
-        """Note after how many passes a module was told last to evaluate."""
+    def _watch_gradients(self, kind):
+        """Note where gradients are switched off, as for the forward passes of an evaluation."""
         import functools
 
-        module, observer = self.torch.nn.Module, self
-        inner = module.eval
+        observer, inner = self, kind.__enter__
 
         @functools.wraps(inner)
-        def eval(module):
-            observer.fetches.told_after = observer.total_passes
-            return inner(module)
+        def __enter__(context):
+            observer.fetches.turn[-1] = True
+            return inner(context)
 
-        module.eval = _skip(self.torch, eval)
+        kind.__enter__ = _skip(self.torch, __enter__)
 
     def _chain_excepthooks(self):
         inner = sys.excepthook
@@ -851,14 +851,13 @@ class Fetches:
     def __init__(self):
         self.sets = {}  # (data set, whether gradients were on) -> ReadSet
         self.reading = None  # its key
-        # To another one: its key, when, after how many passes, and whether a module was told to evaluate since then.
-        self.turns = []
-        self.told_after = -1  # passes
+        # To another one: its key, when, after how many passes, and whether gradients were switched off since.
+        self.turns, self.turn = [], [None, 0.0, 0, False]
 
     def turn_to(self, key, num_passes):
         """Note that another data set is read from now on."""
-        self.reading = key
-        self.turns.append((key, _clock(), num_passes, self.told_after == num_passes))
+        self.reading, self.turn = key, [key, _clock(), num_passes, False]
+        self.turns.append(self.turn)
 
     def evaluations(self):
         """Return when each began and ended: what is read between two passes and is not of the training."""
@@ -903,7 +902,7 @@ class Fetches:
                     steps[index]["num_elements"] += num_elements
 
     def _evaluated(self):
-        """Return the keys of those that are read where a module was told to evaluate, and that no pass follows."""
+        """Return the keys of those that are read while gradients are switched off, and that no pass follows."""
         turns = list(zip(self.turns, self.turns[1:]))
         trained = {one[0] for one, following in turns if following[2] > one[2] or not one[3]}
         return {one[0] for one, _ in turns} - trained
