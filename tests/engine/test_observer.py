@@ -111,6 +111,44 @@ while True:
         with {context}:
             model(batch)
 """
+STREAMS = """
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from torch.randn(8, 8)
+class LongStream(IterableDataset):
+    def __iter__(self):
+        yield from torch.randn(16, 8)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+while True:
+    kept.append(LongStream() if len(kept) % 2 else Stream())
+    for batch in DataLoader(kept[-1], batch_size=4):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for batch in DataLoader(kept[0], batch_size=2):
+            model(batch)
+"""
+WITHOUT_LOADER = """
+import time
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+average = torch.zeros(8, 8)
+while True:
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            average.lerp_(model.weight, 0.1)
+    with torch.no_grad():
+        time.sleep(0.5)
+"""
 MIXTURE = """
 import itertools
 import time
@@ -245,6 +283,19 @@ def test_an_evaluation_as_often_as_the_training_reads_is_told_by_gradients_that_
 
     assert record["rows"].keys() == {"4"}
     assert [step["num_fetches"] for step in record["steps"]] == [2, 0] * 4
+
+
+def test_each_of_the_data_sets_that_are_made_anew_for_an_epoch_is_the_trainings(record_of):
+    record = record_of(STREAMS, max_steps=12)
+
+    assert record["rows"].keys() == {"4"}
+    assert [step["num_fetches"] for step in record["steps"]] == [1] * 12
+
+
+def test_an_evaluation_without_a_loader_is_gradients_off_for_longer_than_a_step(record_of):
+    steps = record_of(WITHOUT_LOADER)["steps"]
+
+    assert [step["evaluation_s"] > 0.4 for step in steps] == [False, False, False, True, False, False, True, False]
 
 
 def test_a_data_set_that_is_seldom_trained_with_is_no_evaluation(record_of):

@@ -106,6 +106,7 @@ class Observer:
         self.passes = self.updates = self.total_passes = 0
         self.fetches = Fetches()
         self.num_shown = 0  # batches in a row of which a dimension shows the size
+        self.without_gradients = array("d")  # when each time without them began and ended, one after the other
         self.samples = []  # steps and the samples that arrived in them, where no loader shows them
         self.update_s = 0.0
         self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
@@ -265,14 +266,21 @@ class Observer:
         """Note where gradients are switched off, as for the forward passes of an evaluation."""
         import functools
 
-        observer, inner = self, kind.__enter__
+        observer, enter, leave, began_s = self, kind.__enter__, kind.__exit__, []
 
-        @functools.wraps(inner)
+        @functools.wraps(enter)
         def __enter__(context):
             observer.fetches.turn[-1] = True
-            return inner(context)
+            began_s.append(_clock())
+            return enter(context)
 
-        kind.__enter__ = _skip(self.torch, __enter__)
+        @functools.wraps(leave)
+        def __exit__(context, *error):
+            if began_s:
+                observer.without_gradients.extend((began_s.pop(), _clock()))
+            return leave(context, *error)
+
+        kind.__enter__, kind.__exit__ = (_skip(self.torch, one) for one in (__enter__, __exit__))
 
     def _chain_excepthooks(self):
         inner = sys.excepthook
@@ -646,14 +654,12 @@ class Observer:
         self.memory["resident_peak_bytes"] = _status_bytes("VmHWM")
         self.memory["resident_at_attach_bytes"] = self.resident_at_attach_bytes
         steps = [dict(zip(STEP, step)) for step in self.steps]
+        self.fetches.turn_to(None, self.total_passes)
         self.fetches.add_to(steps)
         for index, rows in self.samples:
             if index < len(steps):
                 steps[index]["num_samples"] += rows
-        for began_s, ended_s in self.fetches.evaluations():
-            index = bisect.bisect_left([step["ended_s"] for step in steps], began_s)
-            if index < len(steps):
-                steps[index]["evaluation_s"] += ended_s - began_s
+        self._add_evaluations(steps)
         device = "cpu"
         cuda = self.torch.cuda
         if cuda.is_initialized():
@@ -689,6 +695,22 @@ class Observer:
             notes=self.notes,
         )
         self.write("rank-%d-%d.json" % (rank, self.pid), record)
+
+    def _add_evaluations(self, steps):
+        """Add the seconds of evaluations to the steps in which they ran.
+
+        One that reads no loader shows as gradients that are off for longer than most steps take.
+        """
+        ended_s = [step["ended_s"] for step in steps]
+        times_s = sorted(b - a for a, b in zip(ended_s, ended_s[1:]))
+        values = iter(self.without_gradients)
+        found = [(a, b) for a, b in zip(values, values) if times_s and b - a > times_s[len(times_s) // 2]]
+        counted_s = 0.0  # up to when what is found is counted
+        for began_s, over_s in sorted(found + self.fetches.evaluations()):
+            index = bisect.bisect_left(ended_s, began_s)
+            if index < len(steps) and over_s > counted_s:
+                steps[index]["evaluation_s"] += over_s - max(began_s, counted_s)
+                counted_s = over_s
 
     def _read_cuda_events(self, steps):
         """Replace host times by device times: the host queues steps before the device has run them."""
@@ -901,19 +923,26 @@ class Fetches:
                     steps[index]["num_samples"] += max(rows, 0)
                     steps[index]["num_elements"] += num_elements
 
-    def _evaluated(self):
-        """Return the keys of those that are read while gradients are switched off, and that no pass follows."""
-        turns = list(zip(self.turns, self.turns[1:]))
-        trained = {one[0] for one, following in turns if following[2] > one[2] or not one[3]}
-        return {one[0] for one, _ in turns} - trained
-
     def _training(self):
-        """Return the data sets of the training, by key."""
-        evaluated = self._evaluated()
-        read = {key: one for key, one in self.sets.items() if key[1] and key not in evaluated} or self.sets
+        """Return the data sets of the training, by key.
+
+        They are those that passes follow. Of several that are read for one pass, all but the last have none; they are
+        read in nearly every step, and gradients stay on.
+        """
+        turns = {}  # key -> whether a pass followed, and whether gradients were switched off, each time
+        for one, following in zip(self.turns, self.turns[1:]):
+            turns.setdefault(one[0], []).append((following[2] > one[2], one[3]))
+        read = {key: one for key, one in self.sets.items() if key[1]} or self.sets
         num_steps = {key: len(set(one.micro_batches[::3])) for key, one in read.items()}
-        most = max(num_steps.values(), default=0)
-        return {key: one for key, one in read.items() if num_steps[key] >= READ_IN_TRAINING * most}
+        least = READ_IN_TRAINING * max(num_steps.values(), default=0)
+        found = {}
+        for key, one in read.items():
+            known = turns.get(key, [])
+            num_passed = sum(passed for passed, _ in known)
+            is_evaluated = bool(known) and all(is_off for passed, is_off in known if not passed)
+            if 2 * num_passed >= max(len(known), 1) or (num_steps[key] >= least and not is_evaluated):
+                found[key] = one
+        return found
 
 
 class ReadSet:
