@@ -90,13 +90,18 @@ class Reports:
         hellos: One record for each process that imported torch.
         ranks: By rank.
         errors: The first error of each process, the earliest first.
-        num_steps: Optimizer steps so far, by process.
+        counts: Optimizer steps, passes and batches so far, by process.
     """
 
     hellos: tuple[Mapping[str, Any], ...] = ()
     ranks: tuple[Rank, ...] = ()
     errors: tuple[Mapping[str, Any], ...] = ()
-    num_steps: Mapping[Place, int] = field(default_factory=dict)
+    counts: Mapping[Place, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> dict[Place, int]:
+        """Optimizer steps so far, by process."""
+        return {place: counts[0] for place, counts in self.counts.items()}
 
     @property
     def world_size(self) -> int:
@@ -123,12 +128,12 @@ class ReportsReader:
     def read(self) -> Reports:
         """Return the reports so far."""
         found = sorted(os.scandir(self._folder), key=lambda entry: entry.name)
-        steps = (_progress(entry) for entry in found if entry.name.startswith("steps-"))
+        counts = (_counts(entry) for entry in found if entry.name.startswith("steps-"))
         return Reports(
             hellos=tuple(self._parsed(found, "hello-", dict)),
             ranks=tuple(sorted(self._parsed(found, "rank-", Rank.of), key=lambda rank: rank.rank)),
             errors=tuple(sorted(self._parsed(found, "error-", dict), key=lambda error: error["at_s"])),
-            num_steps=dict(step for step in steps if step is not None),
+            counts=dict(one for one in counts if one is not None),
         )
 
     def _parsed(self, found: Sequence[os.DirEntry[str]], kind: str, read: Callable[[Any], Any]) -> Iterator[Any]:
@@ -143,8 +148,8 @@ class ReportsReader:
             yield record
 
 
-def _progress(entry: os.DirEntry[str]) -> tuple[Place, int] | None:
-    """Return a process and its optimizer steps; None before it has written any."""
+def _counts(entry: os.DirEntry[str]) -> tuple[Place, tuple[int, ...]] | None:
+    """Return a process and its counts; None before it has written any."""
     host, _, pid = entry.name.removeprefix("steps-").rpartition("-")
     words = Path(entry.path).read_text().split()
-    return ((host, int(pid)), int(words[0])) if words else None
+    return ((host, int(pid)), tuple(map(int, words))) if words else None

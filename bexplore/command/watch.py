@@ -99,7 +99,7 @@ class Watch:
     _first_torch_s: float | None = None
     _error_s: float | None = None
     _missing_s: float | None = None
-    _progress: dict[Place, int] = field(default_factory=dict)
+    _progress: dict[Place, tuple[int, ...]] = field(default_factory=dict)
     _progressed_s: float = 0.0
     _longest_s: float = 0.0
     _timed_from: tuple[float, int] | None = None  # seconds and steps at the end of the warm-up
@@ -218,11 +218,11 @@ class Watch:
         return ended or now_s - self._error_s > AFTER_ERROR_S
 
     def _hangs(self, now_s: float) -> bool:
-        """Return whether no rank has completed a step for far longer than any step took."""
-        if dict(self.reports.num_steps) != self._progress:
+        """Return whether no rank has completed a step, or read a batch, for far longer than any step took."""
+        if self.reports.counts != self._progress:
             if self._progress:
                 self._longest_s = max(self._longest_s, now_s - self._progressed_s)
-            self._progress, self._progressed_s = dict(self.reports.num_steps), now_s
+            self._progress, self._progressed_s = dict(self.reports.counts), now_s
         patience_s = max(HANG_S, HANG_TIMES * self._longest_s)
         if not self._progress:
             return self.is_reused and now_s - self._began_s > patience_s

@@ -193,6 +193,15 @@ def test_a_rank_that_hangs_ends_the_probe_with_the_step_after_which_nothing_came
     assert "no rank completed a step after step" in observation.reason
 
 
+def test_an_evaluation_that_takes_longer_than_a_hang_may_is_none(run_of, monkeypatch):
+    monkeypatch.setattr(watch, "HANG_S", 3.0)
+
+    observation = run_of(training("--evaluate", "8"))(probe_of(4))
+
+    assert observation.is_measured
+    assert max(observation.pass_times_s) < 1.0
+
+
 def test_a_start_without_a_step_names_what_it_may_be_beside_slow(run_of):
     observation = run_of(training("--fault", "forward:hang", "--step", "0"))(probe_of(4, time_limit_s=8.0))
 

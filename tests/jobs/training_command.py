@@ -43,6 +43,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, help="of an epoch; by default 512 batches")
     parser.add_argument("--epochs", type=int, default=10**6)
     parser.add_argument("--drop-last", action="store_true", help="leave the rest of an epoch out")
+    parser.add_argument("--evaluate", type=float, default=0.0, help="seconds of an evaluation after step 4")
     parser.add_argument("--workers", type=int, default=0, help="processes of the loader")
     return parser.parse_args()
 
@@ -120,6 +121,15 @@ def loader(samples: TensorDataset, size: int, sampler: DistributedSampler | None
     return DataLoader(samples, batch_size=size, sampler=sampler, **options)
 
 
+def evaluate(seconds: float) -> None:
+    """Read batches without gradients for so long."""
+    ends_s = time.monotonic() + seconds
+    while time.monotonic() < ends_s:
+        for _ in DataLoader(TensorDataset(torch.randn(8, 32)), batch_size=2):
+            with torch.no_grad():
+                time.sleep(0.05)
+
+
 def train(model: torch.nn.Module, size: int) -> None:
     """Train until the number of steps is reached."""
     optimizer = Optimizer(model.parameters(), lr=1e-3, momentum=0.9)
@@ -141,6 +151,8 @@ def train(model: torch.nn.Module, size: int) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                     Clock.step += 1
+                    if Clock.step == 4 and OPTIONS.evaluate:
+                        evaluate(OPTIONS.evaluate)
             except RuntimeError as error:
                 if not OPTIONS.swallow or "memory" not in str(error):
                     raise

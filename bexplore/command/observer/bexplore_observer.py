@@ -7,7 +7,7 @@ for the others and ends without running any further code of the user.
 The explorer reads these files of the probe's `reports` folder, each written whole (JSON):
 
     hello-HOST-PID.json   torch was imported in this process
-    steps-HOST-PID        optimizer steps and passes so far, as text
+    steps-HOST-PID        optimizer steps, passes and batches so far, as text
     rank-RANK-PID.json    the record of a process that stepped an optimizer
     error-HOST-PID.json   the first exception that left the process or a backward pass, or was caught for lack of memory
 
@@ -41,6 +41,7 @@ OBJECTS_OF_BATCH = 500  # that are looked through for tensors, where a batch is 
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
 EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
+EVALUATION_SIGN_S = 1.0  # between two signs of an evaluation, in which no step ends
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
 # Steps ahead of a rank that no other has passed, and how often as many as any exchange had: some were of slow steps.
 STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
@@ -336,6 +337,8 @@ class Observer:
             )
             if key[1] and len(self.digests) < DIGESTS:
                 self._digest(leaves)
+            if self.exchanged_steps and (self.fetches.turn[-1] or not key[1]):
+                self._give_sign()
         except Exception as error:
             self._note("batch", error)
 
@@ -485,13 +488,20 @@ class Observer:
         if self.last_update_s - self.looked_s > self.life_limit_s / LOOKS:
             self._look_for_explorer()
 
+    def _give_sign(self):
+        """Tell the explorer of an evaluation that it goes on."""
+        now = _clock()
+        if now - self.exchanged_s > EVALUATION_SIGN_S:
+            self.exchanged_s = now
+            self._report_progress()
+
     def _report_progress(self):
         try:
             file = os.open(self.steps_path, os.O_WRONLY | os.O_CREAT, 0o644)
         except OSError:  # the explorer has gone, and its folder with it
             return
         try:
-            os.write(file, b"%9d %9d\n" % (len(self.steps), self.total_passes))
+            os.write(file, b"%9d %9d %9d\n" % (len(self.steps), self.total_passes, self.fetches.number()))
         finally:
             os.close(file)
 
@@ -893,6 +903,10 @@ class Fetches:
                     found.append((began[0], at_s))
                 began = None
         return found
+
+    def number(self):
+        """Return how many micro-batches were read."""
+        return sum(len(read.micro_batches) // 3 for read in self.sets.values())
 
     def begin(self, key):
         """Return an account of a further data set."""
