@@ -24,6 +24,7 @@ from bexplore.command.verdicts import (
     Verdict,
     arrived_instead,
     check_accumulation,
+    check_capacity,
     check_replicas,
     is_cut,
 )
@@ -201,25 +202,39 @@ class CommandRunner:
         began_s = time.time()
         held = self._next_of_held(probe, accumulation) or self._open_for_several(probe, accumulation)
         self._held = held
-        seen, observation = None, None
+        observation = None
         try:
             seen = self._watched(held, probe)
-            observation = self._judged(seen, probe, began_s=began_s)
-        except UserProgramError:
-            if seen is not None and seen.ending in HOPELESS and not held.is_reused:
-                raise
+            observation = self._judged_of_several(seen, probe, began_s=began_s)
         finally:
             if observation is None or not observation.is_measured or not held.park():
                 self.close()
         if observation is None or not observation.is_measured:
-            ranks = seen.watch.reports.ranks if seen is not None else ()
-            if held.is_reused and seen is not None and seen.ending is Ending.ENDED and not ranks:
+            ranks = seen.watch.reports.ranks
+            if held.is_reused and seen.ending is Ending.ENDED and not ranks:
                 return self._serve(probe, accumulation)  # it was ending when it was asked: a new start serves the size
             return None, held.is_reused and any(rank.outcome == "ended" for rank in ranks)
         if observation.num_graphs:  # the compiler makes another program of the second size than of the first
             self.shares_starts = False
             self.close()
         return observation, False
+
+    def _judged_of_several(self, seen: _Seen, probe: Probe, *, began_s: float) -> Observation | None:
+        """Return the observation of a size of a start for several; None where the size needs a start of its own.
+
+        Raises:
+            UserProgramError: It would end the same way there.
+        """
+        ranks, capacity = seen.watch.reports.ranks, seen.opened.capacity
+        finding = check_capacity(ranks, capacity) if ranks and capacity is not None else None
+        if finding is not None:
+            raise UserProgramError(f"{finding.verdict.value}: {finding.why}", hint=finding.hint)
+        try:
+            return self._judged(seen, probe, began_s=began_s)
+        except UserProgramError:
+            if seen.ending in HOPELESS and not seen.opened.is_reused:
+                raise
+            return None
 
     def _next_of_held(self, probe: Probe, accumulation: int | None) -> OpenStart | None:
         """Let the start that waits go on with a probe; end it and return None where it cannot."""

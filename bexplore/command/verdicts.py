@@ -87,6 +87,8 @@ class SizeCheck:
     def of(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int) -> Finding:
         """Return the verdict on a size, by the leading dimension of what arrived or by its elements."""
         findings = [self._of_rank(rank, micro_batch_size, accumulation) for rank in ranks if _arrivals(rank)]
+        if self._is_divided(len(ranks)):
+            return divided(self.arrived[micro_batch_size].rows, micro_batch_size, len(ranks))
         if not findings:
             return Finding(
                 verdict=Verdict.UNSEEN,
@@ -147,6 +149,11 @@ class SizeCheck:
         hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
         return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=is_of_this_size)
 
+    def _is_divided(self, num_ranks: int) -> bool:
+        """Return whether several sizes arrived as their share of a rank; packed batches do so at one size at most."""
+        shares = [seen.rows * num_ranks == size for size, seen in self.arrived.items()]
+        return num_ranks > 1 and len(shares) > 1 and all(shares)
+
     def _rows_follow(self, size: int) -> bool:
         """Return whether enough other sizes arrived as the leading dimension."""
         return sum(seen.rows == other for other, seen in self.arrived.items() if other != size) >= FOLLOWED
@@ -173,6 +180,24 @@ def is_cut(ranks: Sequence[Rank], micro_batch_size: int, capacity: int) -> bool:
     num_cut = [(rank.record["num_cut_lists"], sum(step.num_fetches for step in rank.steps)) for rank in ranks]
     is_whole = any(_arrivals(rank).get(capacity) for rank in ranks) and micro_batch_size != capacity
     return not is_whole and any(cut for cut, _ in num_cut) and all(cut >= fetches for cut, fetches in num_cut)
+
+
+def check_capacity(ranks: Sequence[Rank], capacity: int) -> Finding | None:
+    """Return what is wrong with the batches that smaller ones were cut from; None where nothing is."""
+    longest = {rank.record["longest_cut_list"] for rank in ranks}
+    is_all_data = any(rank.num_samples is not None and rank.num_samples in longest for rank in ranks)
+    if len(ranks) == 1 or is_all_data or len(longest) > 1 or max(longest) * len(ranks) != capacity:
+        return None
+    return divided(max(longest), capacity, len(ranks))
+
+
+def divided(rows: int, size: int, num_ranks: int) -> Finding:
+    """Return the finding of a command that takes the batch of all ranks."""
+    return Finding(
+        verdict=Verdict.CONTRADICTED,
+        why=f"{arrived_instead(rows, size)}: the command divides it by its {num_ranks} ranks",
+        hint="write {global_batch_size} in place of {micro_batch_size}",
+    )
 
 
 def check_replicas(ranks: Sequence[Rank], asked: int | None) -> tuple[int, Finding]:

@@ -102,8 +102,9 @@ class Command:
 
     @property
     def sets_accumulation(self) -> bool:
-        """Whether a start chooses how many micro-batches make a step."""
-        return bool({"accumulation", "global_batch_size"} & self.placeholders)
+        """Whether a start chooses how many micro-batches make a step; a global batch alone has one of each rank."""
+        used = self.placeholders
+        return "accumulation" in used or {"global_batch_size", "micro_batch_size"} <= used
 
     @property
     def shown(self) -> str:
@@ -115,7 +116,7 @@ class Command:
         values = self.values(
             micro_batch_size=micro_batch_size, accumulation=accumulation or 1, num_replicas=num_replicas
         )
-        if accumulation is None:
+        if accumulation is None and self.sets_accumulation:
             values = {name: text for name, text in values.items() if name in ("micro_batch_size", "replicas")}
         variables = [f"{name}={shlex.quote(fill(text, values))}" for name, text in self.env.items()]
         words = [fill(part, values) for part in self.argv]

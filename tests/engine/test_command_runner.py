@@ -470,6 +470,17 @@ def test_one_start_serves_several_sizes_which_are_verified_on_every_rank(run_of,
     assert first.peak_memory_bytes < others[1].peak_memory_bytes < others[0].peak_memory_bytes
 
 
+@pytest.mark.parametrize("sizes_per_start", [1, 3])
+def test_a_command_that_divides_its_batch_among_its_ranks_is_told_to_take_the_global_one(run_of, sizes_per_start):
+    runner = run_of(training("--divide", ranks=2), sizes_per_start=sizes_per_start, candidates=(4, 8, 32, 64))
+
+    with pytest.raises(UserProgramError, match="the command divides it by its 2 ranks") as raised:
+        for number, size in enumerate((4, 8)):
+            runner(search_probe_of(size, number=number))
+
+    assert raised.value.hint == "write {global_batch_size} in place of {micro_batch_size}"
+
+
 def test_the_ranks_of_a_further_size_are_told_its_last_step_beforehand_and_none_is_named_later(run_of, tmp_path):
     runner = run_of(training(ranks=2), sizes_per_start=3, candidates=(2, 4, 8))
 

@@ -164,6 +164,25 @@ for step in itertools.count():
     optimizer.step()
     time.sleep(0.01)
 """
+GRADIENTS_BY_HAND = """
+import itertools
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+class Repeat:
+    def __init__(self, sampler):
+        self.sampler = sampler
+    def __iter__(self):
+        return itertools.chain.from_iterable(itertools.repeat(self.sampler))
+loader = DataLoader(torch.randn(40, 8), batch_size=4)
+object.__setattr__(loader, "batch_sampler", Repeat(loader.batch_sampler))
+for batch in loader:
+    gradients = torch.autograd.grad(model(batch).square().mean(), list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), gradients):
+        parameter.grad = gradient
+    optimizer.step()
+"""
 TRAININGS = {
     "accumulation": ("torch.optim.AdamW(model.parameters())", "backward(); backward(); optimizer.step()", 2),
     "closures": ("torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0)", "optimizer.step(backward)", 3),
@@ -258,6 +277,17 @@ def test_an_update_of_the_users_own_that_writes_the_data_of_parameters_is_seen(r
     steps = record_of(OWN_OPTIMIZER.format(clear=clear))["steps"]
 
     assert [step["num_passes"] for step in steps] == [2] * 8
+
+
+def test_updates_with_gradients_that_no_backward_pass_gave_are_steps(record_of):
+    record = record_of(GRADIENTS_BY_HAND)
+
+    assert [step["num_fetches"] for step in record["steps"]] == [1] * 8
+    assert record["outcome"] == "observed"
+
+
+def test_the_samples_of_an_epoch_are_those_of_a_loader_whose_batches_never_end(record_of):
+    assert record_of(GRADIENTS_BY_HAND)["num_samples"] == 40
 
 
 def test_of_a_model_whose_parts_alone_are_called_the_parts_show_how_many_samples_arrive(record_of):

@@ -43,6 +43,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, help="of an epoch; by default 512 batches")
     parser.add_argument("--epochs", type=int, default=10**6)
     parser.add_argument("--drop-last", action="store_true", help="leave the rest of an epoch out")
+    parser.add_argument("--divide", action="store_true", help="take the size as that of all ranks")
     parser.add_argument("--evaluate", type=float, default=0.0, help="seconds of an evaluation after step 4")
     parser.add_argument("--workers", type=int, default=0, help="processes of the loader")
     return parser.parse_args()
@@ -170,7 +171,7 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
     model = DistributedDataParallel(Model()) if WORLD_SIZE > 1 else Model()
     try:
-        train(model, OPTIONS.micro_batch_size)
+        train(model, OPTIONS.micro_batch_size // (WORLD_SIZE if OPTIONS.divide else 1))
     except RuntimeError as error:
         if not OPTIONS.shrink or "memory" not in str(error):
             raise

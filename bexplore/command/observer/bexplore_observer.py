@@ -394,12 +394,17 @@ class Observer:
             self._note("backward", error)
 
     def before_update(self, optimizer, args, kwargs):
-        """Note when an update begins; one that calls the backward pass itself is known before it does."""
+        """Note when an update begins; one that calls the backward pass itself is known before it does.
+
+        Gradients may come from elsewhere than a backward pass that is seen: `torch.autograd.grad`, a pipeline's own.
+        """
         if self.is_compiling() or self.in_backward or self.is_done:
             return
         try:
             if id(optimizer) not in self.numel_of_optimizers:
                 self._know(optimizer)
+            if self.is_pending and not self.passes and id(optimizer) == self.clock_optimizer:
+                self.before_backward()
             self.update_began_s = _clock()
             if self.has_device:
                 self._mark_device("begins")
@@ -695,6 +700,7 @@ class Observer:
             num_samples=self.fetches.num_samples(),
             digests=self.digests,
             num_cut_lists=self.lists.num_cut,
+            longest_cut_list=self.lists.longest_cut,
             is_resumed=self.is_resumed,
             optimizers=sorted(self.optimizer_names),
             memory=self.memory,
@@ -840,14 +846,14 @@ class IndexLists:
     def __init__(self):
         # Of the batches that are wanted, and of the command's; None cuts nothing, and is so for all of a start.
         self.size = self.longest = None
-        self.num_cut = 0
+        self.num_cut = self.longest_cut = 0
         # Of the list that the last batch was taken from, and of the epoch of its loader; None where there is none.
         self.length = self.num_samples = None
 
     def begin(self, size, longest):
         """Cut to a size from now on; lists that are longer than the command's batches are not of what is explored."""
         self.size, self.longest = (size, longest) if longest else (None, None)
-        self.num_cut = 0
+        self.num_cut = self.longest_cut = 0
 
     def next_of(self, iterator, next_index):
         """Return the next list of an iterator."""
@@ -856,7 +862,7 @@ class IndexLists:
         index = state["rest"] if has_rest else next_index(iterator)
         state["rest"] = ()
         if size is not None and isinstance(index, list) and len(index) <= self.longest:
-            self.num_cut += 1
+            self.num_cut, self.longest_cut = self.num_cut + 1, max(self.longest_cut, len(index))
             index, state["rest"] = index[:size], index[size:]
         state["taken"].append((size, len(index) if isinstance(index, (list, tuple)) else None))
         return index
@@ -1003,9 +1009,15 @@ class UnseenUpdates:
 
 
 def num_samples_of(iterator):
-    """Return the samples of an epoch of a loader's iterator; None where its sampler does not tell."""
+    """Return the samples of an epoch of a loader's iterator; None where its sampler does not tell.
+
+    A sampler of batches may be wrapped, as by loaders that never end: the innermost sampler is that of samples.
+    """
     try:
-        return len(iterator._index_sampler.sampler)
+        sampler = iterator._index_sampler.sampler
+        while hasattr(sampler, "sampler"):
+            sampler = sampler.sampler
+        return len(sampler)
     except Exception:  # samples without an end, batches of a sampler of the user's own
         return None
 

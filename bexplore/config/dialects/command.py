@@ -331,7 +331,7 @@ def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None
         near = close_match(name, PLACEHOLDERS, cutoff=0.75)
         if near is not None:
             problems.error(place, f"{{{name}}} is no placeholder", f"did you mean {{{near}}}?")
-    if "micro_batch_size" not in used:
+    if not used & {"micro_batch_size", "global_batch_size"}:
         problems.error(
             place,
             "nothing of the command changes with the micro-batch size",
@@ -348,6 +348,12 @@ def _check(problems: Problems, command: Command, own: FamilyFile | None) -> None
             place,
             "the command does not take {output_dir}, so each start may write over your checkpoints and logs",
             "write {output_dir} where the command takes its output folder, or consent: --writes-are-fine",
+        )
+    if "global_batch_size" in used and "micro_batch_size" not in used and command.num_replicas is None:
+        problems.error(
+            place,
+            "{global_batch_size} is the size of all replicas, and their number is not given",
+            "type --replicas N, or replicas: N in the section explore",
         )
     if own is not None and "global_batch_size" in used and command.num_replicas is None:
         problems.error(

@@ -8,7 +8,7 @@ import pytest
 
 from bexplore.command.reports import Rank, Step
 from bexplore.command.timing import expected_step_s, in_groups, slowest, timing_of
-from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_replicas, is_cut
+from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_capacity, check_replicas, is_cut
 
 
 def step(ended_s: float, *, passes: int = 1, rows: int = 4, update_s: float = 0.0) -> Step:
@@ -103,6 +103,26 @@ def test_packed_batches_are_verified_by_their_elements_on_every_rank():
 
     assert check.of([packed(1993), packed(1993)], 8, 1).verdict is Verdict.VERIFIED
     assert check.of([packed(1993), packed(1993)], 16, 1).verdict is Verdict.CONTRADICTED
+
+
+def test_a_size_that_each_rank_has_its_share_of_is_a_global_batch_size():
+    check = SizeCheck()
+    for size, verdict in ((4, Verdict.UNCONFIRMED), (16, Verdict.CONTRADICTED)):
+        finding = check.of([rank(number, rows=size // 2) for number in range(2)], size, 1)
+        assert finding.verdict is verdict
+
+    assert (
+        finding.why
+        == "micro-batches of 8 samples arrived where 16 were asked for: the command divides it by its 2 ranks"
+    )
+    assert "{global_batch_size}" in finding.hint
+
+
+def test_packed_batches_whose_first_size_is_the_number_of_ranks_are_not_divided():
+    check = SizeCheck()
+    check.of([packed(502), packed(502)], 2, 1)
+
+    assert check.of([packed(1993), packed(1993)], 8, 1).verdict is Verdict.VERIFIED
 
 
 def test_a_first_size_that_shrank_is_found_out_by_the_next_one_that_did_not():
@@ -252,6 +272,21 @@ def test_the_slowest_rank_is_the_timing_and_a_rank_without_timed_steps_leaves_no
 
 def test_many_short_timings_become_means_of_equal_groups():
     assert in_groups([1.0, 3.0, 5.0, 7.0, 9.0], 2) == (2.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("longest", "num_samples", "is_divided"), [(32, None, True), (32, 100, True), (32, 32, False), (64, None, False)]
+)
+def test_batches_that_are_each_ranks_share_of_the_larger_size_are_those_of_a_global_batch(
+    longest, num_samples, is_divided
+):
+    record = {"num_cut_lists": 8, "longest_cut_list": longest}
+    ranks = [dataclasses.replace(rank(number), record=record, num_samples=num_samples) for number in range(2)]
+
+    finding = check_capacity(ranks, 64)
+
+    assert (finding is not None) == is_divided
+    assert finding is None or "divides it by its 2 ranks" in finding.why
 
 
 @pytest.mark.parametrize(

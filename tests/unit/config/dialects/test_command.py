@@ -9,6 +9,7 @@ import pytest
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
+from bexplore.errors import UserInputError
 
 
 def loaded(folder: Path, text: str, *words: str) -> Config:
@@ -69,3 +70,21 @@ def test_a_word_that_bexplore_fills_in_fixes_nothing(tmp_path):
 
     assert config.command.accumulation == 8
     assert config.command.sets_accumulation
+
+
+def test_a_global_batch_alone_is_the_size_times_the_replicas_in_start_and_answer():
+    words = json.dumps(["train", "--batch-size", "{global_batch_size}"])
+    command = load_config(
+        None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true", "explore.replicas=2"]
+    ).command
+
+    assert not command.sets_accumulation
+    values = command.values(micro_batch_size=4, accumulation=1, num_replicas=2)
+    assert command.filled(values)[0] == ["train", "--batch-size", "8"]
+    assert command.shown_with(micro_batch_size=4, accumulation=None, num_replicas=2) == "train --batch-size 8"
+
+
+def test_a_global_batch_alone_needs_the_number_of_replicas():
+    words = json.dumps(["train", "--batch-size", "{global_batch_size}"])
+    with pytest.raises(UserInputError, match="their number is not given"):
+        load_config(None, overrides=[f"explore.command={words}", "explore.writes_are_fine=true"])
