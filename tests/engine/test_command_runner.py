@@ -342,7 +342,7 @@ def test_a_training_that_ends_well_after_enough_steps_is_measured(run_of):
 def test_a_command_that_ignores_the_size_is_refused_at_the_second_size(run_of, tmp_path):
     script = tmp_path / "run" / "fixed.py"
     script.parent.mkdir()
-    script.write_text(TRAIN.read_text().replace("OPTIONS.micro_batch_size)", "4)"))
+    script.write_text(TRAIN.read_text().replace("train(model, OPTIONS.micro_batch_size // (", "train(model, 4 // ("))
     runner = run_of(training(script=script))
 
     assert runner(probe_of(4)).is_measured
