@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,34 @@ class Rank:
             memory=record["memory"],
             record=record,
         )
+
+
+def with_own_batches(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+    """Return the ranks with the batches that each of them trained with, where a few ranks load those of all.
+
+    Source: `dispatch_batches` of accelerate, by which the first rank reads a batch for every rank and sends them on.
+    """
+    loading = [rank for rank in ranks if rank.rows]
+    num_served = len(ranks) // len(loading) if loading else 1
+    num_fetches = sum(step.num_fetches for rank in loading for step in rank.steps)
+    num_passes = sum(step.num_passes for rank in loading for step in rank.steps)
+    if num_served == 1 or not num_passes or round(num_fetches / num_passes) != num_served:
+        return tuple(ranks)
+    return tuple(_share_of(rank, num_served) if rank.rows else rank for rank in ranks)
+
+
+def _share_of(rank: Rank, num_served: int) -> Rank:
+    steps = (
+        replace(
+            step,
+            num_fetches=step.num_fetches // num_served,
+            num_samples=step.num_samples // num_served,
+            num_elements=step.num_elements // num_served,
+        )
+        for step in rank.steps
+    )
+    num_samples = None if rank.num_samples is None else rank.num_samples // num_served
+    return replace(rank, steps=tuple(steps), num_samples=num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from bexplore.command.failures import CommandFailure, of_end, of_errors, of_lost
 from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import MARK, Start
-from bexplore.command.reports import Rank, Reports, ReportsReader
+from bexplore.command.reports import Rank, Reports, ReportsReader, with_own_batches
 from bexplore.command.timing import MIN_TIMED_STEPS, StepTiming, expected_step_s, in_groups, slowest
 from bexplore.command.verdicts import (
     Arrived,
@@ -437,6 +437,7 @@ class CommandRunner:
             UserProgramError: It does not do what was asked for, and no probe before did.
         """
         size, accumulation = blank.micro_batch_size, opened.accumulation
+        reports = replace(reports, ranks=with_own_batches(reports.ranks))
         timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS, micro_batch_size=size)
         if timing is None or timing.num_steps < MIN_TIMED_STEPS:
             return self._too_short(blank, reports)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bexplore.command.reports import Rank, Step
+from bexplore.command.reports import Rank, Step, with_own_batches
 from bexplore.command.timing import expected_step_s, in_groups, slowest, timing_of
 from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_capacity, check_replicas, is_cut
 
@@ -171,6 +171,18 @@ def test_batches_of_other_sizes_are_not_taken_for_dropped_ones():
     check.of([dropping(4, 1)], 4, 1)
 
     assert check.of([dataclasses.replace(dropping(8, 2), rows={8: 9, 3: 7})], 8, 1).verdict is Verdict.VERIFIED
+
+
+@pytest.mark.parametrize(("fetches_per_pass", "num_others", "share"), [(2, 1, 1), (4, 3, 1), (1, 1, 1), (2, 0, 2)])
+def test_a_rank_that_loads_the_batches_of_all_ranks_trained_with_its_share(fetches_per_pass, num_others, share):
+    loading = dataclasses.replace(dropping(8, fetches_per_pass), num_samples=120)
+    others = [dataclasses.replace(dropping(8, 0), rows={}) for _ in range(num_others)]
+
+    first, *rest = with_own_batches([loading, *others])
+
+    assert {step.num_fetches for step in first.steps} == {share}
+    assert first.num_samples == 120 * share // fetches_per_pass
+    assert rest == others
 
 
 def test_a_program_that_takes_two_batches_for_each_pass_at_every_size_is_verified():
