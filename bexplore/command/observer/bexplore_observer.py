@@ -846,14 +846,15 @@ class IndexLists:
     def __init__(self):
         # Of the batches that are wanted, and of the command's; None cuts nothing, and is so for all of a start.
         self.size = self.longest = None
-        self.num_cut = self.longest_cut = 0
+        self.num_cut = 0
+        self.longest_cut = 0  # of all of a start: a probe may live on what the one before left of a list
         # Of the list that the last batch was taken from, and of the epoch of its loader; None where there is none.
         self.length = self.num_samples = None
 
     def begin(self, size, longest):
         """Cut to a size from now on; lists that are longer than the command's batches are not of what is explored."""
         self.size, self.longest = (size, longest) if longest else (None, None)
-        self.num_cut = self.longest_cut = 0
+        self.num_cut = 0
 
     def next_of(self, iterator, next_index):
         """Return the next list of an iterator."""

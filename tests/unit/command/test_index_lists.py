@@ -96,3 +96,13 @@ def test_an_epoch_of_persistent_workers_begins_without_what_the_epoch_before_lef
 
     assert lists.next_of(iterator, next_index) == [0, 1, 2, 3]
     assert not lists.is_stale(iterator)
+
+
+def test_the_longest_list_is_that_of_the_start_where_a_further_size_lives_on_a_rest():
+    lists, iterator = lists_of(8), LoaderIterator(32)
+    lists.next_of(iterator, next_index)
+
+    lists.begin(2, 16)
+    lists.next_of(iterator, next_index)
+
+    assert lists.longest_cut == 16
