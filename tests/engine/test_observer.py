@@ -149,6 +149,25 @@ while True:
     with torch.no_grad():
         time.sleep(0.5)
 """
+UPDATES_WITHOUT_GRADIENTS = """
+import itertools
+import time
+import torch
+class Descent(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self):
+        time.sleep(0.4 if next(numbers) == 6 else 0.02)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(0.1 * parameter.grad)
+numbers = itertools.count()
+model = torch.nn.Linear(8, 8)
+optimizer = Descent(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
 MIXTURE = """
 import itertools
 import time
@@ -326,6 +345,10 @@ def test_an_evaluation_without_a_loader_is_gradients_off_for_longer_than_a_step(
     steps = record_of(WITHOUT_LOADER)["steps"]
 
     assert [step["evaluation_s"] > 0.4 for step in steps] == [False, False, False, True, False, False, True, False]
+
+
+def test_a_slow_update_without_gradients_is_no_evaluation(record_of):
+    assert [step["evaluation_s"] for step in record_of(UPDATES_WITHOUT_GRADIENTS)["steps"]] == [0.0] * 8
 
 
 def test_a_data_set_that_is_seldom_trained_with_is_no_evaluation(record_of):

@@ -41,6 +41,8 @@ OBJECTS_OF_BATCH = 500  # that are looked through for tensors, where a batch is 
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
 EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
+# Usual steps that gradients are off for in an evaluation: what a step itself does without them takes less than one.
+EVALUATION_STEPS = 2
 EVALUATION_SIGN_S = 1.0  # between two signs of an evaluation, in which no step ends
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
 # Steps ahead of a rank that no other has passed, and how often as many as any exchange had: some were of slow steps.
@@ -110,6 +112,7 @@ class Observer:
         self.without_gradients = array("d")  # when each time without them began and ended, one after the other
         self.samples = []  # steps and the samples that arrived in them, where no loader shows them
         self.update_s = 0.0
+        self.in_update = False
         self.update_began_s = self.last_update_s = self.last_backward_s = 0.0
         self.update_events = []
         self.is_pending = False  # an update ended; the next backward pass begins the next step
@@ -278,7 +281,9 @@ class Observer:
         @functools.wraps(leave)
         def __exit__(context, *error):
             if began_s:
-                observer.without_gradients.extend((began_s.pop(), _clock()))
+                times_s = began_s.pop(), _clock()
+                if not observer.in_update:
+                    observer.without_gradients.extend(times_s)
             return leave(context, *error)
 
         kind.__enter__, kind.__exit__ = (_skip(self.torch, one) for one in (__enter__, __exit__))
@@ -405,6 +410,7 @@ class Observer:
                 self._know(optimizer)
             if self.is_pending and not self.passes and id(optimizer) == self.clock_optimizer:
                 self.before_backward()
+            self.in_update = True
             self.update_began_s = _clock()
             if self.has_device:
                 self._mark_device("begins")
@@ -413,6 +419,7 @@ class Observer:
 
     def after_update(self, optimizer, args, kwargs):
         """Count an update; the optimizer with most parameters is the clock of the steps."""
+        self.in_update = False
         if self.is_compiling() or self.is_done:
             return
         try:
@@ -715,12 +722,13 @@ class Observer:
     def _add_evaluations(self, steps):
         """Add the seconds of evaluations to the steps in which they ran.
 
-        One that reads no loader shows as gradients that are off for longer than most steps take.
+        One that reads no loader shows as gradients that are off for longer than steps take, updates left out.
         """
         ended_s = [step["ended_s"] for step in steps]
         times_s = sorted(b - a for a, b in zip(ended_s, ended_s[1:]))
         values = iter(self.without_gradients)
-        found = [(a, b) for a, b in zip(values, values) if times_s and b - a > times_s[len(times_s) // 2]]
+        least_s = EVALUATION_STEPS * times_s[len(times_s) // 2] if times_s else 0.0
+        found = [(a, b) for a, b in zip(values, values) if b - a > least_s]
         counted_s = 0.0  # up to when what is found is counted
         for began_s, over_s in sorted(found + self.fetches.evaluations()):
             index = bisect.bisect_left(ended_s, began_s)
