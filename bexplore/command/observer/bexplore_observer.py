@@ -37,6 +37,7 @@ SHOWN = 3  # batches in a row of which a dimension shows the size, after which n
 LEVELS_OF_MODEL = 3  # of modules that are watched, a step each, until one is called
 DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that are compared between ranks
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
+WRAPPED_SAMPLERS = 3  # one in the other, that are looked into
 OBJECTS_OF_BATCH = 500  # that are looked through for tensors, where a batch is an object of its own kind
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
@@ -419,8 +420,10 @@ class Observer:
 
     def after_update(self, optimizer, args, kwargs):
         """Count an update; the optimizer with most parameters is the clock of the steps."""
+        if self.is_compiling():
+            return
         self.in_update = False
-        if self.is_compiling() or self.is_done:
+        if self.is_done:
             return
         try:
             if id(optimizer) not in self.numel_of_optimizers:
@@ -1024,8 +1027,8 @@ def num_samples_of(iterator):
     """
     try:
         sampler = iterator._index_sampler.sampler
-        while hasattr(sampler, "sampler"):
-            sampler = sampler.sampler
+        for _ in range(WRAPPED_SAMPLERS):
+            sampler = getattr(sampler, "sampler", sampler)
         return len(sampler)
     except Exception:  # samples without an end, batches of a sampler of the user's own
         return None
