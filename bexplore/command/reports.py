@@ -42,7 +42,8 @@ class Rank:
     """The record of a process that trained.
 
     Attributes:
-        outcome: `observed` after the last step that was asked for; `ended` where the training ended before; `no_step`.
+        outcome: `observed` after the last step that was asked for; `ended` where the training ended before; `no_step`
+            after many passes; `no_batch` after epochs without one.
         rank: Its rank.
         world_size: Ranks that the training has by its own account.
         steps: Its optimizer steps in order.
@@ -52,6 +53,9 @@ class Rank:
         digests: Of its first batches; equal ones are one replica's work.
         memory: Bytes by name: peaks, before and after, and counts of the allocator.
         record: All of it.
+        before: Fetches and passes of its process before this probe, in a start that serves several sizes.
+        own_from_step: The first step in which its model was given a batch of the probe's size; None if none was seen.
+        awaits_own_batches: Whether the calls of its model were looked at for that.
     """
 
     outcome: str
@@ -64,6 +68,9 @@ class Rank:
     digests: tuple[str, ...]
     memory: Mapping[str, int | None]
     record: Mapping[str, Any]
+    before: Mapping[str, int] = field(default_factory=dict)
+    own_from_step: int | None = None
+    awaits_own_batches: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Rank:
@@ -78,6 +85,9 @@ class Rank:
             num_samples=record["num_samples"],
             digests=tuple(record["digests"]),
             memory=record["memory"],
+            before=record["before"],
+            own_from_step=record["own_from_step"],
+            awaits_own_batches=record["awaits_own_batches"],
             record=record,
         )
 
@@ -118,7 +128,7 @@ class Reports:
         hellos: One record for each process that imported torch.
         ranks: By rank.
         errors: The first error of each process, the earliest first.
-        counts: Optimizer steps, passes and batches so far, by process.
+        counts: Optimizer steps, passes, batches read for passes, and other signs of life so far, by process.
     """
 
     hellos: tuple[Mapping[str, Any], ...] = ()
@@ -128,8 +138,13 @@ class Reports:
 
     @property
     def num_steps(self) -> dict[Place, int]:
-        """Optimizer steps so far, by process."""
-        return {place: counts[0] for place, counts in self.counts.items()}
+        """Optimizer steps so far, by process that trains; one that reads alone may serve others."""
+        return {place: counts[0] for place, counts in self.counts.items() if counts[0] or counts[1]}
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that were read for passes so far."""
+        return sum(counts[2] for counts in self.counts.values())
 
     @property
     def world_size(self) -> int:

@@ -17,7 +17,15 @@ from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import MARK, Start
 from bexplore.command.reports import Rank, Reports, ReportsReader, with_own_batches
-from bexplore.command.timing import MIN_TIMED_STEPS, StepTiming, expected_step_s, in_groups, slowest
+from bexplore.command.timing import (
+    MIN_TIMED_STEPS,
+    StepTiming,
+    expected_step_s,
+    first_own_step,
+    in_groups,
+    slowest,
+    with_common_evaluations,
+)
 from bexplore.command.verdicts import (
     Arrived,
     SizeCheck,
@@ -50,6 +58,12 @@ FURTHER_S = 0.5
 # A search goes on from its base with up to 64 samples, and later in steps of less than 8 times; a size far above what
 # is asked for may exceed the samples that the training has. Source: searches among 4,096 sizes of the simulator.
 CAPACITY_TIMES, LEAST_CAPACITY = 8, 64
+# Steps of batches that were read ahead at the size before, beyond which a size has a start of its own. Source: a
+# judgement; queues of prefetching threads have up to some ten batches.
+MOST_STEPS_AHEAD = 64
+# Seconds in which a start that was given a size which nobody asked for must come to its first pass: where no start is
+# known, where one is, and so many times the longest. Source: a judgement; most programs load their data in a minute.
+FIRST_PASS_S, KNOWN_PASS_S, KNOWN_PASS_TIMES = 120.0, 30.0, 3.0
 # Endings that have nothing to do with the size.
 HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
 # What a start without a step may be, beside a slow one.
@@ -125,6 +139,7 @@ class CommandRunner:
         self._refused: int | None = None  # the smallest size that ran out of memory
         self._max_samples: int | None = None  # of a micro-batch that the data fills
         self._step_times_s: dict[int, float] = {}  # by size that was measured
+        self._first_pass_s: float | None = None  # of the slowest start so far
         self._left: tuple[str, ...] = ()  # of starts that have been ended since the last observation
 
     def __call__(self, probe: Probe) -> Observation:
@@ -139,11 +154,13 @@ class CommandRunner:
         if not self.shares_starts or probe.compilation is not Compilation.SHARED or probe.fresh_worker:
             return self.run(probe, accumulation)
         began_s = time.time()
+        limit_s = self._pass_limit_s()
         served, was_spent = self._serve(probe, accumulation)
         if served is not None:
             return served
         observation = self.run(probe, accumulation)
-        self.shares_starts = was_spent or not observation.is_measured
+        was_slow = (self._first_pass_s or 0.0) > limit_s  # and was given up for that alone
+        self.shares_starts = was_spent or was_slow or not observation.is_measured
         return replace(observation, started_at_s=began_s, elapsed_s=time.time() - began_s)
 
     def run(self, probe: Probe, accumulation: int | None) -> Observation:
@@ -174,6 +191,7 @@ class CommandRunner:
         self._fill_at_most(observation.max_samples)
         if not observation.is_measured:
             return
+        self._first_pass_s = max(self._first_pass_s or 0.0, observation.start_time_s)
         self._step_times_s[observation.micro_batch_size] = observation.details["step_time_s"]
         found = observation.details.get("arrived")
         if found:
@@ -211,6 +229,8 @@ class CommandRunner:
                 self.close()
         if observation is None or not observation.is_measured:
             ranks = seen.watch.reports.ranks
+            if seen.ending is Ending.NO_BATCH and self._fills_less(ranks, held.capacity, probe.micro_batch_size):
+                return self._serve(probe, accumulation)
             if held.is_reused and seen.ending is Ending.ENDED and not ranks:
                 return self._serve(probe, accumulation)  # it was ending when it was asked: a new start serves the size
             return None, held.is_reused and any(rank.outcome == "ended" for rank in ranks)
@@ -218,6 +238,25 @@ class CommandRunner:
             self.shares_starts = False
             self.close()
         return observation, False
+
+    def _fills_less(self, ranks: Sequence[Rank], capacity: int | None, size: int) -> bool:
+        """Return whether the data has too few samples for the size that a start was given, and enough for a probe's."""
+        num_samples = _num_samples(ranks)
+        if capacity is None or num_samples is None or not size <= num_samples < capacity:
+            return False
+        self._fill_at_most(num_samples)
+        return True
+
+    def _pass_limit_s(self) -> float:
+        """Return the seconds in which a start at a size that nobody asked for must come to its first pass."""
+        if self._first_pass_s is None:
+            return FIRST_PASS_S
+        return max(KNOWN_PASS_S, KNOWN_PASS_TIMES * self._first_pass_s)
+
+    def _num_needed(self, ranks: Sequence[Rank]) -> int:
+        """Return the steps that a probe needs, those of batches that were read ahead at another size included."""
+        first = _first_own_step(ranks)
+        return 0 if first is None or first > MOST_STEPS_AHEAD else first + WARMUP_STEPS + MIN_TIMED_STEPS
 
     def _judged_of_several(self, seen: _Seen, probe: Probe, *, began_s: float) -> Observation | None:
         """Return the observation of a size of a start for several; None where the size needs a start of its own.
@@ -278,9 +317,13 @@ class CommandRunner:
             is_shared=opened.capacity is not None,
             is_reused=opened.is_reused,
             num_steps=opened.num_steps,
+            num_needed=self._num_needed,
+            pass_limit_s=self._pass_limit_s() if (opened.capacity or 0) > probe.micro_batch_size else None,
         )
         contention.start()
         ending = watch.until_end()
+        if not opened.is_reused and watch.first_pass_s is not None:
+            self._first_pass_s = max(self._first_pass_s or 0.0, watch.first_pass_s)
         return _Seen(
             opened=opened,
             watch=watch,
@@ -305,6 +348,8 @@ class CommandRunner:
             memory_budget_bytes=self.settings.memory_limit_bytes,
             warnings=(*seen.warnings, *left),
         )
+        if seen.ending is Ending.NO_BATCH:
+            return self._without_batch(blank, seen.watch)
         failure = self._failure(seen.ending, seen.watch, killed_by_kernel=seen.killed_by_kernel)
         if failure is not None:
             return replace(blank, outcome=failure.outcome, reason=failure.reason, traceback_text=failure.traceback_text)
@@ -383,8 +428,10 @@ class CommandRunner:
             if self._sizes.arrived:
                 reason = "it ended without an optimizer step: its data may have fewer samples than the size"
                 return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
+            read = f"read {reports.num_batches} batches and " if reports.num_batches else ""
             raise UserProgramError(
-                "no step observed: the command trains without torch.optim.Optimizer.step and torch.autograd.backward",
+                f"no step observed: the command {read}trains without torch.optim.Optimizer.step and "
+                "torch.autograd.backward",
                 hint="let your optimizer derive from torch.optim.Optimizer and call loss.backward(); where processes "
                 "train that get a PYTHONPATH of their own (runtime_env of Ray), add this one's to it, or type: "
                 "bexplore attach --install --python PYTHON",
@@ -402,6 +449,9 @@ class CommandRunner:
             most = max(reports.num_steps.values(), default=0)
             seen = f"after {counted(most, 'step')}" if most else f"and no step was seen; {_ELSEWHERE}"
             return CommandFailure(outcome=Outcome.TIMED_OUT, reason=f"it ran for {limit}, {seen}", traceback_text=log)
+        if ending is Ending.NO_PASS:
+            reason = f"no pass was seen in {format_seconds(self._pass_limit_s())}"
+            return CommandFailure(outcome=Outcome.TIMED_OUT, reason=reason, traceback_text=log)
         if ending is Ending.HUNG:
             return CommandFailure(outcome=Outcome.TIMED_OUT, reason=_stuck(reports), traceback_text=log)
         if ending is Ending.HOST_FULL:
@@ -412,6 +462,24 @@ class CommandRunner:
         """Return whether the training ended well, and no process of it stepped an optimizer."""
         reports = watch.reports
         return bool(reports.hellos) and not reports.ranks and watch.start.return_code == 0
+
+    def _without_batch(self, blank: Observation, watch: Watch) -> Observation:
+        """Return the observation of a training whose epochs are empty.
+
+        Raises:
+            UserProgramError: It would at no size.
+        """
+        num_samples, size = _num_samples(watch.reports.ranks), blank.micro_batch_size
+        hint = "explore smaller sizes, train with more samples, or keep the last batch of an epoch (drop_last=False)"
+        if num_samples is None or num_samples >= size:
+            reason = f"epochs without a batch of {counted(size, 'sample')}: the DataLoader gives none"
+            if not self._sizes.arrived:
+                raise UserProgramError(reason, hint=hint, traceback_text=watch.start.log_tail())
+            return replace(blank, reason=reason)
+        reason = f"epochs without a batch of {size}: the data of a rank has {counted(num_samples, 'sample')}"
+        if num_samples < min(self.settings.candidates, default=1):
+            raise UserProgramError(reason, hint=hint, traceback_text=watch.start.log_tail())
+        return replace(blank, reason=f"{reason}; {hint}", max_samples=num_samples)
 
     def _too_short(self, blank: Observation, reports: Reports) -> Observation:
         """Return the observation of a training that ended before enough steps: large sizes use their data up sooner.
@@ -438,7 +506,11 @@ class CommandRunner:
         """
         size, accumulation = blank.micro_batch_size, opened.accumulation
         reports = replace(reports, ranks=with_own_batches(reports.ranks))
-        timing = slowest(reports.ranks, num_warmup=WARMUP_STEPS, micro_batch_size=size)
+        first = _first_own_step(reports.ranks)
+        if first is None or first > MOST_STEPS_AHEAD:
+            return replace(blank, reason=f"the model had no batch of {size} after those that were read ahead")
+        timed = with_common_evaluations(reports.ranks)
+        timing = slowest(timed, num_warmup=first + WARMUP_STEPS, micro_batch_size=size)
         if timing is None or timing.num_steps < MIN_TIMED_STEPS:
             return self._too_short(blank, reports)
         if opened.capacity is not None and not is_cut(reports.ranks, size, opened.capacity):
@@ -476,7 +548,7 @@ class CommandRunner:
             blank,
             outcome=Outcome.MEASURED,
             details=details,
-            max_samples=_num_samples(reports),
+            max_samples=_num_samples(reports.ranks),
             warnings=(*blank.warnings, *self._end_of_data(reports), *_warnings(reports)),
             **_times(blank, timing, opened, whole_steps=not self.command.sets_accumulation),
             **_memory(reports, opened),
@@ -485,7 +557,7 @@ class CommandRunner:
 
     def _end_of_data(self, reports: Reports) -> list[str]:
         """Take over the samples of an epoch; say so once, if they leave candidates out."""
-        before, num_samples = self._max_samples, _num_samples(reports)
+        before, num_samples = self._max_samples, _num_samples(reports.ranks)
         self._fill_at_most(num_samples)
         if before is not None or num_samples is None or num_samples >= max(self.settings.candidates, default=0):
             return []
@@ -496,14 +568,23 @@ class CommandRunner:
             self._max_samples = min(max_samples, self._max_samples or max_samples)
 
 
-def _num_samples(reports: Reports) -> int | None:
+def _num_samples(ranks: Sequence[Rank]) -> int | None:
     """Return the samples that an epoch has on every rank."""
-    return min((rank.num_samples for rank in reports.ranks if rank.num_samples is not None), default=None)
+    return min((rank.num_samples for rank in ranks if rank.num_samples is not None), default=None)
+
+
+def _first_own_step(ranks: Sequence[Rank]) -> int | None:
+    """Return the first step with batches of the probe's size on every rank; None where a rank has none."""
+    firsts = [first_own_step(rank, WARMUP_STEPS + MIN_TIMED_STEPS) for rank in ranks]
+    known = [first for first in firsts if first is not None]
+    return max(known, default=0) if len(known) == len(firsts) else None
 
 
 def _stuck(reports: Reports) -> str:
     steps = reports.num_steps
     fewest = min(steps.values(), default=0)
+    if len(steps) <= 1:
+        return f"no step was completed after step {fewest}, and the process has not worked since: it sleeps or waits"
     return f"no rank completed a step after step {fewest}: a rank waits for one that does not come"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         return None
     timed = [step for _, step in pairs]
     per_pass = 1.0 if _is_fetched_whole(timed, micro_batch_size) else micro_batches_per_pass(timed)
-    times_s = [step.ended_s - before.ended_s - step.evaluation_s for before, step in pairs]
+    times_s = _without_evaluations([step.ended_s - before.ended_s for before, step in pairs], timed)
     updates_s = [min(step.update_s, seconds) for step, seconds in zip(timed, times_s, strict=True)]
     counts = [max(step.num_passes, 1) * per_pass for step in timed]
     epoch = _epoch_of(rank, micro_batch_size, statistics.median(counts)) or _period_of(timed, micro_batch_size)
@@ -73,6 +73,24 @@ def timing_of(rank: Rank, *, num_warmup: int, micro_batch_size: int) -> StepTimi
         passes_per_step=statistics.median(step.num_passes for step in timed),
         num_steps=len(timed),
     )
+
+
+def _without_evaluations(times_s: Sequence[float], steps: Sequence[Step]) -> list[float]:
+    """Return the seconds of steps without the evaluations that ran in them.
+
+    What an evaluation took is known roughly, and may be a thousand times the step: where enough steps have none, one
+    that has counts as their usual seconds of a pass.
+    """
+    clean = [s / max(step.num_passes, 1) for s, step in zip(times_s, steps, strict=True) if not step.evaluation_s]
+    usual_s = statistics.median(clean) if len(clean) >= MIN_TIMED_STEPS else None
+    found = []
+    for seconds, step in zip(times_s, steps, strict=True):
+        if step.evaluation_s and usual_s is not None:
+            seconds = usual_s * max(step.num_passes, 1)
+        elif step.evaluation_s < seconds:
+            seconds -= step.evaluation_s
+        found.append(seconds)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +181,40 @@ def _is_fetched_whole(steps: Sequence[Step], micro_batch_size: int) -> bool:
     num_passes = statistics.median(step.num_passes for step in steps)
     num_samples = statistics.median(step.num_samples for step in steps)
     return 0 < num_fetches < num_passes and num_samples == micro_batch_size * num_passes
+
+
+def with_common_evaluations(ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+    """Return the ranks with the evaluations of all in each: a rank waits in a step in which another evaluates."""
+    seconds = zip_longest(*([step.evaluation_s for step in rank.steps] for rank in ranks), fillvalue=0.0)
+    longest_s = [max(of_ranks) for of_ranks in seconds]
+    if len(ranks) <= 1 or not any(longest_s):
+        return tuple(ranks)
+    return tuple(
+        replace(rank, steps=tuple(replace(step, evaluation_s=longest_s[i]) for i, step in enumerate(rank.steps)))
+        for rank in ranks
+    )
+
+
+def first_own_step(rank: Rank, num_steps: int) -> int | None:
+    """Return the first step with batches of the probe's size: those before were read ahead, in the same start.
+
+    The model's calls show it. Where they cannot, batches are taken in the order in which they were read.
+
+    Args:
+        rank: Its record.
+        num_steps: Steps of a measurement.
+
+    Returns:
+        None where the model's calls should have shown it by now.
+    """
+    if rank.own_from_step is not None:
+        return rank.own_from_step
+    per_pass, num_passes = micro_batches_per_pass(rank.steps), rank.before.get("num_passes", 0)
+    num_ahead = max(0.0, rank.before.get("num_fetches", 0) - per_pass * num_passes)
+    per_step = max(1.0, per_pass * statistics.median(step.num_passes for step in rank.steps)) if rank.steps else 1.0
+    first = math.ceil(num_ahead / per_step)
+    is_overdue = rank.awaits_own_batches and len(rank.steps) >= first + num_steps
+    return None if is_overdue else first
 
 
 def slowest(ranks: Sequence[Rank], *, num_warmup: int, micro_batch_size: int) -> StepTiming | None:

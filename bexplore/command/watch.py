@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from bexplore.command.failures import of_errors
 from bexplore.command.processes import Start
-from bexplore.command.reports import Place, Reports
+from bexplore.command.reports import Place, Rank, Reports
 from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.engine.process.memory_watchdog import HOST_FLOOR_BYTES
 from bexplore.host.machine import available_memory_bytes
@@ -43,6 +43,12 @@ AFTER_ERROR_S = 3.0
 LEAVING_S = 20.0
 # A training that had completed a step is lost when the next takes longer than this, and so many times the longest.
 HANG_S, HANG_TIMES = 60.0, 20.0
+# Seconds after which the last step of a further size, which is told beforehand, is named anew: an evaluation runs in
+# its steps. Source: a judgement; half a second of steps is told.
+LATE_S = 5.0
+# A program that reads so many batches for so long, and passes none, trains elsewhere. Source: a judgement; what is read
+# before a first pass is an example, an evaluation (whose batches do not count), or is kept (nor do these).
+UNUSED_BATCHES, UNUSED_S = 10, 60.0
 
 
 class Ending(StrEnum):
@@ -55,7 +61,9 @@ class Ending(StrEnum):
     UNOBSERVED = "unobserved"
     HUNG = "hung"
     TIMED_OUT = "timed_out"
+    NO_PASS = "no_pass"  # within the seconds that a start has for its first
     NO_STEP = "no_step"
+    NO_BATCH = "no_batch"  # the epochs are empty
     HOST_FULL = "host_full"
 
 
@@ -75,6 +83,9 @@ class Watch:
         is_shared: Whether the start serves several sizes.
         is_reused: Whether its training has run before, with another size: nothing is built any more.
         num_steps: Steps after which the ranks stop by their settings; None where the watch names the last step.
+        num_needed: Returns the steps that ranks which have stopped should have had: they go on where they had fewer.
+        pass_limit_s: Seconds after which a start without a pass is given up; None for no limit.
+        first_pass_s: Seconds after which the first pass was seen; None before.
         reports: The latest reports.
         lost_pid: The training process that is gone; None for none.
     """
@@ -90,6 +101,9 @@ class Watch:
     is_shared: bool = False
     is_reused: bool = False
     num_steps: int | None = None
+    num_needed: Callable[[Sequence[Rank]], int] = lambda ranks: 0
+    pass_limit_s: float | None = None
+    first_pass_s: float | None = None
     reports: Reports = field(default_factory=Reports)
     lost_pid: int | None = None
     _began_s: float = field(default_factory=time.monotonic)
@@ -102,6 +116,7 @@ class Watch:
     _progress: dict[Place, tuple[int, ...]] = field(default_factory=dict)
     _progressed_s: float = 0.0
     _longest_s: float = 0.0
+    _first_batch_s: float | None = None
     _timed_from: tuple[float, int] | None = None  # seconds and steps at the end of the warm-up
     _fastest: tuple[float, int] = (0.0, 0)  # when the steps of the fastest rank were seen first, and they
     _last_step: int | None = None
@@ -135,10 +150,12 @@ class Watch:
     def _ending(self, ended: bool) -> Ending | None:
         now_s, reports = time.monotonic(), self.reports
         self._stop_all(now_s)
+        if any(rank.outcome == "no_batch" for rank in reports.ranks):
+            return Ending.NO_BATCH
         if reports.are_whole and not self._is_passed:
             if any(rank.outcome == "no_step" for rank in reports.ranks):
                 return Ending.NO_STEP
-            if all(rank.outcome == "observed" for rank in reports.ranks):
+            if all(rank.outcome == "observed" for rank in reports.ranks) and not self._goes_on():
                 return Ending.OBSERVED
             if ended or self._is_over(now_s):
                 return self._of_whole_training()
@@ -148,8 +165,14 @@ class Watch:
             return Ending.ERROR
         if self.time_limit_s is not None and now_s - self._began_s > self.time_limit_s:
             return Ending.TIMED_OUT
+        if reports.num_steps:
+            self.first_pass_s = self.first_pass_s or now_s - self._began_s
+        elif self.pass_limit_s is not None and now_s - self._began_s > self.pass_limit_s:
+            return Ending.NO_PASS
         if self._hangs(now_s):
             return Ending.HUNG
+        if self._trains_elsewhere(now_s):
+            return Ending.NO_STEP
         if now_s - self._looked_s > PROCESSES_S:
             self._looked_s = now_s
             return self._of_processes(now_s)
@@ -157,8 +180,6 @@ class Watch:
 
     def _stop_all(self, now_s: float) -> None:
         """Name the last step once enough will be timed by then; name a later one where a rank has passed it."""
-        if self.num_steps is not None:
-            return
         steps = self.reports.num_steps.values()
         fastest = max(steps, default=0)
         if fastest != self._fastest[1]:
@@ -168,14 +189,27 @@ class Watch:
                 self._timed_from = now_s, fastest
             return
         since_s, first = self._timed_from
+        if self.num_steps is not None and now_s - since_s < LATE_S:
+            return
         seen_s, ahead_s = self._fastest[0], now_s - self._fastest[0] + POLLS_AHEAD * self._poll_s + AHEAD_S
         step_s = (seen_s - since_s) / (fastest - first) if fastest > first else 0.0
         last = fastest + 2 + math.ceil(ahead_s / max(step_s, LEAST_STEP_S))
         is_long = seen_s - since_s + ahead_s >= self._timed_s(since_s - self._began_s)
         is_enough = is_long and fastest > first and last - first >= MIN_TIMED_STEPS
+        if self.num_steps is not None and last >= self.num_steps:
+            return
         if self._is_passed or (self._last_step is None and is_enough):
             self._last_step = last
             self.stop_after(self._last_step)
+
+    def _goes_on(self) -> bool:
+        """Let ranks that have stopped after too few steps go on; return whether they do."""
+        fewest = min(len(rank.steps) for rank in self.reports.ranks)
+        needed = self.num_needed(self.reports.ranks)
+        if needed > max(fewest, self._last_step or 0):
+            self._last_step = needed
+            self.stop_after(needed)
+        return self._last_step is not None and fewest < min(needed, self._last_step)
 
     def _timed_s(self, warmup_s: float) -> float:
         """Return the seconds of timed steps after a start and a warm-up that took so long."""
@@ -218,15 +252,26 @@ class Watch:
         return ended or now_s - self._error_s > AFTER_ERROR_S
 
     def _hangs(self, now_s: float) -> bool:
-        """Return whether no rank has completed a step, or read a batch, for far longer than any step took."""
+        """Return whether no rank has given a sign of life for far longer than any step took.
+
+        What comes before the first step may take as long as it likes, unless the training has run before.
+        """
         if self.reports.counts != self._progress:
             if self._progress:
                 self._longest_s = max(self._longest_s, now_s - self._progressed_s)
             self._progress, self._progressed_s = dict(self.reports.counts), now_s
+        if not self.is_reused and not any(self.reports.num_steps.values()):
+            return False
         patience_s = max(HANG_S, HANG_TIMES * self._longest_s)
-        if not self._progress:
-            return self.is_reused and now_s - self._began_s > patience_s
-        return now_s - self._progressed_s > patience_s
+        return now_s - (self._progressed_s if self._progress else self._began_s) > patience_s
+
+    def _trains_elsewhere(self, now_s: float) -> bool:
+        """Return whether batches are read all the time, and no process passes any."""
+        num_batches = self.reports.num_batches
+        if not num_batches or self.reports.num_steps or self._progressed_s != now_s:
+            return False
+        self._first_batch_s = self._first_batch_s or now_s
+        return num_batches >= UNUSED_BATCHES and now_s - self._first_batch_s > UNUSED_S
 
     def _of_processes(self, now_s: float) -> Ending | None:
         alive = self.start.alive()
@@ -234,7 +279,7 @@ class Watch:
         if available_memory_bytes() < HOST_FLOOR_BYTES:
             return Ending.HOST_FULL
         here = self._here()
-        if not self.reports.num_steps and self.start.unobserved():
+        if not any(self.reports.num_steps.values()) and self.start.unobserved():
             self._first_torch_s = self._first_torch_s or now_s
             if now_s - self._first_torch_s > UNOBSERVED_S:
                 return Ending.UNOBSERVED

@@ -7,7 +7,7 @@ for the others and ends without running any further code of the user.
 The explorer reads these files of the probe's `reports` folder, each written whole (JSON):
 
     hello-HOST-PID.json   torch was imported in this process
-    steps-HOST-PID        optimizer steps, passes and batches so far, as text
+    steps-HOST-PID        optimizer steps, passes, batches read for passes, and other signs of life so far, as text
     rank-RANK-PID.json    the record of a process that stepped an optimizer
     error-HOST-PID.json   the first exception that left the process or a backward pass, or was caught for lack of memory
 
@@ -18,8 +18,9 @@ already, and with another size where there is a further probe. The explorer writ
 that stays as it is, the ranks stop at a common step and leave. The first settings come from `probe.json` beside this
 file.
 
-A rank looks and reports at most every `EXCHANGE_S`, for that costs more than all else at a step. It opens a file anew
-each time and closes it, with which the file systems of several hosts promise what is there now.
+A rank looks and reports at most every `EXCHANGE_S`, for that costs more than all else at a step, and at the ends of
+steps alone; between them it gives signs of life. It opens a file anew each time and closes it, with which the file
+systems of several hosts promise what is there now.
 """
 
 import bisect
@@ -27,6 +28,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from array import array
 from collections import deque
 
@@ -44,7 +46,13 @@ LOGGED_CHARACTERS = 8000
 EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
 # Usual steps that gradients are off for in an evaluation: what a step itself does without them takes less than one.
 EVALUATION_STEPS = 2
-EVALUATION_SIGN_S = 1.0  # between two signs of an evaluation, in which no step ends
+SIGN_S = 1.0  # between two signs of life while no step ends
+# Share of one processor that a process uses where it works. Source: a judgement; one that waits in a collective of gloo
+# or sleeps uses below a hundredth, and a training on a busy machine still gets a tenth.
+WORKING_SHARE = 0.1
+# Epochs without a batch, and seconds since the first, after which no batch is expected any more. Source: a judgement;
+# an empty epoch takes a millisecond, and with workers a tenth of a second.
+EMPTY_EPOCHS, EMPTY_S = 3, 2.0
 LOOKS = 12  # for a sign of the explorer, within the time after which it counts as gone
 # Steps ahead of a rank that no other has passed, and how often as many as any exchange had: some were of slow steps.
 STEPS_TO_COMMON, EXCHANGES_TO_COMMON = 20, 4
@@ -101,6 +109,11 @@ class Observer:
         self.first_backward_at_s = None
         self.is_resumed = False
         self.has_device = False  # an accelerator that the first pass ran on
+        self.num_saving = 0  # calls of `torch.save` that are under way
+        self.has_pulse = False  # a thread that gives signs of life
+        self.read_before = self.passed_before = 0  # batches and passes of this start before the probe
+        self.read_waiting = 0  # batches that another thread read while this one was parked
+        self.rows_of_modules = {}  # id -> module, and leading dimensions of its calls over the size
         self._reset_counts()
 
     def _reset_counts(self):
@@ -109,8 +122,15 @@ class Observer:
         self.events_of_steps = []  # the device's marks of each
         self.passes = self.updates = self.total_passes = 0
         self.fetches = Fetches()
+        self.num_read = self.num_signs = 0  # batches that were read for passes; other signs of life
+        self.first_read = None  # a weak reference to a tensor of the first of these batches
+        self.fetched_s = 0.0  # when the first batch after the last update was read; 0 for not yet
+        self.fetched_s_of_steps = array("d")  # of the step after each
+        self.empty_epochs, self.empty_since_s, self.num_samples = 0, 0.0, None
+        self.rows_per_sample = {}  # id of a module whose calls are to show when batches of this size arrive -> rows
+        self.own_from_step = None  # the first step in which one was given such a batch
         self.num_shown = 0  # batches in a row of which a dimension shows the size
-        self.without_gradients = array("d")  # when each time without them began and ended, one after the other
+        self.without_gradients = array("d")  # when each time without them, or of saving, began and ended
         self.samples = []  # steps and the samples that arrived in them, where no loader shows them
         self.update_s = 0.0
         self.in_update = False
@@ -128,6 +148,7 @@ class Observer:
         self.has_error = False
         self.notes = []
         self.exchanged_s, self.exchanged_steps, self.most_of_exchange = 0.0, 0, 0
+        self.signed_s = 0.0
         self.steps_path = os.path.join(self.reports, "steps-%s-%d" % (_host(), self.pid))
         self.life, self.looked_s, self.lived_s = None, _clock(), _clock()
 
@@ -143,6 +164,7 @@ class Observer:
         self._patch_loader()
         self._watch_gradients(self.torch.no_grad)
         self._watch_gradients(self.torch.inference_mode)
+        self._watch_saving()
         self._watch_handlers()
         from torch.optim import optimizer
 
@@ -244,7 +266,12 @@ class Observer:
             key = id(getattr(iterator, "_dataset", None)), has_gradients()
             if key != observer.fetches.reading:
                 observer.fetches.turn_to(key, observer.total_passes)
-            batch = inner(iterator)
+            try:
+                batch = inner(iterator)
+            except StopIteration:
+                if not observer.total_passes:
+                    observer.epoch_ended(iterator)
+                raise
             observer.fetched(iterator, batch, key)
             return batch
 
@@ -289,6 +316,25 @@ class Observer:
 
         kind.__enter__, kind.__exit__ = (_skip(self.torch, one) for one in (__enter__, __exit__))
 
+    def _watch_saving(self):
+        """Note when the training writes a checkpoint: no step ends meanwhile, and processors may be idle."""
+        import functools
+
+        observer, inner = self, self.torch.save
+
+        @functools.wraps(inner)
+        def save(*args, **kwargs):
+            began_s = _clock()
+            observer.num_saving += 1
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                observer.num_saving -= 1
+                observer.without_gradients.extend((began_s, _clock()))
+                observer.num_signs += 1
+
+        self.torch.save = self.torch.serialization.save = _skip(self.torch, save)
+
     def _chain_excepthooks(self):
         inner = sys.excepthook
         if getattr(inner, "is_of_bexplore", False):
@@ -329,6 +375,7 @@ class Observer:
     def fetched(self, iterator, batch, key):
         """Count a micro-batch that a DataLoader returned, of a data set and with gradients on or off."""
         if self.is_done:
+            self.read_waiting += key[1]
             return
         try:
             leaves = tensors(batch, self.torch.Tensor)
@@ -343,8 +390,35 @@ class Observer:
             )
             if key[1] and len(self.digests) < DIGESTS:
                 self._digest(leaves)
-            if self.exchanged_steps and (self.fetches.turn[-1] or not key[1]):
+            if self.fetches.turn[-1] or not key[1]:  # of an evaluation
+                self.num_signs += 1
                 self._give_sign()
+            else:
+                self.num_read += 1
+                if self.is_pending and not self.fetched_s:
+                    self.fetched_s = _clock()
+                if not self.total_passes:
+                    self._read_before_first_pass(leaves)
+        except Exception as error:
+            self._note("batch", error)
+
+    def _read_before_first_pass(self, leaves):
+        """Tell the explorer of batches that no pass follows: the program may train elsewhere than in torch."""
+        if self.first_read is None and leaves:
+            self.first_read = weakref.ref(leaves[0])
+        self._give_sign()
+
+    def epoch_ended(self, iterator):
+        """Note an epoch without a batch, ahead of any pass: a program may begin it again and again."""
+        try:
+            if self.is_done or self.steps or self.is_pending or getattr(iterator, "_num_yielded", 1):
+                return
+            now = _clock()
+            self.empty_epochs += 1
+            self.empty_since_s = self.empty_since_s or now
+            self.num_samples = num_samples_of(iterator)
+            if self.empty_epochs >= EMPTY_EPOCHS and now - self.empty_since_s > EMPTY_S:
+                self._finish("no_batch")
         except Exception as error:
             self._note("batch", error)
 
@@ -389,6 +463,8 @@ class Observer:
         self.total_passes += 1
         self.last_backward_s = _clock()
         try:
+            if self.last_backward_s - self.signed_s > SIGN_S:  # a step may have many passes
+                self._give_sign()
             if self.updated_in_backward:
                 self.updated_in_backward = False
                 self._updated(1)
@@ -469,11 +545,13 @@ class Observer:
         """Record the step that the last update ended."""
         self.is_pending = False
         self._record_step()
-        if self.last_update_s - self.exchanged_s > EXCHANGE_S:
+        if _clock() - self.exchanged_s > EXCHANGE_S:
             self._exchange()
         count = len(self.steps)
         if count <= LEVELS_OF_MODEL:
             self._watch_forward()
+        if count == 1 and self.lists.longest is not None:
+            self._watch_rows()
         if count == self.probe["memory_step"]:
             self._begin_memory()
         elif count == self.probe["memory_step"] + 1:
@@ -484,6 +562,8 @@ class Observer:
 
     def _record_step(self):
         self.steps.append((self.last_update_s, self.passes, self.updates, self.update_s))
+        self.fetched_s_of_steps.append(self.fetched_s)
+        self.fetched_s = 0.0
         if self.has_device:
             self.events_of_steps.append(self.update_events)
             self.update_events = []
@@ -492,31 +572,72 @@ class Observer:
 
     def _exchange(self):
         """Tell the explorer how far this process is, and learn from it how far to go."""
-        self.exchanged_s = _clock()
+        self.exchanged_s = self.signed_s = _clock()
         self._report_progress()
         self._read_last_step()
+        self._begin_pulse()
         if not self.exchanged_steps:  # what comes before the first step may take as long as it likes
             self.looked_s = self.lived_s = self.exchanged_s
         else:
             self.most_of_exchange = max(self.most_of_exchange, len(self.steps) - self.exchanged_steps)
         self.exchanged_steps = len(self.steps)
-        if self.last_update_s - self.looked_s > self.life_limit_s / LOOKS:
+        if self.exchanged_s - self.looked_s > self.life_limit_s / LOOKS:
             self._look_for_explorer()
 
     def _give_sign(self):
-        """Tell the explorer of an evaluation that it goes on."""
+        """Tell the explorer that the training goes on, where no step ends; it learns nothing from the explorer."""
         now = _clock()
-        if now - self.exchanged_s > EVALUATION_SIGN_S:
-            self.exchanged_s = now
+        if now - self.signed_s > SIGN_S:
+            self.signed_s = now
             self._report_progress()
 
+    def _begin_pulse(self):
+        """Let a thread give signs of life from the first step on: sampling, generation and the like call no hook."""
+        if self.has_pulse:
+            return
+        self.has_pulse = True
+        import _thread  # unlike `threading`, it shows the training no further thread
+
+        _thread.start_new_thread(self._pulse, ())
+
+    def _pulse(self):
+        try:
+            before, used_s, at_s = None, time.process_time(), time.monotonic()
+            while True:
+                time.sleep(SIGN_S)
+                now_used_s, now_s, place = time.process_time(), time.monotonic(), self._place_of_training()
+                is_busy = now_used_s - used_s > WORKING_SHARE * (now_s - at_s)
+                is_working = is_busy and (place != before or self._is_idle_in_wait())
+                if not self.is_done and (is_working or self.num_saving):
+                    self.num_signs += 1
+                    self._give_sign()
+                before, used_s, at_s = place, now_used_s, now_s
+        except Exception as error:
+            self._note("pulse", error)
+
+    def _is_idle_in_wait(self):
+        """Return whether a process that waits for others uses no processor: NCCL's and MPI's poll for them."""
+        _, world_size, backend = _place(self.torch)
+        return world_size == 1 or backend == "gloo"
+
+    def _place_of_training(self):
+        """Return where the code of the thread that trains is: a call that waits for others stays where it is."""
+        frame, found = sys._current_frames().get(self.thread), []
+        while frame is not None:
+            found.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        return found
+
     def _report_progress(self):
+        # A program that keeps what it reads has not come to its first pass yet.
+        is_kept = not self.total_passes and self.first_read is not None and self.first_read() is not None
+        num_read, num_signs = (0, self.num_signs + self.num_read) if is_kept else (self.num_read, self.num_signs)
         try:
             file = os.open(self.steps_path, os.O_WRONLY | os.O_CREAT, 0o644)
         except OSError:  # the explorer has gone, and its folder with it
             return
         try:
-            os.write(file, b"%9d %9d %9d\n" % (len(self.steps), self.total_passes, self.fetches.number()))
+            os.write(file, b"%9d %9d %9d %9d\n" % (len(self.steps), self.total_passes, num_read, num_signs))
         finally:
             os.close(file)
 
@@ -631,6 +752,55 @@ class Observer:
         except Exception as error:
             self._note("forward", error)
 
+    # -- which batches the passes take, in a start that serves several sizes ------------------------------------------
+
+    def _watch_rows(self):
+        """Learn from a few calls of each model how many rows it is given for a sample, where all batches have the size.
+
+        Nothing is watched where the training compiles: such a start serves one size, and a hook would break its graphs.
+        """
+        if any((_compiler_counters() or {}).values()):
+            return
+        for module in _outermost_modules(self.torch):
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                self._watch_calls(module, self._learn_rows)
+
+    def _watch_calls(self, module, look):
+        """Let a function look at the rows of a module's calls until it returns that it has seen enough."""
+
+        def called(module, args, kwargs):
+            try:
+                if self.in_backward or self.is_done or not self.torch.is_grad_enabled():
+                    return
+                rows = leading_dimension(tensors((args, kwargs), self.torch.Tensor))
+                if rows is None or look(module, rows):
+                    handle.remove()
+            except Exception as error:
+                self._note("forward", error)
+
+        handle = module.register_forward_pre_hook(called, with_kwargs=True)
+        self.forward_handles.append(handle)
+
+    def _learn_rows(self, module, rows):
+        _, seen = self.rows_of_modules.setdefault(id(module), (module, []))
+        seen.append(rows / self.probe["micro_batch_size"])
+        return len(seen) >= FORWARD_CALLS
+
+    def _watch_own_batches(self):
+        """Find the first step whose passes take batches of this probe's size: programs read ahead, and transform."""
+        for module, seen in self.rows_of_modules.values():
+            usual = max(seen, key=seen.count)
+            if 2 * seen.count(usual) >= len(seen):  # the last batch of an epoch may be smaller
+                self.rows_per_sample[id(module)] = usual
+                self._watch_calls(module, self._is_of_size)
+
+    def _is_of_size(self, module, rows):
+        if rows != self.rows_per_sample[id(module)] * self.probe["micro_batch_size"]:
+            return False
+        if self.own_from_step is None:
+            self.own_from_step = len(self.steps) + self.is_pending
+        return True
+
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def _begin_memory(self):
@@ -707,7 +877,10 @@ class Observer:
             num_passes=self.total_passes,
             rows={str(rows): count for rows, count in self.fetches.rows().items() if rows != UNKNOWN},
             forward_rows=self.forward_rows,
-            num_samples=self.fetches.num_samples(),
+            num_samples=self.fetches.num_samples() or self.num_samples,
+            before={"num_fetches": self.read_before, "num_passes": self.passed_before},
+            own_from_step=self.own_from_step,
+            awaits_own_batches=bool(self.rows_per_sample),
             digests=self.digests,
             num_cut_lists=self.lists.num_cut,
             longest_cut_list=self.lists.longest_cut,
@@ -725,19 +898,36 @@ class Observer:
     def _add_evaluations(self, steps):
         """Add the seconds of evaluations to the steps in which they ran.
 
-        One that reads no loader shows as gradients that are off for longer than steps take, updates left out.
+        One that reads no loader shows as gradients that are off, or as checkpoints that are written, for longer than
+        steps take, updates left out: at once, or in many short times where a step usually has few. Before a step reads
+        its batch, steps are meant without such times: each may have an evaluation.
         """
         ended_s = [step["ended_s"] for step in steps]
-        times_s = sorted(b - a for a, b in zip(ended_s, ended_s[1:]))
         values = iter(self.without_gradients)
-        least_s = EVALUATION_STEPS * times_s[len(times_s) // 2] if times_s else 0.0
-        found = [(a, b) for a, b in zip(values, values) if b - a > least_s]
-        counted_s = 0.0  # up to when what is found is counted
-        for began_s, over_s in sorted(found + self.fetches.evaluations()):
+        off = _merged(zip(values, values))
+        off_s = [0.0] * len(steps)  # in each step
+        before_s = [0.0] * len(steps)  # and before it reads
+        for began_s, over_s in off:
             index = bisect.bisect_left(ended_s, began_s)
-            if index < len(steps) and over_s > counted_s:
-                steps[index]["evaluation_s"] += over_s - max(began_s, counted_s)
-                counted_s = over_s
+            if index < len(steps):
+                off_s[index] += over_s - began_s
+                if index and over_s <= self.fetched_s_of_steps[index - 1]:
+                    before_s[index] += over_s - began_s
+        times_s = [b - a for a, b in zip(ended_s, ended_s[1:])]
+        least_s = EVALUATION_STEPS * _median(times_s)
+        least_before_s = EVALUATION_STEPS * _median([all_s - s for all_s, s in zip(times_s, before_s[1:])])
+        usual_s, found = _median(off_s), self.fetches.evaluations()
+        for began_s, over_s in off:
+            index = bisect.bisect_left(ended_s, began_s)
+            if index == len(steps):
+                continue
+            is_before = index and over_s <= self.fetched_s_of_steps[index - 1] and before_s[index] > least_before_s
+            if is_before or over_s - began_s > least_s or off_s[index] - usual_s > least_s:
+                found.append((began_s, over_s))
+        for began_s, over_s in _merged(found):
+            index = bisect.bisect_left(ended_s, began_s)
+            if index < len(steps):
+                steps[index]["evaluation_s"] += over_s - began_s
 
     def _read_cuda_events(self, steps):
         """Replace host times by device times: the host queues steps before the device has run them."""
@@ -786,9 +976,13 @@ class Observer:
     def _begin_next(self, probe):
         """Go on with the training under the settings of a further probe."""
         self._watch_no_forward()
+        self.read_before += self.fetches.number() + self.read_waiting
+        self.passed_before += self.total_passes
+        self.read_waiting = 0
         self._use(probe)
         self.write("hello-%s-%d.json" % (_host(), self.pid), self._hello())
         self._reset_counts()
+        self._watch_own_batches()
 
     def _at_exit(self):
         """Record a training that ended by itself before the last observed step."""
@@ -798,6 +992,8 @@ class Observer:
         if error is not None:
             self.note_error(error, "uncaught")
         if self.first_backward_at_s is None:
+            if self.empty_epochs and not self.steps and not self.is_pending:
+                self._finish("no_batch")
             return
         self.is_done = True  # no step ends any more in this process
         if self.is_pending:
@@ -923,8 +1119,8 @@ class Fetches:
         return found
 
     def number(self):
-        """Return how many micro-batches were read."""
-        return sum(len(read.micro_batches) // 3 for read in self.sets.values())
+        """Return how many micro-batches of the training were read, those of steps to come included."""
+        return sum(len(read.micro_batches) // 3 for read in self._training().values())
 
     def begin(self, key):
         """Return an account of a further data set."""
@@ -1032,6 +1228,21 @@ def num_samples_of(iterator):
         return len(sampler)
     except Exception:  # samples without an end, batches of a sampler of the user's own
         return None
+
+
+def _merged(times_s):
+    """Return spans of time in order, those that overlap as one."""
+    found = []
+    for began_s, over_s in sorted(times_s):
+        if found and began_s <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], over_s)
+        else:
+            found.append((began_s, over_s))
+    return found
+
+
+def _median(values):
+    return sorted(values)[len(values) // 2] if values else 0.0
 
 
 def leading_dimension(leaves):
