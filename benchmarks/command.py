@@ -233,7 +233,7 @@ def _seen_steps(reports: Path, rank: int) -> list[tuple[float, int]]:
     steps = json.loads(next(reports.glob(f"rank-{rank}-*.json")).read_text())["steps"]
     usual = statistics.median(step["num_fetches"] for step in steps) or 1.0
     return [
-        (step["ended_s"] - before["ended_s"], max(round(step["num_fetches"] / usual), 1))
+        (step["ended_s"] - before["ended_s"] - step["evaluation_s"], max(round(step["num_fetches"] / usual), 1))
         for before, step in pairwise(steps)
     ]
 

@@ -620,10 +620,9 @@ def test_batches_that_were_read_ahead_at_the_size_before_are_not_timed_as_the_ne
 
     assert all(one.is_measured for one in observations), [one.reason for one in observations]
     assert {one.probe.compilation for one in observations} == {Compilation.SHARED}
-    for observation, larger in zip(observations, (4, None, 32), strict=True):
-        least_s = SAMPLE_S * observation.micro_batch_size
-        assert min(observation.pass_times_s) >= least_s
-        assert larger is None or statistics.median(observation.pass_times_s) < SAMPLE_S * larger
+    for observation in observations:
+        assert min(observation.pass_times_s) >= SAMPLE_S * observation.micro_batch_size
+    assert statistics.median(observations[-1].pass_times_s) < SAMPLE_S * 32  # not those of the size before
 
 
 def test_a_verification_ends_the_start_that_waits_and_has_one_of_its_own(run_of, tmp_path):

@@ -1134,7 +1134,8 @@ class Fetches:
         turns = {}  # key -> whether a pass followed, and whether gradients were switched off, each time
         for one, following in zip(self.turns, self.turns[1:]):
             turns.setdefault(one[0], []).append((following[2] > one[2], one[3]))
-        read = {key: one for key, one in self.sets.items() if key[1]} or self.sets
+        sets = dict(self.sets)  # threads of the program may read meanwhile
+        read = {key: one for key, one in sets.items() if key[1]} or sets
         num_steps = {key: len(set(one.micro_batches[::3])) for key, one in read.items()}
         least = READ_IN_TRAINING * max(num_steps.values(), default=0)
         found = {}
