@@ -144,5 +144,13 @@ JOBS = (
         command=f"python compiled_step.py {OPTIONS} --loader 0",
         outcome="unseen: neither a DataLoader nor a call of the model",
     ),
+    *(
+        CommandJob(name=f"steps of {seconds} s", command=f"python slow_steps.py {OPTIONS} --seconds {seconds}")
+        for seconds in (1.2, 3, 20)
+    ),
+    CommandJob(
+        name="sampling for 65 s after each 20 steps",
+        command=f"python slow_steps.py {OPTIONS} --seconds 0.05 --epoch 20 --sampling 65",
+    ),
     CommandJob(name="own optimizer", command=f"python own_optimizer.py {OPTIONS}", outcome="no step observed"),
 )

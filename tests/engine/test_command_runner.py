@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from bexplore.command import open_start, watch
+from bexplore.command import runner as runner_module
 from bexplore.command.open_start import PARK_S
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.runner import MAX_TIMED_STEPS, WARMUP_STEPS, CommandRunner, CommandSettings
@@ -42,6 +44,8 @@ LIMIT_BYTES = 2 * 2**30
 
 Run = Callable[..., CommandRunner]
 SPAWN = TRAIN.parent / "spawned_training.py"
+READS_AHEAD = TRAIN.parent / "reading_ahead.py"
+SAMPLE_S = 0.004  # that a sample costs there
 
 
 class StopsAfter:
@@ -200,6 +204,52 @@ def test_an_evaluation_that_takes_longer_than_a_hang_may_is_none(run_of, monkeyp
 
     assert observation.is_measured
     assert max(observation.pass_times_s) < 1.0
+
+
+@pytest.mark.parametrize(("how", "ranks"), [("--sample", 1), ("--sample", 2), ("--save", 1), ("--save", 2)])
+def test_an_evaluation_that_reads_nothing_is_no_hang_and_not_of_the_steps(run_of, monkeypatch, how, ranks):
+    monkeypatch.setattr(watch, "HANG_S", 4.0)
+
+    observation = run_of(training(how, "10", ranks=ranks))(probe_of(4))
+
+    assert observation.is_measured, observation.reason
+    assert max(observation.pass_times_s) < 1.0
+
+
+@pytest.mark.parametrize("how", ["hang", "doze"])
+def test_a_single_rank_that_sleeps_forever_waits_for_no_other(run_of, monkeypatch, how):
+    monkeypatch.setattr(watch, "HANG_S", 3.0)
+
+    observation = run_of(training("--fault", f"forward:{how}", "--step", "4"))(probe_of(4))
+
+    assert observation.outcome is Outcome.TIMED_OUT
+    assert "and the process has not worked since" in observation.reason
+
+
+def test_ranks_that_wait_for_one_another_in_different_collectives_are_ended(run_of, monkeypatch):
+    monkeypatch.setattr(watch, "HANG_S", 4.0)
+
+    observation = run_of(training("--fault", "forward:collective", "--rank", "1", "--step", "4", ranks=2))(probe_of(4))
+
+    assert observation.outcome is Outcome.TIMED_OUT
+    assert "a rank waits for one that does not come" in observation.reason
+
+
+def test_a_program_that_reads_by_torch_and_trains_elsewhere_is_told_so_soon(run_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "UNUSED_S", 3.0)
+    script = tmp_path / "run" / "elsewhere.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import sys, time, torch\n"
+        "while True:\n"
+        "    for batch in torch.utils.data.DataLoader(torch.randn(100, 4), int(sys.argv[1])):\n"
+        "        time.sleep(0.005)\n"
+    )
+    command = Command(argv=(sys.executable, str(script), "{micro_batch_size}"))
+
+    error = refused(run_of(command, sizes_per_start=8, candidates=(4, 32)))
+
+    assert "batches and trains without torch.optim.Optimizer.step" in error.message
 
 
 def test_a_start_without_a_step_names_what_it_may_be_beside_slow(run_of):
@@ -362,6 +412,50 @@ def test_a_size_that_the_data_cannot_fill_is_of_that_size_and_the_data_of_each_r
     assert "micro-batches of 20 samples arrived where 64 were asked for: the data has no more" in too_large.reason
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_size_at_which_every_epoch_is_empty_is_told_with_the_samples_that_there_are(run_of, workers):
+    runner = run_of(training("--samples", "20", "--drop-last", "--workers", str(workers)), candidates=(4, 64))
+
+    observation = runner(probe_of(64))
+
+    assert observation.outcome is Outcome.CRASHED
+    assert "epochs without a batch of 64: the data of a rank has 20 samples" in observation.reason
+    assert observation.max_samples == 20
+    assert observation.elapsed_s < 100.0  # of the 120 that it has
+
+
+def test_data_without_a_batch_of_any_size_is_refused_with_its_samples(run_of):
+    runner = run_of(training("--samples", "20", "--drop-last"), candidates=(64, 128))
+
+    with pytest.raises(UserProgramError, match="epochs without a batch of 64: the data of a rank has 20 samples"):
+        runner(probe_of(64))
+
+
+def test_a_start_at_a_size_that_nobody_asked_for_and_the_data_cannot_fill_is_one_at_a_smaller_size(run_of, tmp_path):
+    runner = run_of(training("--samples", "20", "--drop-last"), sizes_per_start=8, candidates=(2, 4, 16, 64))
+
+    observations = [runner(search_probe_of(size, number=number)) for number, size in enumerate((4, 16, 2))]
+    runner.close()
+
+    assert all(one.is_measured for one in observations)
+    assert {one.probe.compilation for one in observations} == {Compilation.SHARED}
+    assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2"]
+
+
+def test_a_start_at_a_size_that_nobody_asked_for_is_given_up_where_no_pass_comes(run_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner_module, "FIRST_PASS_S", 12.0)
+    script = tmp_path / "run" / "spins.py"
+    script.parent.mkdir()
+    spins = "import os, sys, time\nif sys.argv[2] == '64':\n    time.sleep(1000)\n"
+    script.write_text(TRAIN.read_text().replace("import argparse\n", f"{spins}import argparse\n", 1))
+    runner = run_of(training(script=script), sizes_per_start=8, candidates=(4, 64))
+
+    observation = runner(search_probe_of(4))
+
+    assert observation.is_measured and observation.probe.compilation is Compilation.EXACT
+    assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2"]
+
+
 def test_a_size_at_which_an_epoch_has_no_batch_is_of_that_size_once_another_was_measured(run_of):
     measured = run_of(training("--samples", "6", "--drop-last"))(probe_of(4))
     runner = run_of(training("--epochs", "0"))
@@ -513,6 +607,23 @@ def test_a_start_serves_no_more_sizes_than_it_may_and_no_larger_ones_than_its_ow
     runner.close()
 
     assert starts(tmp_path / "run") == ["000_size_4", "002_size_8", "003_size_16"]
+
+
+@pytest.mark.parametrize("how", ["thread", "buffer", "copy", "crops", "function", "workers"])
+def test_batches_that_were_read_ahead_at_the_size_before_are_not_timed_as_the_new_one(run_of, how):
+    words = ("--micro-batch-size", "{micro_batch_size}", "--out", "{output_dir}", "--how", how)
+    command = Command(argv=(sys.executable, str(READS_AHEAD), *words), env={"OMP_NUM_THREADS": "1"})
+    runner = run_of(command, sizes_per_start=8, candidates=(2, 4, 32))
+
+    observations = [runner(search_probe_of(size, number=number)) for number, size in enumerate((2, 32, 4))]
+    runner.close()
+
+    assert all(one.is_measured for one in observations), [one.reason for one in observations]
+    assert {one.probe.compilation for one in observations} == {Compilation.SHARED}
+    for observation, larger in zip(observations, (4, None, 32), strict=True):
+        least_s = SAMPLE_S * observation.micro_batch_size
+        assert min(observation.pass_times_s) >= least_s
+        assert larger is None or statistics.median(observation.pass_times_s) < SAMPLE_S * larger
 
 
 def test_a_verification_ends_the_start_that_waits_and_has_one_of_its_own(run_of, tmp_path):

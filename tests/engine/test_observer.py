@@ -202,6 +202,80 @@ for batch in itertools.islice(loader, 100):
         parameter.grad = gradient
     optimizer.step()
 """
+# Seconds pass by the observer's clock alone. Most of a step is in its forward pass, its backward pass or its update.
+SLOW_STEPS = """
+import copy, sys, time
+real, passed = time.perf_counter, [0.0]
+time.perf_counter = lambda: real() + passed[0]
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+seconds, place, parts = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
+def wait(where):
+    passed[0] += seconds if where == place else 0.01
+class Optimizer(torch.optim.AdamW):
+    def step(self, closure=None):
+        wait("update")
+        return super().step(closure)
+model = torch.nn.Linear(8, 3)
+average, optimizer = copy.deepcopy(model), Optimizer(model.parameters())
+scaler = torch.amp.GradScaler("cpu", enabled="scaler" in parts)
+accumulation = 3 if "accumulation" in parts else 1
+logged, passes = [], 0
+for epoch in range(12):
+    for x, y in DataLoader(TensorDataset(torch.randn(20, 8), torch.randint(0, 3, (20,))), 4):
+        wait("forward")
+        output = model(x)
+        loss = torch.nn.functional.cross_entropy(output, y)
+        if "metrics" in parts:
+            with torch.no_grad():
+                logged.append((output.argmax(1) == y).float().mean().item())
+        output.register_hook(lambda gradient: wait("backward"))
+        scaler.scale(loss / accumulation).backward()
+        passes += 1
+        if passes % accumulation:
+            continue
+        scaler.unscale_(optimizer)
+        if "clip" in parts:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if "ema" in parts:
+            with torch.no_grad():
+                for one, other in zip(average.parameters(), model.parameters()):
+                    one.lerp_(other, 0.1)
+        if "callback" in parts:
+            with torch.inference_mode():
+                logged.append(sum(p.norm().item() for p in model.parameters()))
+"""
+PARTS = ("clip", "ema", "metrics", "callback", "scaler", "accumulation")
+SIGNS = """
+import time
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.randn(4, 64)).square().mean().backward()
+    optimizer.step()
+ends_s = time.monotonic() + 4.0
+while time.monotonic() < ends_s:
+    {what}
+"""
+SAVING = """
+import time
+import torch
+class Slow:
+    def __reduce__(self):
+        time.sleep(1.0)
+        return Slow, ()
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    if step == 4:
+        torch.save(Slow(), "/dev/null")
+"""
 TRAININGS = {
     "accumulation": ("torch.optim.AdamW(model.parameters())", "backward(); backward(); optimizer.step()", 2),
     "closures": ("torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_grad=0)", "optimizer.step(backward)", 3),
@@ -212,14 +286,23 @@ TRAININGS = {
 def record_of(tmp_path: Path):
     """Runs a script under the observer and returns the record of its rank."""
 
-    def run(script: str, env: dict[str, str] | None = None, *, max_steps: int = 8) -> dict:
-        command = Command(argv=(sys.executable, "-c", script), env=env or {})
+    def run(
+        script: str,
+        env: dict[str, str] | None = None,
+        *,
+        max_steps: int = 8,
+        words: tuple[str, ...] = (),
+        told_step: int | None = None,
+    ) -> dict:
+        command = Command(argv=(sys.executable, "-c", script, *words), env=env or {})
         folder = ProbeFolder(path=tmp_path / "probe")
         settings = {"micro_batch_size": 4, "accumulation": 1, "max_steps": max_steps, "memory_step": 1}
         settings |= {"profile_memory": False, "memory_limit_bytes": None}
         values = command.values(micro_batch_size=4, accumulation=1, num_replicas=1, folder=folder.path)
         variables = folder.write(command, values, settings)
         folder.release()
+        if told_step is not None:
+            folder.stop_after(told_step)
         subprocess.run(command.argv, env=os.environ | variables, check=True, timeout=120)
         return json.loads(next(folder.reports.glob("rank-*.json")).read_text())
 
@@ -232,6 +315,38 @@ def test_every_step_is_counted_once_from_the_first_on(record_of, name):
     record = record_of(TRAINING.format(optimizer=optimizer, step=step))
     assert [step["num_passes"] for step in record["steps"]] == [num_passes] * 8
     assert [step["num_updates"] for step in record["steps"]] == [1] * 8
+
+
+@pytest.mark.parametrize(("seconds", "place"), [("1.2", "forward"), ("3", "backward"), ("20", "update")])
+def test_a_slow_training_learns_its_last_step_whatever_it_does_without_gradients(record_of, seconds, place):
+    record = record_of(SLOW_STEPS, max_steps=10**6, told_step=9, words=(seconds, place, *PARTS))
+
+    assert (record["outcome"], len(record["steps"])) == ("observed", 9)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_slow_training_with_a_part_that_many_have_learns_its_last_step(record_of, part):
+    record = record_of(SLOW_STEPS, max_steps=10**6, told_step=9, words=("1.2", "forward", part))
+
+    assert (record["outcome"], len(record["steps"])) == ("observed", 9)
+
+
+@pytest.mark.parametrize(
+    ("what", "lives"), [("torch.randn(256, 256) @ torch.randn(256, 256)", True), ("time.sleep(0.5)", False)]
+)
+def test_a_process_that_works_between_two_steps_gives_signs_of_life_and_one_that_sleeps_none(
+    record_of, tmp_path, what, lives
+):
+    record_of(SIGNS.format(what=what), max_steps=100)
+
+    *_, signs = next((tmp_path / "probe" / "reports").glob("steps-*")).read_text().split()
+    assert (int(signs) > 0) == lives
+
+
+def test_the_seconds_of_a_checkpoint_are_not_of_the_step_in_which_it_is_written(record_of):
+    seconds = [step["evaluation_s"] for step in record_of(SAVING)["steps"]]
+
+    assert [second > 0.9 for second in seconds] == [False] * 5 + [True] + [False] * 2
 
 
 def test_a_compiled_step_has_the_graphs_and_breaks_that_it_has_without_the_observer(record_of):

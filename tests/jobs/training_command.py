@@ -45,6 +45,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--drop-last", action="store_true", help="leave the rest of an epoch out")
     parser.add_argument("--divide", action="store_true", help="take the size as that of all ranks")
     parser.add_argument("--evaluate", type=float, default=0.0, help="seconds of an evaluation after step 4")
+    parser.add_argument("--sample", type=float, default=0.0, help="seconds of sampling on rank 0 after step 4")
+    parser.add_argument("--save", type=float, default=0.0, help="seconds of a checkpoint on rank 0 after step 4")
     parser.add_argument("--workers", type=int, default=0, help="processes of the loader")
     return parser.parse_args()
 
@@ -78,6 +80,10 @@ def strike(place: str) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     if HOW == "hang":
         time.sleep(10**6)
+    while HOW == "doze":
+        time.sleep(1.0)
+    if HOW == "collective":
+        torch.distributed.barrier()
     if HOW == "exit":
         sys.exit(3)
 
@@ -131,6 +137,29 @@ def evaluate(seconds: float) -> None:
                 time.sleep(0.05)
 
 
+def sample(model: torch.nn.Module, seconds: float) -> None:
+    """Call the model without gradients for so long, many times."""
+    ends_s = time.monotonic() + seconds
+    while time.monotonic() < ends_s:
+        with torch.no_grad():
+            model(torch.randn(64, 32))
+
+
+class Slow:
+    """A part of a checkpoint that takes so long to write.
+
+    Args:
+        seconds: As above.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __reduce__(self):
+        time.sleep(self.seconds)
+        return Slow, (0.0,)
+
+
 def train(model: torch.nn.Module, size: int) -> None:
     """Train until the number of steps is reached."""
     optimizer = Optimizer(model.parameters(), lr=1e-3, momentum=0.9)
@@ -154,6 +183,10 @@ def train(model: torch.nn.Module, size: int) -> None:
                     Clock.step += 1
                     if Clock.step == 4 and OPTIONS.evaluate:
                         evaluate(OPTIONS.evaluate)
+                    if Clock.step == 4 and RANK == 0 and OPTIONS.sample:
+                        sample(getattr(model, "module", model).layers, OPTIONS.sample)
+                    if Clock.step == 4 and RANK == 0 and OPTIONS.save:
+                        torch.save(Slow(OPTIONS.save), OPTIONS.out / "state.pt")
             except RuntimeError as error:
                 if not OPTIONS.swallow or "memory" not in str(error):
                     raise

@@ -854,7 +854,15 @@ class Observer:
         for index, rows in self.samples:
             if index < len(steps):
                 steps[index]["num_samples"] += rows
-        self._add_evaluations(steps)
+        values = iter(self.without_gradients)
+        seconds = evaluation_seconds(
+            [step["ended_s"] for step in steps],
+            self.fetched_s_of_steps,
+            list(zip(values, values)),
+            self.fetches.evaluations(),
+        )
+        for step, evaluation_s in zip(steps, seconds):
+            step["evaluation_s"] = evaluation_s
         device = "cpu"
         cuda = self.torch.cuda
         if cuda.is_initialized():
@@ -894,40 +902,6 @@ class Observer:
             notes=self.notes,
         )
         self.write("rank-%d-%d.json" % (rank, self.pid), record)
-
-    def _add_evaluations(self, steps):
-        """Add the seconds of evaluations to the steps in which they ran.
-
-        One that reads no loader shows as gradients that are off, or as checkpoints that are written, for longer than
-        steps take, updates left out: at once, or in many short times where a step usually has few. Before a step reads
-        its batch, steps are meant without such times: each may have an evaluation.
-        """
-        ended_s = [step["ended_s"] for step in steps]
-        values = iter(self.without_gradients)
-        off = _merged(zip(values, values))
-        off_s = [0.0] * len(steps)  # in each step
-        before_s = [0.0] * len(steps)  # and before it reads
-        for began_s, over_s in off:
-            index = bisect.bisect_left(ended_s, began_s)
-            if index < len(steps):
-                off_s[index] += over_s - began_s
-                if index and over_s <= self.fetched_s_of_steps[index - 1]:
-                    before_s[index] += over_s - began_s
-        times_s = [b - a for a, b in zip(ended_s, ended_s[1:])]
-        least_s = EVALUATION_STEPS * _median(times_s)
-        least_before_s = EVALUATION_STEPS * _median([all_s - s for all_s, s in zip(times_s, before_s[1:])])
-        usual_s, found = _median(off_s), self.fetches.evaluations()
-        for began_s, over_s in off:
-            index = bisect.bisect_left(ended_s, began_s)
-            if index == len(steps):
-                continue
-            is_before = index and over_s <= self.fetched_s_of_steps[index - 1] and before_s[index] > least_before_s
-            if is_before or over_s - began_s > least_s or off_s[index] - usual_s > least_s:
-                found.append((began_s, over_s))
-        for began_s, over_s in _merged(found):
-            index = bisect.bisect_left(ended_s, began_s)
-            if index < len(steps):
-                steps[index]["evaluation_s"] += over_s - began_s
 
     def _read_cuda_events(self, steps):
         """Replace host times by device times: the host queues steps before the device has run them."""
@@ -1228,6 +1202,43 @@ def num_samples_of(iterator):
         return len(sampler)
     except Exception:  # samples without an end, batches of a sampler of the user's own
         return None
+
+
+def evaluation_seconds(ended_s, fetched_s, off, evaluations):
+    """Return the seconds of evaluations in each step.
+
+    One that reads no loader shows as gradients that are off, or as checkpoints that are written, for longer than steps
+    take, updates left out: at once, or in many short times where a step usually has few. Before a step reads its batch,
+    steps are meant without such times: each may have an evaluation.
+
+    Args:
+        ended_s: When each step ended.
+        fetched_s: When the step after each read its first batch; 0 where it read none between two passes.
+        off: When gradients were off, or a checkpoint was written: seconds of begin and end.
+        evaluations: When an evaluation was read, likewise.
+    """
+    of_steps = [[] for _ in ended_s]  # the times of each step, and whether it had not read yet
+    for began_s, over_s in _merged(off):
+        index = bisect.bisect_left(ended_s, began_s)
+        if index < len(ended_s):
+            of_steps[index].append((began_s, over_s, index > 0 and over_s <= fetched_s[index - 1]))
+    off_s = [sum(over_s - began_s for began_s, over_s, _ in times) for times in of_steps]
+    before_s = [sum(over_s - began_s for began_s, over_s, is_before in times if is_before) for times in of_steps]
+    times_s = [b - a for a, b in zip(ended_s, ended_s[1:])]
+    least_s = EVALUATION_STEPS * _median(times_s)
+    least_before_s = EVALUATION_STEPS * _median([all_s - s for all_s, s in zip(times_s, before_s[1:])])
+    usual_s, found = _median(off_s), list(evaluations)
+    for times, all_s, all_before_s in zip(of_steps, off_s, before_s):
+        for began_s, over_s, is_before in times:
+            is_long = over_s - began_s > least_s or all_s - usual_s > least_s
+            if is_long or (is_before and all_before_s > least_before_s):
+                found.append((began_s, over_s))
+    seconds = [0.0] * len(ended_s)
+    for began_s, over_s in _merged(found):
+        index = bisect.bisect_left(ended_s, began_s)
+        if index < len(ended_s):
+            seconds[index] += over_s - began_s
+    return seconds
 
 
 def _merged(times_s):

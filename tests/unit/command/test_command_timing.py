@@ -1,0 +1,59 @@
+"""Times of steps that hold evaluations, and of batches that were read ahead at another size."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bexplore.command.reports import Rank
+from bexplore.command.timing import first_own_step, timing_of, with_common_evaluations
+from tests.unit.command.test_command_verdicts import rank, step
+
+
+def evaluating(seconds: float, evaluation_s: dict[int, float], *, tells: bool = True) -> Rank:
+    """Return a rank with eight steps, some of which hold evaluations; it may not tell of them, as one that waits."""
+    ended_s, steps = 0.0, []
+    for index in range(8):
+        ended_s += seconds + evaluation_s.get(index, 0.0)
+        told_s = evaluation_s.get(index, 0.0) if tells else 0.0
+        steps.append(dataclasses.replace(step(ended_s), evaluation_s=0.99 * told_s))
+    return dataclasses.replace(rank(), steps=tuple(steps))
+
+
+def test_a_step_with_an_evaluation_counts_as_the_usual_one_where_there_are_enough():
+    timing = timing_of(evaluating(0.1, {5: 65.0}), num_warmup=1, micro_batch_size=4)
+
+    assert timing.step_times_s == pytest.approx([0.1] * 7)
+
+
+def test_where_most_steps_have_an_evaluation_its_seconds_are_taken_from_each():
+    timing = timing_of(evaluating(0.1, dict.fromkeys(range(8), 10.0)), num_warmup=1, micro_batch_size=4)
+
+    assert timing.step_times_s == pytest.approx([0.2] * 7)
+
+
+def test_a_rank_that_waits_for_another_ones_evaluation_has_it_too():
+    ranks = evaluating(0.1, {3: 65.0, 6: 65.0}), evaluating(0.1, {3: 65.0, 6: 65.0}, tells=False)
+
+    for one in with_common_evaluations(ranks):
+        assert timing_of(one, num_warmup=1, micro_batch_size=4).step_times_s == pytest.approx([0.1] * 7)
+
+
+def test_without_calls_of_a_model_the_passes_take_batches_in_the_order_in_which_they_were_read():
+    ahead = dataclasses.replace(rank(), before={"num_fetches": 113, "num_passes": 100})
+
+    assert first_own_step(ahead, 7) == 13
+    assert first_own_step(rank(), 7) == 0
+
+
+def test_the_calls_of_a_model_show_the_first_step_of_the_size_before_any_count_does():
+    ahead = dataclasses.replace(
+        rank(), before={"num_fetches": 113, "num_passes": 100}, own_from_step=5, awaits_own_batches=True
+    )
+
+    assert first_own_step(ahead, 7) == 5
+
+
+def test_a_model_that_has_no_batch_of_the_size_when_it_should_have_shows_none():
+    assert first_own_step(dataclasses.replace(rank(), awaits_own_batches=True), 7) is None

@@ -1,0 +1,187 @@
+"""The watch over a start, on a clock that no test waits for: when it names the last step, and what counts as a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from bexplore.command import watch as watch_module
+from bexplore.command.reports import Rank, Reports
+from bexplore.command.timing import MIN_TIMED_STEPS
+from bexplore.command.watch import HANG_S, LATE_S, UNUSED_S, Ending, Watch
+
+NUM_WARMUP = 3
+PLACE, OTHER = ("host", 1), ("host", 2)
+FOREVER_S = 1e9
+NEVER = 10**9
+
+
+@dataclass
+class Clock:
+    """Seconds that pass where somebody sleeps."""
+
+    now_s: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@dataclass
+class Training:
+    """A process that steps: it tells its steps at their ends, and stops after the last one that it was told of.
+
+    Attributes:
+        clock: The clock.
+        counts_at: Seconds since its start -> steps, passes, batches and signs.
+        max_steps: Of its settings.
+        last_step: That it was told.
+        own_from_step: As in the record.
+        more: Counts of other processes.
+    """
+
+    clock: Clock
+    counts_at: Callable[[float], tuple[int, int, int, int]]
+    max_steps: int = NEVER
+    last_step: int | None = None
+    own_from_step: int | None = None
+    more: dict = field(default_factory=dict)
+    began_s: float = 1000.0
+
+    def read(self) -> Reports:
+        counts = self.counts_at(self.clock.now_s - self.began_s)
+        last = self.max_steps if self.last_step is None else self.last_step
+        ranks = (record(last, self.own_from_step),) if counts[0] >= last else ()
+        return Reports(counts={PLACE: (min(counts[0], last), *counts[1:])} | self.more, ranks=ranks)
+
+    def stop_after(self, step: int) -> None:
+        self.last_step = step
+
+
+def record(num_steps: int, own_from_step: int | None) -> Rank:
+    return Rank(
+        outcome="observed",
+        rank=0,
+        world_size=1,
+        steps=(None,) * num_steps,  # type: ignore[arg-type]
+        rows={},
+        forward_rows=(),
+        num_samples=None,
+        digests=(),
+        memory={},
+        record={"pid": 1, "host": "host"},
+        own_from_step=own_from_step,
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watch_module, "time", clock)
+    return clock
+
+
+def watched(training: Training, **fields) -> tuple[Ending, float]:
+    """Return how the watch ended and after how many seconds; it gives up after a thousand hours."""
+    start = SimpleNamespace(return_code=None, alive=lambda: [1, 2], unobserved=list)
+    given = {"time_limit_s": 3.6e6, "num_warmup": NUM_WARMUP} | fields
+    watch = Watch(
+        start=start,  # type: ignore[arg-type]
+        read=training.read,
+        should_stop=lambda: False,
+        stop_after=training.stop_after,
+        beat=lambda: None,
+        look=lambda pids: None,
+        **given,
+    )
+    return watch.until_end(), training.clock.now_s - training.began_s
+
+
+def stepping(step_s: float, until_s: float = FOREVER_S) -> Callable[[float], tuple[int, int, int, int]]:
+    """Return the counts of a process whose steps take so long, until it does nothing any more."""
+
+    def counts_at(seconds: float) -> tuple[int, int, int, int]:
+        steps = int(min(seconds, until_s) / step_s)
+        return steps, steps, steps, 0
+
+    return counts_at
+
+
+@pytest.mark.parametrize("step_s", [1.2, 3.0, 20.0])
+def test_a_start_of_slow_steps_ends_after_as_few_steps_as_are_timed(clock, step_s):
+    training = Training(clock, stepping(step_s))
+
+    ending, seconds = watched(training)
+
+    assert ending is Ending.OBSERVED
+    assert NUM_WARMUP + MIN_TIMED_STEPS <= training.last_step <= NUM_WARMUP + MIN_TIMED_STEPS + 2
+    assert seconds < step_s * (training.last_step + 1)
+
+
+def test_steps_that_stop_are_a_hang_and_signs_of_life_are_none(clock):
+    def sampling(seconds: float) -> tuple[int, int, int, int]:
+        steps = int(min(seconds, 1.0) / 0.1) + int(max(0.0, seconds - 700.0) / 0.1)  # ten minutes without a step
+        return steps, steps, steps, int(min(seconds, 700.0) / 1.0)
+
+    assert watched(Training(clock, sampling)) == (Ending.OBSERVED, pytest.approx(701.0, abs=2.0))
+
+    clock.now_s = 1000.0
+    assert watched(Training(clock, stepping(0.1, until_s=1.0))) == (Ending.HUNG, pytest.approx(1.0 + HANG_S, abs=1.0))
+
+
+def test_passes_of_a_step_that_takes_longer_than_a_hang_are_signs_of_life(clock):
+    def accumulating(seconds: float) -> tuple[int, int, int, int]:
+        passes = int(seconds / 2.0)
+        return passes // 50, passes, passes, 0
+
+    assert watched(Training(clock, accumulating))[0] is Ending.OBSERVED
+
+
+def test_what_comes_before_the_first_step_may_take_as_long_as_it_likes(clock):
+    def compiling(seconds: float) -> tuple[int, int, int, int]:
+        steps = int(max(0.0, seconds - 1000.0) / 0.1)
+        return steps, steps, 3 + steps, 0
+
+    assert watched(Training(clock, compiling))[0] is Ending.OBSERVED
+
+
+def test_batches_that_are_read_for_long_without_a_pass_are_those_of_a_training_elsewhere(clock):
+    elsewhere = Training(clock, lambda seconds: (0, 0, int(seconds), 0))
+
+    assert watched(elsewhere) == (Ending.NO_STEP, pytest.approx(UNUSED_S, abs=5.0))
+
+
+def test_a_process_that_reads_for_others_that_train_is_none(clock):
+    training = Training(clock, stepping(0.5))
+    training.more = {OTHER: (0, 0, 100, 0)}
+
+    assert watched(training)[0] is Ending.OBSERVED
+
+
+@pytest.mark.parametrize(("num_passes", "ending"), [(0, Ending.NO_PASS), (1, Ending.TIMED_OUT)])
+def test_a_start_at_a_size_that_nobody_asked_for_is_given_up_where_no_pass_comes(clock, num_passes, ending):
+    training = Training(clock, lambda seconds: (0, num_passes, 1, 0))
+
+    assert watched(training, pass_limit_s=30.0, time_limit_s=300.0)[0] is ending
+
+
+def test_ranks_that_stopped_before_batches_of_their_size_came_go_on(clock):
+    training = Training(clock, stepping(0.1), max_steps=7, own_from_step=13)
+
+    ending, _ = watched(training, num_steps=7, num_needed=lambda ranks: 7 + (ranks[0].own_from_step or 0))
+
+    assert (ending, training.last_step) == (Ending.OBSERVED, 20)
+
+
+def test_a_further_size_whose_steps_hold_long_evaluations_ends_before_all_of_its_steps(clock):
+    training = Training(clock, lambda seconds: (int(seconds), int(seconds), 0, int(seconds)), max_steps=500)
+
+    ending, seconds = watched(training, num_steps=500, is_shared=True)
+
+    assert ending is Ending.OBSERVED
+    assert seconds < NUM_WARMUP + LATE_S + 10.0
