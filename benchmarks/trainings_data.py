@@ -80,12 +80,12 @@ def make_mnist(folder: Path) -> None:
 
 
 def make_cifar10(folder: Path) -> None:
-    """CIFAR-10 in its own format, 120 pictures a file."""
+    """CIFAR-10 in its own format, 40 pictures a file."""
     data = folder / "data" / "cifar-10-batches-py"
     data.mkdir(parents=True, exist_ok=True)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        pixels = _random().integers(0, 255, (120, 3072), dtype=np.uint8)
-        (data / name).write_bytes(pickle.dumps({"data": pixels, "labels": [number % 10 for number in range(120)]}))
+        pixels = _random().integers(0, 255, (40, 3072), dtype=np.uint8)
+        (data / name).write_bytes(pickle.dumps({"data": pixels, "labels": [number % 10 for number in range(40)]}))
 
 
 def make_pictures(folder: Path) -> None:

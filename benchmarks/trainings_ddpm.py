@@ -13,7 +13,7 @@ if __name__ == "__main__":
         train_batch_size=int(size),
         gradient_accumulate_every=8,
         train_lr=8e-5,
-        save_and_sample_every=12,
+        save_and_sample_every=5,
         num_samples=25,
         calculate_fid=False,
         results_folder=output,

@@ -3,17 +3,19 @@
 A step ends with the optimizer that stepped first, or with the function that TIMED_BY names where none is used.
 """
 
+import itertools
 import json
 import os
 import runpy
 import statistics
 import sys
 import time
+from pathlib import Path
 
-WARMUP_STEPS = 3
+WARMUP_STEPS = 2
 out, min_steps, min_seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 sys.argv = sys.argv[4:]
-sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
 
 import torch  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
@@ -30,10 +32,9 @@ def note_step(optimizer: object, *_: object) -> None:
     times.append((time.perf_counter(), time.process_time()))
     if len(times) > min_steps + WARMUP_STEPS and times[-1][0] - times[WARMUP_STEPS][0] > min_seconds:
         timed = times[WARMUP_STEPS:]
-        gaps = [[after[clock] - before[clock] for before, after in zip(timed, timed[1:])] for clock in (0, 1)]
+        gaps = [[after[clock] - before[clock] for before, after in itertools.pairwise(timed)] for clock in (0, 1)]
         row = {"step_s": statistics.median(gaps[0]), "cpu_s": statistics.median(gaps[1]), "steps": len(gaps[0])}
-        with open(out, "w") as stream:
-            json.dump(row, stream)
+        Path(out).write_text(json.dumps(row))
         os._exit(0)
 
 
