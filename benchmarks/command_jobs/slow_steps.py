@@ -1,4 +1,4 @@
-"""A loop whose steps take `--seconds`, with what trainings do without gradients in each, and sampling after an epoch."""
+"""A loop whose steps take `--seconds`, with what trainings do without gradients in each; it may sample at times."""
 
 import copy
 import time
