@@ -9,21 +9,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bexplore.command.reports import Reports
-from bexplore.engine.protocol.failures import COMPILER_MODULES, LOST_CONNECTION, OUT_OF_MEMORY_MESSAGES
+from bexplore.engine.protocol.failures import (
+    COMPILER_MODULES,
+    OUT_OF_MEMORY_MESSAGES,
+    is_of_launcher,
+    refusal_in_output,
+    refusal_reason,
+    signal_name,
+    signal_of_loader,
+)
 from bexplore.measurement.probe import Outcome
 
-_MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
 _LOST = "the other ranks lost their connection to it"
 _LONGEST_REASON = 300  # characters
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?Traceback \(most recent call last\):$", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[?rank\d+\]?:\s?", re.MULTILINE)
-# Errors of launchers: torch/distributed/elastic and torch/multiprocessing/spawn.py.
-_LAUNCHER_TYPES = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
 # The report of torch/distributed/elastic/multiprocessing/errors/__init__.py.
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\n\s*rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*(-?\d+)", re.DOTALL)
 # What srun writes of tasks that end badly: src/srun/libsrun/launch.c.
 _SLURM_TASK = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (Killed|Out Of Memory|Segmentation fault)", re.M)
-_SIGNALLED = re.compile(r"(?:exitcode\s*:?\s*|exit code\s*|signal\s*)-?(9|SIGKILL)\b", re.IGNORECASE)
+# A signal as launchers tell it: torch.distributed.elastic, torch.multiprocessing, mpirun, subprocess.
+_SIGNALLED = re.compile(
+    r"(?:exitcode\s*:?\s*-|exit code\s*:?\s*-|died with <Signals\.|(?:on|by|got|received|with) signal\s*:?\s*)"
+    r"(\d+|SIG[A-Z]+)\b",
+    re.IGNORECASE,
+)
+_INTERRUPTED = re.compile(r"^(?:\[?rank\d+\]?:\s*)?KeyboardInterrupt\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +45,18 @@ class CommandFailure:
         outcome: Never `measured`.
         reason: One line for people.
         traceback_text: The training's own traceback; empty where it wrote none.
+        ended_by: The signal that ended a process of the training, where nothing shows that memory was short.
     """
 
     outcome: Outcome
     reason: str
     traceback_text: str = ""
+    ended_by: str = ""
+
+
+KILLED_BY_KERNEL = CommandFailure(
+    outcome=Outcome.OUT_OF_MEMORY, reason="the kernel's out-of-memory killer ended a process of the training"
+)
 
 
 def of_errors(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
@@ -49,20 +67,23 @@ def of_errors(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
     """
     if not errors:
         return None
-    refused = next((error for error in errors if _memory_reason(error) is not None), None)
-    error = refused or next((error for error in errors if not _is_consequence(error)), errors[0])
-    link, rank = error["chain"][0], error.get("rank")
-    where = f" on rank {rank}" if rank is not None else ""
-    text = f"{link['type']}: {_first_line(link['message'])}"
+    refused = next(((error, found) for error in errors if (found := _refusal(error)) is not None), None)
     if refused is not None:
+        error, (reason, link) = refused
         return CommandFailure(
             outcome=Outcome.OUT_OF_MEMORY,
-            reason=f"{_memory_reason(error)}{where}: {text}"[:_LONGEST_REASON],
+            reason=f"{reason}{_where(error)}: {_told(link)}"[:_LONGEST_REASON],
             traceback_text=error["traceback"],
         )
+    error = next((error for error in errors if not _is_consequence(error)), errors[0])
+    text, where = _told(error["chain"][0]), _where(error)
     in_compiler = any(one["module"].startswith(COMPILER_MODULES) for one in error["chain"])
-    outcome = Outcome.COMPILE_FAILED if in_compiler else Outcome.CRASHED
-    return CommandFailure(outcome=outcome, reason=f"{text}{where}"[:_LONGEST_REASON], traceback_text=error["traceback"])
+    return CommandFailure(
+        outcome=Outcome.COMPILE_FAILED if in_compiler else Outcome.CRASHED,
+        reason=f"{text}{where}"[:_LONGEST_REASON],
+        traceback_text=error["traceback"],
+        ended_by=next(filter(None, (signal_of_loader(link["message"]) for link in error["chain"])), ""),
+    )
 
 
 def of_lost(log: str, reports: Reports) -> CommandFailure | None:
@@ -79,14 +100,15 @@ def of_lost(log: str, reports: Reports) -> CommandFailure | None:
     root, told = _ROOT_CAUSE.search(log), {str(error["rank"]) for error in reports.errors}
     silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
     if root is not None:
-        which, status = f"rank {root[1]}", int(root[2])
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        which, ended_by = f"rank {root[1]}", signal_name(int(root[2]))
+        how = f"was killed by {ended_by}" if ended_by else f"ended with status {root[2]}"
     elif silent:
-        which, how = f"rank {', '.join(silent)}", "was killed" if _SIGNALLED.search(log) else "ended"
+        which, ended_by = f"rank {', '.join(silent)}", _signal_in(log)
+        how = f"was killed by {ended_by}" if ended_by else "ended"
     else:
         return None
     reason = f"{which} {how}; {_LOST}"
-    return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log)
+    return CommandFailure(outcome=Outcome.CRASHED, reason=reason, traceback_text=log, ended_by=ended_by)
 
 
 def of_end(
@@ -102,20 +124,25 @@ def of_end(
         lost_pid: A training process that is gone without a record; None for none.
     """
     if killed_by_kernel:
-        return CommandFailure(
-            outcome=Outcome.OUT_OF_MEMORY, reason="the kernel's out-of-memory killer ended a process of the training"
-        )
-    refused = next((line for line in log.splitlines() if _is_memory_line(line)), None)
-    if refused is not None:
-        reason = f"the command wrote: {refused.strip()}"[:_LONGEST_REASON]
+        return KILLED_BY_KERNEL
+    refused = refusal_in_output(log)
+    if refused:
+        reason = f"the command wrote: {refused}"[:_LONGEST_REASON]
         return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=_last_traceback(log))
     task = _SLURM_TASK.search(log)
     if task is not None:
         return _of_task(task, log)
-    if lost_pid is not None or return_code == -signal.SIGKILL or _SIGNALLED.search(log):
+    ended_by = signal_name(return_code) or _signal_in(log)
+    if lost_pid is not None or ended_by:
         rank = next((one.get("rank") for one in reports.hellos if one["pid"] == lost_pid), None)
         which = "a process of the training" if rank is None else f"rank {rank}"
-        return CommandFailure(outcome=Outcome.CRASHED, reason=f"{which} was killed", traceback_text=log)
+        how = f"was ended by {ended_by}" if ended_by else "ended without a record, as one that is killed"
+        return CommandFailure(
+            outcome=Outcome.CRASHED,
+            reason=f"{which} {how}",
+            traceback_text=log,
+            ended_by=ended_by or signal.SIGKILL.name,
+        )
     trace = _last_traceback(log)
     last = next((line for line in reversed((trace or log).splitlines()) if line.strip()), "it wrote nothing")
     how = "the command ended" if return_code is not None else "the command was ended"
@@ -132,34 +159,38 @@ def _of_task(task: re.Match[str], log: str) -> CommandFailure:
         reason = f"Slurm ended rank {number} at the memory limit of the job"
         return CommandFailure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=log)
     how = "was killed" if end == "Killed" else "ended with a segmentation fault"
-    return CommandFailure(outcome=Outcome.CRASHED, reason=f"rank {number} {how}", traceback_text=log)
+    ended_by = (signal.SIGKILL if end == "Killed" else signal.SIGSEGV).name
+    return CommandFailure(outcome=Outcome.CRASHED, reason=f"rank {number} {how}", traceback_text=log, ended_by=ended_by)
+
+
+def _signal_in(log: str) -> str:
+    """Return the signal of which the last lines of a log tell; empty for none."""
+    found = _SIGNALLED.search(log)
+    if found is not None:
+        return found[1].upper() if found[1].upper().startswith("SIG") else signal_name(-int(found[1]))
+    return signal.SIGINT.name if _INTERRUPTED.search(log) else ""
 
 
 def _is_consequence(error: Mapping[str, Any]) -> bool:
     """Return whether an error only says that another process failed."""
-    if error["chain"][0]["type"] in _LAUNCHER_TYPES:
-        return True
-    return any(LOST_CONNECTION.search(f"{link['type']}: {link['message']}") for link in error["chain"])
+    return any(is_of_launcher(link["type"], link["message"]) for link in error["chain"])
 
 
-def _memory_reason(error: Mapping[str, Any]) -> str | None:
-    for link in error["chain"]:
-        if link["type"] in _MEMORY_TYPES:
-            return "the allocator was refused memory"
-        if link["type"] in ("RuntimeError", "AcceleratorError"):
-            for pattern, reason in OUT_OF_MEMORY_MESSAGES:
-                if re.search(pattern, link["message"], re.MULTILINE):
-                    return reason
+def _refusal(error: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Return why memory was refused, and the exception that says so; None where none does."""
+    for link in (*error["chain"], *error.get("contexts", ())):
+        reason = refusal_reason((link["type"], *link.get("bases", ())), link["message"], OUT_OF_MEMORY_MESSAGES)
+        if reason is not None:
+            return reason, link
     return None
 
 
-def _is_memory_line(line: str) -> bool:
-    """Return whether a line of the log is the last line of a traceback about memory; a mention in words is not."""
-    kind, colon, message = _RANK_PREFIX.sub("", line.strip()).partition(": ")
-    name = kind.rpartition(".")[2]
-    if name in _MEMORY_TYPES and (colon or kind == line.strip()):
-        return True
-    return name == "RuntimeError" and any(re.search(pattern, message) for pattern, _ in OUT_OF_MEMORY_MESSAGES)
+def _told(link: Mapping[str, Any]) -> str:
+    return f"{link['type']}: {_first_line(link['message'])}"
+
+
+def _where(error: Mapping[str, Any]) -> str:
+    return f" on rank {error['rank']}" if error.get("rank") is not None else ""
 
 
 def _last_traceback(log: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bexplore.command import open_start
 from bexplore.command.device_use import DeviceUse
-from bexplore.command.failures import CommandFailure, of_end, of_errors, of_lost
+from bexplore.command.failures import KILLED_BY_KERNEL, CommandFailure, of_end, of_errors, of_lost
 from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
 from bexplore.command.processes import MARK, Start
@@ -214,8 +214,8 @@ class CommandRunner:
         """Run a probe in a start that serves several sizes.
 
         Returns:
-            The measurement, None where the size needs a start of its own; and whether the training had merely come to
-            its end after other sizes.
+            The measurement, None where the size needs a start of its own; and whether that says nothing of further
+            starts: the training had come to its end after other sizes, or a signal ended it.
         """
         began_s = time.time()
         held = self._next_of_held(probe, accumulation) or self._open_for_several(probe, accumulation)
@@ -233,7 +233,8 @@ class CommandRunner:
                 return self._serve(probe, accumulation)
             if held.is_reused and seen.ending is Ending.ENDED and not ranks:
                 return self._serve(probe, accumulation)  # it was ending when it was asked: a new start serves the size
-            return None, held.is_reused and any(rank.outcome == "ended" for rank in ranks)
+            is_struck = observation is not None and bool(observation.details.get("ended_by"))
+            return None, is_struck or (held.is_reused and any(rank.outcome == "ended" for rank in ranks))
         if observation.num_graphs:  # the compiler makes another program of the second size than of the first
             self.shares_starts = False
             self.close()
@@ -352,7 +353,13 @@ class CommandRunner:
             return self._without_batch(blank, seen.watch)
         failure = self._failure(seen.ending, seen.watch, killed_by_kernel=seen.killed_by_kernel)
         if failure is not None:
-            return replace(blank, outcome=failure.outcome, reason=failure.reason, traceback_text=failure.traceback_text)
+            return replace(
+                blank,
+                outcome=failure.outcome,
+                reason=failure.reason,
+                traceback_text=failure.traceback_text,
+                details={"ended_by": failure.ended_by} if failure.ended_by else {},
+            )
         return self._measured(blank, seen.watch.reports, seen.opened)
 
     def _folder(self, probe: Probe) -> ProbeFolder:
@@ -416,7 +423,8 @@ class CommandRunner:
         if ending is Ending.OBSERVED and not is_refusal:
             return None
         if of_observer is not None:
-            return of_lost(log, reports) or of_observer
+            failure = of_lost(log, reports) or of_observer
+            return KILLED_BY_KERNEL if failure.ended_by and killed_by_kernel else failure
         if ending is Ending.UNOBSERVED:
             raise UserProgramError(
                 "torch runs in the command, and the observer was not loaded into it: its Python ignores PYTHONPATH "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ class Evidence:
         needs_full_depth: Whether the model does not run at reduced depth.
         max_samples: As in `Observation`.
         variant: Which variant of the job ran.
+        ended_by: The signal that ended its process, where nothing shows that memory was short; empty for none.
     """
 
     micro_batch_size: int
@@ -88,6 +89,7 @@ class Evidence:
     needs_full_depth: bool = False
     max_samples: int | None = None
     variant: int = 0
+    ended_by: str = ""
 
     @property
     def timed_sizes(self) -> tuple[int, ...]:
@@ -153,6 +155,7 @@ class Evidence:
             needs_full_depth=observation.needs_full_depth,
             max_samples=observation.max_samples,
             variant=observation.probe.variant,
+            ended_by=observation.details.get("ended_by", ""),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -170,6 +173,19 @@ class Evidence:
         kept["purpose"] = Purpose(kept.get("purpose", Purpose.SEARCH))
         kept["compilation"] = Compilation(kept.get("compilation", Compilation.SHARED))
         return cls(**kept)
+
+
+def without_first_signals(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Return the evidence without the first probe of each size that a signal ended: it may have come from outside."""
+    told: set[tuple[int, int]] = set()
+    kept = []
+    for item in evidence:
+        own = item.micro_batch_size, item.variant
+        if item.ended_by and own not in told:
+            told.add(own)
+        else:
+            kept.append(item)
+    return kept
 
 
 def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ WRAPPED_SAMPLERS = 3  # one in the other, that are looked into
 OBJECTS_OF_BATCH = 500  # that are looked through for tensors, where a batch is an object of its own kind
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
+LINKS_OF_ERROR = 16  # exceptions that led to one, of which the explorer is told
 EXCHANGE_S = 0.25  # the explorer names the last step further ahead: `bexplore.command.watch`
 # Usual steps that gradients are off for in an evaluation: what a step itself does without them takes less than one.
 EVALUATION_STEPS = 2
@@ -348,7 +349,7 @@ class Observer:
         sys.excepthook = hook
 
     def _watch_handlers(self):
-        """Note a refusal of memory that the program catches: its handler collects garbage or empties the cache."""
+        """Note a refusal of memory that the program catches: it collects garbage, empties the cache or exits."""
         import functools
         import gc
 
@@ -359,6 +360,14 @@ class Observer:
             observer.note_handled()
             return inner()
 
+        leave = sys.exit
+
+        @functools.wraps(leave)
+        def exit_noted(*args):
+            observer.note_handled()
+            leave(*args)
+
+        sys.exit = exit_noted
         self.torch.cuda.empty_cache = self.torch.cuda.memory.empty_cache = empty_cache
         gc.callbacks.append(lambda phase, info: self.note_handled() if phase == "start" else None)
 
@@ -977,7 +986,9 @@ class Observer:
     def note_handled(self):
         """Write the exception that is being handled, if it is about memory."""
         error = sys.exc_info()[1]
-        if error is not None and not self.has_error and not self.is_done and _is_about_memory(error):
+        if error is None or self.has_error or self.is_done:
+            return
+        if any(_is_about_memory(one) for one in _led_to(error)):
             self.note_error(error, "handled")
 
     def note_error(self, error, where):
@@ -989,12 +1000,14 @@ class Observer:
             import traceback
 
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            causes = _causes(error)
             record = {
                 "pid": os.getpid(),
                 "host": _host(),
                 "rank": self._rank(),
                 "where": where,
-                "chain": _chain(error),
+                "chain": [_link(one) for one in causes],
+                "contexts": [_link(one) for one in _led_to(error) if not any(one is cause for cause in causes)],
                 "traceback": text[-LOGGED_CHARACTERS:],
                 "at_s": time.time(),
                 "num_steps": len(self.steps),
@@ -1341,16 +1354,39 @@ def _skip(torch, function):
 
 def _is_about_memory(error):
     """Return whether an exception may be a refusal of memory; the explorer reads its message more closely."""
-    is_named = type(error).__name__ in ("OutOfMemoryError", "MemoryError")
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_named or (isinstance(error, RuntimeError) and ("memory" in str(error) or "ALLOC_FAILED" in str(error)))
 
 
-def _chain(error):
+def _causes(error):
+    """Return an exception and its explicit causes."""
     links = []
-    while error is not None and len(links) < 8:
-        links.append({"type": type(error).__name__, "module": type(error).__module__, "message": str(error)[:2000]})
+    while error is not None and len(links) < LINKS_OF_ERROR:
+        links.append(error)
         error = error.__cause__ or getattr(error, "inner_exception", None)
     return links
+
+
+def _led_to(error):
+    """Return all that led to an exception: causes, what was being handled, members of a group; itself first."""
+    found, waiting = [], deque([error])
+    while waiting and len(found) < LINKS_OF_ERROR:
+        link = waiting.popleft()
+        if any(link is one for one in found):
+            continue
+        found.append(link)
+        others = link.__cause__, getattr(link, "inner_exception", None), link.__context__
+        members = getattr(link, "exceptions", ())
+        members = members if isinstance(members, (list, tuple)) else ()
+        waiting.extend(one for one in (*others, *members) if isinstance(one, BaseException))
+    return found
+
+
+def _link(error):
+    """Return what the explorer reads of an exception."""
+    kind = type(error)
+    bases = [base.__name__ for base in kind.__mro__[1:-1]]
+    return {"type": kind.__name__, "module": kind.__module__, "bases": bases, "message": str(error)[:2000]}
 
 
 def _live_bytes(torch):

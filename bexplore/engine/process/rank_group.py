@@ -5,6 +5,7 @@ Ranks never agree on a failure by collectives: each has its own connection, and 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, P
 from bexplore.engine.process.worker_process import CLOSED_PIPE_S, lost
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.answers import blamed, merged, named
+from bexplore.engine.protocol.failures import classify_exit
 from bexplore.engine.protocol.messages import (
     FROM_RANK,
     Answer,
@@ -340,7 +342,7 @@ class RankGroup:
         """Return how a rank ended whose connection has ended."""
         if self._is_here(one.hello) and oom_kills() > self._oom_kills_before:
             return lost(Outcome.OUT_OF_MEMORY, "the kernel's out-of-memory killer ended it")
-        return lost(Outcome.CRASHED, "it ended without an answer")
+        return lost(Outcome.CRASHED, "it ended without an answer", ended_by=signal.SIGKILL.name)  # or as by that
 
     def _one_answer(self, ranks: Mapping[int, _Rank]) -> Answer:
         """Return one answer of all ranks; after a bad one the group is closed."""
@@ -368,12 +370,12 @@ class RankGroup:
         ended = {int(one[1]): int(one[2]) for one in _EXIT_OF_RANK.finditer(log)}
         killed = {int(one[1]): one[2] for one in _KILLED_TASK.finditer(log)}
         if rank in ended:
-            status = ended[rank]
-            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-            return lost(Outcome.CRASHED, f"it {how}", log)
+            told = classify_exit(ended[rank], killed_by_kernel=False, last_output=log, what="it")
+            return lost(told.outcome, told.reason, log, ended_by=told.ended_by)
         if killed.get(rank) == "Out Of Memory":
             return lost(Outcome.OUT_OF_MEMORY, "the scheduler ended it for its memory", log)
-        return lost(Outcome.CRASHED, f"it was ended: {killed[rank]}" if rank in killed else failure.reason, log)
+        reason = f"it was ended: {killed[rank]}" if rank in killed else failure.reason
+        return dataclasses.replace(failure, reason=reason, traceback_text=log)
 
     def close(self) -> None:
         """End all ranks, wait for their launcher, and end what is left; safe to call twice."""

@@ -178,9 +178,10 @@ class WorkerProcess:
             code = None
         struck = oom_kills() > self._oom_kills_before
         failure = classify_exit(code, killed_by_kernel=struck, last_output=self._log.tail_text())
-        return lost(failure.outcome, failure.reason, failure.traceback_text)
+        return lost(failure.outcome, failure.reason, failure.traceback_text, ended_by=failure.ended_by)
 
 
-def lost(outcome: Outcome, reason: str, last_output: str = "") -> Failed:
-    """Return the answer of a worker that ended, or was given up, without one."""
-    return Failed(outcome=outcome, reason=reason, traceback_text=last_output, has_ended=True)
+def lost(outcome: Outcome, reason: str, last_output: str = "", *, ended_by: str = "") -> Failed:
+    """Return the answer of a worker that ended, by a signal or by itself, or was given up, without one."""
+    details = {"ended_by": ended_by} if ended_by else {}
+    return Failed(outcome=outcome, reason=reason, traceback_text=last_output, details=details, has_ended=True)

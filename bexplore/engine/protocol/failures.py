@@ -6,6 +6,7 @@ a bug is never reported as "too big".
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import traceback
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from bexplore.errors import UnusableSizeError, first_line
 from bexplore.measurement.probe import Outcome
 
-# Message fragment -> reason. Matched against RuntimeError and MemoryError only, so that a user's own text about memory
-# in another exception cannot turn a bug into a size limit. Sources: files of torch 2.13 where nothing else is named.
+# Message fragment -> reason. Matched against `RuntimeError` and what derives from it, so that a user's own text about
+# memory in another exception cannot turn a bug into a size limit. Sources: files of torch 2.13 where nothing else is
+# named.
 OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
     # c10/core/impl/alloc_cpu.cpp
     (r"DefaultCPUAllocator: (can't allocate memory|not enough memory)", "the CPU allocator was refused memory"),
@@ -43,12 +45,61 @@ OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
     (r"CUSOLVER_STATUS_ALLOC_FAILED", "cuSOLVER could not allocate its workspace"),
     # NCCL: src/include/checks.h, CUDACHECK; from 2.19 with the error's number
     (r"Cuda failure (\d+ )?'out of memory'", "NCCL could not allocate its buffers"),
+    # NCCL: src/include/alloc.h
+    (r"Failed to CUDA (calloc|malloc|host alloc)", "NCCL could not allocate its buffers"),
     # Unified Runtime: ur_api.h, which SYCL's exceptions name
     (r"UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY", "the XPU driver was refused memory"),
     (r"std::bad_alloc|bad allocation", "a native allocation was refused memory"),
     # oneDNN: src/common/memory.cpp and primitive.hpp
     (r"could not create a (memory|primitive)( object)?$", "oneDNN was refused memory"),
+    # aten/src/ATen/MapAllocator.cpp: mappings of shared memory, with strerror of ENOMEM
+    (r"unable to (mmap|allocate shared memory)\b.*Cannot allocate memory", "the kernel was refusing memory"),
+    # numpy/_core/_exceptions.py, as torch/_utils.py passes it on from a process of a loader
+    (r"_ArrayMemoryError: Unable to allocate", "numpy was refused memory"),
+    # torch/utils/data/_utils/signal_handling.py: a mapping of shared memory that has no page left
+    (r"killed by signal: Bus error", "the loader's processes had no shared memory left"),
 )
+
+# Exceptions that are refusals of memory, whatever they say; subclasses count.
+OUT_OF_MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
+
+# What an allocator writes where it refuses memory, with its figures or with the words around them: the output of a
+# program is read by these, for advice, options and warnings mention the same errors. Sources: as above; and
+# libstdc++: libsupc++/vterminate.cc.
+_REFUSALS_IN_OUTPUT = (
+    r"DefaultCPUAllocator: (can't allocate memory|not enough memory): you tried to allocate \d+ bytes",
+    r"(CUDA|HIP|XPU) out of memory\. Tried to allocate [\d.]+ [KMGT]?i?B",
+    r"MPS backend out of memory \(MPS allocated: ",
+    r"(CUBLAS|HIPBLAS|CUSOLVER)_STATUS_ALLOC_FAILED when calling ",
+    r"cuDNN error: CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED)",
+    r"Cuda failure (\d+ )?'out of memory'",
+    r"Failed to CUDA (calloc|malloc|host alloc)( async)? \d+ bytes",
+    r"^\s*what\(\):\s+std::bad_alloc",
+    r"Unable to allocate [\d.]+ [KMGT]?i?B for an array with shape",
+    r"(UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY)\)",
+)
+# The last lines of a program's output, without indented ones and native frames, among which a refusal counts as what
+# ended it. Source: a judgement: the lines of a logger, and the report of a launcher with eight ranks.
+LAST_LINES = 40
+# The last line of a Python traceback, with a rank before it where a launcher adds one.
+_ERROR_LINE = re.compile(r"^(?:\[?rank\d+\]?:\s?)?([A-Za-z_][\w.]*):\s(.*)$")
+_ENDS_WITH_ERROR = ("Error", "Exception", "Interrupt", "Exit", "Group")
+# Classes that derive from `RuntimeError`, as the last line of a traceback names them: torch/csrc/Exceptions.cpp.
+_ERRORS_OF_RUN_TIME = ("AcceleratorError", "DistBackendError", "DistError", "BackendCompilerFailed", "InductorError")
+_TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$")
+# What stands in a traceback between an exception and what led to it: Lib/traceback.py.
+_CONTINUED = "the above exception"
+# Errors of launchers: torch/distributed/elastic and torch/multiprocessing/spawn.py; of those that start a subprocess.
+_LAUNCHER_TYPES = (
+    "ChildFailedError",
+    "SignalException",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+    "CalledProcessError",
+)
+# torch/utils/data/_utils/signal_handling.py and torch/csrc/DataLoader.cpp.
+_LOADER_KILLED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
+_SHELL_STATUS = 128  # and the signal's number: POSIX, Shell Command Language, 2.8.2 Exit Status for Commands
 
 # The same, but each is also the text of other faults: it counts only where the device's memory was nearly full.
 AMBIGUOUS_MESSAGES: tuple[tuple[str, str], ...] = (
@@ -116,6 +167,7 @@ class Failure:
         is_clean: Whether an allocator refused memory and nothing else happened, so that its process may go on.
         is_sticky: Whether the device may fail at whatever this process requests of it next.
         is_in_compiler: Whether the compiler raised it, judged by its type; see `is_compiler_failure`.
+        ended_by: The signal that ended the process, where nothing shows that memory was short; empty for none.
     """
 
     outcome: Outcome
@@ -125,6 +177,7 @@ class Failure:
     is_clean: bool = False
     is_sticky: bool = False
     is_in_compiler: bool = False
+    ended_by: str = ""
 
 
 def classify_exception(error: BaseException, *, device_is_full: Callable[[], bool] = lambda: False) -> Failure:
@@ -137,12 +190,13 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
     if isinstance(error, UnusableSizeError):
         return Failure(outcome=Outcome.CRASHED, reason=str(error), exception_type=kind)
     is_in_compiler = is_compiler_failure(error)
-    memory_reason = _memory_reason(error, OUT_OF_MEMORY_MESSAGES)
-    if memory_reason is None:
-        memory_reason = _memory_reason(error, AMBIGUOUS_MESSAGES)
-        memory_reason = memory_reason if memory_reason and device_is_full() else None
-    if memory_reason:
-        outcome, reason = Outcome.OUT_OF_MEMORY, f"{memory_reason}: {telling_line(error)}"
+    refusal = _refusal(error, OUT_OF_MEMORY_MESSAGES)
+    if refusal is None:
+        refusal = _refusal(error, AMBIGUOUS_MESSAGES)
+        refusal = refusal if refusal and device_is_full() else None
+    if refusal:
+        memory_reason, link = refusal
+        outcome, reason = Outcome.OUT_OF_MEMORY, f"{memory_reason}: {telling_line(link)}"
     elif is_in_compiler:
         outcome, reason = Outcome.COMPILE_FAILED, f"{kind}: {telling_line(error)}"
     else:
@@ -156,6 +210,7 @@ def classify_exception(error: BaseException, *, device_is_full: Callable[[], boo
         is_clean=outcome is Outcome.OUT_OF_MEMORY and not is_in_compiler and _is_clean(error),
         is_sticky=outcome is not Outcome.OUT_OF_MEMORY and _is_sticky(error),
         is_in_compiler=is_in_compiler,
+        ended_by="" if refusal else next(filter(None, (signal_of_loader(str(link)) for link in _chain(error))), ""),
     )
 
 
@@ -165,26 +220,119 @@ def is_compiler_failure(error: BaseException) -> bool:
     Dynamo reports some errors of the user's own code under its own types (a shape error seen with fake tensors, say),
     so a True here is checked against an eager pass.
     """
-    return any(type(link).__module__.startswith(COMPILER_MODULES) for link in _chain(error))
+    return any(type(link).__module__.startswith(COMPILER_MODULES) for link in _causes(error))
 
 
-def classify_exit(return_code: int | None, *, killed_by_kernel: bool, last_output: str) -> Failure:
+def classify_exit(
+    return_code: int | None, *, killed_by_kernel: bool, last_output: str, what: str = "the worker"
+) -> Failure:
     """Name the outcome of a worker that ended without an answer.
 
     Args:
         return_code: As `subprocess` gives it; negative for a signal; None if unknown.
         killed_by_kernel: Whether the kernel's out-of-memory killer struck meanwhile.
-        last_output: Last lines that the worker wrote, kept for the reader.
+        last_output: Last lines that the worker wrote.
+        what: What ended, for people.
     """
     if return_code == -signal.SIGKILL and killed_by_kernel:
-        return Failure(outcome=Outcome.OUT_OF_MEMORY, reason="the kernel's out-of-memory killer ended the worker")
+        return Failure(outcome=Outcome.OUT_OF_MEMORY, reason=f"the kernel's out-of-memory killer ended {what}")
+    refused = refusal_in_output(last_output)
+    if refused:
+        reason = f"{what} ended after it wrote: {first_line(refused)}"
+        return Failure(outcome=Outcome.OUT_OF_MEMORY, reason=reason, traceback_text=last_output)
+    ended_by = signal_name(return_code)
     if return_code is None:
-        how = "the worker closed its pipe without an answer"
-    elif return_code < 0:
-        how = f"the worker was ended by {signal.Signals(-return_code).name}"
+        how = f"{what} closed its pipe without an answer"
+    elif ended_by:
+        how = f"{what} was ended by {ended_by}"
     else:
-        how = f"the worker exited with status {return_code} without an answer"
-    return Failure(outcome=Outcome.CRASHED, reason=how, traceback_text=last_output)
+        how = f"{what} exited with status {return_code} without an answer"
+    return Failure(outcome=Outcome.CRASHED, reason=how, traceback_text=last_output, ended_by=ended_by)
+
+
+def signal_name(return_code: int | None) -> str:
+    """Return the signal that ended a process, by its status or by a shell's of it; empty for none.
+
+    Args:
+        return_code: As `subprocess` gives it: negative for a signal, 128 and its number from a shell; None if unknown.
+    """
+    number = 0 if return_code is None else -return_code if return_code < 0 else return_code - _SHELL_STATUS
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}" if return_code is not None and return_code < 0 else "")
+
+
+def signal_of_loader(message: str) -> str:
+    """Return the signal that ended a process of a DataLoader, by the message of its error; empty for none."""
+    found = _LOADER_KILLED.search(message)
+    if found is None:
+        return ""
+    named = {signal.strsignal(one): one.name for one in signal.Signals}
+    return named.get(found[1], signal.SIGKILL.name)  # nothing else ends one unexpectedly
+
+
+def refusal_in_output(text: str) -> str:
+    """Return the line of a program's last output in which memory was refused; empty for none.
+
+    A line counts where it is the last of a traceback, or where it is what an allocator writes. Another error that ends
+    the output after it shows that the program survived the refusal.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    told = [index for index, line in enumerate(lines) if not line.startswith((" ", "frame #"))]
+    lines = lines[told[-LAST_LINES] if len(told) > LAST_LINES else 0 :]
+    found = next((index for index in reversed(range(len(lines))) if _is_refusal(lines[index])), None)
+    return "" if found is None or _has_another_error(lines[found + 1 :]) else lines[found].strip()
+
+
+def is_of_launcher(kind: str, message: str) -> bool:
+    """Return whether an exception only says that another process failed."""
+    return kind in _LAUNCHER_TYPES or LOST_CONNECTION.search(f"{kind}: {message}") is not None
+
+
+def refusal_reason(kinds: Sequence[str], message: str, messages: Sequence[tuple[str, str]]) -> str | None:
+    """Return why an exception is a refusal of memory; None where it is none.
+
+    Args:
+        kinds: Names of its class and of those that it derives from.
+        message: Its text.
+        messages: The table by which the text of an error of the run time is read.
+    """
+    if not set(kinds).isdisjoint(OUT_OF_MEMORY_TYPES):
+        return "the allocator was refused memory"
+    if "OSError" in kinds and message.startswith(f"[Errno {errno.ENOMEM}]"):
+        return "the kernel was refusing memory"
+    if "RuntimeError" in kinds:
+        return next((why for pattern, why in messages if re.search(pattern, message, re.MULTILINE)), None)
+    return None
+
+
+def _has_another_error(lines: Sequence[str]) -> bool:
+    """Return whether a traceback follows that neither goes on with the one before nor is a launcher's."""
+    is_another = goes_on = False
+    for line in lines:
+        goes_on = goes_on or _CONTINUED in line.lower()
+        if _TRACEBACK.search(line):
+            is_another, goes_on = not goes_on, False
+        error = _ERROR_LINE.match(line.strip())
+        if is_another and error and not line.startswith(" ") and error[1].endswith(_ENDS_WITH_ERROR):
+            if not is_of_launcher(error[1].rpartition(".")[2], error[2]):
+                return True
+            is_another = False
+    return is_another
+
+
+def _is_refusal(line: str) -> bool:
+    error = _ERROR_LINE.match(line.strip())
+    if error is None:
+        is_named = re.fullmatch(r"([\w.]+\.)?(\w+)", line.strip())
+        if is_named:
+            return is_named[2] in OUT_OF_MEMORY_TYPES
+        return any(re.search(pattern, line) for pattern in _REFUSALS_IN_OUTPUT)
+    name, message = error[1].rpartition(".")[2], error[2]
+    if name.endswith(_ENDS_WITH_ERROR):
+        kinds = (name, "MemoryError") if name == "_ArrayMemoryError" else (name,)
+        kinds = (*kinds, "RuntimeError") if name in _ERRORS_OF_RUN_TIME else kinds
+        return refusal_reason(kinds, message, OUT_OF_MEMORY_MESSAGES) is not None
+    return any(re.search(pattern, line) for pattern in _REFUSALS_IN_OUTPUT)
 
 
 def telling_line(error: BaseException) -> str:
@@ -201,8 +349,8 @@ def telling_line(error: BaseException) -> str:
     return first_line(lines[0] if lines else error)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return the exception and its causes, outermost first."""
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the exception and its explicit causes, outermost first."""
     links: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in links:
@@ -211,14 +359,31 @@ def _chain(error: BaseException) -> list[BaseException]:
     return links
 
 
-def _memory_reason(error: BaseException, messages: Sequence[tuple[str, str]]) -> str | None:
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return all that led to an exception, the nearest first: causes, what was being handled, members of a group.
+
+    `raise ... from None` hides from a reader what was being handled; it led to the exception none the less.
+    """
+    links: dict[int, BaseException] = {}
+    waiting = [error]
+    while waiting:
+        link = waiting.pop(0)
+        if id(link) in links:
+            continue
+        links[id(link)] = link
+        members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
+        others = (link.__cause__, getattr(link, "inner_exception", None), link.__context__, *members)
+        waiting.extend(one for one in others if isinstance(one, BaseException))
+    return list(links.values())
+
+
+def _refusal(error: BaseException, messages: Sequence[tuple[str, str]]) -> tuple[str, BaseException] | None:
+    """Return why memory was refused, and the exception that says so; None where none does."""
     for link in _chain(error):
-        if type(link).__name__ in ("OutOfMemoryError", "MemoryError"):
-            return "the allocator was refused memory"
-        if isinstance(link, RuntimeError):
-            for pattern, reason in messages:
-                if re.search(pattern, str(link), re.MULTILINE):
-                    return reason
+        kinds = [kind.__name__ for kind in type(link).__mro__]
+        reason = refusal_reason(kinds, str(link), messages)
+        if reason is not None:
+            return reason, link
     return None
 
 

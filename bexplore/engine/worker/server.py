@@ -263,6 +263,8 @@ def _module(name: str) -> Any:
 def failed(failure: Failure, **of_the_worker: Any) -> Failed:
     """Return the answer of a failure; what the worker is good for after it is given by fields of `Failed`."""
     details: dict[str, Any] = {"exception_type": failure.exception_type}
+    if failure.ended_by:
+        details["ended_by"] = failure.ended_by
     return Failed(
         outcome=failure.outcome,
         reason=failure.reason,

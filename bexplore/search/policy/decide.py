@@ -13,7 +13,7 @@ import numpy as np
 
 from bexplore.measurement.probe import Compilation, Outcome, Purpose
 from bexplore.measurement.statistics import Array
-from bexplore.search.evidence import Evidence
+from bexplore.search.evidence import Evidence, without_first_signals
 from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.economics import NextProbe, next_probe
@@ -66,7 +66,8 @@ def decide(
         num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
         variants: Of the job.
     """
-    evidence = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
+    tried = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
+    evidence = without_first_signals(tried)
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
     if not any(item.is_measured for item in finished):
@@ -89,7 +90,9 @@ def decide(
     step = _Step(
         space=space,
         finished=finished,
-        num_probes=len(evidence),
+        num_probes=len(tried),
+        spent_s=sum(item.elapsed_s for item in tried if item.outcome is not None),
+        interrupted=tried[-1] if tried[-1] not in evidence else None,
         settings=settings,
         costs=costs,
         fitted=ahead,
@@ -102,11 +105,17 @@ def decide(
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """The inputs of one decision; `fitted` includes imagined outcomes of the probes in flight."""
+    """The inputs of one decision.
+
+    `fitted` includes imagined outcomes of the probes in flight. `interrupted` is the last probe, where a signal ended
+    it: its size has another try, after a probe of another size if one is worth anything.
+    """
 
     space: Space
     finished: Sequence[Evidence]
     num_probes: int
+    spent_s: float
+    interrupted: Evidence | None
     settings: SearchSettings
     costs: Costs
     fitted: Posterior
@@ -165,10 +174,16 @@ class _Step:
         if self._depth_is_new():
             smallest = min(item.micro_batch_size for item in self.finished if item.is_measured)
             return self._probe(self.fitted.index(smallest), Purpose.BASE)
+        choices = [choice for choice in choices if not self._was_interrupted(choice)] or choices
         choice = choices[min(num_unassigned, len(choices) - 1)]
         if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
+
+    def _was_interrupted(self, choice: Choice) -> bool:
+        last, fitted = self.interrupted, self.fitted
+        own = int(fitted.sizes[choice.index]), int(fitted.variants[choice.index])
+        return last is not None and own == (last.micro_batch_size, last.variant)
 
     @property
     def _verifies(self) -> bool:
@@ -180,8 +195,7 @@ class _Step:
             return StopReason.TARGET_CONFIDENCE
         if self.num_probes >= settings.max_probes - self._verifies:
             return StopReason.MAX_PROBES
-        spent_s = sum(item.elapsed_s for item in self.finished)
-        if settings.time_budget_s is not None and spent_s >= settings.time_budget_s:
+        if settings.time_budget_s is not None and self.spent_s >= settings.time_budget_s:
             return StopReason.TIME_BUDGET
         if self.next_probe is not None and not self.next_probe.pays:
             return StopReason.COSTS_MORE_THAN_IT_SAVES

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bexplore.measurement.probe import Purpose
-from bexplore.search.evidence import Evidence
+from bexplore.search.evidence import Evidence, without_first_signals
 from bexplore.search.policy.acquisition import MIN_REPLICATE_NEAR_BEST
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
@@ -47,6 +47,7 @@ def decide(
     Returns:
         A probe, or a stop; `recommendation` and `posterior` are of the sizes that keep the batch size alone.
     """
+    evidence = without_first_signals(evidence)
     everything = space.including(keeping)
     evidence = [dataclasses.replace(item, variant=0) for item in evidence if item.variant == free.variant]
     fitted = fit_posterior(
