@@ -364,6 +364,8 @@ class Observer:
         read no longer: that costs more than all else at a fetch.
         """
         size, listed = self.probe["micro_batch_size"], self.lists.length
+        if listed is not None:
+            read.lists[listed] = read.lists.get(listed, 0) + 1
         self.num_shown = self.num_shown + 1 if rows == size else 0
         if listed is not None and (rows is None or listed == size):
             rows = listed
@@ -718,6 +720,7 @@ class Observer:
             forward_rows=self.forward_rows,
             num_samples=self.fetches.num_samples(),
             digests=self.digests,
+            list_lengths=self.fetches.list_lengths(),
             num_cut_lists=self.lists.num_cut,
             longest_cut_list=self.lists.longest_cut,
             is_resumed=self.is_resumed,
@@ -841,6 +844,7 @@ class Observer:
                 "traceback": text[-LOGGED_CHARACTERS:],
                 "at_s": time.time(),
                 "num_steps": len(self.steps),
+                "num_batches": max(self.fetches.number(), self.total_passes, len(self.steps)),
             }
             self.write("error-%s-%d.json" % (_host(), os.getpid()), record)
         except Exception:  # a full disk: the training's own end shows the error
@@ -952,6 +956,14 @@ class Fetches:
                 found[rows] = found.get(rows, 0) + 1
         return found
 
+    def list_lengths(self):
+        """Return length -> lists of samples that batches of the training were loaded for, as far as they were read."""
+        found = {}
+        for read in self._training().values():
+            for length, count in read.lists.items():
+                found[length] = found.get(length, 0) + count
+        return found
+
     def num_samples(self):
         """Return the samples of an epoch of the data set of the probe's batches; None if unknown."""
         return next((one.num_samples for one in self._training().values() if one.num_samples is not None), None)
@@ -997,6 +1009,7 @@ class ReadSet:
         # Step, leading dimension and elements of each, one after the other: no object is kept for a fetch.
         self.micro_batches = array("q")
         self.num_samples = None  # of an epoch of a loader that returned batches of the probe's size
+        self.lists = {}  # length -> lists of samples that batches were loaded for
 
 
 class UnseenUpdates:
