@@ -211,7 +211,7 @@ class CommandRunner:
             micro_batch_size=micro_batch_size,
             accumulation=PROBING_ACCUMULATION if self.command.sets_accumulation else 1,
             num_replicas=self.num_replicas or 1,
-        )
+        ).replace("{output_dir}", "$(mktemp -d)")
 
     @property
     def unconfirmed_size(self) -> int | None:
@@ -535,7 +535,7 @@ class CommandRunner:
         wrong = next((one for one in findings.values() if one.is_refused), None)
         if wrong is not None and not wrong.is_of_this_size:
             raise UserProgramError(f"{wrong.verdict.value}: {wrong.why}", hint=wrong.hint)
-        details = _details(reports, timing, num_replicas) | {"verdicts": verdicts}
+        details = _details(reports, timing, num_replicas, size) | {"verdicts": verdicts}
         if size in self._sizes.arrived:
             details["arrived"] = asdict(self._sizes.arrived[size])
         if wrong is not None and wrong.num_samples is not None:
@@ -645,7 +645,7 @@ def _warnings(reports: Reports) -> tuple[str, ...]:
     return tuple(sorted({f"the observer: {note}" for rank in reports.ranks for note in rank.record["notes"]}))
 
 
-def _details(reports: Reports, timing: StepTiming, num_replicas: int) -> dict[str, Any]:
+def _details(reports: Reports, timing: StepTiming, num_replicas: int, micro_batch_size: int) -> dict[str, Any]:
     return {
         "num_ranks": len(reports.ranks),
         "num_replicas": num_replicas,
@@ -656,7 +656,18 @@ def _details(reports: Reports, timing: StepTiming, num_replicas: int) -> dict[st
         "peak_memory_bytes_by_rank": [rank.memory.get("peak_bytes") for rank in reports.ranks],
         "elements_per_step": [statistics.median(step.num_elements for step in rank.steps) for rank in reports.ranks],
         "samples_are_seen": True,
+        "batch_coupled": sorted({name for rank in reports.ranks for name in rank.record.get("batch_coupled", ())}),
+        "last_batch": _last_batch(reports, micro_batch_size),
     }
+
+
+def _last_batch(reports: Reports, micro_batch_size: int) -> int | None:
+    """Return the samples of the last batch of an epoch that has fewer than the others; None for none, or if unknown."""
+    for rank in reports.ranks:
+        rest = (rank.num_samples or 0) % micro_batch_size
+        if rest and not rank.record.get("drops_last"):
+            return rest
+    return None
 
 
 def _device_info(reports: Reports) -> dict[str, Any]:

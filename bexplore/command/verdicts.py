@@ -316,7 +316,7 @@ def _arrivals(rank: Rank) -> dict[int, int]:
 
 
 def _usual_list(rank: Rank) -> int | None:
-    """Return the samples of the lists that the loader's batches were loaded for; None where they differ, or for none."""
+    """Return the samples of the lists that a loader's batches were loaded for; None where they differ, or for none."""
     lengths = {int(length): count for length, count in rank.record.get("list_lengths", {}).items()}
     usual = max(lengths, key=lambda length: lengths[length], default=None)
     return usual if usual is not None and lengths[usual] >= LISTED * sum(lengths.values()) else None

@@ -164,7 +164,7 @@ class CommandExploration(ResumableExploration):
             elapsed_s=self._elapsed_s,
             verified_step_time_s=real_step_s,
         )
-        return end.result(result)
+        return end.result(_with_last_batches(result, run.journal.read()))
 
     def _with_real_step(
         self, result: Result, runner: CommandRunner, run: run_directory.Run
@@ -426,6 +426,22 @@ def _difference(real: Observation, measured: Observation | None, accumulation: i
 
 def _warned(result: Result, warning: str) -> Result:
     return dataclasses.replace(result, warnings=(*result.warnings, warning)) if warning else result
+
+
+def _with_last_batches(result: Result, observations: Sequence[Observation]) -> Result:
+    """Return the result with a warning where an epoch of a recommended size ends with one sample for a BatchNorm."""
+    answers = [result.recommendation, result.second_answer and result.second_answer.recommendation]
+    for size in dict.fromkeys(one.micro_batch_size for one in answers if one is not None):
+        ran = verified_by(observations, size)
+        names = [name for name in (ran.details.get("batch_coupled") or () if ran else ()) if "BatchNorm" in name]
+        if ran is not None and names and ran.details.get("last_batch") == 1:
+            result = _warned(
+                result,
+                f"the last batch of each epoch has 1 sample at size {size}, of which {', '.join(names)} takes statistics: "
+                "without other values of a channel that is an error, later in the training; drop the last batch "
+                "(drop_last=True), or use a size that leaves another rest",
+            )
+    return result
 
 
 def _check_confirmed(result: Result, runner: CommandRunner) -> None:
