@@ -430,15 +430,16 @@ def _warned(result: Result, warning: str) -> Result:
 
 def _with_last_batches(result: Result, observations: Sequence[Observation]) -> Result:
     """Return the result with a warning where an epoch of a recommended size ends with one sample for a BatchNorm."""
-    answers = [result.recommendation, result.second_answer and result.second_answer.recommendation]
+    second = result.second_answer
+    answers = [result.recommendation, second.recommendation if second is not None else None]
     for size in dict.fromkeys(one.micro_batch_size for one in answers if one is not None):
         ran = verified_by(observations, size)
         names = [name for name in (ran.details.get("batch_coupled") or () if ran else ()) if "BatchNorm" in name]
         if ran is not None and names and ran.details.get("last_batch") == 1:
             result = _warned(
                 result,
-                f"the last batch of each epoch has 1 sample at size {size}, of which {', '.join(names)} takes statistics: "
-                "without other values of a channel that is an error, later in the training; drop the last batch "
+                f"the last batch of each epoch has 1 sample at size {size}, and {', '.join(names)} takes statistics of "
+                "it: where a channel has one value, the training ends with an error there; drop the last batch "
                 "(drop_last=True), or use a size that leaves another rest",
             )
     return result
