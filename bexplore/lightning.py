@@ -72,7 +72,8 @@ class MicroBatchSizeFinder(Callback):
         """Set the size and the accumulation: those that were given, else those that an exploration finds.
 
         Raises:
-            UserInputError: There is no such attribute, or this process is one of several ranks.
+            UserInputError: There is no such attribute, the loader was given to `fit` and has a size of its own, or this
+                process is one of several ranks.
         """
         if stage != "fit":
             return
@@ -81,6 +82,7 @@ class MicroBatchSizeFinder(Callback):
                 f"neither the module, its hparams nor the data module has {self._name}",
                 hint="let train_dataloader() use an attribute, and name it: MicroBatchSizeFinder(batch_arg_name=...)",
             )
+        _refuse_loader(trainer)
         given = given_size() or self._explored(trainer)
         if given.output_dir is not None:
             kept: Any = [one for one in trainer.callbacks if not isinstance(one, Checkpoint)]  # type: ignore[attr-defined]
@@ -94,3 +96,16 @@ class MicroBatchSizeFinder(Callback):
         self.result = explored(self._request)
         accumulation = self._global_batch_size and accumulation_of(self.result, self._global_batch_size)
         return GivenSize(micro_batch_size=self.result.micro_batch_size or 0, accumulation=accumulation)
+
+
+def _refuse_loader(trainer: Trainer) -> None:
+    """Raise UserInputError where `fit` was given a loader, which keeps its own size whatever the attribute is.
+
+    The source of the loader is no public attribute; where it is unknown, the first starts show that the size is ignored.
+    """
+    source = getattr(trainer.fit_loop, "_data_source", None)
+    if source is not None and not source.is_module():
+        raise UserInputError(
+            "the loader was given to fit(), and keeps its own batch size whatever the attribute is",
+            hint="let train_dataloader() of the module or of a data module make it, with the attribute as its batch_size",
+        )

@@ -46,12 +46,16 @@ class CommandFailure:
         reason: One line for people.
         traceback_text: The training's own traceback; empty where it wrote none.
         ended_by: The signal that ended a process of the training, where nothing shows that memory was short.
+        is_early: Whether it came before the first batch.
+        exception_type: Name of the exception's class; empty where none was reported.
     """
 
     outcome: Outcome
     reason: str
     traceback_text: str = ""
     ended_by: str = ""
+    is_early: bool = False
+    exception_type: str = ""
 
 
 KILLED_BY_KERNEL = CommandFailure(
@@ -83,6 +87,8 @@ def of_errors(errors: Sequence[Mapping[str, Any]]) -> CommandFailure | None:
         reason=f"{text}{where}"[:_LONGEST_REASON],
         traceback_text=error["traceback"],
         ended_by=next(filter(None, (signal_of_loader(link["message"]) for link in error["chain"])), ""),
+        is_early=error.get("num_batches") == 0,
+        exception_type=error["chain"][0]["type"],
     )
 
 
@@ -148,7 +154,10 @@ def of_end(
     how = "the command ended" if return_code is not None else "the command was ended"
     status = f" with status {return_code}" if return_code is not None else ""
     return CommandFailure(
-        outcome=Outcome.CRASHED, reason=f"{how}{status}: {last.strip()}"[:_LONGEST_REASON], traceback_text=trace or log
+        outcome=Outcome.CRASHED,
+        reason=f"{how}{status}: {last.strip()}"[:_LONGEST_REASON],
+        traceback_text=trace or log,
+        is_early=bool(return_code) and not reports.counts and not reports.ranks,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from bexplore.command.verdicts import (
     check_capacity,
     check_replicas,
     is_cut,
+    take_capacity,
 )
 from bexplore.command.watch import Ending, Watch
 from bexplore.config.command import Command
@@ -64,6 +66,21 @@ MOST_STEPS_AHEAD = 64
 # Seconds in which a start that was given a size which nobody asked for must come to its first pass: where no start is
 # known, where one is, and so many times the longest. Source: a judgement; most programs load their data in a minute.
 FIRST_PASS_S, KNOWN_PASS_S, KNOWN_PASS_TIMES = 120.0, 30.0, 3.0
+# Exceptions before the first batch that no size causes, if their texts do not name it. Source: a judgement: checks of
+# a size raise a ValueError, an AssertionError or a RuntimeError, or end the command by `argparse`.
+OF_NO_SIZE = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "SyntaxError",
+    "IndentationError",
+    "NameError",
+    "AttributeError",
+    "FileNotFoundError",
+    "PermissionError",
+    "NotADirectoryError",
+    "IsADirectoryError",
+    "JSONDecodeError",
+)
 # Endings that have nothing to do with the size.
 HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
 # What a start without a step may be, beside a slow one.
@@ -136,6 +153,8 @@ class CommandRunner:
         self.shares_starts = settings.sizes_per_start > 1
         self._sizes = SizeCheck()
         self._held: OpenStart | None = None
+        self._early: dict[int, str] = {}  # by size that a start was given, how it failed before its first batch
+        self._fails_early = False  # at any size
         self._refused: int | None = None  # the smallest size that ran out of memory
         self._max_samples: int | None = None  # of a micro-batch that the data fills
         self._step_times_s: dict[int, float] = {}  # by size that was measured
@@ -197,6 +216,20 @@ class CommandRunner:
         if found:
             verdict = Verdict(observation.details["verdicts"]["micro_batch_size"])
             self._sizes.learn(observation.micro_batch_size, Arrived(**found), verdict)
+
+    @property
+    def size_to_confirm(self) -> int | None:
+        """A size that another start must be given, to show that the command follows its size; None for none."""
+        tried = [size for size in self._sizes.arrived if size not in self._sizes.given]
+        return min(tried) if tried and self._sizes.needs_another_start else None
+
+    def by_hand(self, micro_batch_size: int) -> str:
+        """Return what to type to run a start by hand."""
+        return "run that start by hand: " + self.command.shown_with(
+            micro_batch_size=micro_batch_size,
+            accumulation=PROBING_ACCUMULATION if self.command.sets_accumulation else 1,
+            num_replicas=self.num_replicas or 1,
+        ).replace("{output_dir}", "$(mktemp -d)")
 
     @property
     def unconfirmed_size(self) -> int | None:
@@ -269,10 +302,14 @@ class CommandRunner:
         finding = check_capacity(ranks, capacity) if ranks and capacity is not None else None
         if finding is not None:
             raise UserProgramError(f"{finding.verdict.value}: {finding.why}", hint=finding.hint)
+        are_cut = capacity is not None and any(rank.record["num_cut_lists"] for rank in ranks)
+        if capacity is not None and are_cut and not take_capacity(self._sizes, ranks, capacity):
+            self.shares_starts = False
+            return None
         try:
             return self._judged(seen, probe, began_s=began_s)
         except UserProgramError:
-            if seen.ending in HOPELESS and not seen.opened.is_reused:
+            if (seen.ending in HOPELESS or self._fails_early) and not seen.opened.is_reused:
                 raise
             return None
 
@@ -352,6 +389,8 @@ class CommandRunner:
         if seen.ending is Ending.NO_BATCH:
             return self._without_batch(blank, seen.watch)
         failure = self._failure(seen.ending, seen.watch, killed_by_kernel=seen.killed_by_kernel)
+        if failure is not None and not seen.opened.is_reused:
+            self._check_early(failure, seen.opened.capacity or probe.micro_batch_size, seen.opened.folder.path)
         if failure is not None:
             return replace(
                 blank,
@@ -410,6 +449,32 @@ class CommandRunner:
             "park_s": open_start.PARK_S,
             "life_limit_s": open_start.LIFE_LIMIT_S,
         }
+
+    def _check_early(self, failure: CommandFailure, given: int, folder: Path) -> None:
+        """Note a failure before the first batch; further starts of a program that fails so at any size show nothing.
+
+        Args:
+            failure: How a start ended.
+            given: The size that the start was given.
+            folder: Of the start, which its own messages may name.
+
+        Raises:
+            UserProgramError: It has nothing to do with the size.
+        """
+        if failure.outcome is not Outcome.CRASHED or failure.ended_by or not failure.is_early or self._sizes.arrived:
+            return
+        text = failure.reason.replace(str(folder), "")
+        others = [size for size, told in self._early.items() if told == text]
+        apart = any(max(size, given) >= CAPACITY_TIMES * min(size, given) for size in others)
+        is_certain = failure.exception_type in OF_NO_SIZE and not re.search(rf"(?<!\d){given}(?!\d)", text)
+        self._early[given] = text
+        self._fails_early = is_certain or apart
+        if self._fails_early:
+            raise UserProgramError(
+                f"the command fails before its first batch, whatever the size: {failure.reason}",
+                hint=self.by_hand(given),
+                traceback_text=failure.traceback_text,
+            )
 
     def _failure(self, ending: Ending, watch: Watch, *, killed_by_kernel: bool) -> CommandFailure | None:
         """Return why a start gave no measurement; None where it gave one.
@@ -528,7 +593,10 @@ class CommandRunner:
                 "the training loaded an optimizer's state before its first step: each probe would resume from it",
                 hint="leave the checkpoint out while you explore; the size holds for the resumed training too",
             )
-        finding_of_size = self._sizes.of(reports.ranks, size, accumulation or round(timing.micro_batches_per_step))
+        cut_from = opened.capacity if opened.capacity not in (None, size) else 0
+        finding_of_size = self._sizes.of(
+            reports.ranks, size, accumulation or round(timing.micro_batches_per_step), cut_from=cut_from or 0
+        )
         num_replicas, finding_of_replicas = check_replicas(reports.ranks, self.command.num_replicas)
         findings = {
             "micro_batch_size": finding_of_size,
@@ -539,12 +607,11 @@ class CommandRunner:
         wrong = next((one for one in findings.values() if one.is_refused), None)
         if wrong is not None and not wrong.is_of_this_size:
             raise UserProgramError(f"{wrong.verdict.value}: {wrong.why}", hint=wrong.hint)
-        details = _details(reports, timing, num_replicas) | {"verdicts": verdicts}
+        details = _details(reports, timing, num_replicas, size) | {"verdicts": verdicts}
         if size in self._sizes.arrived:
             details["arrived"] = asdict(self._sizes.arrived[size])
         if wrong is not None and wrong.num_samples is not None:
-            reason = f"{wrong.why}: the data has no more"
-            return replace(blank, reason=reason, details=details, max_samples=wrong.num_samples)
+            return replace(blank, reason=wrong.why, details=details, max_samples=wrong.num_samples)
         swallowed = wrong.why if wrong is not None else _swallowed(reports)
         if swallowed:
             hint = f"; {wrong.hint}" if wrong is not None else ""
@@ -659,7 +726,7 @@ def _warnings(reports: Reports) -> tuple[str, ...]:
     return tuple(sorted({f"the observer: {note}" for rank in reports.ranks for note in rank.record["notes"]}))
 
 
-def _details(reports: Reports, timing: StepTiming, num_replicas: int) -> dict[str, Any]:
+def _details(reports: Reports, timing: StepTiming, num_replicas: int, micro_batch_size: int) -> dict[str, Any]:
     return {
         "num_ranks": len(reports.ranks),
         "num_replicas": num_replicas,
@@ -670,7 +737,18 @@ def _details(reports: Reports, timing: StepTiming, num_replicas: int) -> dict[st
         "peak_memory_bytes_by_rank": [rank.memory.get("peak_bytes") for rank in reports.ranks],
         "elements_per_step": [statistics.median(step.num_elements for step in rank.steps) for rank in reports.ranks],
         "samples_are_seen": True,
+        "batch_coupled": sorted({name for rank in reports.ranks for name in rank.record.get("batch_coupled", ())}),
+        "last_batch": _last_batch(reports, micro_batch_size),
     }
+
+
+def _last_batch(reports: Reports, micro_batch_size: int) -> int | None:
+    """Return the samples of the last batch of an epoch that has fewer than the others; None for none, or if unknown."""
+    for rank in reports.ranks:
+        rest = (rank.num_samples or 0) % micro_batch_size
+        if rest and not rank.record.get("drops_last"):
+            return rest
+    return None
 
 
 def _device_info(reports: Reports) -> dict[str, Any]:

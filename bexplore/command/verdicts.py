@@ -15,13 +15,20 @@ from bexplore.units import counted
 # and 8 of a packed fine-tuning, 0.7 % off; a wrong size is off by a half at least.
 PROPORTION = 0.1
 
-# Sizes that arrived as the leading dimension, from which on it shows the size: no placeholder is ignored, and no batch
-# is packed. Source: what ignores the size gives one number at all sizes, which is the size itself at one at most.
+# Sizes that starts were given and that arrived as the leading dimension, from which on it shows the size: no
+# placeholder is ignored, and no batch is packed. Source: what ignores the size gives one number at all sizes, which is
+# the size itself at one at most.
 FOLLOWED = 2
 
 # Batches that a loader returned per pass, over those at sizes before, from which some of them were dropped. Source:
 # halfway between none and one for each pass.
 DROPPED = 1.5
+# Lists of a loader's samples with the usual length, over all of them, from which that is the length of its batches.
+# Source: of an epoch of ten batches, all but the last.
+LISTED = 0.9
+_ROUNDED = (
+    "where the command rounds a size or divides it, explore the sizes that it takes, as by explore.candidates: [8, 16]"
+)
 
 
 class Verdict(StrEnum):
@@ -42,7 +49,7 @@ class Finding:
         why: What was seen instead, for people; empty where it was verified.
         hint: What to type; empty where it was verified.
         is_of_this_size: Whether other sizes may do what they are asked for.
-        num_samples: All that the data has, where no more arrived; None where something else kept them away.
+        num_samples: The most that arrive, whatever is asked for; None where that is not what kept them away.
     """
 
     verdict: Verdict
@@ -65,11 +72,14 @@ class Arrived:
         rows: The usual leading dimension.
         elements_per_sample: By the size that was asked for.
         fetches_per_pass: Batches of the size that the loaders returned for each pass; 0 without a loader.
+        cut_from: The larger size that the start was given, from whose lists of samples the batches were cut, which
+            shows nothing of this size; 0 for a start of this size.
     """
 
     rows: int
     elements_per_sample: float
     fetches_per_pass: float
+    cut_from: int = 0
 
 
 @dataclass(slots=True)
@@ -79,14 +89,34 @@ class SizeCheck:
     Attributes:
         arrived: By size that did what it was asked for, of the probes so far.
         unconfirmed: The first size, where another number arrived: packed, or wrong, which the next size shows.
+        given: By size that a start was given, whether all of it was trained or smaller batches were cut from it, the
+            samples of the command's own batches.
     """
 
     arrived: dict[int, Arrived] = field(default_factory=dict)
     unconfirmed: int | None = None
+    given: dict[int, int] = field(default_factory=dict)
 
-    def of(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int) -> Finding:
-        """Return the verdict on a size, by the leading dimension of what arrived or by its elements."""
-        findings = [self._of_rank(rank, micro_batch_size, accumulation) for rank in ranks if _arrivals(rank)]
+    @property
+    def needs_another_start(self) -> bool:
+        """Whether all starts were given one size: a command that ignores it may train with just as many samples."""
+        return len(self.given) == 1 and any(seen.cut_from for seen in self.arrived.values())
+
+    def of(self, ranks: Sequence[Rank], micro_batch_size: int, accumulation: int, *, cut_from: int = 0) -> Finding:
+        """Return the verdict on a size, by the leading dimension of what arrived or by its elements.
+
+        Args:
+            ranks: Their records.
+            micro_batch_size: The size.
+            accumulation: Micro-batches of a step.
+            cut_from: As in `Arrived`.
+        """
+        is_alone = len(ranks) == 1
+        findings = [
+            self._of_rank(rank, micro_batch_size, accumulation, cut_from=cut_from, is_alone=is_alone)
+            for rank in ranks
+            if _arrivals(rank)
+        ]
         if self._is_divided(len(ranks)):
             return divided(self.arrived[micro_batch_size].rows, micro_batch_size, len(ranks))
         if not findings:
@@ -101,12 +131,16 @@ class SizeCheck:
     def learn(self, micro_batch_size: int, arrived: Arrived, verdict: Verdict) -> None:
         """Take over what arrived at a size in an exploration that goes on."""
         self.arrived[micro_batch_size] = arrived
+        self.given[arrived.cut_from or micro_batch_size] = arrived.cut_from or arrived.rows
         self.unconfirmed = micro_batch_size if verdict is Verdict.UNCONFIRMED and len(self.arrived) == 1 else None
 
-    def _of_rank(self, rank: Rank, size: int, accumulation: int) -> Finding:
+    def _of_rank(self, rank: Rank, size: int, accumulation: int, *, cut_from: int, is_alone: bool) -> Finding:
         rows = _arrivals(rank)
         usual = max(rows, key=lambda count: rows[count])
+        if not cut_from:
+            self.given[size] = usual
         arrived = Arrived(
+            cut_from=cut_from,
             rows=usual,
             elements_per_sample=_elements_per_micro_batch(rank) / size,
             fetches_per_pass=_fetches_per_pass(rank) * rows.get(size, 0) / sum(rows.values()),
@@ -120,34 +154,63 @@ class SizeCheck:
             )
         of_model = {count for count, _ in rank.forward_rows}
         is_whole_step = usual == size * accumulation and _passes_per_fetch(rank) == accumulation
-        is_in_proportion = self._is_in_proportion(size, arrived.elements_per_sample)
+        # Batches of lists of samples that are as long as the batches are not packed; several ranks may share a list.
+        is_packed = not (is_alone and _usual_list(rank) == usual)
+        is_in_proportion = is_packed and self._is_in_proportion(size, arrived.elements_per_sample)
         if usual == size or size in of_model or is_whole_step:
             if self.unconfirmed not in (None, size) and not is_in_proportion:
-                return self._contradicted(self.arrived[self.unconfirmed].rows, self.unconfirmed, was_tried=False)
+                return self._contradicted(self.arrived[self.unconfirmed].rows, self.unconfirmed)
             self.unconfirmed = None
         elif is_in_proportion and not self._rows_follow(size):
             self.unconfirmed = None
-        elif not self.arrived.keys() - {size}:
+        elif not self.arrived.keys() - {size} and not self._is_constant(usual, size):
             self.unconfirmed = size
         else:
-            return self._contradicted(usual, size, was_tried=size in rows)
+            return self._contradicted(usual, size, was_tried=size in rows, num_samples=rank.num_samples)
         self.arrived[size] = arrived
         verdict = Verdict.VERIFIED if self.unconfirmed is None else Verdict.UNCONFIRMED
         return Finding(verdict=verdict, why="" if self.unconfirmed is None else arrived_instead(usual, size))
 
-    def _contradicted(self, rows: int, size: int, *, was_tried: bool) -> Finding:
-        """Return why a size is no measurement; one that was tried, and then left, was shrunk by the program."""
+    def _contradicted(
+        self, rows: int, size: int, *, was_tried: bool = False, num_samples: int | None = None
+    ) -> Finding:
+        """Return why a size is no measurement; one that was tried, and then left, was shrunk by the program.
+
+        Args:
+            rows: Samples that arrived.
+            size: Samples that were asked for.
+            was_tried: Whether some batches had the size.
+            num_samples: Of an epoch; None if unknown.
+        """
         why = arrived_instead(rows, size)
-        others = {other: seen.rows for other, seen in self.arrived.items() if other != size}
-        if rows > size or (rows in others.values() and not self._rows_follow(size)):
+        others = {other: seen for other, seen in self.given.items() if other != size}
+        has_followed = any(other == seen for other, seen in others.items())
+        is_cut_below = any(seen.cut_from and other < rows for other, seen in self.arrived.items())
+        is_constant = self._is_constant(rows, size) and not is_cut_below
+        if rows > size or is_constant or not has_followed:
             hint = "write {micro_batch_size} where the command takes the samples of one device's pass"
-            return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint)
+            return Finding(
+                verdict=Verdict.CONTRADICTED, why=why, hint=hint if not has_followed else f"{hint}; {_ROUNDED}"
+            )
         is_of_this_size = size != self.unconfirmed
-        if is_of_this_size and not was_tried:
-            hint = "train with more samples for larger sizes"
-            return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=True, num_samples=rows)
-        hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
-        return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=is_of_this_size)
+        if was_tried or not is_of_this_size:
+            hint = "turn off what changes a size on out-of-memory (auto_find_batch_size: false)"
+            return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=hint, is_of_this_size=is_of_this_size)
+        if any(other > rows != seen for other, seen in others.items()):
+            return Finding(verdict=Verdict.CONTRADICTED, why=why, hint=_ROUNDED)
+        has_more = num_samples is not None and num_samples > rows
+        return Finding(
+            verdict=Verdict.CONTRADICTED,
+            why=f"{why}: {'the command takes' if has_more else 'the data has'} no more",
+            hint="let the command take larger sizes" if has_more else "train with more samples for larger sizes",
+            is_of_this_size=True,
+            num_samples=rows,
+        )
+
+    def _is_constant(self, rows: int, size: int) -> bool:
+        """Return whether as many samples arrived where a start was given another size, and few sizes were followed."""
+        others = (seen for other, seen in self.given.items() if other != size)
+        return rows in others and not self._rows_follow(size)
 
     def _is_divided(self, num_ranks: int) -> bool:
         """Return whether several sizes arrived as their share of a rank; packed batches do so at one size at most."""
@@ -155,8 +218,8 @@ class SizeCheck:
         return num_ranks > 1 and len(shares) > 1 and all(shares)
 
     def _rows_follow(self, size: int) -> bool:
-        """Return whether enough other sizes arrived as the leading dimension."""
-        return sum(seen.rows == other for other, seen in self.arrived.items() if other != size) >= FOLLOWED
+        """Return whether enough other sizes that starts were given arrived as the leading dimension."""
+        return sum(seen == other for other, seen in self.given.items() if other != size) >= FOLLOWED
 
     def _is_in_proportion(self, size: int, per_sample: float) -> bool:
         seen = [one.elements_per_sample for other, one in self.arrived.items() if other != size]
@@ -189,6 +252,17 @@ def check_capacity(ranks: Sequence[Rank], capacity: int) -> Finding | None:
     if len(ranks) == 1 or is_all_data or len(longest) > 1 or max(longest) * len(ranks) != capacity:
         return None
     return divided(max(longest), capacity, len(ranks))
+
+
+def take_capacity(check: SizeCheck, ranks: Sequence[Rank], capacity: int) -> bool:
+    """Note how many samples the batches had that smaller ones were cut from; return whether the command may follow.
+
+    Batches of all samples of an epoch show nothing.
+    """
+    longest = max(rank.record["longest_cut_list"] for rank in ranks)
+    if longest == capacity or not any(rank.num_samples == longest for rank in ranks):
+        check.given[capacity] = longest
+    return check.given.get(capacity, capacity) == capacity
 
 
 def divided(rows: int, size: int, num_ranks: int) -> Finding:
@@ -239,6 +313,13 @@ def _arrivals(rank: Rank) -> dict[int, int]:
         return dict(rank.rows)
     seen = [rows for rows, _ in rank.forward_rows if rows is not None]
     return {rows: seen.count(rows) for rows in set(seen)}
+
+
+def _usual_list(rank: Rank) -> int | None:
+    """Return the samples of the lists that a loader's batches were loaded for; None where they differ, or for none."""
+    lengths = {int(length): count for length, count in rank.record.get("list_lengths", {}).items()}
+    usual = max(lengths, key=lambda length: lengths[length], default=None)
+    return usual if usual is not None and lengths[usual] >= LISTED * sum(lengths.values()) else None
 
 
 def _elements_per_micro_batch(rank: Rank) -> float:

@@ -67,7 +67,7 @@ class AllRanksRunner(EngineRunner):
             self.start()
         self._alone.prepare(probe)
 
-    def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
+    def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any]:
         """Compare gradients on one device: see `EngineRunner.gradient_equivalence`."""
         self.rest()
         return self._alone.gradient_equivalence(

@@ -33,7 +33,7 @@ from bexplore.engine.protocol.messages import (
     TimePasses,
 )
 from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
-from bexplore.errors import EngineError, UserInputError, UserProgramError
+from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.host.contention import Contention
 from bexplore.host.machine import package_version
 from bexplore.job import Job, Parallelism, device_kind
@@ -44,6 +44,14 @@ from bexplore.units import format_bytes
 
 # Memory that a worker may hold beside the job's tensors: interpreter, torch, the compiler at work.
 WORKER_OVERHEAD_BYTES = 4 * 2**30
+# What the result says where the gradients of two sizes were not compared.
+NOT_COMPARED = "The gradients of two micro-batch sizes could not be compared"
+# Errors of a part of a batch whose whole ran, as where labels number the samples of the batch.
+ERRORS_OF_PARTS = ("IndexError", "RuntimeError", "ValueError")
+LABELS_OF_BATCH = (
+    "; labels that number the samples of a batch cannot be split, and with a loss that compares these samples the "
+    "micro-batch size changes the training"
+)
 # A data loader is timed for seconds; one that is silent for so long hangs.
 LOADER_LIMIT_S = 90.0
 
@@ -203,8 +211,8 @@ class EngineRunner:
         self._ahead = self._in_some_mode(probe, Prepare)
         self._workers.await_spare()
 
-    def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any] | None:
-        """Compare the gradients of one replica batch at two splits; None if the comparison itself failed.
+    def gradient_equivalence(self, *, base_micro_batch_size: int, micro_batch_size: int) -> dict[str, Any]:
+        """Compare the gradients of one replica batch at two splits; a `message` alone where that failed.
 
         The worker that ran the final answer does it if it is still there; its process changed nothing of the program.
         """
@@ -220,9 +228,17 @@ class EngineRunner:
             found = self._ask(request, limit_s=STEP_LIMIT_S)
         self.close()
         if not isinstance(found, Done):
-            found = self._ask(request, limit_s=STEP_LIMIT_S)
-            self.close()
-        return found.values if isinstance(found, Done) else None
+            try:
+                found = self._ask(request, limit_s=STEP_LIMIT_S)
+            except BexploreError as error:
+                return {"same": None, "message": f"{NOT_COMPARED}: {error.message}"}
+            finally:
+                self.close()
+        if isinstance(found, Done):
+            return found.values
+        is_of_parts = found.outcome is Outcome.CRASHED and found.details.get("exception_type") in ERRORS_OF_PARTS
+        hint = LABELS_OF_BATCH if is_of_parts else ""
+        return {"same": None, "message": f"{NOT_COMPARED}: {found.reason}{hint}"}
 
     def time_loader(self, micro_batch_size: int) -> dict[str, Any]:
         """Time the user's own loader in a worker of its own, where it may hang or die and take nothing along.

@@ -107,6 +107,18 @@ def step_time_s(observation: Observation | None, accumulation_steps: int) -> flo
     return None if inner_s is None else (accumulation_steps - 1) * inner_s + last_s + update_s
 
 
+def not_compared_in_command(ran: Observation | None) -> dict[str, Any]:
+    """Return what is known of the gradients of a training command, whose batches are its own."""
+    coupled = (ran.details.get("batch_coupled") if ran else None) or ()
+    message = "Gradients of two micro-batch sizes were not compared: a training command has batches of its own."
+    if coupled:
+        names = ", ".join(coupled)
+        message += (
+            f" It has {names}, with which the result of a sample depends on its batch: the size changes the training."
+        )
+    return {"same": None, "message": message, "modules": list(coupled)}
+
+
 def failures_of(observations: Sequence[Observation]) -> tuple[FailureGroup, ...]:
     """Group the failed probes by reasons that differ in more than numbers."""
     by_reason: dict[tuple[str, str], list[Observation]] = {}
@@ -295,9 +307,9 @@ class Finish:
         """Add the eager comparison, the loader's speed, the gradient check and the kept artifacts."""
         size = known.micro_batch_size
         assert size is not None  # the caller has checked it
-        if self.runner is None:
-            return known
         ran = verified_by(observations, size)
+        if self.runner is None:
+            return replace(known, gradient_equivalence=not_compared_in_command(ran))
         if is_interrupted:
             return replace(known, artifacts_dir=self._kept_artifacts(ran))
         return replace(

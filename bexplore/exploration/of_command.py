@@ -97,6 +97,7 @@ class CommandExploration(ResumableExploration):
                 num_replicas = trials.num_replicas_of(study)
             self._learn_replicas(runner, num_replicas)
         _check_confirmed(result, runner)
+        yield from self._confirm_size(result, runner, run)
         result, real_step_s = yield from self._with_real_step(result, runner, run)
         yield Finished(result=self._finished(result, real_step_s, runner, run), run=run)
 
@@ -118,6 +119,7 @@ class CommandExploration(ResumableExploration):
             variants=(Variant(memory=MemoryPrior(budget_bytes=self._memory_limit_bytes)),),
             run=self._record(run),
             should_stop=self._should_stop,
+            run_alone=runner.by_hand,
         )
 
     def _learn(self, runner: CommandRunner, observation: Observation) -> None:
@@ -162,7 +164,7 @@ class CommandExploration(ResumableExploration):
             elapsed_s=self._elapsed_s,
             verified_step_time_s=real_step_s,
         )
-        return end.result(result)
+        return end.result(_with_last_batches(result, run.journal.read()))
 
     def _with_real_step(
         self, result: Result, runner: CommandRunner, run: run_directory.Run
@@ -195,15 +197,34 @@ class CommandExploration(ResumableExploration):
                 return dataclasses.replace(result, stop_reason=str(stop_reason)), None
         return _warned(result, _difference(real, measured, accumulation)), _seconds_of_step(real)
 
+    def _confirm_size(
+        self, result: Result, runner: CommandRunner, run: run_directory.Run
+    ) -> Generator[JobEvent, None, None]:
+        """Start the command once with another size, where all starts were given one: it may ignore the size.
+
+        Raises:
+            UserProgramError: It does.
+        """
+        size = runner.size_to_confirm
+        if size is None or result.stop_reason == StopReason.INTERRUPTED or self._should_stop() is not None:
+            return
+        accumulation = PROBING_ACCUMULATION if self._command.sets_accumulation else None
+        with contextlib.suppress(KeyboardInterrupt):
+            yield from self._run_real_step(runner, run, None, size, accumulation, is_check=True)
+
     def _run_real_step(
         self,
         runner: CommandRunner,
         run: run_directory.Run,
         measured: Observation | None,
         micro_batch_size: int,
-        accumulation: int,
+        accumulation: int | None,
+        *,
+        is_check: bool = False,
     ) -> Generator[JobEvent, None, Observation]:
         """Run a size with an accumulation: a probe of the run, which is no evidence of its search.
+
+        A check raises where the training does something else than asked.
 
         Its trial has the number, so that no other explorer of the study takes it, and is abandoned.
         """
@@ -216,16 +237,18 @@ class CommandExploration(ResumableExploration):
             compilation=settings.user_compilation,
             fresh_worker=True,
             max_passes=settings.max_passes,
-            expected_s=_expected_s(measured, accumulation),
+            expected_s=_expected_s(measured, accumulation or 1),
         )
         probe = decision.probe(trial.number, settings, None)
         try:
             with trials.leased(study, trial, probe):
                 yield ProbeStarted(probe=probe, expected_s=decision.expected_s)
-                observation = _observed(runner, probe, accumulation)
+                observation = runner.run(probe, accumulation) if is_check else _observed(runner, probe, accumulation)
         finally:
             with storage_errors():
                 trials.abandon(study, trial)
+        details = observation.details | {REAL_STEP: accumulation}
+        observation = dataclasses.replace(observation, details=details)
         run.journal.append(observation)
         yield ProbeFinished(observation=observation)
         return observation
@@ -347,13 +370,13 @@ class CommandExploration(ResumableExploration):
             yield "the command chooses its own accumulation; whole steps are ranked, updates included"
 
 
-def _observed(runner: CommandRunner, probe: Probe, accumulation: int) -> Observation:
+def _observed(runner: CommandRunner, probe: Probe, accumulation: int | None) -> Observation:
     """Run a probe with an accumulation; a training that does not take it has crashed, which its size has not."""
     began_s = time.time()
     try:
-        observation = runner.run(probe, accumulation)
+        return runner.run(probe, accumulation)
     except UserProgramError as error:
-        observation = Observation(
+        return Observation(
             probe=probe,
             outcome=Outcome.CRASHED,
             reason="; ".join(filter(None, (error.message, error.hint))),
@@ -361,7 +384,6 @@ def _observed(runner: CommandRunner, probe: Probe, accumulation: int) -> Observa
             started_at_s=began_s,
             elapsed_s=time.time() - began_s,
         )
-    return dataclasses.replace(observation, details=observation.details | {REAL_STEP: accumulation})
 
 
 def _expected_s(measured: Observation | None, accumulation: int) -> float:
@@ -404,6 +426,23 @@ def _difference(real: Observation, measured: Observation | None, accumulation: i
 
 def _warned(result: Result, warning: str) -> Result:
     return dataclasses.replace(result, warnings=(*result.warnings, warning)) if warning else result
+
+
+def _with_last_batches(result: Result, observations: Sequence[Observation]) -> Result:
+    """Return the result with a warning where an epoch of a recommended size ends with one sample for a BatchNorm."""
+    second = result.second_answer
+    answers = [result.recommendation, second.recommendation if second is not None else None]
+    for size in dict.fromkeys(one.micro_batch_size for one in answers if one is not None):
+        ran = verified_by(observations, size)
+        names = [name for name in (ran.details.get("batch_coupled") or () if ran else ()) if "BatchNorm" in name]
+        if ran is not None and names and ran.details.get("last_batch") == 1:
+            result = _warned(
+                result,
+                f"the last batch of each epoch has 1 sample at size {size}, and {', '.join(names)} takes statistics of "
+                "it: where a channel has one value, the training ends with an error there; drop the last batch "
+                "(drop_last=True), or use a size that leaves another rest",
+            )
+    return result
 
 
 def _check_confirmed(result: Result, runner: CommandRunner) -> None:

@@ -30,6 +30,7 @@ from bexplore.search.result import (
     SearchEnded,
     SecondAnswer,
     error_of,
+    probe_alone,
     result_of,
 )
 from bexplore.search.settings import SearchSettings
@@ -85,6 +86,7 @@ def explore(
     keeping: KeepBatchSize | None = None,
     run: RunRecord | None = None,
     should_stop: Callable[[], str | None] = lambda: None,
+    run_alone: Callable[[int], str] = probe_alone,
 ) -> Iterator[Event]:
     """Find the fastest micro-batch size that fits.
 
@@ -94,6 +96,7 @@ def explore(
         keeping: The request for the second answer, which follows the search; None for none.
         run: Where the exploration is recorded and from where it resumes; None for memory only.
         should_stop: Called before each probe; words that it returns end the exploration as its stop reason.
+        run_alone: Returns what to type to run a size alone, where the program fails.
 
     Yields:
         `ProbeStarted`, `ProbeFinished` and, once something was measured, a `Recommendation` for each probe of the
@@ -118,6 +121,7 @@ def explore(
             run=run,
             observations=list(run.history),
             should_stop=should_stop,
+            run_alone=run_alone,
             began_s=run.clock() - run.spent_s - sum(observation.elapsed_s for observation in run.history),
         )
         result = searched = yield from loop.search()
@@ -136,6 +140,7 @@ class _Loop:
     run: RunRecord
     observations: list[Observation]
     should_stop: Callable[[], str | None]
+    run_alone: Callable[[int], str]
     began_s: float
 
     def search(self) -> Generator[Event, None, Result]:
@@ -150,7 +155,8 @@ class _Loop:
             decision, evidence = self.sampler.decide(self.study), _all_evidence(self.study)
         if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM, StopReason.NOTHING_MEASURED):
             memory = self.sampler.variants[0].memory
-            raise error_of(StopReason(reason), self.sampler.space, evidence, self.observations, memory)
+            reason = StopReason(reason)
+            raise error_of(reason, self.sampler.space, evidence, self.observations, memory, run_alone=self.run_alone)
         best = decision.recommendation
         result = self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
         return dataclasses.replace(result, posterior=decision.posterior)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -173,18 +173,32 @@ def error_of(
     evidence: Sequence[Evidence],
     observations: Sequence[Observation],
     memory: MemoryPrior | None,
+    *,
+    run_alone: Callable[[int], str],
 ) -> Exception:
-    """Return the error of an exploration without a result; the evidence includes other explorers' probes."""
+    """Return the error of an exploration without a result; the evidence includes other explorers' probes.
+
+    Args:
+        run_alone: Returns what to type to run a size alone.
+    """
     if reason is StopReason.NOTHING_FITS:
         return _nothing_fits(space, evidence, memory)
     if reason is StopReason.BROKEN_PROGRAM:
-        return _broken_program(space, evidence, observations)
+        return _broken_program(space, evidence, observations, run_alone)
     outcomes = "; ".join(f"{item.micro_batch_size}: {item.outcome} ({item.reason})" for item in evidence)
     return EngineError(f"no micro-batch size could be measured: {outcomes}", hint="see the run log for each probe")
 
 
+def probe_alone(micro_batch_size: int) -> str:
+    """Return what to type to run a size of a job that a file describes."""
+    return f"run one size alone: bexplore probe CONFIG --micro-batch-size {micro_batch_size}"
+
+
 def _broken_program(
-    space: Space, evidence: Sequence[Evidence], observations: Sequence[Observation]
+    space: Space,
+    evidence: Sequence[Evidence],
+    observations: Sequence[Observation],
+    run_alone: Callable[[int], str],
 ) -> UserProgramError:
     failed = [item for item in evidence if not item.is_measured]
     crash = next((item for item in reversed(observations) if item.traceback_text), None)
@@ -192,7 +206,7 @@ def _broken_program(
     but = f" but the smallest, {space.base}" if len(failed) < len(evidence) else ""
     return UserProgramError(
         f"the program fails at every micro-batch size tried ({sizes}){but}: {(crash or failed[-1]).reason}",
-        hint=f"run one size alone: bexplore probe CONFIG --micro-batch-size {failed[0].micro_batch_size}",
+        hint=run_alone(failed[0].micro_batch_size),
         traceback_text=crash.traceback_text if crash else "",
     )
 

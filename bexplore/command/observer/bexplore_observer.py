@@ -41,6 +41,21 @@ DIGESTS, DIGEST_ELEMENTS = 3, 1024  # batches, and elements of each tensor, that
 PASSES_WITHOUT_STEP = 200  # backward passes beyond the accumulation without any update: no optimizer can be seen
 WRAPPED_SAMPLERS = 3  # one in the other, that are looked into
 OBJECTS_OF_BATCH = 500  # that are looked through for tensors, where a batch is an object of its own kind
+# Parts of names of losses that compare the samples of a batch. Source: classes of pytorch-metric-learning,
+# sentence-transformers, open_clip and lightly.
+LOSSES_OF_BATCH = (
+    "infonce",
+    "ntxent",
+    "supcon",
+    "contrastive",
+    "cliploss",
+    "sigliploss",
+    "multiplenegatives",
+    "batchhard",
+    "batchall",
+    "barlowtwins",
+    "vicreg",
+)
 WATCHED_PARAMETERS = 3  # of which the versions are compared where no optimizer's hook is called
 LOGGED_CHARACTERS = 8000
 LINKS_OF_ERROR = 16  # exceptions that led to one, of which the explorer is told
@@ -107,6 +122,7 @@ class Observer:
         self.clock_optimizer, self.clock_numel = None, -1
         self.optimizer_names = {}
         self.unseen = UnseenUpdates(self.torch)
+        self.batch_coupled = None  # not looked for yet
         self.first_backward_at_s = None
         self.is_resumed = False
         self.has_device = False  # an accelerator that the first pass ran on
@@ -438,11 +454,13 @@ class Observer:
         read no longer: that costs more than all else at a fetch.
         """
         size, listed = self.probe["micro_batch_size"], self.lists.length
+        if listed is not None:
+            read.lists[listed] = read.lists.get(listed, 0) + 1
         self.num_shown = self.num_shown + 1 if rows == size else 0
         if listed is not None and (rows is None or listed == size):
             rows = listed
         if rows == size:
-            read.num_samples = self.lists.num_samples
+            read.num_samples, read.drops_last = self.lists.num_samples, self.lists.drops_last
         if self.num_shown >= SHOWN and self.lists.size is None:
             self.reads_lists = False
             self.stop_reading_lists()
@@ -899,6 +917,9 @@ class Observer:
             own_from_step=self.own_from_step,
             awaits_own_batches=bool(self.rows_per_sample),
             digests=self.digests,
+            batch_coupled=self._batch_coupled(),
+            drops_last=self.fetches.drops_last(),
+            list_lengths=self.fetches.list_lengths(),
             num_cut_lists=self.lists.num_cut,
             longest_cut_list=self.lists.longest_cut,
             is_resumed=self.is_resumed,
@@ -911,6 +932,16 @@ class Observer:
             notes=self.notes,
         )
         self.write("rank-%d-%d.json" % (rank, self.pid), record)
+
+    def _batch_coupled(self):
+        """Return the classes of modules that let the samples of a batch depend on each other; looked for once."""
+        if self.batch_coupled is None:
+            try:
+                self.batch_coupled = _batch_coupled_modules(self.torch)
+            except Exception as error:
+                self.batch_coupled = []
+                self._note("modules", error)
+        return self.batch_coupled
 
     def _read_cuda_events(self, steps):
         """Replace host times by device times: the host queues steps before the device has run them."""
@@ -1011,6 +1042,7 @@ class Observer:
                 "traceback": text[-LOGGED_CHARACTERS:],
                 "at_s": time.time(),
                 "num_steps": len(self.steps),
+                "num_batches": max(self.fetches.number(), self.total_passes, len(self.steps)),
             }
             self.write("error-%s-%d.json" % (_host(), os.getpid()), record)
         except Exception:  # a full disk: the training's own end shows the error
@@ -1044,6 +1076,7 @@ class IndexLists:
         self.longest_cut = 0  # of all of a start: a probe may live on what the one before left of a list
         # Of the list that the last batch was taken from, and of the epoch of its loader; None where there is none.
         self.length = self.num_samples = None
+        self.drops_last = False
 
     def begin(self, size, longest):
         """Cut to a size from now on; lists that are longer than the command's batches are not of what is explored."""
@@ -1065,7 +1098,7 @@ class IndexLists:
     def is_stale(self, iterator):
         """Return whether the batch that an iterator has returned was loaded for another size; note its lengths."""
         state = self._state(iterator)
-        self.num_samples, taken = state["num_samples"], state["taken"]
+        self.num_samples, self.drops_last, taken = state["num_samples"], state["drops_last"], state["taken"]
         size, self.length = taken.popleft() if taken else (self.size, None)
         return size != self.size
 
@@ -1074,6 +1107,7 @@ class IndexLists:
         state = iterator.__dict__.get("_bexplore")
         if state is None or state["sampler"] is not sampler:  # persistent workers begin an epoch with another one
             state = {"sampler": sampler, "rest": (), "taken": deque(), "num_samples": num_samples_of(iterator)}
+            state["drops_last"] = bool(getattr(getattr(iterator, "_index_sampler", None), "drop_last", False))
             iterator._bexplore = state
         return state
 
@@ -1122,6 +1156,18 @@ class Fetches:
                 found[rows] = found.get(rows, 0) + 1
         return found
 
+    def drops_last(self):
+        """Return whether the loader of the probe's batches leaves out a last batch with fewer samples."""
+        return any(one.drops_last for one in self._training().values())
+
+    def list_lengths(self):
+        """Return length -> lists of samples that batches of the training were loaded for, as far as they were read."""
+        found = {}
+        for read in self._training().values():
+            for length, count in read.lists.items():
+                found[length] = found.get(length, 0) + count
+        return found
+
     def num_samples(self):
         """Return the samples of an epoch of the data set of the probe's batches; None if unknown."""
         return next((one.num_samples for one in self._training().values() if one.num_samples is not None), None)
@@ -1168,6 +1214,8 @@ class ReadSet:
         # Step, leading dimension and elements of each, one after the other: no object is kept for a fetch.
         self.micro_batches = array("q")
         self.num_samples = None  # of an epoch of a loader that returned batches of the probe's size
+        self.drops_last = False  # whether that loader leaves out a last batch with fewer samples
+        self.lists = {}  # length -> lists of samples that batches were loaded for
 
 
 class UnseenUpdates:
@@ -1408,6 +1456,24 @@ def _live_bytes(torch):
             except Exception:  # a tensor without storage, or one that is being freed: it is left out
                 continue
     return sum(storages.values())
+
+
+def _batch_coupled_modules(torch):
+    """Return the classes of modules that compare the samples of a batch, or take statistics of them."""
+    import gc
+
+    kind, normalization = torch.nn.Module, torch.nn.modules.batchnorm._BatchNorm
+    found = set()
+    for one in gc.get_objects():
+        own = type(one)
+        if not issubclass(own, kind):
+            continue
+        if issubclass(own, normalization):
+            if one.training:
+                found.add(own.__name__)
+        elif any(part in own.__name__.lower() for part in LOSSES_OF_BATCH):
+            found.add(own.__name__)
+    return sorted(found)
 
 
 def _outermost_modules(torch):
