@@ -26,7 +26,7 @@ class FailureKind(StrEnum):
     FLAKY = "flaky"
 
 
-# Texts that name the rule, by kind; `silent` ones name nothing. They are worded otherwise than the table of the search.
+# Texts that name the rule, by kind; `silent` ones name nothing. Some are not in the search's table.
 SILENT = (
     "ValueError: bad input",
     "RuntimeError: expected sizes to match",
@@ -40,7 +40,7 @@ NAMED: dict[FailureKind, Sequence[str]] = {
         "RuntimeError: shape '[-1, {wide}]' is invalid for input of size {elements}",
     ),
     FailureKind.EIGHT_BIT: (
-        "AssertionError: FP8 execution requires 2D input matrices with height divisible by {k}, but got dims=[{n}, 768]",
+        "AssertionError: FP8 execution requires 2D matrices with height divisible by {k}, but got dims=[{n}, 768]",
         "RuntimeError: Expected trailing dimension of mat1 to be divisible by {k} but got mat1 shape: ({n}x64).",
     ),
     FailureKind.EVEN: ("ValueError: the batch size must be even, got {n}", "AssertionError: samples come in pairs"),
@@ -132,8 +132,8 @@ def _last_of_one(rng: np.random.Generator, largest: int) -> Drawn:
 
 def _both(first: Callable[..., Drawn], second: Callable[..., Drawn]) -> Callable[[np.random.Generator, int], Drawn]:
     def draw(rng: np.random.Generator, largest: int) -> Drawn:
-        (k, one), (end, other) = first(rng, largest), second(rng, largest)
-        end = max(end, 2 * k)
+        k, one = first(rng, largest)
+        end = max(second(rng, largest)[0], 2 * k)
         return k, lambda n: one(n) and n <= end
 
     return draw

@@ -53,7 +53,8 @@ _MORE_THAN = re.compile(rf"(?:more than|greater than|larger than|exceed)\D{{0,20
 _OR_EQUAL = re.compile(r"(?:greater|larger|more|bigger) than or equal", re.IGNORECASE)
 _AT_MOST = re.compile(
     rf"(?:at most|no more than|up to|exceeds?|maximum(?: [\w-]+){{0,3}}? (?:of|is)|less than or equal to|"
-    rf"smaller than or equal to|only (?:has|have|holds)|out of (?:bounds|range)\D{{0,40}} with size)\D{{0,30}}?{_NUMBER}",
+    rf"smaller than or equal to|only (?:has|have|holds)|"
+    rf"out of (?:bounds|range)\D{{0,40}} with size)\D{{0,30}}?{_NUMBER}",
     re.IGNORECASE,
 )
 _MUST = re.compile(r"must|should|expected|requires?|needs?|has to|at least", re.IGNORECASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -226,7 +227,7 @@ def _ends(space: Space, tried: NDArray[np.int64], clues: Clues) -> tuple[Array, 
     borders = np.concatenate([[least], inner, [most]])
     span = math.log(most / least)
     shares = ENDS_WITHIN * np.diff(np.log(borders)) / span
-    intervals = [*zip(borders[:-1], borders[1:], strict=True), (math.inf, math.inf)]
+    intervals = [*itertools.pairwise(borders), (math.inf, math.inf)]
     masses = [*shares, 1.0 - ENDS_WITHIN]
     for number, weight in clues.ends.items():
         if number >= least:

@@ -90,7 +90,7 @@ class SizeRule:
 ALL_WEIGHT = 0.30  # the failure is isolated, or the end of the range. Source: benchmarks/results/structured_failures.md
 NONE_WEIGHT = 0.30  # Source: likewise, structured_failures.md in benchmarks/results
 MULTIPLES_WEIGHT, AT_LEAST_WEIGHT, REMAINDER_WEIGHT = 0.30, 0.15, 0.10  # Source: benchmarks/results, likewise
-POWERS_WEIGHT, DIVISORS_WEIGHT = 0.02, 0.01  # Source: benchmarks/results/structured_failures.md
+POWERS_WEIGHT, DIVISORS_WEIGHT = 0.02, 0.003  # Source: benchmarks/results/structured_failures.md
 # Among multiples of k, the weight of k is its family's over k to this power. Source: tiles of kernels, groups and pairs
 # are powers of two (NVIDIA, "Matrix multiplication background", 2023: 8, 16, 64 and 128); group sizes are small.
 FAMILY_WEIGHTS = {1: 8.0, 3: 2.0, 5: 1.0}  # odd part of k. Source: the line above

@@ -248,7 +248,7 @@ def test_nothing_fits_says_the_numbers():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.NOT_FINITE])
-def test_a_program_that_fails_alike_at_every_size_is_broken_after_few_probes_and_its_traceback_is_kept(
+def test_a_program_that_fails_alike_at_every_size_is_soon_broken_and_its_traceback_is_kept(
     outcome: Outcome,
 ):
     sizes = []
