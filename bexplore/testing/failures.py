@@ -105,7 +105,7 @@ def _multiples(choices: Sequence[int]) -> Callable[[np.random.Generator, int], D
 
 
 def _least(rng: np.random.Generator, largest: int) -> Drawn:
-    k = int(rng.integers(2, max(3, largest // 4)))
+    k = int(np.exp(rng.uniform(np.log(2), np.log(max(3, largest / 4)))))
     return k, lambda n: n >= k
 
 

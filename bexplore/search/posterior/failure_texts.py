@@ -54,7 +54,7 @@ _OR_EQUAL = re.compile(r"(?:greater|larger|more|bigger) than or equal", re.IGNOR
 _AT_MOST = re.compile(
     rf"(?:at most|no more than|up to|exceeds?|maximum(?: [\w-]+){{0,3}}? (?:of|is)|less than or equal to|"
     rf"smaller than or equal to|only (?:has|have|holds)|"
-    rf"out of (?:bounds|range)\D{{0,40}} with size)\D{{0,30}}?{_NUMBER}",
+    rf"out of (?:bounds|range).{{0,40}}? with size)\D{{0,30}}?{_NUMBER}",
     re.IGNORECASE,
 )
 _MUST = re.compile(r"must|should|expected|requires?|needs?|has to|at least", re.IGNORECASE)
@@ -156,7 +156,7 @@ def _conditions(text: str, failing_line: str, size: int) -> Iterator[tuple[SizeR
     for source in (text, failing_line):
         for left, right, sign, remainder in _MODULO.findall(source):
             is_of_zero = remainder in ("", "0")
-            if right.isdigit() and int(right) > 1 and int(right) != size:
+            if right.isdigit() and int(right) > 1 and (source is failing_line or int(right) != size):
                 if is_of_zero and (sign == "==") == must_hold:
                     yield from _multiples(int(right))
                 elif (sign == "==") != must_hold and remainder:

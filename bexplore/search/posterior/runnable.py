@@ -27,7 +27,7 @@ TOLD, BROKEN, PLAUSIBLE = 0.8, 0.97, 0.02
 MOST_LADDERS = 3  # rules that add sizes to the domain. Source: as many as are plausible together; more cost time
 # Candidates are extended where another size of the range runs with this probability, and is so many times as likely to
 # run as every candidate. Source: benchmarks/results/structured_failures.md.
-EXTENDS_FROM, EXTENDS_TIMES = 0.2, 4.0
+EXTENDS_FROM, EXTENDS_TIMES = 0.05, 1.5
 MOST_EXTENSION = 64  # sizes. Source: resolves 7 % of a size over a range of a hundred
 FAILURES = (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.TIMED_OUT)  # not finite: chance and numbers cause it
 
@@ -185,10 +185,12 @@ def extended(space: Space, evidence: Sequence[Evidence]) -> Space:
     """
     tried = {size for item in evidence for size in item.timed_sizes}
     everything = space if tried <= set(space.sizes) else space.including(tried)
-    if not space.may_extend or any(item.is_measured for item in evidence):
+    if not space.may_extend:
         return everything
-    variants = sorted({item.variant for item in evidence})
-    beliefs = [RunBelief.of(space, [item for item in evidence if item.variant == one]) for one in variants]
+    # Before anything ran: the sizes that were added then stay.
+    early = list(itertools.takewhile(lambda item: not item.is_measured, evidence))
+    variants = sorted({item.variant for item in early})
+    beliefs = [RunBelief.of(space, [item for item in early if item.variant == one]) for one in variants]
     return everything.including(size for belief in beliefs if belief for size in _beside(space, belief))
 
 

@@ -94,7 +94,7 @@ POWERS_WEIGHT, DIVISORS_WEIGHT = 0.02, 0.003  # Source: benchmarks/results/struc
 # Among multiples of k, the weight of k is its family's over k to this power. Source: tiles of kernels, groups and pairs
 # are powers of two (NVIDIA, "Matrix multiplication background", 2023: 8, 16, 64 and 128); group sizes are small.
 FAMILY_WEIGHTS = {1: 8.0, 3: 2.0, 5: 1.0}  # odd part of k. Source: the line above
-OTHER_FAMILY_WEIGHT, FAMILY_POWER = 0.3, 0.7  # Source: the lines above
+OTHER_FAMILY_WEIGHT, FAMILY_POWER = 0.3, 0.5  # Source: the lines above
 MOST_MULTIPLE, MOST_ODD_MULTIPLE = 512, 64  # Source: a file of half a thousand groups is none that we have seen
 MOST_LEAST = 64  # Source: likewise: the k of "at least k"; 2 has as much weight as all others
 MOST_MODULUS = 12  # of a remainder. Source: beyond, the sizes that fail are isolated among those that run
