@@ -22,6 +22,7 @@ from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
 
 EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: benchmarks/results/sensitivity.md
 DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: likewise, sensitivity.md
+STRUCTURED_FAILURES = 5  # likewise, of one text, where rules are plausible. Source: results/structured_failures.md
 # Of the probability that a size runs, what twice the size must add to be tried first: a pass of twice the size takes up
 # to twice as long. Source: benchmarks/results/structured_failures.md.
 DOUBLING_PRICE = 0.02
@@ -88,7 +89,7 @@ def _first(
         return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
     if not open_sizes:
         return Decision(stop_reason=StopReason.NOTHING_MEASURED if failures else StopReason.NOTHING_FITS)
-    if len(failures) >= EARLY_FAILURES:
+    if len(failures) >= EARLY_FAILURES and not same_everywhere(space, finished):
         return Decision(stop_reason=StopReason.NOTHING_MEASURED)
     tried = {item.micro_batch_size for item in (*failures, *in_flight)}
     untried = [size for size in open_sizes if size not in tried] or list(open_sizes)
@@ -114,7 +115,7 @@ def _first(
 
 def _is_broken(belief: RunBelief, open_sizes: Sequence[int]) -> bool:
     """Return whether no rule that lets another size run is worth a further probe."""
-    return not open_sizes or belief.broken >= BROKEN or len(belief.failed) >= EARLY_FAILURES
+    return not open_sizes or belief.broken >= BROKEN or len(belief.failed) >= STRUCTURED_FAILURES
 
 
 def _likeliest(belief: RunBelief, sizes: NDArray[np.int64], space: Space, memory: MemoryPrior | None) -> int:

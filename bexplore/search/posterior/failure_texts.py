@@ -14,10 +14,10 @@ from bexplore.search.posterior.size_rules import RuleKind, SizeRule
 NAMED, SUGGESTED, PROGRAMMING = 20.0, 1.0, 30.0
 LARGEST_NUMBER = 2**31  # Source: beyond are addresses and seeds
 
-# Source: errors of the language that no size of a batch mends (docs.python.org, built-in exceptions).
+# Source: errors that no size of a batch mends (docs.python.org, built-in exceptions; PyTorch, `addmm`).
 _PROGRAMMING = re.compile(
     r"\b(NameError|UnboundLocalError|ImportError|ModuleNotFoundError|AttributeError|SyntaxError|IndentationError|"
-    r"KeyError|FileNotFoundError|PermissionError|NotImplementedError|TypeError)\b"
+    r"KeyError|FileNotFoundError|PermissionError|NotImplementedError|TypeError)\b|shapes cannot be multiplied"
 )
 _LOCATION = re.compile(r"\s*\([^()]*:\d+\)$")  # where the error was raised, which the engine appends
 _HEX = re.compile(r"0x[0-9a-fA-F]+")

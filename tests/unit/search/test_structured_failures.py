@@ -137,8 +137,8 @@ def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
     [
         ("NameError: name 'labels' is not defined", 2),
         ("KeyError: 'tokens'", 2),
-        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)", 4),
-        ("ValueError: bad input", 4),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)", 2),
+        ("ValueError: bad input", 5),
     ],
 )
 def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, most: int):
