@@ -215,6 +215,7 @@ class Finish:
             resident_memory_bytes=searched.resident_memory_bytes,
             memory_headroom_bytes=searched.memory_headroom_bytes,
             outcomes=dict(searched.outcomes),
+            runs_at=searched.runs_at,
             failures=failures_of(observations),
             warnings=(*self._caution_of_one_rank(observations), *searched.warnings),
             device_info=dict(self.device_info),

@@ -271,7 +271,7 @@ class CommandExploration(ResumableExploration):
     def _space(self) -> Space:
         """The candidates, and what an earlier exploration of the run tried in its search."""
         tried = (one for one in self._searched if one.probe.purpose is not Purpose.KEEP_BATCH_SIZE)
-        return Space.of(self._candidates).including(one.micro_batch_size for one in tried)
+        return Space.of(self._candidates).reaching(one.micro_batch_size for one in tried)
 
     def _own_accumulation(self, micro_batch_size: int) -> int | None:
         """Return the accumulation of the training: of the user's global batch size, else its own; None if unknown.

@@ -108,6 +108,7 @@ class RunResult:
         resident_memory_bytes: Memory that the process or the allocator held for these tensors.
         memory_headroom_bytes: Memory budget less the larger of peak and resident memory.
         outcomes: Number of probes by outcome.
+        runs_at: The sizes at which the program runs, where a rule explains its failures; None for no such rule.
         failures: Probes that did not run, grouped by reason.
         batch_size: The user's own global batch size, where it is valid.
         replica_batch_size: One replica's share of it; None also where it has no whole share.
@@ -165,6 +166,7 @@ class RunResult:
     resident_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
+    runs_at: str | None = None
     failures: tuple[FailureGroup, ...] = ()
     batch_size: int | None = None
     replica_batch_size: int | None = None

@@ -104,6 +104,7 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
         ("start", _own_start(result)),
         ("depth", _depth(result)),
         ("eager", eager_sentence(result.eager, tolerance)),
+        ("runs at", result.runs_at),
         *(("failed", text) for text in _failed(result)),
         ("training", (result.gradient_equivalence or {}).get("message")),
         ("input", loader_sentence(result)),

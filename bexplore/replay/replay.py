@@ -192,7 +192,7 @@ def replay_job(curves: Sequence[Curve], options: ReplayOptions) -> Iterator[dict
     budget = None if options.memory_hint_gib is None else options.memory_hint_gib * GIB
     events = explore(
         runner,
-        space=Space.of(curves[0].points),
+        space=Space(sizes=tuple(sorted(curves[0].points)), may_extend=False),
         settings=options.settings(len(curves)),
         variants=[Variant(memory=MemoryPrior(budget_bytes=budget)) for _ in curves],
         run=RunRecord(clock=lambda: runner.cost_s),

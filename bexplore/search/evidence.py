@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ CONTENTION_INTERLEAVED = 0.25
 # is worth nothing (`GAP_SCALE`); benchmarks/results/sensitivity.md.
 HIDDEN_SD = 0.1
 MOST_SCHEDULER_WAIT = 0.99  # share of a pass. Source: keeps a logarithm finite
+MOST_CHARACTERS = 200  # of a line of source. Source: above the usual limits of style guides
+_FRAME = re.compile(r'  File ".*", line \d+')
 ROUNDING = 1e-6  # Source: above the rounding error of a whole number of timings
 
 
@@ -47,6 +50,7 @@ class Evidence:
         micro_batch_size: Samples of one pass.
         outcome: How it ended; None while it is in flight.
         reason: Why, for people.
+        failing_line: The line of the user's source that raised; empty for none.
         log_throughput: ln(samples/s) of the median pass; NaN where nothing was timed.
         log_throughput_se: Its standard error within the probe, without what the probe's sizes share; NaN where unknown.
         interleaved: Estimates of the other sizes of the probe.
@@ -71,6 +75,7 @@ class Evidence:
     micro_batch_size: int
     outcome: Outcome | None
     reason: str = ""
+    failing_line: str = ""
     log_throughput: float = math.nan
     log_throughput_se: float = math.nan
     interleaved: tuple[Interleaved, ...] = ()
@@ -129,6 +134,7 @@ class Evidence:
             micro_batch_size=size,
             outcome=observation.outcome,
             reason=observation.reason,
+            failing_line=_failing_line(observation.traceback_text),
             log_throughput=own.log_throughput(size) if is_measured else math.nan,
             log_throughput_se=own.log_se,
             interleaved=tuple(
@@ -186,6 +192,14 @@ def without_first_signals(evidence: Sequence[Evidence]) -> list[Evidence]:
         else:
             kept.append(item)
     return kept
+
+
+def _failing_line(traceback_text: str) -> str:
+    """Return the source of the last frame of a traceback; empty where it shows none."""
+    lines = traceback_text.splitlines()
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    below = lines[frames[-1] + 1 :][:1] if frames else []
+    return next((line.strip()[:MOST_CHARACTERS] for line in below if line.startswith("    ")), "")
 
 
 def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:

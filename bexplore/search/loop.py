@@ -109,9 +109,7 @@ def explore(
         EngineError: No probe could be measured, for different reasons.
     """
     run = run or RunRecord()
-    # What ran stays a candidate, even if less memory is free now than it was then.
-    tried = (item for item in run.history if item.probe.purpose is not Purpose.KEEP_BATCH_SIZE)
-    space = space.including(item.micro_batch_size for item in tried)
+    space = space.reaching(item.micro_batch_size for item in run.history if _is_of_search(item))
     sampler = BexploreSampler(space, settings, variants=variants)
     with _opened(sampler, run) as study:
         loop = _Loop(
@@ -260,6 +258,10 @@ class _Loop:
         result = result_of(reason, best, self.sampler.space, evidence, tolerance=self.sampler.settings.tolerance)
         warnings = (*program_warnings(self.observations), *result.warnings)
         return dataclasses.replace(result, next_probe=next_probe, second_answer=second, warnings=warnings)
+
+
+def _is_of_search(observation: Observation) -> bool:
+    return observation.probe.purpose is not Purpose.KEEP_BATCH_SIZE
 
 
 def _second_answer(decision: Decision, free: Recommendation) -> SecondAnswer | None:

@@ -15,6 +15,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.posterior.runnable import RunBelief
 from bexplore.search.recommendation import Recommendation, nearest_to_the_users
 from bexplore.search.space import MemoryPrior, Space
 from bexplore.search.warnings import noise_warnings
@@ -89,6 +90,7 @@ class Result:
         resident_memory_bytes: As in `Observation`, at the recommended size.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: Peak that the smallest size within the tolerance saves; None if unknown.
+        runs_at: The sizes at which the program runs, in words, where a rule explains its failures; None for no such.
         next_probe: The further probe that would save most, at the end of the search; None where none was possible, or
             where the answer is not the search's.
         second_answer: The fastest size that keeps the user's global batch size; None where none ran or none was wanted.
@@ -107,6 +109,7 @@ class Result:
     resident_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     memory_saved_bytes: int | None = None
+    runs_at: str | None = None
     next_probe: NextProbe | None = None
     second_answer: SecondAnswer | None = None
     posterior: Posterior | None = None
@@ -126,8 +129,17 @@ def result_of(
         evidence: Every finished probe, in order.
     """
     outcomes = dict(Counter(item.outcome.value for item in evidence if item.outcome is not None))
+    variant = 0 if best is None else best.variant
+    belief = RunBelief.of(space, [item for item in evidence if item.variant == variant])
+    runs_at = belief.words if belief else None
     if best is None:
-        return Result(stop_reason=str(reason), recommendation=None, base_micro_batch_size=space.base, outcomes=outcomes)
+        return Result(
+            stop_reason=str(reason),
+            recommendation=None,
+            base_micro_batch_size=space.base,
+            outcomes=outcomes,
+            runs_at=runs_at,
+        )
     measured = [item for item in evidence if item.is_measured]
     of_variant = [item for item in measured if item.variant == best.variant]
     own = [item for item in of_variant if item.micro_batch_size == best.micro_batch_size]
@@ -143,6 +155,7 @@ def result_of(
         base_micro_batch_size=space.base,
         smallest_within_tolerance=best.smallest_within_tolerance,
         outcomes=outcomes,
+        runs_at=runs_at,
         exact_over_shared=exact_over_shared,
         full_over_reduced=ratio_of(evidence, (Compilation.EXACT, Compilation.SHARED), (Compilation.REDUCED,)),
         peak_memory_bytes=_most(item.peak_memory_bytes for item in as_run),
@@ -204,9 +217,13 @@ def _broken_program(
     crash = next((item for item in reversed(observations) if item.traceback_text), None)
     sizes = ", ".join(str(size) for size in sorted({item.micro_batch_size for item in failed}))
     but = f" but the smallest, {space.base}" if len(failed) < len(evidence) else ""
+    belief = RunBelief.of(space, [item for item in evidence if not item.variant])
+    runs_at = belief.words if belief and belief.excludes_by_rule else None
     return UserProgramError(
         f"the program fails at every micro-batch size tried ({sizes}){but}: {(crash or failed[-1]).reason}",
-        hint=run_alone(failed[0].micro_batch_size),
+        hint=f"by its errors it runs at {runs_at}: widen explore.max, or list such sizes in explore.candidates"
+        if runs_at
+        else run_alone(failed[0].micro_batch_size),
         traceback_text=crash.traceback_text if crash else "",
     )
 

@@ -67,14 +67,11 @@ class Remaining:
             out-of-memory size refutes it (fragmentation, another process on the device). An out-of-memory of a
             verification, the user's own program in a fresh process, is never refuted.
         dropped: Sizes that are out whatever becomes of other sizes.
-        failed_beyond: Sizes, ascending, that failed for reasons of their own above every size that ran; without losses
-            that are not finite, which chance or the numbers cause, and not the size.
     """
 
     space: Space
     smallest_out_of_memory: float
     dropped: frozenset[int]
-    failed_beyond: tuple[int, ...]
 
     @property
     def open_sizes(self) -> tuple[int, ...]:
@@ -89,9 +86,11 @@ class Space:
 
     Attributes:
         sizes: Every micro-batch size that may be tried.
+        may_extend: Whether sizes between these may be tried, too, where none of these is likely to run.
     """
 
     sizes: tuple[int, ...]
+    may_extend: bool = True
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -108,7 +107,15 @@ class Space:
 
     def including(self, sizes: Iterable[int]) -> Space:
         """Return the space with further sizes."""
-        return Space.of([*self.sizes, *sizes])
+        return Space(sizes=tuple(sorted({*self.sizes, *sizes})), may_extend=self.may_extend)
+
+    def reaching(self, tried: Iterable[int]) -> Space:
+        """Return the space with the sizes beyond its ends that an earlier part of the exploration tried.
+
+        What ran stays a candidate, even if less memory is free now than it was then. Between its ends, sizes that
+        outcomes have added are added again by these outcomes, and the space is the one of its study.
+        """
+        return self.including(size for size in tried if not self.base <= size <= self.sizes[-1])
 
     @property
     def base(self) -> int:
@@ -121,16 +128,10 @@ class Space:
         largest_ok = max(ran, default=0)
         refused = (item for item in seen if item.outcome is Outcome.OUT_OF_MEMORY)
         standing = (item for item in refused if item.micro_batch_size > largest_ok or item.purpose.is_verification)
-        failed = {
-            item.micro_batch_size
-            for item in seen
-            if item.outcome in OWN_REASONS and item.outcome is not Outcome.NOT_FINITE
-        }
         return Remaining(
             space=self,
             smallest_out_of_memory=min((item.micro_batch_size for item in standing), default=math.inf),
             dropped=_dropped(seen, ran) | self._unfilled(seen, largest_ok),
-            failed_beyond=tuple(sorted(size for size in failed if size > largest_ok)),
         )
 
     def _unfilled(self, seen: Sequence[Evidence], largest_ok: int) -> frozenset[int]:

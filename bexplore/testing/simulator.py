@@ -21,6 +21,7 @@ from bexplore.measurement.interleaving import BUDGETS_OF_CONTENDERS, Interleaved
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe, Purpose
 from bexplore.measurement.statistics import Array
 from bexplore.search.space import MemoryAccount, MemoryPrior, Space, default_candidates
+from bexplore.testing.failures import StructuredFailure
 
 BUDGET_BYTES = 64 * 2**30
 PEAK_SD = 0.003  # of a measured peak, as a fraction
@@ -69,6 +70,7 @@ class World:
         memory: The prior of a trace, with its error; None where nothing is limited.
         reserved_bytes: Reserved by a caching allocator at each candidate without a limit; None without an allocator, so
             that the tensors alone must fit.
+        failure: Sizes at which the program fails for reasons of its own; None for none.
         lowest_limit_bytes: Reserved where the allocator must release its cache again and again; None without one.
         run_sd: Noise between two runs of one size, ln.
         pass_sd: Noise between two passes of a run, ln.
@@ -90,6 +92,7 @@ class World:
     pass_sd: float
     reserved_bytes: Array | None = None
     lowest_limit_bytes: Array | None = None
+    failure: StructuredFailure | None = None
     drift_per_probe: float = 0.0
     outlier_share: float = 0.0
     common_mode_sd: float = 0.0
@@ -101,7 +104,9 @@ class World:
     def fits(self) -> NDArray[np.bool_]:
         """(num candidates,), which run."""
         needed = self.peak_bytes if self.lowest_limit_bytes is None else self.lowest_limit_bytes
-        return needed <= self.budget_bytes
+        if self.failure is None:
+            return needed <= self.budget_bytes
+        return (needed <= self.budget_bytes) & np.array([self.failure.runs(size) for size in self.space.sizes])
 
     @property
     def throughputs(self) -> Mapping[int, float]:
@@ -138,6 +143,9 @@ class SimulatedRunner:
         """Run one probe."""
         world = self.world
         index = world.space.sizes.index(probe.micro_batch_size)
+        crash = world.failure.reason(probe.micro_batch_size, self.num_probes) if world.failure else None
+        if crash is not None:
+            return self._crashed(probe, crash)
         fits = bool(world.fits[index])
         starts = not self._shared or probe.fresh_worker or probe.program != self._program
         self._largest = max(self._largest, probe.micro_batch_size if fits else 0)
@@ -168,6 +176,14 @@ class SimulatedRunner:
             num_alloc_retries=num_retries,
             memory_budget_bytes=round(world.budget_bytes) if world.memory is not None else None,
         )
+
+    def _crashed(self, probe: Probe, reason: str) -> Observation:
+        """End a probe in its first pass, with its worker."""
+        start_s = self.world.start_s if self._program is None or probe.fresh_worker or not self._shared else 0.0
+        self._program = None
+        self.num_probes += 1
+        self.cost_s += start_s
+        return Observation(probe=probe, outcome=Outcome.CRASHED, reason=reason, start_time_s=start_s, elapsed_s=start_s)
 
     def _peak(self, index: int) -> int:
         return round(self.world.peak_bytes[index] * (1 + PEAK_SD * self._rng.standard_normal()))

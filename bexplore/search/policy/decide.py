@@ -23,6 +23,7 @@ from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_com
 from bexplore.search.posterior.joint import ONE_VARIANT, Variant, fit_joint
 from bexplore.search.posterior.noise_model import common_mode_sd
 from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
+from bexplore.search.posterior.runnable import extended
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
@@ -70,6 +71,7 @@ def decide(
     evidence = without_first_signals(tried)
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
+    space = extended(space, evidence)
     if not any(item.is_measured for item in finished):
         return first_probe(space, finished, in_flight, settings, variants, num_unassigned)
 

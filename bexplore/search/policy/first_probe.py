@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Outcome, Purpose
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.joint import Variant
+from bexplore.search.posterior.memory import LIMIT_IS_WITHIN
+from bexplore.search.posterior.runnable import BROKEN, RunBelief
 from bexplore.search.settings import SearchSettings
-from bexplore.search.space import OWN_REASONS, Space
+from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
 
 EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: benchmarks/results/sensitivity.md
 DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: likewise, sensitivity.md
+STRUCTURED_FAILURES = 5  # likewise, of one text, where rules are plausible. Source: results/structured_failures.md
+# Of the probability that a size runs, what twice the size must add to be tried first: a pass of twice the size takes up
+# to twice as long. Source: benchmarks/results/structured_failures.md.
+DOUBLING_PRICE = 0.02
 
 
 def first_probe(
@@ -51,7 +59,8 @@ def _next(
     stops = []
     for number in sorted(range(len(variants)), key=lambda number: _order_of_first(space, variants, number)):
         own = [item for item in finished if item.variant == number]
-        decision = _first(space, own, [item for item in in_flight if item.variant == number], settings)
+        ahead = [item for item in in_flight if item.variant == number]
+        decision = _first(space, own, ahead, settings, variants[number].memory)
         if decision.stop_reason is None:
             return dataclasses.replace(decision, variant=number)
         stops.append(decision)
@@ -66,21 +75,32 @@ def _order_of_first(space: Space, variants: Sequence[Variant], number: int) -> t
 
 
 def _first(
-    space: Space, finished: Sequence[Evidence], in_flight: Sequence[Evidence], settings: SearchSettings
+    space: Space,
+    finished: Sequence[Evidence],
+    in_flight: Sequence[Evidence],
+    settings: SearchSettings,
+    memory: MemoryPrior | None,
 ) -> Decision:
-    """Decide before any measurement: the base first; where it fails for its own reason, a clearly different size."""
+    """Decide before any measurement: the base first; where it fails for its own reason, the likeliest size to run."""
     open_sizes = space.after(finished).open_sizes
     failures = [item for item in finished if item.outcome is not Outcome.OUT_OF_MEMORY]
-    if same_everywhere(space, finished):
+    belief = RunBelief.of(space, finished)
+    if same_everywhere(space, finished) and (belief is None or _is_broken(belief, open_sizes)):
         return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
     if not open_sizes:
         return Decision(stop_reason=StopReason.NOTHING_MEASURED if failures else StopReason.NOTHING_FITS)
-    if len(failures) >= EARLY_FAILURES:
+    if len(failures) >= EARLY_FAILURES and not same_everywhere(space, finished):
         return Decision(stop_reason=StopReason.NOTHING_MEASURED)
     tried = {item.micro_batch_size for item in (*failures, *in_flight)}
     untried = [size for size in open_sizes if size not in tried] or list(open_sizes)
     size = untried[0]
-    if tried:
+    if (
+        tried
+        and belief is not None
+        and any(item.outcome in (Outcome.CRASHED, Outcome.COMPILE_FAILED) for item in failures)
+    ):
+        size = _likeliest(belief, np.array(untried, dtype=np.int64), space, memory)
+    elif tried:
         size = untried[int(np.argmin([abs(np.log(size / (DIFFERENT * max(tried)))) for size in untried]))]
     costs = Costs.learnt(finished, settings)
     return Decision(
@@ -91,6 +111,27 @@ def _first(
         max_passes=settings.max_passes,
         expected_s=float(costs.of(np.array(0.0), compilation=settings.search_compilation, fresh_worker=True)),
     )
+
+
+def _is_broken(belief: RunBelief, open_sizes: Sequence[int]) -> bool:
+    """Return whether no rule that lets another size run is worth a further probe."""
+    return not open_sizes or belief.broken >= BROKEN or len(belief.failed) >= STRUCTURED_FAILURES
+
+
+def _likeliest(belief: RunBelief, sizes: NDArray[np.int64], space: Space, memory: MemoryPrior | None) -> int:
+    """Return the size most likely to run and to fit: of rules that are as likely, one that many of them let run."""
+    fits = np.array([_fits(int(size), space, memory) for size in sizes])
+    merit = belief.probability(sizes) * fits * (1.0 - DOUBLING_PRICE) ** np.log2(sizes / sizes[0])
+    return int(sizes[int(np.argmax(merit))])
+
+
+def _fits(size: int, space: Space, memory: MemoryPrior | None) -> float:
+    """Return P(a size fits) before anything was measured."""
+    if memory is not None and memory.peak_bytes is not None and memory.budget_bytes:
+        peak = memory.peak_bytes(size)
+        return 0.5 * math.erfc((peak - memory.budget_bytes) / (math.sqrt(2.0) * memory.relative_sd * peak))
+    span = math.log(space.sizes[-1] / space.base)
+    return 1.0 - LIMIT_IS_WITHIN * (math.log(size / space.base) / span) ** 2 if span else 1.0
 
 
 def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
@@ -104,10 +145,13 @@ def same_everywhere(space: Space, finished: Sequence[Evidence]) -> bool:
 
 
 def only_base_runs(space: Space, finished: Sequence[Evidence]) -> bool:
-    """Return whether the base ran and every other size that was tried failed for a reason of its own."""
+    """Return whether the base ran and every other size that was tried failed, by no rule that names other sizes."""
     failed = [item for item in finished if item.outcome in OWN_REASONS and item.micro_batch_size != space.base]
     others = [item for item in finished if item not in failed]
-    return bool(failed) and all(item.is_measured and item.timed_sizes == (space.base,) for item in others)
+    if not failed or not all(item.is_measured and item.timed_sizes == (space.base,) for item in others):
+        return False
+    belief = RunBelief.of(space, finished)
+    return belief is None or belief.words is None or not belief.excludes_by_rule
 
 
 def without_numbers(reason: str) -> str:

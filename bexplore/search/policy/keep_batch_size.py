@@ -17,6 +17,7 @@ from bexplore.search.policy.acquisition import MIN_REPLICATE_NEAR_BEST
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior, fit_posterior
+from bexplore.search.posterior.runnable import extended
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import MemoryPrior, Space
@@ -48,7 +49,7 @@ def decide(
         A probe, or a stop; `recommendation` and `posterior` are of the sizes that keep the batch size alone.
     """
     evidence = without_first_signals(evidence)
-    everything = space.including(keeping)
+    everything = extended(space, evidence).including(keeping)
     evidence = [dataclasses.replace(item, variant=0) for item in evidence if item.variant == free.variant]
     fitted = fit_posterior(
         everything,

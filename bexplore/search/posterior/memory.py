@@ -35,10 +35,6 @@ LEAST_SLOPE = 1e-4
 GRID_REACH, GRID_POINTS = 4.0, 96
 # P(some candidate does not fit) where nothing is known of memory. Source: benchmarks/results/sensitivity.md.
 LIMIT_IS_WITHIN = 0.15
-# P(a size that failed above all that ran failed for itself alone); of several such sizes, each independently. One
-# failure says little (a corrupt shard, an odd length), two that the program ends there, as a data set or a bound in the
-# code does. Source: sensitivity.md; after three, a probe beyond them is as good as ruled out (`MIN_FEASIBLE`).
-FAILS_ALONE = 0.25
 MIN_SURVIVORS = 16  # draws that may stand for those outside the bracket. Source: enough for quantiles of 6 %
 
 
@@ -127,24 +123,6 @@ def draw_boundaries(
     else:
         draws = _without_memory_model(base=base, largest=largest, uniforms=uniforms)
     return _within_bracket(draws, observed, base=base, largest=largest, uniform=uniforms[3])
-
-
-def draw_ends(failed: Sequence[int], *, largest_measured: float, base: int, uniforms: Array) -> Array:
-    """Draw the largest size at which the program runs, whatever its memory.
-
-    Args:
-        failed: Sizes above all that ran, ascending, that failed for reasons of their own.
-        largest_measured: The largest size that ran; 0 if none.
-        uniforms: (2, S) fixed draws from U(0, 1).
-
-    Returns:
-        (S,), samples; infinity where the sizes failed independently.
-    """
-    if not failed:
-        return np.full(uniforms.shape[1], np.inf)
-    low = max(largest_measured, 0.5 * base)
-    inside = low * (failed[0] / low) ** uniforms[1] * (1 - 1e-12)
-    return np.where(uniforms[0] < FAILS_ALONE ** len(failed), np.inf, inside)
 
 
 def draw_ratios(peaks: Sequence[ReservedPeak], normal: Array) -> Array:

@@ -16,12 +16,13 @@ from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.kinship import Kinship
-from bexplore.search.posterior.memory import MemoryObservations, Peak, ReservedPeak, draw_boundaries, draw_ends
+from bexplore.search.posterior.memory import MemoryObservations, Peak, ReservedPeak, draw_boundaries
 from bexplore.search.posterior.prior import ShapePrior
+from bexplore.search.posterior.runnable import RunBelief
 from bexplore.search.posterior.throughput import NUM_DRAWS, CurveDraws, Draws, draw_curves
 from bexplore.search.space import MemoryAccount, MemoryPrior, Remaining, Space
 
-ENGINE_VERSION = 5  # Source: a counter: goes up when the same evidence would give another answer
+ENGINE_VERSION = 6  # Source: a counter: goes up when the same evidence would give another answer
 LIKELY_FITS = 0.5  # probability of fitting, from which a size counts as one that fits. Source: more likely than not
 # Sizes this close to the best, in standard deviations of their own part, may turn out to be the best. Source: P < 0.2 %
 # beyond; benchmarks/results/sensitivity.md.
@@ -34,7 +35,7 @@ NUM_FIRST = 16
 LADDER_STEP = 1.1
 BOUNDARY_QUANTILES = np.linspace(0.02, 0.98, 11)
 NUM_BELOW_LIMIT = 6
-BOUNDARY_STREAM, ENDS_STREAM = 1, 2  # of random numbers; others are those of `throughput`. Source: arbitrary
+BOUNDARY_STREAM, RUNS_STREAM = 1, 2  # of random numbers; others are those of `throughput`. Source: arbitrary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,15 +164,22 @@ def fit_posterior(
     measured = [item for item in own if item.is_measured]
     remaining = space.after(own)
     boundaries = _boundaries(space, measured, remaining, memory, seed)
+    belief, drawn = RunBelief.of(space, own), None
+    if belief is not None:
+        drawn = belief.draw(np.random.default_rng([seed, RUNS_STREAM]).random((2, NUM_DRAWS)))
     certain = sorted({*covered, *(item.micro_batch_size for item in evidence)})
-    sizes = _domain(space, certain, boundaries, _largest_fitting(measured, remaining), remaining)
+    ends = boundaries if drawn is None else np.minimum(boundaries, drawn.ends)
+    sizes = _domain(space, certain, ends, _largest_fitting(measured, remaining), remaining, belief)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
     curves = draw_curves(prior, sizes, everything, user_compilation=user_compilation, kinship=kinship)
     alive = ~np.isin(sizes, list(remaining.dropped))
+    feasible = (sizes[None, :] <= boundaries[:, None]) & alive[None, :]
+    if belief is not None and drawn is not None:
+        feasible &= belief.runs(sizes, drawn) | (_count(sizes, measured) > 0)
     return Posterior(
         **{item.name: getattr(curves, item.name) for item in dataclasses.fields(curves)},
         sizes=sizes,
-        feasible=(sizes[None, :] <= boundaries[:, None]) & alive[None, :],
+        feasible=feasible,
         represented=_represented(space, sizes),
         measured=_count(sizes, measured),
         measured_exactly=_count(sizes, [item for item in measured if item.compilation is user_compilation]),
@@ -182,7 +190,7 @@ def fit_posterior(
 def _boundaries(
     space: Space, measured: Sequence[Evidence], remaining: Remaining, memory: MemoryPrior | None, seed: int
 ) -> Array:
-    """Draw (S,), the largest size that fits and at which the program runs."""
+    """Draw (S,), the largest size that fits."""
     is_reserved = memory is not None and memory.judged_by is MemoryAccount.RESERVED
     observed = MemoryObservations(
         peaks=_tensor_peaks(measured) if is_reserved else _needed_peaks(measured),
@@ -192,14 +200,7 @@ def _boundaries(
         smallest_out_of_memory=remaining.smallest_out_of_memory,
     )
     uniforms = np.random.default_rng([seed, BOUNDARY_STREAM]).random((6, NUM_DRAWS))
-    boundaries = draw_boundaries(observed, memory, base=space.base, largest=space.sizes[-1], uniforms=uniforms)
-    ends = draw_ends(
-        remaining.failed_beyond,
-        largest_measured=max((item.micro_batch_size for item in measured), default=0),
-        base=space.base,
-        uniforms=np.random.default_rng([seed, ENDS_STREAM]).random((2, NUM_DRAWS)),
-    )
-    return np.minimum(boundaries, ends)
+    return draw_boundaries(observed, memory, base=space.base, largest=space.sizes[-1], uniforms=uniforms)
 
 
 def _largest_fitting(measured: Sequence[Evidence], remaining: Remaining) -> int:
@@ -272,7 +273,12 @@ def _as_array(space: Space) -> NDArray[np.int64]:
 
 
 def _domain(
-    space: Space, certain: Sequence[int], boundaries: Array, largest_ok: int, remaining: Remaining
+    space: Space,
+    certain: Sequence[int],
+    ends: Array,
+    largest_ok: int,
+    remaining: Remaining,
+    belief: RunBelief | None,
 ) -> NDArray[np.int64]:
     """Return the sizes that the posterior covers: all of a small space; of a large one those that can matter."""
     candidates = _as_array(space)
@@ -288,10 +294,19 @@ def _domain(
         powers,
         3 * powers,
         np.round(ladder / grain) * grain,
-        np.quantile(boundaries, BOUNDARY_QUANTILES),
+        np.quantile(ends, BOUNDARY_QUANTILES),
     ]
-    limit = min(remaining.smallest_out_of_memory, *remaining.failed_beyond[:1], math.inf)
+    limit = min(remaining.smallest_out_of_memory, belief.first_beyond if belief else math.inf)
     if math.isfinite(limit):
         wanted.append(np.linspace(largest_ok, limit - 1, NUM_BELOW_LIMIT))
-    below = np.searchsorted(candidates, np.concatenate(wanted) + 1e-9, side="right") - 1
-    return np.unique(candidates[np.clip(below, 0, len(candidates) - 1)])
+    found = [_just_below(candidates, np.concatenate(wanted))]
+    for rule in belief.plausible if belief else ():
+        running = candidates[rule.runs(candidates)]
+        found += [_just_below(running, np.concatenate(wanted[1:]))] if len(running) else []
+    return np.unique(np.concatenate(found))
+
+
+def _just_below(candidates: NDArray[np.int64], wanted: Array) -> NDArray[np.int64]:
+    """Return, for each wanted size, the largest candidate that is not above it; the smallest where there is none."""
+    below = np.searchsorted(candidates, wanted + 1e-9, side="right") - 1
+    return candidates[np.clip(below, 0, len(candidates) - 1)]

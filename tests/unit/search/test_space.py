@@ -105,19 +105,6 @@ def test_a_size_that_ran_before_is_dropped_after_two_failures():
     assert space.after([ran, crash, crash]).open_sizes == (1, 2, 8)
 
 
-def test_failures_beyond_all_that_ran_are_told_apart_from_those_between():
-    space = Space.of(range(1, 100))
-    seen = [
-        ended(8, Outcome.MEASURED),
-        ended(4, Outcome.CRASHED),
-        ended(60, Outcome.CRASHED),
-        ended(16, Outcome.CRASHED),
-    ]
-    assert space.after(seen).failed_beyond == (16, 60)
-    assert space.after([*seen, ended(90, Outcome.NOT_FINITE)]).failed_beyond == (16, 60)
-    assert space.after([*seen, ended(30, Outcome.MEASURED)]).failed_beyond == (60,)
-
-
 def test_a_verification_that_fails_drops_its_size_at_once():
     assert Space.of([1, 2, 4]).after([ended(4, Outcome.CRASHED, Purpose.VERIFY)]).open_sizes == (1, 2)
 

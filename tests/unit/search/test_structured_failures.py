@@ -1,0 +1,171 @@
+"""Searches of programs that fail at some sizes by a rule; `benchmarks.structured_failures` has more of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bexplore.errors import UserProgramError
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
+from bexplore.search.loop import RunRecord, explore
+from bexplore.search.recommendation import Recommendation
+from bexplore.search.result import ProbeFinished, Result
+from bexplore.search.settings import SearchSettings
+from bexplore.search.space import Space
+from bexplore.testing.failures import FailureKind, StructuredFailure
+from tests.search_builders import CurveRunner, failed, saturating
+
+ONE_PROGRAM = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
+KINDS = {
+    "groups of 8": (lambda n: n % 8 == 0, "multiples of 8"),
+    "even sizes": (lambda n: n % 2 == 0, "even sizes"),
+    "two samples at least": (lambda n: n > 1, None),
+    "divisors of a queue": (lambda n: 4096 % n == 0, "powers of two"),
+    "no multiple of 5, up to 40": (lambda n: n % 5 and n <= 40, None),
+    "up to 12": (lambda n: n <= 12, None),
+    "a last batch of one": (lambda n: n > 1 and 1001 % n != 1, None),
+}
+
+
+class FailingRunner(CurveRunner):
+    """Fails at the sizes of a rule, with a text that tells nothing."""
+
+    def __init__(self, runs) -> None:
+        super().__init__()
+        self.runs = runs
+
+    def __call__(self, probe: Probe) -> Observation:
+        answer = super().__call__(probe)
+        if self.runs(probe.micro_batch_size):
+            return answer
+        return failed(probe, Outcome.CRASHED, "ValueError: bad input (model.py:8)")
+
+
+def result_of(runner, space: Space, **settings) -> Result:
+    *_, last = explore(runner, space=space, settings=dataclasses.replace(ONE_PROGRAM, **settings))
+    assert isinstance(last, Result)
+    return last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("largest", [96, 256])
+def test_a_program_that_fails_by_a_rule_is_answered_with_the_best_size_that_runs(kind: str, largest: int):
+    runs, words = KINDS[kind]
+    runner = FailingRunner(runs)
+
+    result = result_of(runner, Space.of(range(1, largest + 1)))
+
+    best = result.recommendation
+    fastest = max(saturating(size) for size in range(1, largest + 1) if runs(size))
+    assert best is not None and runs(best.micro_batch_size)
+    assert saturating(best.micro_batch_size) >= 0.95 * fastest
+    assert words is None or result.runs_at in (words, None)
+
+
+def test_a_text_that_names_the_rule_saves_the_probes_that_would_find_it():
+    class Groups(FailingRunner):
+        def __call__(self, probe: Probe) -> Observation:
+            answer = CurveRunner.__call__(self, probe)
+            size = probe.micro_batch_size
+            if size % 8 == 0:
+                return answer
+            reason = f"ValueError: the batch size ({size}) must be divisible by the number of generations (8)"
+            return failed(probe, Outcome.CRASHED, reason)
+
+    runner = Groups(lambda size: size % 8 == 0)
+
+    result = result_of(runner, Space.of(range(1, 257)))
+
+    assert [size for size in runner.sizes if size % 8] == [1]
+    assert result.runs_at == "multiples of 8"
+
+
+def test_one_crash_in_the_middle_neither_ends_the_range_nor_makes_the_score_jump():
+    runs = {size: size <= 12 and size % 5 != 0 for size in range(1, 17)}
+    runner, sizes, scores = FailingRunner(runs.get), [], []
+    for event in explore(runner, space=Space.of(runs), settings=ONE_PROGRAM):
+        if isinstance(event, Recommendation):
+            scores.append(event.confidence)
+            sizes.append(event.micro_batch_size)
+    assert sizes[-1] == 12
+    assert all(size == 12 for size, score in zip(sizes, scores, strict=True) if score >= 90)
+
+
+def test_powers_of_two_of_which_none_runs_are_extended_by_multiples():
+    runner = FailingRunner(lambda size: size % 24 == 0)
+    named = "ValueError: the batch must be a multiple of 24"
+
+    def run(probe: Probe) -> Observation:
+        answer = runner(probe)
+        return answer if answer.is_measured else failed(probe, Outcome.CRASHED, named)
+
+    best = result_of(run, Space.of(2**power for power in range(9))).recommendation
+
+    assert best is not None and best.micro_batch_size % 24 == 0
+    assert saturating(best.micro_batch_size) >= 0.95 * saturating(240)
+
+
+def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
+    space = Space.of(2**power for power in range(9))
+    named = "ValueError: the batch must be a multiple of 24"
+
+    def answers(runner: CurveRunner):
+        def run(probe: Probe) -> Observation:
+            size_runs = probe.micro_batch_size % 24 == 0
+            return CurveRunner.__call__(runner, probe) if size_runs else failed(probe, Outcome.CRASHED, named)
+
+        return run
+
+    first = CurveRunner()
+    run = RunRecord(storage=tmp_path / "study.log")
+    seen = [
+        event.observation
+        for event in explore(answers(first), space=space, settings=ONE_PROGRAM, run=run)
+        if isinstance(event, ProbeFinished)
+    ]
+    second = CurveRunner()
+    resumed = dataclasses.replace(run, storage=tmp_path / "study.log", history=seen)
+    *_, last = explore(answers(second), space=space, settings=ONE_PROGRAM, run=resumed)
+
+    assert isinstance(last, Result) and last.recommendation is not None
+    assert second.sizes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("NameError: name 'labels' is not defined", 2),
+        ("KeyError: 'tokens'", 2),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)", 2),
+        ("ValueError: bad input", 5),
+    ],
+)
+def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, most: int):
+    sizes = []
+
+    def runner(probe: Probe) -> Observation:
+        sizes.append(probe.micro_batch_size)
+        return failed(probe, Outcome.CRASHED, text.format(n=probe.micro_batch_size))
+
+    with pytest.raises(UserProgramError, match="fails at every micro-batch size tried"):
+        result_of(runner, Space.of(range(1, 257)))
+    assert len(sizes) <= most
+
+
+def test_a_list_of_sizes_of_which_only_the_smallest_is_a_multiple_has_an_answer():
+    def runner(probe: Probe) -> Observation:
+        size = probe.micro_batch_size
+        reason = f"ValueError: {size} must be divisible by 8"
+        return CurveRunner()(probe) if size % 8 == 0 else failed(probe, Outcome.CRASHED, reason)
+
+    result = result_of(runner, Space.of([8, 20, 50]))
+
+    assert result.recommendation is not None and result.recommendation.micro_batch_size == 8
+
+
+def test_simulated_programs_of_a_kind_are_equal_for_equal_seeds():
+    failure = StructuredFailure(
+        kind=FailureKind.GROUPS, runs=lambda n: n % 8 == 0, text=lambda n: f"{n}", flaky_probe=3
+    )
+    assert [failure.reason(8, number) for number in range(5)] == [None, None, None, "8", None]
