@@ -58,7 +58,7 @@ class Purpose(StrEnum):
     BASE = "base"
     CONTENDER = "contender"
     VERIFY = "verify"
-    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search, and no evidence of it: see `policy.keep_batch_size`
+    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search: see `policy.keep_batch_size`
 
     @property
     def is_verification(self) -> bool:

@@ -63,8 +63,8 @@ class SecondAnswer:
 
     Attributes:
         recommendation: The size; its confidence and its tolerance are among the sizes that keep the batch size.
-        free_micro_batch_size: The search's recommendation, whatever the batch size.
-        over_recommended: Samples/s of the second answer over those of the search's recommendation, by the posterior.
+        free_micro_batch_size: The fastest size, whatever the batch size.
+        over_recommended: Samples/s of the second answer over those of the fastest size, both as in `speeds`.
     """
 
     recommendation: Recommendation
@@ -79,7 +79,7 @@ class Result:
     Attributes:
         stop_reason: A `StopReason`, or the words of `should_stop`.
         recommendation: The size to use; None where nothing was measured before an interruption.
-        base_micro_batch_size: The smallest candidate.
+        base_micro_batch_size: The smallest size that ran; None where none did.
         smallest_within_tolerance: The smallest size that ran within the tolerance of the best; None without one.
         outcomes: Number of probes by outcome.
         exact_over_shared: Throughput as the training runs over that in the search, at sizes that ran both; None for no
@@ -89,16 +89,16 @@ class Result:
         resident_memory_bytes: As in `Observation`, at the recommended size.
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: Peak that the smallest size within the tolerance saves; None if unknown.
-        next_probe: The further probe that would save most, at the end of the search; None where none was possible, or
-            where the answer is not the search's.
+        next_probe: The further probe that would save most; None where none was possible, or where the answer is not
+            the fastest size.
         second_answer: The fastest size that keeps the user's global batch size; None where none ran or none was wanted.
-        posterior: The search's final posterior; None where nothing was measured.
+        posterior: The final posterior, of everything that was measured; None where nothing was.
         warnings: Reasons for caution with the numbers.
     """
 
     stop_reason: str
     recommendation: Recommendation | None
-    base_micro_batch_size: int
+    base_micro_batch_size: int | None = None
     smallest_within_tolerance: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     exact_over_shared: float | None = None
@@ -117,7 +117,7 @@ Event = ProbeStarted | ProbeFinished | Recommendation | SearchEnded | Result
 
 
 def result_of(
-    reason: str, best: Recommendation | None, space: Space, evidence: Sequence[Evidence], *, tolerance: float
+    reason: str, best: Recommendation | None, evidence: Sequence[Evidence], *, tolerance: float
 ) -> Result:
     """Return the result that evidence and a recommendation give.
 
@@ -127,7 +127,7 @@ def result_of(
     """
     outcomes = dict(Counter(item.outcome.value for item in evidence if item.outcome is not None))
     if best is None:
-        return Result(stop_reason=str(reason), recommendation=None, base_micro_batch_size=space.base, outcomes=outcomes)
+        return Result(stop_reason=str(reason), recommendation=None, outcomes=outcomes)
     measured = [item for item in evidence if item.is_measured]
     of_variant = [item for item in measured if item.variant == best.variant]
     own = [item for item in of_variant if item.micro_batch_size == best.micro_batch_size]
@@ -140,7 +140,7 @@ def result_of(
     return Result(
         stop_reason=str(reason),
         recommendation=best,
-        base_micro_batch_size=space.base,
+        base_micro_batch_size=best.base_micro_batch_size,
         smallest_within_tolerance=best.smallest_within_tolerance,
         outcomes=outcomes,
         exact_over_shared=exact_over_shared,
@@ -149,7 +149,9 @@ def result_of(
         resident_memory_bytes=_most(item.resident_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
         memory_saved_bytes=own_peak - small_peak if own_peak is not None and small_peak is not None else None,
-        warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance, exact_over_shared=exact_over_shared),
+        warnings=noise_warnings(
+            evidence, base=best.base_micro_batch_size, tolerance=tolerance, exact_over_shared=exact_over_shared
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from tests.search_builders import measured, saturating
 
 def recommended(sizes, evidence) -> Recommendation | None:
     space = Space.of(sizes)
-    return recommend(fit_posterior(space, evidence), evidence, base=space.base, tolerance=0.02)
+    return recommend(fit_posterior(space, evidence), evidence, tolerance=0.02)
 
 
 def test_only_a_size_that_was_run_is_recommended():
@@ -63,7 +63,7 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
     belief = fit_posterior(space, evidence)
 
     answers = [
-        (tolerance, recommend(belief, evidence, base=space.base, tolerance=tolerance))
+        (tolerance, recommend(belief, evidence, tolerance=tolerance))
         for tolerance in (0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.3, 0.6)
     ]
 
@@ -76,8 +76,8 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
 def test_how_far_a_size_may_be_is_not_told_where_others_are_likely_to_be_out_of_all_proportion():
     belief = fit_posterior(Space.of([8, 16]), [measured(8, 100.0)])
     dropped = dataclasses.replace(belief, feasible=np.zeros_like(belief.feasible))
-    assert recommend(belief, [measured(8, 100.0)], base=8, tolerance=0.02).regret_bound_90 is not None
-    assert recommend(dropped, [measured(8, 100.0)], base=8, tolerance=0.02).regret_bound_90 is None
+    assert recommend(belief, [measured(8, 100.0)], tolerance=0.02).regret_bound_90 is not None
+    assert recommend(dropped, [measured(8, 100.0)], tolerance=0.02).regret_bound_90 is None
 
 
 def test_relative_performance_is_relative_to_the_smallest_candidate():

@@ -1,0 +1,45 @@
+"""The posterior at the speed that the machine has now: what drift changes is common to all sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from bexplore.measurement.probe import Compilation
+from bexplore.search.evidence import Evidence
+from bexplore.search.posterior.joint import JointPosterior
+from bexplore.search.posterior.noise_model import COMPILATION_LEVEL_SD, DRIFT_SD, common_mode_sd
+from bexplore.search.posterior.posterior import Posterior
+
+
+def at_present_speed(posterior: Posterior, evidence: Sequence[Evidence], user_compilation: Compilation) -> Posterior:
+    """Return the posterior with all curves moved by the drift that the last measurement shows.
+
+    The last probe of the training's own program differs from the mean of its size by drift and by its own noise; drift
+    is expected to have the share of their variances that is its own. Until that program ran, its level is unknown, and
+    that of the search's stands for it.
+
+    Args:
+        evidence: Every finished probe, in order; at least one is measured.
+    """
+    measured = [item for item in evidence if item.is_measured]
+    last = ([item for item in measured if item.compilation is user_compilation] or measured)[-1]
+    residual = last.log_throughput - float(posterior.mean[posterior.index(last.micro_batch_size, last.variant)])
+    drift = DRIFT_SD**2 + common_mode_sd(measured) ** 2
+    if last.compilation is not user_compilation:
+        drift += COMPILATION_LEVEL_SD**2
+    noise = float(np.mean(posterior.probe_sd**2)) + np.nan_to_num(last.log_throughput_se) ** 2 + last.contention_sd**2
+    return _moved(posterior, residual * drift / (drift + noise))
+
+
+def _moved(posterior: Posterior, shift: float) -> Posterior:
+    moved = dataclasses.replace(
+        posterior,
+        log_throughput=posterior.log_throughput + np.float32(shift),
+        own_level=posterior.own_level + shift,
+    )
+    if isinstance(moved, JointPosterior):
+        return dataclasses.replace(moved, parts=tuple(_moved(part, shift) for part in moved.parts))
+    return moved
