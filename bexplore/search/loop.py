@@ -19,7 +19,7 @@ from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
 from bexplore.search.policy.keep_batch_size import decide as decide_keeping
 from bexplore.search.posterior.joint import ONE_VARIANT, Variant
-from bexplore.search.recommendation import Recommendation, recommend
+from bexplore.search.recommendation import Recommendation, consistent_with, recommend
 from bexplore.search.result import (
     Event,
     ProbeFinished,
@@ -313,7 +313,7 @@ class _Loop:
             result,
             next_probe=decision.next_probe if is_fastest else None,
             second_answer=second,
-            posterior=decision.posterior,
+            posterior=consistent_with(decision.posterior, best.speeds) if best and decision.posterior else None,
             warnings=(*program_warnings(self.observations), *result.warnings),
         )
 

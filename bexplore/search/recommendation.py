@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.posterior.present_speed import moved
 
 WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: 99.7 % of a normal
@@ -142,6 +144,15 @@ def recommend(
     )
 
 
+def consistent_with(posterior: Posterior, speeds: Sequence[Speed]) -> Posterior:
+    """Return the posterior with the draws of each size moved so that their mean is the size's one estimate."""
+    shift = np.zeros(len(posterior.sizes))
+    for one in speeds:
+        at = posterior.index(one.micro_batch_size, one.variant)
+        shift[at] = math.log(one.samples_per_s) - posterior.mean[at]
+    return moved(posterior, shift)
+
+
 def log_speeds(posterior: Posterior, best: int) -> Array:
     """Return (D,), ln(samples/s) of each size: the posterior's mean, beside the best as its own measurements allow it.
 
@@ -193,12 +204,23 @@ def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
     measured, exactly = ((counts > 0) & posterior.open for counts in (posterior.measured, posterior.measured_exactly))
     if not measured.any():
         return None
-    fastest, verified = (posterior.mean[sizes].max(initial=-np.inf) for sizes in (measured, exactly))
-    eligible = exactly if verified >= fastest + math.log1p(-tolerance) else measured
+    eligible = exactly if _leads(posterior, exactly, measured, tolerance) else measured
     own = np.where(eligible, posterior.own_level, -np.inf)
     eligible = eligible & (own >= own.max() + math.log1p(-tolerance))  # its own measurements outweigh those of others
     near = posterior.near_best(tolerance).mean(axis=0)
     return int(np.argmax(np.where(eligible, near + MEAN_WEIGHT * posterior.mean, -np.inf)))
+
+
+def _leads(posterior: Posterior, some: NDArray[np.bool_], all_of_them: NDArray[np.bool_], tolerance: float) -> bool:
+    """Return whether no size is faster than the best of some by more than the tolerance, in one account at least.
+
+    The accounts are the posterior's mean, and what the sizes' own measurements say: the first may follow the prior, the
+    second a single measurement.
+    """
+    if not some.any():
+        return False
+    accounts = (posterior.mean, posterior.own_level)
+    return any(one[some].max() >= one[all_of_them].max() + math.log1p(-tolerance) for one in accounts)
 
 
 def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bexplore.measurement.probe import Compilation
+from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.joint import JointPosterior
 from bexplore.search.posterior.noise_model import COMPILATION_LEVEL_SD, DRIFT_SD, common_mode_sd
@@ -31,15 +32,19 @@ def at_present_speed(posterior: Posterior, evidence: Sequence[Evidence], user_co
     if last.compilation is not user_compilation:
         drift += COMPILATION_LEVEL_SD**2
     noise = float(np.mean(posterior.probe_sd**2)) + np.nan_to_num(last.log_throughput_se) ** 2 + last.contention_sd**2
-    return _moved(posterior, residual * drift / (drift + noise))
+    return moved(posterior, np.full(len(posterior.sizes), residual * drift / (drift + noise)))
 
 
-def _moved(posterior: Posterior, shift: float) -> Posterior:
-    moved = dataclasses.replace(
+def moved(posterior: Posterior, shift: Array) -> Posterior:
+    """Return the posterior with (D,) added to the ln(samples/s) of each size."""
+    result = dataclasses.replace(
         posterior,
-        log_throughput=posterior.log_throughput + np.float32(shift),
+        log_throughput=posterior.log_throughput + shift.astype(np.float32),
         own_level=posterior.own_level + shift,
+        _near={},
     )
-    if isinstance(moved, JointPosterior):
-        return dataclasses.replace(moved, parts=tuple(_moved(part, shift) for part in moved.parts))
-    return moved
+    if isinstance(result, JointPosterior):
+        ends = [result.start(variant) for variant in range(1, len(result.parts))]
+        shifts = zip(result.parts, np.split(shift, ends), strict=True)
+        return dataclasses.replace(result, parts=tuple(moved(part, own) for part, own in shifts))
+    return result
