@@ -15,7 +15,7 @@ from typing import Any
 from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
-from bexplore.job import OF_TRANSFORMERS, Mode, code_digests, device_kind
+from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
@@ -141,10 +141,10 @@ def search_settings(
     """
     explore = config.explore
     compiled = any(job.compile.enabled for job in (config.job, *(variant.job for variant in config.variants)))
-    # Every search ends with its answer in a process of its own, also without a compiler. On a CPU glibc gives the top of
-    # its heap back to the kernel when more than a threshold is free, which grows with the largest block that was freed:
-    # a training of small passes faults its pages in again at each, and a process that has run larger sizes keeps them.
-    # Measured: 12 to 16 % of a pass (benchmarks/results/plan_steps.md). Source: `systrim` and `munmap_chunk` in
+    # Every search ends with its answer in a process of its own, also without a compiler. On a CPU glibc gives the top
+    # of its heap back to the kernel when more than a threshold is free, which grows with the largest block that was
+    # freed: a training of small passes faults its pages in again at each, and a process that has run larger sizes keeps
+    # them. Measured: 12 to 16 % of a pass (benchmarks/results/plan_steps.md). Source: `systrim` and `munmap_chunk` in
     # malloc/malloc.c. Elsewhere what an allocator holds of other sizes changes what fits.
     own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
     is_shared = config.command is None or explore.sizes_per_start > 1

@@ -258,7 +258,7 @@ class Finish:
             relative_performance_interval=best.relative_performance_interval,
             confidence=best.confidence,
             samples_per_s=best.samples_per_s,
-            total_samples_per_s=best.samples_per_s * self.config.num_replicas,
+            total_samples_per_s=self._total(best.samples_per_s, ran),
             pass_time_s=size / best.samples_per_s,
             update_time_s=ran.update_time_s if ran is not None and ran.update_times_s else None,
             speeds=best.speeds,
@@ -297,6 +297,11 @@ class Finish:
         if not parallelism.is_distributed or not measured or any(map(ranks_of, measured)):
             return ()
         return (one_rank_caution(parallelism),)
+
+    def _total(self, samples_per_s: float, ran: Observation | None) -> float | None:
+        """Return the samples/s of all replicas; None where one of several ran alone, without their communication."""
+        ran_together = self.config.command is not None or (ran is not None and bool(ranks_of(ran)))
+        return samples_per_s * self.config.num_replicas if ran_together or self.config.num_replicas == 1 else None
 
     def _real_step_s(self, size: GlobalBatchSize) -> float | None:
         """Return the seconds of a real step of a global batch size; None where none was run."""

@@ -93,7 +93,7 @@ class RunResult:
         relative_performance_interval: The 95 % interval of `relative_performance`; None for the base itself.
         confidence: P(it is within the indifference zone of the fastest that fits) in percent, 0 to 98.
         samples_per_s: Of one replica, of the pass, as in `speeds`.
-        total_samples_per_s: Of all replicas.
+        total_samples_per_s: Of all replicas; None where one of several ran alone.
         pass_time_s: Seconds of a pass.
         update_time_s: Seconds of an update, as its share of the last probe of the size shows; None in evaluation, and
             where none was timed.

@@ -244,14 +244,17 @@ class _Loop:
             return None
         told = free
         if is_answer and best.micro_batch_size != free.micro_batch_size:
-            told = recommend(
-                posterior,
-                evidence,
-                tolerance=self.sampler.settings.tolerance,
-                size=best.micro_batch_size,
-                variant=free.variant,
-                base_variant=free.base_variant,
-            ) or free
+            told = (
+                recommend(
+                    posterior,
+                    evidence,
+                    tolerance=self.sampler.settings.tolerance,
+                    size=best.micro_batch_size,
+                    variant=free.variant,
+                    base_variant=free.base_variant,
+                )
+                or free
+            )
         speeds = {one.micro_batch_size: one.samples_per_s for one in told.speeds if one.variant == free.variant}
         own = speeds[best.micro_batch_size]
         best = dataclasses.replace(

@@ -116,9 +116,7 @@ class Result:
 Event = ProbeStarted | ProbeFinished | Recommendation | SearchEnded | Result
 
 
-def result_of(
-    reason: str, best: Recommendation | None, evidence: Sequence[Evidence], *, tolerance: float
-) -> Result:
+def result_of(reason: str, best: Recommendation | None, evidence: Sequence[Evidence], *, tolerance: float) -> Result:
     """Return the result that evidence and a recommendation give.
 
     Args:
