@@ -271,9 +271,11 @@ def _communication(ranks: ParallelResult) -> Iterator[str]:
     if ranks.exposed_communication_s is None or ranks.parallel_efficiency is None:
         return
     if ranks.exposed_communication_s <= 0.0:
-        # Passes that differ show what the reduction adds to the last; those of one rank are no faster for their noise.
-        is_seen = ranks.last_pass_s is not None and (ranks.inner_pass_s or 0.0) < ranks.last_pass_s
-        yield "no pass of one rank alone was faster" if is_seen else "computation hides all communication"
+        inner_s, last_s = ranks.inner_pass_s, ranks.last_pass_s
+        if inner_s is not None and last_s is not None and last_s > inner_s:
+            yield f"communication adds {format_seconds(last_s - inner_s)} to it"  # to the last pass, told before
+        else:
+            yield "computation hides all communication"
         return
     exposed = format_seconds(ranks.exposed_communication_s)
     yield f"communication adds {exposed} to a pass: parallel efficiency {ranks.parallel_efficiency:.0%}"
