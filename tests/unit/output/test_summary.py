@@ -352,8 +352,9 @@ def ranks_row(**parallel) -> str:
 
 def test_the_last_words_tell_where_the_ranks_ran_and_what_communication_costs():
     assert ranks_row(**ALL_RANKS) == (
-        "8 ran on node1, node2, started by srun (FSDP over 8 ranks); rank 3 computes slowest: at 90% of the median rank's speed; "
-        "rank 0 needs most memory, 3.00 GiB; a pass takes 1.00 s, and the last of a step of 4 passes, which reduces "
+        "8 ran on node1, node2, started by srun (FSDP over 8 ranks); rank 3 computes slowest: at 90% of the "
+        "median rank's speed; rank 0 needs most memory, 3.00 GiB; "
+        "a pass takes 1.00 s, and the last of a step of 4 passes, which reduces "
         "gradients, 1.50 s; communication adds 225 ms to a pass: parallel efficiency 80%"
     )
 

@@ -14,6 +14,7 @@ from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.posterior.present_speed import at_present_speed
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.space import Space
 from tests.builders import ROOT
@@ -22,7 +23,8 @@ from tests.search_builders import measured, saturating
 
 def recommended(sizes, evidence) -> Recommendation | None:
     space = Space.of(sizes)
-    return recommend(fit_posterior(space, evidence), evidence, tolerance=0.02)
+    belief = at_present_speed(fit_posterior(space, evidence), evidence, Compilation.EXACT)
+    return recommend(belief, evidence, tolerance=0.02)
 
 
 def test_only_a_size_that_was_run_is_recommended():
@@ -167,8 +169,8 @@ def test_a_size_that_ran_exactly_goes_before_one_that_did_not():
 def test_the_speed_that_is_told_is_that_of_the_program_that_the_user_will_run():
     shared = [measured(size, 1000.0, compilation=Compilation.SHARED) for size in (8, 16, 16)]
     exact = measured(16, 870.0)
-    assert abs(recommended([8, 16], shared).samples_per_s - 1000.0) < 0.1
-    assert abs(recommended([8, 16], [*shared, exact]).samples_per_s - 870.0) < 0.1
+    assert abs(recommended([8, 16], shared).samples_per_s - 1000.0) < 1.0
+    assert abs(recommended([8, 16], [*shared, exact]).samples_per_s - 870.0) < 1.0
 
 
 def test_nothing_is_recommended_where_all_that_ran_was_refused_since():
