@@ -24,23 +24,13 @@ def estimated(observation: Observation, speeds: Sequence[Speed]) -> Observation:
     factor = speed.pass_time_s / observation.pass_time_s
     parallel = observation.details.get("parallel")
     details = observation.details if not parallel else observation.details | {"parallel": _scaled(parallel, factor)}
-    return dataclasses.replace(
-        observation,
-        pass_times_s=_times(observation.pass_times_s, factor),
-        update_times_s=_times(observation.update_times_s, factor),
-        interleaved_times_s={size: _times(one, factor) for size, one in observation.interleaved_times_s.items()},
-        details=details,
-    )
-
-
-def _times(times_s: Sequence[float], factor: float) -> tuple[float, ...]:
-    return tuple(factor * seconds for seconds in times_s)
+    return dataclasses.replace(observation.with_times(factor), details=details)
 
 
 def _scaled(parallel: Mapping[str, Any], factor: float) -> dict[str, Any]:
     found = dict(parallel)
     if found.get("pass_times_by_kind_s"):
-        found["pass_times_by_kind_s"] = [list(_times(pair, factor)) for pair in found["pass_times_by_kind_s"]]
+        found["pass_times_by_kind_s"] = [[factor * one for one in pair] for pair in found["pass_times_by_kind_s"]]
     if found.get("one_rank_pass_s"):
         found["one_rank_pass_s"] *= factor
     if found.get("ranks"):

@@ -1,4 +1,4 @@
-"""The posterior at the speed that the machine has now: what drift changes is common to all sizes."""
+"""The posterior at the speed that the machine has now, which is common to all sizes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.joint import JointPosterior
-from bexplore.search.posterior.noise_model import COMPILATION_LEVEL_SD, DRIFT_SD, common_mode_sd
+from bexplore.search.posterior.noise_model import share_of_level
 from bexplore.search.posterior.posterior import Posterior
 
 
 def at_present_speed(posterior: Posterior, evidence: Sequence[Evidence], user_compilation: Compilation) -> Posterior:
-    """Return the posterior with all curves moved by the drift that the last measurement shows.
+    """Return the posterior with all curves moved to the level that the last measurement shows.
 
-    The last probe of the training's own program differs from the mean of its size by drift and by its own noise; drift
-    is expected to have the share of their variances that is its own. Until that program ran, its level is unknown, and
-    that of the search's stands for it.
+    The last probe of the training's own program differs from the mean of its size by what is common to all sizes at
+    that moment, and by its own noise, each by its share of their variances. Until that program ran, its level is
+    unknown, and that of the search's stands for it.
 
     Args:
         evidence: Every finished probe, in order; at least one is measured.
@@ -28,11 +28,9 @@ def at_present_speed(posterior: Posterior, evidence: Sequence[Evidence], user_co
     measured = [item for item in evidence if item.is_measured]
     last = ([item for item in measured if item.compilation is user_compilation] or measured)[-1]
     residual = last.log_throughput - float(posterior.mean[posterior.index(last.micro_batch_size, last.variant)])
-    drift = DRIFT_SD**2 + common_mode_sd(measured) ** 2
-    if last.compilation is not user_compilation:
-        drift += COMPILATION_LEVEL_SD**2
-    noise = float(np.mean(posterior.probe_sd**2)) + np.nan_to_num(last.log_throughput_se) ** 2 + last.contention_sd**2
-    return moved(posterior, np.full(len(posterior.sizes), residual * drift / (drift + noise)))
+    probe_variance = float(np.mean(posterior.probe_sd**2))
+    share = share_of_level(measured, last, user_compilation, probe_variance=probe_variance)
+    return moved(posterior, np.full(len(posterior.sizes), share * residual))
 
 
 def moved(posterior: Posterior, shift: Array) -> Posterior:
