@@ -134,7 +134,7 @@ def _messages(problem: Problem, evidence: Sequence[Evidence], compilation: Compi
     fitted = fit_posterior(problem.space, evidence, memory=problem.memory, user_compilation=compilation)
     grounds = grounds_of(fitted, evidence)
     for tolerance in TOLERANCES:
-        best = recommend(fitted, evidence, base=problem.space.base, tolerance=tolerance)
+        best = recommend(fitted, evidence, tolerance=tolerance)
         if best is not None:
             yield Message(
                 group=_group_of(problem),

@@ -93,7 +93,7 @@ class JobEvidence:
 
     Attributes:
         job: The job that ran.
-        observations: Every probe.
+        observations: Every probe, at the speed that the result tells of its size.
         micro_batch_size: The recommended size; None for none.
         accumulation_steps: Passes of an optimizer step of the user's global batch size; None if unknown.
         cost_model: The trace; None for none.
@@ -139,10 +139,13 @@ class JobEvidence:
 
     @cached_property
     def pass_and_update_s(self) -> tuple[float, float]:
-        """Return the median seconds of a pass and of an update of the recommended size; 0 for an untimed update."""
+        """Return the median seconds of a pass and of an update of the recommended size; 0 for an untimed update.
+
+        They are those of the latest probe that ran as the training will, or else of the latest one.
+        """
         own = [item for item in self.observations if item.is_measured and item.micro_batch_size == self.best]
-        updates = [item.update_time_s for item in own if item.update_times_s]
-        return float(np.median([item.pass_time_s for item in own])), float(np.median(updates)) if updates else 0.0
+        last = ([item for item in own if not item.probe.compilation.is_for_search] or own)[-1]
+        return last.pass_time_s, last.update_time_s if last.update_times_s else 0.0
 
     @property
     def best(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
-from bexplore.job import OF_TRANSFORMERS, Mode, code_digests, device_kind
+from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
 from bexplore.search.posterior.posterior import ENGINE_VERSION
@@ -141,8 +141,13 @@ def search_settings(
     """
     explore = config.explore
     compiled = any(job.compile.enabled for job in (config.job, *(variant.job for variant in config.variants)))
+    # Every search ends with its answer in a process of its own, also without a compiler. On a CPU glibc gives the top
+    # of its heap back to the kernel when more than a threshold is free, which grows with the largest block that was
+    # freed: a training of small passes faults its pages in again at each, and a process that has run larger sizes keeps
+    # them. Measured: 12 to 16 % of a pass (benchmarks/results/plan_steps.md). Source: `systrim` and `munmap_chunk` in
+    # malloc/malloc.c. Elsewhere what an allocator holds of other sizes changes what fits.
     own = Compilation.EXACT if compiled or config.command is not None else Compilation.EAGER
-    is_shared = compiled or _has_own_heap(config) if config.command is None else explore.sizes_per_start > 1
+    is_shared = config.command is None or explore.sizes_per_start > 1
     costs: dict[str, Any] = {} if compiled else {"compile_time_s": 0.0}
     if config.command is not None:  # a start compiles what it compiles: `start_time_s` of its first probe holds both
         costs = {"compile_time_s": 0.0, "start_time_s": COMMAND_START_S, "least_passes_s": COMMAND_STEPS_S}
@@ -167,17 +172,6 @@ def search_settings(
     num_variants = len(config.variants) if num_variants is None else num_variants
     limits: dict[str, Any] = {name: getattr(settings, name) for name in config.own_limits}
     return dataclasses.replace(settings.of_variants(num_variants), **limits)
-
-
-def _has_own_heap(config: Config) -> bool:
-    """Return whether a process that ran other sizes may be faster than the training's: without a compiler, on a CPU.
-
-    glibc gives the top of its heap back to the kernel when more than a threshold is free, which grows with the largest
-    block that was freed: a training of small passes faults its pages in again at each, and a process that has run
-    larger sizes keeps them. Measured: 12 to 16 % of a pass (benchmarks/results/plan_steps.md). Source: `systrim` and
-    `munmap_chunk` in malloc/malloc.c. Among variants, one that is not compiled has one program for both.
-    """
-    return device_kind(config.job.device) == "cpu" and not config.variants
 
 
 def describe(config: Config) -> str:

@@ -14,6 +14,7 @@ from bexplore.config.job_variant import changes_training
 from bexplore.engine import eager_comparison
 from bexplore.engine.runner import EngineRunner
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
+from bexplore.exploration.estimated import estimated
 from bexplore.exploration.lengths_result import lengths_result
 from bexplore.exploration.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
 from bexplore.exploration.result import FailureGroup, KeepsBatchSize, RunResult, ValidBatchSize
@@ -27,6 +28,7 @@ from bexplore.measurement.probe import Compilation, Observation
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.first_probe import without_numbers
 from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.recommendation import Speed
 from bexplore.search.result import Result, SecondAnswer
 from bexplore.search.warnings import samples_are_seen
 from bexplore.trace.cost_model import CostModel
@@ -63,7 +65,7 @@ def keeps_batch_size(
         return None
     best = second.recommendation
     cut = split(config.batch_size, config.num_replicas, best.micro_batch_size, config.divisibility)
-    ran = verified_by(observations, best.micro_batch_size)
+    ran = _told(verified_by(observations, best.micro_batch_size), best.speeds)
     return KeepsBatchSize(
         micro_batch_size=best.micro_batch_size,
         accumulation_steps=cut.accumulation_steps,
@@ -88,6 +90,11 @@ def verified_by(observations: Sequence[Observation], micro_batch_size: int) -> O
     together = [o for o in own if ranks_of(o)] or own
     exact = [o for o in together if not o.probe.compilation.is_for_search]
     return next(reversed(exact or together), None)
+
+
+def _told(ran: Observation | None, speeds: Sequence[Speed]) -> Observation | None:
+    """Return the observation that verifies a size, with the times of the size's estimate."""
+    return None if ran is None else estimated(ran, speeds)
 
 
 def step_time_s(observation: Observation | None, accumulation_steps: int) -> float | None:
@@ -254,7 +261,8 @@ class Finish:
         best = searched.recommendation
         assert best is not None  # the caller has checked it
         size = best.micro_batch_size
-        ran = verified_by(observations, size)
+        ran = _told(verified_by(observations, size), best.speeds)
+        observations = [estimated(one, best.speeds) for one in observations]
         return replace(
             known,
             **batch_size_request(self.config),
@@ -262,7 +270,11 @@ class Finish:
             relative_performance=best.relative_performance,
             relative_performance_interval=best.relative_performance_interval,
             confidence=best.confidence,
-            samples_per_s=None if math.isnan(best.samples_per_s) else best.samples_per_s,
+            samples_per_s=best.samples_per_s,
+            total_samples_per_s=self._total(best.samples_per_s, ran),
+            pass_time_s=size / best.samples_per_s,
+            update_time_s=ran.update_time_s if ran is not None and ran.update_times_s else None,
+            speeds=best.speeds,
             regret_bound_90=best.regret_bound_90,
             left_to_gain=best.left_to_gain,
             global_batch_sizes=tuple(
@@ -270,7 +282,8 @@ class Finish:
                     global_batch_size=one.global_batch_size,
                     accumulation_steps=one.accumulation_steps,
                     num_tokens=one.num_tokens,
-                    step_time_s=self._step_time_s(ran, one),
+                    step_time_s=self._real_step_s(one) or step_time_s(ran, one.accumulation_steps),
+                    is_measured=self._real_step_s(one) is not None,
                 )
                 for one in global_batch_sizes(self.config, size)
             ),
@@ -298,11 +311,14 @@ class Finish:
             return ()
         return (one_rank_caution(parallelism),)
 
-    def _step_time_s(self, ran: Observation | None, size: GlobalBatchSize) -> float | None:
-        """Return the seconds of a step: of a real one where it was run, else of its passes and its update."""
-        if self.verified_step_time_s is not None and size.global_batch_size == self.config.batch_size:
-            return self.verified_step_time_s
-        return step_time_s(ran, size.accumulation_steps)
+    def _total(self, samples_per_s: float, ran: Observation | None) -> float | None:
+        """Return the samples/s of all replicas; None where one of several ran alone, without their communication."""
+        ran_together = self.config.command is not None or (ran is not None and bool(ranks_of(ran)))
+        return samples_per_s * self.config.num_replicas if ran_together or self.config.num_replicas == 1 else None
+
+    def _real_step_s(self, size: GlobalBatchSize) -> float | None:
+        """Return the seconds of a real step of a global batch size; None where none was run."""
+        return self.verified_step_time_s if size.global_batch_size == self.config.batch_size else None
 
     def _measured(self, observations: Sequence[Observation], known: RunResult, *, is_interrupted: bool) -> RunResult:
         """Add the eager comparison, the loader's speed, the gradient check and the kept artifacts."""
@@ -372,7 +388,7 @@ class Finish:
         batch = next(own, sizes[0] if sizes else None)
         evidence = JobEvidence(
             job=self.config.job,
-            observations=observations,
+            observations=[estimated(one, result.speeds) for one in observations],
             micro_batch_size=result.micro_batch_size,
             accumulation_steps=None if batch is None else batch.accumulation_steps,
             # The trace is of the longest samples, and passes are of typical ones.

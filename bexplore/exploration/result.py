@@ -16,6 +16,7 @@ from bexplore.exploration.lengths_result import LengthsResult
 from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.settings_result import FrontPoint
 from bexplore.search.posterior.credible_band import CredibleBand
+from bexplore.search.recommendation import Speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +27,16 @@ class ValidBatchSize:
         global_batch_size: Samples of one optimizer step over all replicas.
         accumulation_steps: Micro-batches of one replica in one optimizer step.
         num_tokens: Tokens of one optimizer step; None where the sequence length is unknown.
-        step_time_s: Seconds of an optimizer step, with the communication of replicas where all ranks ran; None if
-            unknown.
+        step_time_s: Seconds of an optimizer step, its passes and an update, with the communication of replicas where
+            all ranks ran; None if unknown.
+        is_measured: Whether a real step of this batch was timed, and `step_time_s` is what it took.
     """
 
     global_batch_size: int
     accumulation_steps: int
     num_tokens: int | None = None
     step_time_s: float | None = None
+    is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class KeepsBatchSize:
     Attributes:
         micro_batch_size: Samples of one replica in one pass.
         accumulation_steps: Passes of one replica in an optimizer step of that batch.
-        samples_per_s: Measured throughput of the pass.
+        samples_per_s: Of one replica, of the pass, as in `speeds`.
         relative_performance: Its samples/s over those of the base.
         confidence: P(it is within the indifference zone of the fastest that keeps the batch size) in percent, 0 to 98.
         over_recommended: Its samples/s over those of `free_micro_batch_size`.
@@ -89,13 +92,19 @@ class RunResult:
         relative_performance: Its samples/s over those of the base.
         relative_performance_interval: The 95 % interval of `relative_performance`; None for the base itself.
         confidence: P(it is within the indifference zone of the fastest that fits) in percent, 0 to 98.
-        samples_per_s: Measured throughput of the pass.
+        samples_per_s: Of one replica, of the pass, as in `speeds`.
+        total_samples_per_s: Of all replicas; None where one of several ran alone.
+        pass_time_s: Seconds of a pass.
+        update_time_s: Seconds of an update, as its share of the last probe of the size shows; None in evaluation, and
+            where none was timed.
+        speeds: The one estimate of each size that ran, from which all numbers of its speed follow: posterior mean and
+            95 % interval of samples/s, at the machine's speed at the end.
         regret_bound_90: Share of the fastest size's speed that it misses at most, with a score of 90.
         left_to_gain: Share of the fastest size's speed that it is expected to miss, 0 to 1.
         num_probes: All probes, whatever their outcome.
         elapsed_s: Seconds from the start of the exploration.
         global_batch_sizes: Valid global batch sizes around the user's own.
-        base_micro_batch_size: The smallest candidate.
+        base_micro_batch_size: The smallest size that ran; None where none did.
         stop_reason: A `StopReason`, or the text of `should_stop`.
         training_time_s: Seconds of the training that a further probe could speed up.
         next_probe_s: Seconds of the further probe that would save most.
@@ -148,6 +157,10 @@ class RunResult:
     relative_performance_interval: tuple[float, float] | None = None
     confidence: int | None = None
     samples_per_s: float | None = None
+    total_samples_per_s: float | None = None
+    pass_time_s: float | None = None
+    update_time_s: float | None = None
+    speeds: tuple[Speed, ...] = ()
     regret_bound_90: float | None = None
     left_to_gain: float | None = None
     num_probes: int | None = None

@@ -58,7 +58,7 @@ class Purpose(StrEnum):
     BASE = "base"
     CONTENDER = "contender"
     VERIFY = "verify"
-    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search, and no evidence of it: see `policy.keep_batch_size`
+    KEEP_BATCH_SIZE = "keep_batch_size"  # after the search: see `policy.keep_batch_size`
 
     @property
     def is_verification(self) -> bool:
@@ -253,6 +253,19 @@ class Observation:
         if other is None:
             return None
         return math.exp(levels[own].log_throughput(own) - levels[other].log_throughput(other)), other
+
+    def with_times(self, factor: float) -> Observation:
+        """Return the same observation with all times of passes and updates multiplied by a factor."""
+
+        def scaled(times_s: Sequence[float]) -> tuple[float, ...]:
+            return tuple(factor * seconds for seconds in times_s)
+
+        return dataclasses.replace(
+            self,
+            pass_times_s=scaled(self.pass_times_s),
+            update_times_s=scaled(self.update_times_s),
+            interleaved_times_s={size: scaled(times_s) for size, times_s in self.interleaved_times_s.items()},
+        )
 
     @property
     def times_s(self) -> dict[str, Any]:

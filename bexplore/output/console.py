@@ -29,7 +29,7 @@ class Progress:
         self._console = console
         self._view = View()
         self._live: Live | None = None
-        self._warned: frozenset[str] = frozenset()  # of the last probe, without figures
+        self._warned: dict[str, str] = {}  # warnings of probes by their text without figures: the worst of each
         self._is_live = console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
     def __call__(self, event: JobEvent) -> None:
@@ -45,7 +45,7 @@ class Progress:
             self._warn(event.warnings)
         elif isinstance(event, ProbeFinished):
             self._say(probe_sentence(event))
-            self._warn_of_probe(event.observation.warnings)
+            self._keep_worst(event.observation.warnings)
         elif isinstance(event, AlreadyFinished):
             self._say(f"already explored: this is the stored result of {event.run.directory} (--fresh explores again)")
         elif isinstance(event, Finished):
@@ -78,10 +78,12 @@ class Progress:
         self._say(f"warning: {text}")
 
     def close(self) -> None:
-        """Remove the view."""
+        """Remove the view; write the warnings of the probes, each once."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._warn(tuple(self._warned.values()))
+        self._warned = {}
 
     def _started(self) -> Live:
         # Without redirections: stdout stays separate from the view on stderr.
@@ -121,11 +123,20 @@ class Progress:
         for text in warnings:
             self.warn(text)
 
-    def _warn_of_probe(self, warnings: tuple[str, ...]) -> None:
-        """Write the warnings of a probe that the last one did not have: a busy machine is busy for many probes."""
-        kinds = {_FIGURES.sub("", text): text for text in warnings}
-        self._warn(tuple(text for kind, text in kinds.items() if kind not in self._warned))
-        self._warned = frozenset(kinds)
+    def _keep_worst(self, warnings: tuple[str, ...]) -> None:
+        """Keep the warnings of a probe for the end: a busy machine is busy for many probes, and the worst one counts.
+
+        The worst has the largest figure: warnings of one kind differ in nothing else.
+        """
+        for text in warnings:
+            kind = _FIGURES.sub("", text)
+            known = self._warned.get(kind)
+            self._warned[kind] = text if known is None or _largest_figure(text) > _largest_figure(known) else known
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _largest_figure(text: str) -> float:
+    figures = (figure.replace(",", "").strip(".") for figure in _FIGURES.findall(text))
+    return max((float(figure) for figure in figures if figure.replace(".", "", 1).isdigit()), default=0.0)

@@ -27,7 +27,7 @@ def lengths_rows(lengths: LengthsResult | None) -> Iterator[tuple[str, str]]:
     if lengths.micro_batch_tokens is not None:
         yield "tokens", tokens_sentence(lengths, lengths.micro_batch_tokens)
     yield "lengths", lengths_sentence(lengths)
-    yield "longest", longest_sentence(lengths)
+    yield "longest samples", longest_sentence(lengths)
     others = [_gain(name, one) for name, one in lengths.others.items()]
     if others:
         yield "padding", "; ".join(others)

@@ -22,11 +22,11 @@ STOP_REASONS: dict[str, str] = {
     StopReason.TARGET_CONFIDENCE: "the requested confidence{target} is reached",
     StopReason.COSTS_MORE_THAN_IT_SAVES: "another probe would cost more than it is expected to save",
     StopReason.NOTHING_LEFT: "no further probe is worth its cost",
-    StopReason.MAX_PROBES: "the allowed number of probes is used up",
-    StopReason.TIME_BUDGET: "the allowed time is used up",
+    StopReason.MAX_PROBES: "the allowed number of probes is used up; a larger explore.max_probes searches on",
+    StopReason.TIME_BUDGET: "the allowed time is used up; a larger explore.time_budget searches on",
     StopReason.INTERRUPTED: "it was interrupted; the same command resumes it",
 }
-WIDTH = 10  # characters of a row's label
+WIDTH = 17  # characters of a row's label
 MAX_BOTTLENECKS = 2  # the most important; the report lists all
 MAX_TRACEBACK_LINES = 16
 MAX_HOSTS = 4  # names; a cluster has too many for a line
@@ -93,16 +93,16 @@ def _rows(result: RunResult, tolerance: float, target_confidence: float | None) 
     rows = [
         ("why", _why(result, target_confidence)),
         *(("settings", text) for text in settings_sentences(result)),
-        ("left", left_sentence(result)),
+        ("remaining gain", left_sentence(result)),
         ("score", score_sentence(result, tolerance)),
         ("memory", _memory(result)),
         *lengths_rows(result.lengths),
         ("ranks", ranks_sentence(result)),
-        ("smaller", smaller_sentence(result, tolerance)),
+        ("smaller size", smaller_sentence(result, tolerance)),
         ("compiled", _compiled(result)),
-        ("process", _own_process(result)),
-        ("start", _own_start(result)),
-        ("depth", _depth(result)),
+        ("own process", _own_process(result)),
+        ("own start", _own_start(result)),
+        ("full depth", _depth(result)),
         ("eager", eager_sentence(result.eager, tolerance)),
         ("runs at", result.runs_at),
         *(("failed", text) for text in _failed(result)),
@@ -119,15 +119,31 @@ def _row(label: str, text: str) -> str:
 
 
 def _headline(result: RunResult) -> str:
-    low, high = result.relative_performance_interval or (1.0, 1.0)
-    interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
     return (
-        f"Use {_size_words(result)}{settings_words(result)}: "
-        f"{result.relative_performance:.2f}x{interval} "
-        f"the speed of size {result.base_micro_batch_size}{base_words(result)}, {result.samples_per_s:.4g} samples/s"
-        f"{' of a replica' if result.parallel else ''}; "
+        f"Use {_size_words(result)}{settings_words(result)}: {_factor_words(result)}{speed_words(result)}; "
         f"confidence {result.confidence} out of 100."
     )
+
+
+def _factor_words(result: RunResult) -> str:
+    """Return the speed over the base's, and that of the base, whose ratio it is; the base itself has no factor."""
+    base = result.base_micro_batch_size
+    if result.micro_batch_size == base and result.variant == result.base_variant:
+        return "the smallest size that ran, "
+    low, high = result.relative_performance_interval or (1.0, 1.0)
+    interval = "" if f"{low:.2f}" == f"{high:.2f}" else f" ({low:.2f} to {high:.2f})"
+    return f"{result.relative_performance:.2f}x{interval} the speed of size {base}{base_words(result)}, "
+
+
+def speed_words(result: RunResult) -> str:
+    """Return the answer's samples/s; of several replicas that ran together those of all, and of each."""
+    if result.samples_per_s is None:
+        return "speed unknown"
+    own = f"{result.samples_per_s:.4g} samples/s"
+    if result.total_samples_per_s is not None and result.total_samples_per_s != result.samples_per_s:
+        number = round(result.total_samples_per_s / result.samples_per_s)
+        return f"{result.total_samples_per_s:.4g} samples/s of all {number} replicas ({own} of each)"
+    return f"{own}{' of a replica' if result.parallel else ''}"
 
 
 def _size_words(result: RunResult) -> str:
@@ -231,7 +247,10 @@ def _where_ranks_ran(ranks: ParallelResult) -> str:
 
 def _worst_ranks(ranks: ParallelResult) -> Iterator[str]:
     if ranks.slowest_rank is not None and ranks.slowest_rank_lag is not None:
-        yield f"the slowest, {ranks.slowest_rank}, computes {format_share(ranks.slowest_rank_lag)} below the median"
+        yield (
+            f"rank {ranks.slowest_rank} computes slowest: at {format_share(1.0 - ranks.slowest_rank_lag)} of the "
+            "median rank's speed"
+        )
     if ranks.worst_peak_rank is not None:
         yield f"rank {ranks.worst_peak_rank} needs most memory, {format_bytes(ranks.worst_peak_memory_bytes)}"
 
@@ -253,7 +272,11 @@ def _communication(ranks: ParallelResult) -> Iterator[str]:
     if ranks.exposed_communication_s is None or ranks.parallel_efficiency is None:
         return
     if ranks.exposed_communication_s <= 0.0:
-        yield "computation hides all communication"
+        inner_s, last_s = ranks.inner_pass_s, ranks.last_pass_s
+        if inner_s is not None and last_s is not None and last_s > inner_s:
+            yield f"communication adds {format_seconds(last_s - inner_s)} to it"  # to the last pass, told before
+        else:
+            yield "computation hides all communication"
         return
     exposed = format_seconds(ranks.exposed_communication_s)
     yield f"communication adds {exposed} to a pass: parallel efficiency {ranks.parallel_efficiency:.0%}"
@@ -375,7 +398,8 @@ def _batch_table(result: RunResult) -> list[str]:
     rows = ["".join(f"  {name:>{width}}" for name, width, _ in columns)]
     for index, size in enumerate(sizes):
         row = "".join(f"  {cells[index]:>{width}}" for _, width, cells in columns)
-        rows.append(row + ("  <- yours" if size.global_batch_size == result.batch_size else ""))
+        timed = ", a real step was timed" if size.is_measured else ""
+        rows.append(row + (f"  <- yours{timed}" if size.global_batch_size == result.batch_size else ""))
     return rows + ([f"  {result.batch_message}"] if result.batch_message else [])
 
 
@@ -396,9 +420,10 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
     speed = f"{keeps.over_recommended:.2f}x the speed of size {free}"
     if size == result.micro_batch_size:
         return f"It keeps batch_size {own}, in {in_steps}, at {speed}, which does not."
+    of_each = " of each replica" if result.total_samples_per_s not in (None, result.samples_per_s) else ""
     text = (
         f"To keep batch_size {own}, use micro_batch_size {size} in {in_steps}: {speed}, "
-        f"{keeps.samples_per_s:.4g} samples/s; confidence {keeps.confidence} out of 100."
+        f"{keeps.samples_per_s:.4g} samples/s{of_each}; confidence {keeps.confidence} out of 100."
     )
     is_sure = target_confidence is None or keeps.confidence >= target_confidence
     return text if is_sure else f"{text} explore.candidates: {rule} tries only such sizes."

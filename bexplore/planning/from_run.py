@@ -10,6 +10,7 @@ import numpy as np
 
 from bexplore.config.job_variant import changes_training
 from bexplore.errors import UserInputError
+from bexplore.exploration.estimated import estimated
 from bexplore.exploration.memory_budget import gradient_bytes_of
 from bexplore.exploration.parallel_result import parallel_result, pass_times_by_kind, ranks_of
 from bexplore.exploration.result import RunResult
@@ -39,7 +40,8 @@ def costs_of_run(run: Run) -> StepCosts:
         )
     meta = run.meta()
     job, model, _ = program_of_answer(run, meta, result)
-    own = [one for one in run.journal.read() if one.is_measured and one.probe.variant == result.variant]
+    measured = (one for one in run.journal.read() if one.is_measured and one.probe.variant == result.variant)
+    own = [estimated(one, result.speeds) for one in measured]
     if not own:
         raise UserInputError(f"{run.directory} has no measurement of its answer", hint="explore again with --fresh")
     ran = _as_answered(own, result)

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import optuna
 from optuna.storages import BaseStorage
 
@@ -18,10 +17,9 @@ from bexplore.host.locks import locked, present
 from bexplore.measurement.probe import Observation, Purpose, Runner
 from bexplore.search.evidence import Evidence
 from bexplore.search.policy.decision import Decision, StopReason
-from bexplore.search.policy.economics import NextProbe
 from bexplore.search.policy.keep_batch_size import decide as decide_keeping
 from bexplore.search.posterior.joint import ONE_VARIANT, Variant
-from bexplore.search.recommendation import Recommendation
+from bexplore.search.recommendation import Recommendation, consistent_with, recommend
 from bexplore.search.result import (
     Event,
     ProbeFinished,
@@ -101,7 +99,7 @@ def explore(
     Yields:
         `ProbeStarted`, `ProbeFinished` and, once something was measured, a `Recommendation` for each probe of the
         search; `SearchEnded`, `ProbeStarted` and `ProbeFinished` where the second answer needs probes, and a
-        `Recommendation` where it is to be the answer; a `Result` at the end.
+        `Recommendation` where they change the answer, its factor or its score; a `Result` at the end.
 
     Raises:
         NothingFitsError: Not even the smallest candidate fits, or no size that must keep the batch size.
@@ -122,10 +120,10 @@ def explore(
             run_alone=run_alone,
             began_s=run.clock() - run.spent_s - sum(observation.elapsed_s for observation in run.history),
         )
-        result = searched = yield from loop.search()
+        result = yield from loop.search()
         if keeping is not None and keeping.sizes and result.recommendation is not None:
             result = yield from loop.keep_batch_size(result, result.recommendation, keeping)
-        yield dataclasses.replace(result, posterior=searched.posterior)
+        yield result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +153,7 @@ class _Loop:
             memory = self.sampler.variants[0].memory
             reason = StopReason(reason)
             raise error_of(reason, self.sampler.space, evidence, self.observations, memory, run_alone=self.run_alone)
-        best = decision.recommendation
-        result = self._result(reason, best and self._timed(best), evidence, next_probe=decision.next_probe)
-        return dataclasses.replace(result, posterior=decision.posterior)
+        return self._result(reason, decision.recommendation, decision, evidence)
 
     def _search_once(self) -> Generator[Event, None, str | None]:
         """Run one probe of the search; return the reason to stop instead, if there is one."""
@@ -184,38 +180,101 @@ class _Loop:
     def keep_batch_size(
         self, searched: Result, free: Recommendation, keeping: KeepBatchSize
     ) -> Generator[Event, None, Result]:
-        """Find the fastest size that keeps the user's batch size, with probes that are no evidence of the search."""
+        """Find the fastest size that keeps the user's batch size; its probes may change the answer of the search.
+
+        The answer and all that is told of it are computed last, from everything that was measured.
+        """
         reason = searched.stop_reason
         try:
-            evidence, decision = self._decide_keeping(free, keeping)
-            if decision.stop_reason is None and not keeping.is_answer and reason != StopReason.INTERRUPTED:
-                yield SearchEnded(result=searched)
-            while decision.stop_reason is None and reason != StopReason.INTERRUPTED:
-                stopped = self.should_stop()
-                if stopped is not None:
-                    reason = stopped
-                    break
-                with storage_errors():
-                    trial = self.sampler.ask(self.study, decision.micro_batch_size, decision.variant)
-                observation = yield from self._run(trial, decision)
-                yield ProbeFinished(observation=observation)
-                evidence, decision = self._decide_keeping(free, keeping)
+            if reason != StopReason.INTERRUPTED:
+                reason = (yield from self._probe_keeping(searched, free, keeping)) or reason
         except KeyboardInterrupt:
             reason = StopReason.INTERRUPTED
-            evidence, decision = self._decide_keeping(free, keeping)
-        second = _second_answer(decision, free)
+        final = self._decide_at_the_end()
+        fastest = final.recommendation or free
+        evidence, decision = self._decide_keeping(fastest, keeping)
+        second = self._second_answer(decision, fastest, final, evidence, is_answer=keeping.is_answer)
         if keeping.is_answer and second is None and decision.stop_reason is not None:
             raise NothingFitsError(
-                f"no micro-batch size that keeps batch_size could be run; {free.micro_batch_size} can, which does not",
+                f"no micro-batch size that keeps batch_size could be run; {fastest.micro_batch_size} can, which does "
+                "not",
                 hint="leave explore.keep_batch_size out, or choose a batch_size with more divisors",
             )
-        if not keeping.is_answer or second is None:
-            return self._result(reason, free, evidence, second, next_probe=searched.next_probe)
-        is_another = second.recommendation.micro_batch_size != free.micro_batch_size
-        if is_another:
-            yield self._timed(second.recommendation)
-        next_probe = None if is_another else searched.next_probe
-        return self._result(reason, self._timed(second.recommendation), evidence, second, next_probe=next_probe)
+        best = second.recommendation if keeping.is_answer and second is not None else fastest
+        if _told(best) != _told(free):
+            yield self._timed(best)
+        return self._result(reason, best, final, evidence, second)
+
+    def _probe_keeping(
+        self, searched: Result, free: Recommendation, keeping: KeepBatchSize
+    ) -> Generator[Event, None, str | None]:
+        """Run sizes that keep the batch size, and the answer once more where they change it; return why it ended."""
+        fastest: Recommendation | None = free
+        while fastest is not None:
+            _, decision = self._decide_keeping(fastest, keeping)
+            if decision.stop_reason is not None and not keeping.is_answer:
+                decision = self._decide_at_the_end()  # the verification of an answer that these probes have changed
+            if decision.stop_reason is not None:
+                return None
+            if fastest is free and not keeping.is_answer:
+                yield SearchEnded(result=searched)
+            stopped = self.should_stop()
+            if stopped is not None:
+                return stopped
+            with storage_errors():
+                trial = self.sampler.ask(self.study, decision.micro_batch_size, decision.variant)
+            observation = yield from self._run(trial, decision)
+            yield ProbeFinished(observation=observation)
+            fastest = self._decide_at_the_end().recommendation
+        return None
+
+    def _decide_at_the_end(self) -> Decision:
+        """Return the answer by everything that was measured, or the probe that verifies it."""
+        with storage_errors():
+            return self.sampler.decide(self.study, is_over=True)
+
+    def _second_answer(
+        self,
+        decision: Decision,
+        free: Recommendation,
+        final: Decision,
+        evidence: Sequence[Evidence],
+        *,
+        is_answer: bool,
+    ) -> SecondAnswer | None:
+        """Return the size that keeps the batch size, with the speeds of the final answer's posterior."""
+        best, posterior = decision.recommendation, final.posterior
+        if best is None or posterior is None:
+            return None
+        told = free
+        if is_answer and best.micro_batch_size != free.micro_batch_size:
+            told = (
+                recommend(
+                    posterior,
+                    evidence,
+                    tolerance=self.sampler.settings.tolerance,
+                    size=best.micro_batch_size,
+                    variant=free.variant,
+                    base_variant=free.base_variant,
+                )
+                or free
+            )
+        speeds = {one.micro_batch_size: one.samples_per_s for one in told.speeds if one.variant == free.variant}
+        own = speeds[best.micro_batch_size]
+        best = dataclasses.replace(
+            best,
+            samples_per_s=own,
+            relative_performance=own / told.samples_per_s * told.relative_performance,
+            relative_performance_interval=told.relative_performance_interval,
+            base_micro_batch_size=free.base_micro_batch_size,
+            base_variant=free.base_variant,
+            speeds=told.speeds,
+        )
+        return SecondAnswer(
+            recommendation=best,
+            free_micro_batch_size=free.micro_batch_size,
+            over_recommended=own / speeds[free.micro_batch_size],
+        )
 
     def _decide_keeping(self, free: Recommendation, keeping: KeepBatchSize) -> tuple[list[Evidence], Decision]:
         sampler = self.sampler
@@ -250,31 +309,33 @@ class _Loop:
         self,
         reason: str,
         best: Recommendation | None,
+        decision: Decision,
         evidence: Sequence[Evidence],
         second: SecondAnswer | None = None,
-        *,
-        next_probe: NextProbe | None,
     ) -> Result:
+        best = best and self._timed(best)
         result = result_of(reason, best, self.sampler.space, evidence, tolerance=self.sampler.settings.tolerance)
-        warnings = (*program_warnings(self.observations), *result.warnings)
-        return dataclasses.replace(result, next_probe=next_probe, second_answer=second, warnings=warnings)
+        is_fastest = best is None or _size_of(best) == _size_of(decision.recommendation)
+        return dataclasses.replace(
+            result,
+            next_probe=decision.next_probe if is_fastest else None,
+            second_answer=second,
+            posterior=consistent_with(decision.posterior, best.speeds) if best and decision.posterior else None,
+            warnings=(*program_warnings(self.observations), *result.warnings),
+        )
 
 
 def _is_of_search(observation: Observation) -> bool:
     return observation.probe.purpose is not Purpose.KEEP_BATCH_SIZE
 
 
-def _second_answer(decision: Decision, free: Recommendation) -> SecondAnswer | None:
-    best, posterior = decision.recommendation, decision.posterior
-    if best is None or posterior is None:
-        return None
-    own, other = (posterior.index(size) for size in (best.micro_batch_size, free.micro_batch_size))
-    gain = posterior.log_throughput[:, own] - posterior.log_throughput[:, other]
-    return SecondAnswer(
-        recommendation=best,
-        free_micro_batch_size=free.micro_batch_size,
-        over_recommended=float(np.exp(gain.mean())),
-    )
+def _size_of(best: Recommendation | None) -> tuple[int, int] | None:
+    return None if best is None else (best.micro_batch_size, best.variant)
+
+
+def _told(best: Recommendation) -> tuple[int, int, str, int]:
+    """Return what a streamed line tells of a recommendation."""
+    return best.micro_batch_size, best.variant, f"{best.relative_performance:.2f}", best.confidence
 
 
 @contextmanager

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import Posterior
+from bexplore.search.posterior.present_speed import moved
 
 WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: 99.7 % of a normal
@@ -24,17 +26,41 @@ MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The estimate of one size: the posterior of the user's own compilation, at the machine's speed at the end.
+
+    Attributes:
+        micro_batch_size: Samples of one pass.
+        samples_per_s: Of the pass.
+        interval: 95 % interval of `samples_per_s`.
+        variant: Which variant of the job.
+    """
+
+    micro_batch_size: int
+    samples_per_s: float
+    interval: tuple[float, float]
+    variant: int = 0
+
+    @property
+    def pass_time_s(self) -> float:
+        """Seconds of a pass."""
+        return self.micro_batch_size / self.samples_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The recommended size, one of those that ran.
 
     Attributes:
         micro_batch_size: Samples of one pass.
-        relative_performance: Its samples/s over the base's, by the posterior.
+        relative_performance: Its samples/s over the base's, both as in `speeds`.
         confidence: P(it is within the tolerance of the best that fits) in percent, 0 to 98.
-        samples_per_s: Of the pass, as measured; of the user's own compilation, once that ran.
+        samples_per_s: Of the pass, in the user's own compilation, as in `speeds`.
+        speeds: The one estimate of each size that ran, of every variant, in ascending order; all that is printed of a
+            size's speed follows from it.
         smallest_within_tolerance: The smallest of `within_tolerance`.
         within_tolerance: Sizes that ran and are within the tolerance of this one, the fastest first.
-        base_micro_batch_size: The smallest candidate.
+        base_micro_batch_size: The smallest size of `base_variant` that ran.
         num_probes: Probes so far, all outcomes.
         elapsed_s: Seconds since the exploration started.
         regret_bound_90: Upper bound, with a score of 90, of its regret: the share of the best feasible speed that it
@@ -42,7 +68,7 @@ class Recommendation:
         left_to_gain: Expected regret, 0 to 1.
         relative_performance_interval: 95 % interval of `relative_performance`; None for the base itself.
         variant: Which variant of the job; the base is of `base_variant`.
-        base_variant: The first variant of which the smallest candidate fits.
+        base_variant: The first variant that ran.
     """
 
     micro_batch_size: int
@@ -59,82 +85,142 @@ class Recommendation:
     relative_performance_interval: tuple[float, float] | None = None
     variant: int = 0
     base_variant: int = 0
+    speeds: tuple[Speed, ...] = ()
+
+    def speed(self, micro_batch_size: int) -> Speed | None:
+        """Return the estimate of a size of its own variant; None where it did not run."""
+        own = (one for one in self.speeds if one.variant == self.variant)
+        return next((one for one in own if one.micro_batch_size == micro_batch_size), None)
 
 
 def recommend(
     posterior: Posterior,
     evidence: Sequence[Evidence],
     *,
-    base: int,
     tolerance: float,
     size: int | None = None,
+    variant: int = 0,
     base_variant: int = 0,
 ) -> Recommendation | None:
     """Recommend the measured size that is most likely within the tolerance of the best that fits.
 
-    Sizes that ran in the user's own compilation go first, once any did. None where every measured size was dropped.
+    Sizes that ran in the user's own compilation go first, unless another one is faster by more than the tolerance. None
+    where every measured size was dropped.
 
     Args:
         size: The measured size to recommend; None for the posterior's choice.
+        variant: Of that size.
+        base_variant: The first variant that ran.
     """
-    mean = posterior.mean
-    best = _most_likely(posterior, tolerance) if size is None else posterior.index(size)
+    best = _most_likely(posterior, tolerance) if size is None else posterior.index(size, variant)
     if best is None:
         return None
     near = posterior.near_best(tolerance).mean(axis=0)
     variant, chosen = int(posterior.variants[best]), int(posterior.sizes[best])
-    base_index = posterior.index(base, base_variant)
-    low, gain, high = _gain(posterior, best, base_index)
+    base = int(np.flatnonzero((posterior.measured > 0) & (posterior.variants == base_variant))[0])
+    log_speed = log_speeds(posterior, best)
+    gain = float(log_speed[best] - log_speed[base])
+    low, high = _gain_interval(posterior, best, base)
     ran = (posterior.measured > 0) & posterior.open & (posterior.variants == variant)
-    within = posterior.sizes[ran & (mean >= mean[best] + math.log1p(-tolerance))].tolist()
-    own = nearest_to_the_users(
-        [item for item in evidence if item.is_measured and (item.micro_batch_size, item.variant) == (chosen, variant)]
-    )
+    within = np.flatnonzero(ran & (log_speed >= log_speed[best] + math.log1p(-tolerance)))
+    within = posterior.sizes[within[np.argsort(-log_speed[within], kind="stable")]].tolist()
     grounds = grounds_of(posterior, evidence)
-    regrets = posterior.regret(chosen, variant)
+    regrets = np.abs(posterior.regret(chosen, variant))  # no negative zero
     return Recommendation(
         micro_batch_size=chosen,
         relative_performance=math.exp(gain),
-        relative_performance_interval=None if best == base_index else (math.exp(low), math.exp(high)),
+        relative_performance_interval=None if best == base else (math.exp(min(low, gain)), math.exp(max(high, gain))),
         confidence=score(float(near[best]), grounds, tolerance=tolerance),
-        samples_per_s=float(np.exp(np.median([item.log_throughput for item in own]))),
+        samples_per_s=math.exp(log_speed[best]),
         smallest_within_tolerance=min(within),
-        base_micro_batch_size=base,
+        base_micro_batch_size=int(posterior.sizes[base]),
         num_probes=len(evidence),
-        within_tolerance=tuple(sorted(within, key=lambda size: -mean[posterior.index(size, variant)])),
+        within_tolerance=tuple(within),
         regret_bound_90=_regret_bound(regrets, grounds, tolerance=tolerance),
         left_to_gain=float(regrets.mean()),
         variant=variant,
         base_variant=base_variant,
+        speeds=_speeds(posterior, log_speed),
     )
 
 
-def _gain(posterior: Posterior, best: int, base: int) -> tuple[float, float, float]:
-    """Return ln of a size's speed over the base's: low end, mean and high end of the 95 % interval.
+def consistent_with(posterior: Posterior, speeds: Sequence[Speed]) -> Posterior:
+    """Return the posterior with the draws of each size moved so that their mean is the size's one estimate."""
+    shift = np.zeros(len(posterior.sizes))
+    for one in speeds:
+        at = posterior.index(one.micro_batch_size, one.variant)
+        shift[at] = math.log(one.samples_per_s) - posterior.mean[at]
+    return moved(posterior, shift)
 
-    Where both were measured, the three are clipped to what their own measurements allow.
+
+def log_speeds(posterior: Posterior, best: int) -> Array:
+    """Return (D,), ln(samples/s) of each size: the posterior's mean, beside the best as its own measurements allow it.
+
+    Args:
+        best: Position of the recommended size, to whose mean the others are clipped where both were measured.
     """
+    mean = posterior.mean
+    reach = _allowed(posterior, best)
+    own = posterior.own_level - posterior.own_level[best]
+    return np.where(np.isnan(own), mean, mean[best] + np.clip(mean - mean[best], own - reach, own + reach))
+
+
+def _gain_interval(posterior: Posterior, best: int, base: int) -> tuple[float, float]:
+    """Return the 95 % interval of ln of a size's speed over the base's, clipped as `log_speeds`."""
     gains = posterior.log_throughput[:, best] - posterior.log_throughput[:, base]
-    found = np.append(np.quantile(gains, GAIN_QUANTILES), gains.mean(dtype=np.float64))
+    low, high = np.quantile(gains, GAIN_QUANTILES)
     own = posterior.own_level[best] - posterior.own_level[base]
     if math.isfinite(own):
-        both = posterior.own_level_covariance[np.ix_([best, base], [best, base])]
-        reach = ALLOWED_SDS * math.sqrt(max(float(np.trace(both) - 2.0 * both[0, 1]), 0.0))
-        found = np.clip(found, own - reach, own + reach)
-    low, high, mean = map(float, found)
-    return low, mean, high
+        reach = float(_allowed(posterior, best)[base])
+        low, high = np.clip([low, high], own - reach, own + reach)
+    return float(low), float(high)
+
+
+def _allowed(posterior: Posterior, best: int) -> Array:
+    """Return (D,), how far ln of a size's speed over the best's may lie from what both sizes' own measurements give."""
+    covariance = posterior.own_level_covariance
+    variance = np.diag(covariance) + covariance[best, best] - 2.0 * covariance[best]
+    return ALLOWED_SDS * np.sqrt(np.maximum(variance, 0.0))
+
+
+def _speeds(posterior: Posterior, log_speed: Array) -> tuple[Speed, ...]:
+    """Return the estimates of the sizes that ran; an interval is that of the draws, moved with their mean."""
+    ran = np.flatnonzero(posterior.measured > 0)
+    moved = log_speed[ran] - posterior.mean[ran]
+    low, high = np.quantile(posterior.log_throughput[:, ran], GAIN_QUANTILES, axis=0) + moved
+    return tuple(
+        Speed(
+            micro_batch_size=int(posterior.sizes[index]),
+            samples_per_s=math.exp(log_speed[index]),
+            interval=(math.exp(least), math.exp(most)),
+            variant=int(posterior.variants[index]),
+        )
+        for index, least, most in zip(ran, low, high, strict=True)
+    )
 
 
 def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
     """Return the position of the measured size most likely within the tolerance of the best; None for no such size."""
     measured, exactly = ((counts > 0) & posterior.open for counts in (posterior.measured, posterior.measured_exactly))
-    eligible = exactly if exactly.any() else measured
-    if not eligible.any():
+    if not measured.any():
         return None
+    eligible = exactly if _leads(posterior, exactly, measured, tolerance) else measured
     own = np.where(eligible, posterior.own_level, -np.inf)
-    eligible &= own >= own.max() + math.log1p(-tolerance)  # its own measurements outweigh those of others
+    eligible = eligible & (own >= own.max() + math.log1p(-tolerance))  # its own measurements outweigh those of others
     near = posterior.near_best(tolerance).mean(axis=0)
     return int(np.argmax(np.where(eligible, near + MEAN_WEIGHT * posterior.mean, -np.inf)))
+
+
+def _leads(posterior: Posterior, some: NDArray[np.bool_], all_of_them: NDArray[np.bool_], tolerance: float) -> bool:
+    """Return whether no size is faster than the best of some by more than the tolerance, in one account at least.
+
+    The accounts are the posterior's mean, and what the sizes' own measurements say: the first may follow the prior, the
+    second a single measurement.
+    """
+    if not some.any():
+        return False
+    accounts = (posterior.mean, posterior.own_level)
+    return any(one[some].max() >= one[all_of_them].max() + math.log1p(-tolerance) for one in accounts)
 
 
 def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:

@@ -64,8 +64,8 @@ class SecondAnswer:
 
     Attributes:
         recommendation: The size; its confidence and its tolerance are among the sizes that keep the batch size.
-        free_micro_batch_size: The search's recommendation, whatever the batch size.
-        over_recommended: Samples/s of the second answer over those of the search's recommendation, by the posterior.
+        free_micro_batch_size: The fastest size, whatever the batch size.
+        over_recommended: Samples/s of the second answer over those of the fastest size, both as in `speeds`.
     """
 
     recommendation: Recommendation
@@ -80,7 +80,7 @@ class Result:
     Attributes:
         stop_reason: A `StopReason`, or the words of `should_stop`.
         recommendation: The size to use; None where nothing was measured before an interruption.
-        base_micro_batch_size: The smallest candidate.
+        base_micro_batch_size: The smallest size that ran; None where none did.
         smallest_within_tolerance: The smallest size that ran within the tolerance of the best; None without one.
         outcomes: Number of probes by outcome.
         exact_over_shared: Throughput as the training runs over that in the search, at sizes that ran both; None for no
@@ -91,16 +91,16 @@ class Result:
         memory_headroom_bytes: Budget less the larger of the two; None if unknown.
         memory_saved_bytes: Peak that the smallest size within the tolerance saves; None if unknown.
         runs_at: The sizes at which the program runs, in words, where a rule explains its failures; None for no such.
-        next_probe: The further probe that would save most, at the end of the search; None where none was possible, or
-            where the answer is not the search's.
+        next_probe: The further probe that would save most; None where none was possible, or where the answer is not
+            the fastest size.
         second_answer: The fastest size that keeps the user's global batch size; None where none ran or none was wanted.
-        posterior: The search's final posterior; None where nothing was measured.
+        posterior: The final posterior, of everything that was measured; None where nothing was.
         warnings: Reasons for caution with the numbers.
     """
 
     stop_reason: str
     recommendation: Recommendation | None
-    base_micro_batch_size: int
+    base_micro_batch_size: int | None = None
     smallest_within_tolerance: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     exact_over_shared: float | None = None
@@ -126,6 +126,7 @@ def result_of(
 
     Args:
         best: The recommendation; None where nothing was measured.
+        space: The candidates.
         evidence: Every finished probe, in order.
     """
     outcomes = dict(Counter(item.outcome.value for item in evidence if item.outcome is not None))
@@ -133,13 +134,7 @@ def result_of(
     belief = RunBelief.of(space, [item for item in evidence if item.variant == variant])
     runs_at = belief.words if belief else None
     if best is None:
-        return Result(
-            stop_reason=str(reason),
-            recommendation=None,
-            base_micro_batch_size=space.base,
-            outcomes=outcomes,
-            runs_at=runs_at,
-        )
+        return Result(stop_reason=str(reason), recommendation=None, outcomes=outcomes, runs_at=runs_at)
     measured = [item for item in evidence if item.is_measured]
     of_variant = [item for item in measured if item.variant == best.variant]
     own = [item for item in of_variant if item.micro_batch_size == best.micro_batch_size]
@@ -152,7 +147,7 @@ def result_of(
     return Result(
         stop_reason=str(reason),
         recommendation=best,
-        base_micro_batch_size=space.base,
+        base_micro_batch_size=best.base_micro_batch_size,
         smallest_within_tolerance=best.smallest_within_tolerance,
         outcomes=outcomes,
         runs_at=runs_at,
@@ -162,7 +157,9 @@ def result_of(
         resident_memory_bytes=_most(item.resident_memory_bytes for item in as_run),
         memory_headroom_bytes=max(0, budgets[-1] - needed) if budgets and needed is not None else None,
         memory_saved_bytes=own_peak - small_peak if own_peak is not None and small_peak is not None else None,
-        warnings=noise_warnings(evidence, base=space.base, tolerance=tolerance, exact_over_shared=exact_over_shared),
+        warnings=noise_warnings(
+            evidence, base=best.base_micro_batch_size, tolerance=tolerance, exact_over_shared=exact_over_shared
+        ),
     )
 
 

@@ -87,7 +87,7 @@ def front(data: ReportData) -> Figure | None:
             x=float(item.peak_memory_bytes or 0),
             y=item.samples_per_s,
             text=f"probe {item.probe.number}, {data.names[item.probe.variant]}, size {item.micro_batch_size}: "
-            f"{item.samples_per_s:.4g} samples/s, peak {format_bytes(item.peak_memory_bytes)}",
+            f"measured {item.samples_per_s:.4g} samples/s, peak {format_bytes(item.peak_memory_bytes)}",
         )
         for item in measured
     ]
@@ -188,8 +188,8 @@ def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:
         if item.probe.compilation.is_for_search is shared:
             low, high = _spread(item)
             text = (
-                f"probe {item.probe.number}, size {item.micro_batch_size}: {item.samples_per_s:.4g} samples/s, "
-                f"pass {format_seconds(item.pass_time_s)}, {len(item.pass_times_s)} timed, "
+                f"probe {item.probe.number}, size {item.micro_batch_size}: measured {item.samples_per_s:.4g} "
+                f"samples/s, pass {format_seconds(item.pass_time_s)}, {len(item.pass_times_s)} timed, "
                 f"the middle half at {low:.4g} to {high:.4g} samples/s"
             )
             dots.append(Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text))
@@ -198,7 +198,7 @@ def _speeds(data: ReportData, *, shared: bool) -> list[Dot]:
 
 def _speed_of(item: Observation, name: str) -> Dot:
     low, high = _spread(item)
-    text = f"{name}, size {item.micro_batch_size}: {item.samples_per_s:.4g} samples/s"
+    text = f"{name}, size {item.micro_batch_size}: measured {item.samples_per_s:.4g} samples/s"
     return Dot(x=item.micro_batch_size, y=item.samples_per_s, low=low, high=high, text=text)
 
 

@@ -19,6 +19,7 @@ from bexplore.exploration.bottlenecks import (
     network_bottlenecks,
     profile_bottlenecks,
 )
+from bexplore.exploration.estimated import estimated
 from bexplore.measurement.probe import Observation, compared_sizes
 from bexplore.output import settings_text, summary
 from bexplore.output.lengths_text import lengths_rows
@@ -107,6 +108,7 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         bottlenecks=bottlenecks(data),
         eager=eager_line(data),
         left=left_line(data),
+        speed=summary.speed_words(data.result),
         ranks=summary.ranks_sentence(data.result),
         settings=list(settings_text.settings_sentences(data.result)),
         settings_words=settings_text.settings_words(data.result),
@@ -172,7 +174,7 @@ def bottlenecks(data: ReportData) -> tuple[Bottleneck, ...]:
     sizes = data.result.global_batch_sizes
     evidence = JobEvidence(
         job=data.job,
-        observations=data.of_answer,
+        observations=[estimated(item, data.result.speeds) for item in data.of_answer],
         micro_batch_size=data.micro_batch_size,
         accumulation_steps=sizes[0].accumulation_steps if sizes else None,
         cost_model=data.cost_model,
@@ -229,14 +231,26 @@ def comparisons_table(data: ReportData) -> Table:
 def probes_table(data: ReportData) -> Table:
     """Return every probe with its outcome and reason, and highlight the one that verifies the recommended size."""
     names = data.names
-    headings = ("probe", "size", "why", "program", "outcome", "samples/s", "pass", "passes", "compile", "peak", "took")
+    headings = (
+        "probe",
+        "size",
+        "why",
+        "program",
+        "outcome",
+        "measured samples/s",
+        "pass",
+        "passes",
+        "compile",
+        "peak",
+        "took",
+    )
     is_number = (True, True, False, False, False, True, True, True, True, True, True)
-    verified = {item.observation.micro_batch_size: item.observation for item in data.sizes()}
+    verified = {item.observation.micro_batch_size: item.observation.probe.number for item in data.sizes()}
     answer = verified.get(data.micro_batch_size or 0)
     return Table(
         headings=(*headings[:2], *(["settings"] if names else []), *headings[2:]),
         rows=tuple(_probe_row(item, names) for item in data.observations),
-        highlighted=next((index for index, item in enumerate(data.observations) if item is answer), None),
+        highlighted=next((index for index, item in enumerate(data.observations) if item.probe.number == answer), None),
         is_number=(*is_number[:2], *([False] if names else []), *is_number[2:]),
         remarks=tuple("; ".join(text for text in (item.reason, *item.warnings) if text) for item in data.observations),
     )

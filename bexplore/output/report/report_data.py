@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bexplore.exploration.estimated import estimated
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.exploration.selection import program_of_answer
@@ -26,7 +27,7 @@ class SizeData:
     """The measurements of one size.
 
     Attributes:
-        observation: Its latest exact probe, else its latest probe.
+        observation: Its latest exact probe, else its latest probe, at the speed that the result tells of the size.
         tokens_per_s: Tokens per second of the pass; None where samples are not sequences.
         flops_per_s: Model operations per second of the pass; None without a trace.
         mfu: Model-flops utilization, 0 to 1; None where the peak is unknown.
@@ -109,6 +110,7 @@ class ReportData:
         return [self._size(latest[size]) for size in sorted(latest)]
 
     def _size(self, item: Observation) -> SizeData:
+        item = estimated(item, self.result.speeds)
         # The trace is of the longest samples: its operations are not those of batches of many lengths.
         model = self.cost_model if self.job.lengths is None else None
         length, peak = self.job.tokens_per_sample, self.peak_flops_per_s

@@ -23,6 +23,7 @@ from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_com
 from bexplore.search.posterior.joint import ONE_VARIANT, Variant, fit_joint
 from bexplore.search.posterior.noise_model import common_mode_sd
 from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
+from bexplore.search.posterior.present_speed import at_present_speed
 from bexplore.search.posterior.runnable import extended
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.settings import SearchSettings
@@ -59,16 +60,20 @@ def decide(
     *,
     num_unassigned: int = 0,
     variants: Sequence[Variant] = ONE_VARIANT,
+    is_over: bool = False,
 ) -> Decision:
     """Decide on the next probe; a pure function of its arguments.
 
     Args:
-        evidence: Every probe in order; probes in flight have no outcome, probes of the second answer do not count.
+        evidence: Every probe in order, whatever it was made for; probes in flight have no outcome.
         num_unassigned: Explorers that are choosing a size right now: that many best choices are left to them.
         variants: Of the job.
+        is_over: Whether the search has ended, so that only the verification of its answer may follow.
     """
-    tried = [item for item in evidence if item.purpose is not Purpose.KEEP_BATCH_SIZE]
+    tried = evidence
     evidence = without_first_signals(tried)
+    if not {item.micro_batch_size for item in evidence} <= set(space.sizes):  # sizes that keep the batch size
+        space = space.including(item.micro_batch_size for item in evidence)
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
     space = extended(space, evidence)
@@ -82,9 +87,8 @@ def decide(
         return fit_posterior(space, known, memory=variants[0].memory, seed=seed, user_compilation=user_compilation)
 
     fitted = fit(finished)
-    best = recommend(
-        fitted, finished, base=space.base, tolerance=settings.tolerance, base_variant=_base_variant(finished)
-    )
+    now = at_present_speed(fitted, finished, settings.user_compilation)
+    best = recommend(now, finished, tolerance=settings.tolerance, base_variant=_base_variant(finished))
     ahead = fit([*finished, *(_imagined(fitted, item) for item in in_flight)]) if in_flight else fitted
     costs = Costs.learnt(finished, settings)
     compilation = search_compilation(ahead, finished, settings, costs)
@@ -101,8 +105,8 @@ def decide(
         best=best,
         fit=fit,
     )
-    decision = step.next(num_unassigned)
-    return dataclasses.replace(decision, recommendation=best, next_probe=step.next_probe, posterior=fitted)
+    decision = step.ending(StopReason.NOTHING_LEFT) if is_over else step.next(num_unassigned)
+    return dataclasses.replace(decision, recommendation=best, next_probe=step.next_probe, posterior=now)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,7 @@ class _Step:
         if reason is not None and only_base_runs(self.space, [item for item in self.finished if not item.variant]):
             return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
         if reason is not None:
-            return self._verification() or Decision(stop_reason=reason)
+            return self.ending(reason)
         if self._base_is_due():
             return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
         if self._depth_is_new():
@@ -261,7 +265,9 @@ class _Step:
         So it is where sizes were interleaved: common-mode drift between two processes exceeds their difference.
         """
         was_interleaved = any(item.interleaved for item in self.finished)
-        if self.best is None or not was_interleaved or not self._verifies or not self.fitted.measured_exactly.any():
+        if self.best is None or not was_interleaved or not self._verifies:
+            return False
+        if not self.fitted.measured_exactly[self._winner]:
             return False
         return not self._falls_short(self.best)
 
@@ -282,6 +288,14 @@ class _Step:
         near = np.where(self.fitted.open, near, -1.0)
         near[winner] = -1.0
         return int(np.argmax(near)) if near.max() > 0.0 else None
+
+    def ending(self, reason: StopReason) -> Decision:
+        """Return the end, or the verification that the answer still needs: whatever ends a search, its winner ran so.
+
+        One probe of `max_probes` is kept for it. Where the winner fails it, or falls behind another size that ran, that
+        one is verified in its stead, beyond `max_probes` if need be.
+        """
+        return self._verification() or Decision(stop_reason=reason)
 
     def _verification(self) -> Decision | None:
         """Return a probe of the winner in a fresh process and in the user's own compilation; None where it ran so."""

@@ -1,7 +1,7 @@
 """The second answer: the fastest size that keeps the user's global batch size.
 
-It follows the search, with probes of its own. They run the training's own program and are no evidence of the search,
-whose recommendation does not depend on the batch size.
+It follows the search, with probes of its own, which run the training's own program. Like every measurement they are
+evidence: a size that keeps the batch size and turns out to be the fastest is the answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def decide(
         covered=keeping,
     ).among(keeping)
     own = free.micro_batch_size if free.micro_batch_size in keeping else None
-    best = recommend(fitted, evidence, base=space.base, tolerance=settings.tolerance, size=own)
+    ran_exactly = fitted.open & (fitted.measured_exactly > 0)
+    eligible = dataclasses.replace(fitted, open=ran_exactly) if ran_exactly.any() else fitted
+    best = recommend(eligible, evidence, tolerance=settings.tolerance, size=own)
     best = best and dataclasses.replace(best, variant=free.variant)
     stop = Decision(stop_reason=StopReason.NOTHING_LEFT, recommendation=best, posterior=fitted)
     if own is not None or _may_end(fitted, evidence, settings, best, goal=free.confidence):

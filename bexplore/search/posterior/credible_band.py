@@ -9,7 +9,7 @@ import numpy as np
 
 from bexplore.search.posterior.posterior import Posterior
 
-QUANTILES = (0.05, 0.5, 0.95)  # Source: a convention: nine of ten curves lie inside the band
+QUANTILES = (0.05, 0.95)  # Source: a convention: nine of ten curves lie inside the band
 # The band is drawn where a size fits with at least this probability, and up to this factor beyond the largest size that
 # ran: the posterior is vague further out. Source: a choice of presentation, which no decision depends on.
 SHOWN_IF_FITS = 0.02
@@ -23,7 +23,7 @@ class CredibleBand:
     Attributes:
         sizes: Micro-batch sizes, ascending.
         low: 5 % quantile, samples/s.
-        middle: Median, samples/s.
+        middle: Expected samples/s; at a size that ran, its one estimate, of which all printed numbers are.
         high: 95 % quantile, samples/s.
         fits: Probability, 0 to 1, that the size fits and runs.
     """
@@ -39,12 +39,13 @@ class CredibleBand:
         """Return the band of a posterior; None where nothing was measured."""
         if posterior is None:
             return None
-        low, middle, high = np.exp(np.quantile(posterior.log_throughput, QUANTILES, axis=0))
+        low, high = np.exp(np.quantile(posterior.log_throughput, QUANTILES, axis=0))
+        middle = np.exp(posterior.mean)
         return cls(
             sizes=tuple(posterior.sizes.tolist()),
-            low=_rounded(low),
+            low=_rounded(np.minimum(low, middle)),
             middle=_rounded(middle),
-            high=_rounded(high),
+            high=_rounded(np.maximum(high, middle)),
             fits=_rounded(posterior.feasible.mean(axis=0)),
         )
 

@@ -142,6 +142,20 @@ def common_mode_sd(measured: Sequence[Evidence]) -> float:
     return _common_mode_sd([row for probe, item in enumerate(measured) for row in _rows(probe, item)])
 
 
+def share_of_level(
+    measured: Sequence[Evidence], last: Evidence, user_compilation: Compilation, *, probe_variance: float
+) -> float:
+    """Return which share, 0 to 1, of a probe's distance from its size's mean is common to all sizes at that moment.
+
+    Common are drift and, of another program than the training's, its level; the probe's own noise is not.
+    """
+    common = DRIFT_SD**2 + common_mode_sd(measured) ** 2
+    if last.compilation is not user_compilation:
+        common += COMPILATION_LEVEL_SD**2
+    own = probe_variance + float(np.nan_to_num(last.log_throughput_se)) ** 2 + last.contention_sd**2
+    return common / (common + own)
+
+
 def _rows(probe: int, item: Evidence) -> list[_Row]:
     parts: list[Evidence | Interleaved] = [item, *item.interleaved]
     return [

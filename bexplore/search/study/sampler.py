@@ -107,15 +107,16 @@ class BexploreSampler(BaseSampler):
             hint=f"suggest {trials.PARAMETER!r} from {self.space.base} to {self.space.sizes[-1]}",
         )
 
-    def decide(self, study: optuna.Study, *, asking: int | None = None) -> Decision:
+    def decide(self, study: optuna.Study, *, asking: int | None = None, is_over: bool = False) -> Decision:
         """Decide on the next probe.
 
         Args:
             study: Its finished and running trials are the evidence.
             asking: Number of the trial that is being created, which is no evidence; None for none.
+            is_over: As in `policy.decide.decide`.
         """
         evidence, num_unassigned = self._evidence(study, asking)
-        key = (tuple(evidence), num_unassigned)
+        key = (tuple(evidence), num_unassigned, is_over)
         if self._last is None or self._last[0] != key:
             decision = decide(
                 self.space,
@@ -123,6 +124,7 @@ class BexploreSampler(BaseSampler):
                 self.settings,
                 num_unassigned=num_unassigned,
                 variants=self.variants,
+                is_over=is_over,
             )
             self._last = (key, decision)
         return self._last[1]

@@ -129,7 +129,7 @@ def test_a_probe_names_its_settings_and_its_event_has_them():
     item = Observation(probe=probe, outcome=Outcome.MEASURED, pass_times_s=(1.0,), details={"settings": FULL})
 
     told = probe_sentence(loop.ProbeFinished(observation=item))
-    assert told.startswith("probe 3: size 8, activation_checkpointing=full, shared: 8 samples/s")
+    assert told.startswith("probe 3: size 8, activation_checkpointing=full, shared: measured 8 samples/s")
     assert (probe_record(item)["variant"], probe_record(item)["settings"]) == (1, FULL)
     plain = dataclasses.replace(item, probe=dataclasses.replace(probe, variant=0), details={})
     assert probe_sentence(loop.ProbeFinished(observation=plain)).startswith("probe 3: size 8, shared: ")

@@ -19,13 +19,18 @@ def test_waiting_for_another_exploration_is_said_where_there_is_no_terminal():
     assert "waiting for the device, which process 7 uses" in written.getvalue()
 
 
-def test_a_probe_repeats_no_warning_of_the_one_before_whatever_its_figures():
+def test_a_warning_of_probes_is_written_once_at_the_end_with_the_worst_figure():
     written = io.StringIO()
     progress = Progress(Console(file=written, width=200))
     busy, hot = "other processes used {}% of the processors meanwhile", "the processors lowered their clocks"
 
-    for warnings in ((busy.format(51),), (busy.format(48.5), hot), (), (busy.format(30),)):
-        progress(ProbeFinished(observation=observed(8, warnings=warnings)))
+    def said() -> list[str]:
+        return [line for line in written.getvalue().splitlines() if line.startswith("warning")]
 
-    said = [line for line in written.getvalue().splitlines() if line.startswith("warning")]
-    assert said == [f"warning: {busy.format(51)}", f"warning: {hot}", f"warning: {busy.format(30)}"]
+    for warnings in ((busy.format(48.5),), (busy.format(51), hot), (), (busy.format(30),)):
+        progress(ProbeFinished(observation=observed(8, warnings=warnings)))
+    assert said() == []
+
+    for _ in range(2):
+        progress.close()
+        assert said() == [f"warning: {busy.format(51)}", f"warning: {hot}"]

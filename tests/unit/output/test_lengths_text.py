@@ -90,7 +90,7 @@ def test_other_collations_are_told_with_what_they_leave_and_gain():
 
 
 def test_without_another_collation_there_is_no_row_of_padding():
-    assert list(rows()) == ["lengths", "longest"]
+    assert list(rows()) == ["lengths", "longest samples"]
 
 
 def test_programs_by_length_are_told_with_their_seconds_and_the_way_out():
@@ -129,6 +129,6 @@ def test_the_summary_has_the_rows_of_lengths_and_none_without():
         for one in (result(others=OTHERS), None)
     )
 
-    for label in ("lengths", "longest", "padding"):
+    for label in ("lengths", "longest samples", "padding"):
         assert f"\n  {label} " in with_lengths
         assert f"\n  {label} " not in without

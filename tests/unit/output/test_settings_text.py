@@ -73,7 +73,7 @@ def test_the_summary_names_the_settings_in_its_headline_and_in_a_row():
         "Use micro_batch_size 8 with activation_checkpointing=full: 1.50x the speed of size 1 with the file's own "
         "settings, 123.4 samples/s; confidence 91 out of 100."
     )
-    assert "\n  settings  set activation_checkpointing=full: 1.12x (1.05 to 1.20)" in text
+    assert "\n  settings         set activation_checkpointing=full: 1.12x (1.05 to 1.20)" in text
     own = words(result(variant=0, settings=NONE))
     assert own.startswith("Use micro_batch_size 8 with the file's own settings: 1.50x")
     assert "of size 1 with settings that fit" in words(result(base_variant=1))

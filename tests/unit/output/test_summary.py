@@ -125,14 +125,16 @@ def test_what_the_answer_has_in_a_process_of_its_own_is_told_by_what_the_trainin
     eager = words(result(exact_over_shared=0.88, compilation="eager"))
 
     assert (
-        "  compiled  run exactly as your training will compile it: 0.94x of the search's shared compilation" in compiled
+        "  compiled         run exactly as your training will compile it: 0.94x of the search's shared compilation"
+        in compiled
     )
     assert (
-        "  process   run in a process of its own, as your training will: 0.88x of its speed beside other sizes" in eager
+        "  own process      run in a process of its own, as your training will: 0.88x of its speed beside other sizes"
+        in eager
     )
     start = words(result(exact_over_shared=0.98, compilation="exact", num_replicas=2))
     assert (
-        "  start     run in a start of its own, as your training will: 0.98x of its speed in a start with other"
+        "  own start        run in a start of its own, as your training will: 0.98x of its speed in a start with other"
         in start
     )
     assert "compiled  " not in start
@@ -158,7 +160,7 @@ def test_the_last_words_tell_of_a_score_below_90_within_what_share_it_would_be_9
     low = words(result(confidence=78, regret_bound_90=0.0341))
 
     assert (
-        "score     78 out of 100 that it is within 2% of the fastest that fits, "
+        "score            78 out of 100 that it is within 2% of the fastest that fits, "
         "90 out of 100 that it is within 3.5%" in low
     )
     assert "within 2%" not in words(result(confidence=91, regret_bound_90=0.015, smallest_within_tolerance=8))
@@ -172,7 +174,7 @@ def test_the_last_words_tell_what_is_left_to_gain_and_what_another_probe_costs_a
 
     assert "ended because another probe would cost more than it is expected to save" in dear
     assert (
-        "  left      0.6% in expectation, 3 min 36 s of 10 h, at a score of 86; "
+        "  remaining gain   0.6% in expectation, 3 min 36 s of 10 h, at a score of 86; "
         "another probe costs 40.0 s and is expected to save 14.4 s\n" in dear
     )
     steps = words(result(**economy | {"training_samples": 1000, "next_probe_saves": 1e-6}))
@@ -183,12 +185,12 @@ def test_the_last_words_tell_what_is_left_to_gain_and_what_another_probe_costs_a
 def test_what_is_left_to_gain_is_told_briefly_where_it_is_nothing_or_where_no_probe_is_left():
     probe = {"training_time_s": 36_000.0, "next_probe_s": 40.0, "next_probe_saves": 0.0}
 
-    assert "  left      negligible at a score of 91: less than 0.05% in expectation\n" in words(
+    assert "  remaining gain   negligible at a score of 91: less than 0.05% in expectation\n" in words(
         result(left_to_gain=0.0004, **probe)
     )
     no_probe = result(left_to_gain=0.012) | dict.fromkeys(probe)
-    assert "  left      1.2% in expectation, at a score of 91\n" in words(no_probe)
-    assert "  left  " not in words(result())  # a run of an earlier version
+    assert "  remaining gain   1.2% in expectation, at a score of 91\n" in words(no_probe)
+    assert "  remaining gain" not in words(result())  # a run of an earlier version
 
 
 def test_the_last_words_tell_the_confidence_that_was_asked_for():
@@ -205,7 +207,7 @@ def test_the_last_words_name_the_weightiest_limits_the_report_and_the_command_th
     record = RunResult.from_record(result(bottlenecks=found))
     text = summary_text(record, yaml_key="x", tolerance=0.02, config="job.yaml", report="somewhere/report.html")
 
-    assert "limits    finding 0; try: action 0" in text
+    assert "limits           finding 0; try: action 0" in text
     assert "finding 2" not in text
     assert "Report:  somewhere/report.html\nApply:   bexplore apply job.yaml\nPaste:   x: 8" in text
 
@@ -267,7 +269,7 @@ def test_what_is_left_of_a_budget_is_told_as_people_would(resident_bytes, headro
         "memory_headroom_bytes": headroom_bytes,
     }
 
-    assert f"memory    {told}\n" in words(result(**memory))
+    assert f"memory           {told}\n" in words(result(**memory))
 
 
 EAGER = {
@@ -350,8 +352,9 @@ def ranks_row(**parallel) -> str:
 
 def test_the_last_words_tell_where_the_ranks_ran_and_what_communication_costs():
     assert ranks_row(**ALL_RANKS) == (
-        "8 ran on node1, node2, started by srun (FSDP over 8 ranks); the slowest, 3, computes 10% below the median; "
-        "rank 0 needs most memory, 3.00 GiB; a pass takes 1.00 s, and the last of a step of 4 passes, which reduces "
+        "8 ran on node1, node2, started by srun (FSDP over 8 ranks); rank 3 computes slowest: at 90% of the "
+        "median rank's speed; rank 0 needs most memory, 3.00 GiB; "
+        "a pass takes 1.00 s, and the last of a step of 4 passes, which reduces "
         "gradients, 1.50 s; communication adds 225 ms to a pass: parallel efficiency 80%"
     )
 
@@ -364,7 +367,10 @@ def test_the_last_words_of_one_rank_say_that_it_was_alone_and_claim_nothing_of_c
 
 def test_noise_makes_no_efficiency_above_one_and_a_cluster_no_list_of_its_hosts():
     noisy = ranks_row(**ALL_RANKS | {"exposed_communication_s": -0.01, "parallel_efficiency": 1.01})
-    assert noisy.endswith("; computation hides all communication")
+    assert noisy.endswith("which reduces gradients, 1.50 s; communication adds 500 ms to it")
+    alike = ALL_RANKS | {"exposed_communication_s": -0.01, "parallel_efficiency": 1.01}
+    alike |= {"inner_pass_s": None, "last_pass_s": None}
+    assert ranks_row(**alike).endswith("; computation hides all communication")
     many = ranks_row(**ALL_RANKS | {"hosts": [f"node{number}" for number in range(64)]})
     assert "8 ran on node0, node1, node2, node3 and 60 more, started by srun" in many
 

@@ -115,7 +115,7 @@ def test_neighbours_of_the_faster_measurement_do_not_excuse_the_slower(contentio
     ]
 
     belief = fit_posterior(Space.of(range(1, 65)), evidence, user_compilation=Compilation.SHARED)
-    best = recommend(belief, evidence, base=1, tolerance=0.05)
+    best = recommend(belief, evidence, tolerance=0.05)
 
     assert best.relative_performance < 10.0
     assert best.relative_performance_interval[0] < 1.43 < best.relative_performance_interval[1]
@@ -138,7 +138,7 @@ def test_rounds_that_neighbours_made_slow_are_overruled_by_quicker_rounds_of_the
         interleaved_evidence(32, 11.69, 2.92),
     ]
 
-    best = recommend(fit_posterior(Space.of(range(1, 65)), evidence), evidence, base=1, tolerance=0.05)
+    best = recommend(fit_posterior(Space.of(range(1, 65)), evidence), evidence, tolerance=0.05)
 
     assert best.relative_performance < 5.0
     assert best.relative_performance_interval[0] < 2.5
@@ -177,7 +177,7 @@ def told_otherwise(speeds: dict[int, float]) -> Recommendation:
     evidence = [measured(8, 100.0), measured(64, 250.0)]
     belief = fit_posterior(Space.of(speeds), evidence)
     own_level = np.log([speeds[size] for size in belief.sizes.tolist()])
-    best = recommend(dataclasses.replace(belief, own_level=own_level), evidence, base=8, tolerance=0.02)
+    best = recommend(dataclasses.replace(belief, own_level=own_level), evidence, tolerance=0.02)
     assert best is not None
     return best
 

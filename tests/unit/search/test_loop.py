@@ -376,7 +376,7 @@ def gap_in(sizes: list[int], ran: dict[int, float]) -> int | None:
     """The size that an end of the search would leave unseen."""
     evidence = [measured(size, samples_per_s) for size, samples_per_s in ran.items()]
     fitted = fit_posterior(Space.of(sizes), evidence)
-    best = recommend(fitted, evidence, base=sizes[0], tolerance=0.02)
+    best = recommend(fitted, evidence, tolerance=0.02)
     assert best is not None
     index = unseen_gap(fitted, best)
     return None if index is None else sizes[index]

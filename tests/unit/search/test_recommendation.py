@@ -14,6 +14,7 @@ from bexplore.search import calibration
 from bexplore.search.calibration import Grounds, score
 from bexplore.search.evidence import Evidence
 from bexplore.search.posterior.posterior import fit_posterior
+from bexplore.search.posterior.present_speed import at_present_speed
 from bexplore.search.recommendation import Recommendation, recommend
 from bexplore.search.space import Space
 from tests.builders import ROOT
@@ -22,7 +23,8 @@ from tests.search_builders import measured, saturating
 
 def recommended(sizes, evidence) -> Recommendation | None:
     space = Space.of(sizes)
-    return recommend(fit_posterior(space, evidence), evidence, base=space.base, tolerance=0.02)
+    belief = at_present_speed(fit_posterior(space, evidence), evidence, Compilation.EXACT)
+    return recommend(belief, evidence, tolerance=0.02)
 
 
 def test_only_a_size_that_was_run_is_recommended():
@@ -63,7 +65,7 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
     belief = fit_posterior(space, evidence)
 
     answers = [
-        (tolerance, recommend(belief, evidence, base=space.base, tolerance=tolerance))
+        (tolerance, recommend(belief, evidence, tolerance=tolerance))
         for tolerance in (0.0001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.3, 0.6)
     ]
 
@@ -76,11 +78,57 @@ def test_how_far_a_size_may_be_from_the_best_is_its_score_asked_the_other_way_ro
 def test_how_far_a_size_may_be_is_not_told_where_others_are_likely_to_be_out_of_all_proportion():
     belief = fit_posterior(Space.of([8, 16]), [measured(8, 100.0)])
     dropped = dataclasses.replace(belief, feasible=np.zeros_like(belief.feasible))
-    assert recommend(belief, [measured(8, 100.0)], base=8, tolerance=0.02).regret_bound_90 is not None
-    assert recommend(dropped, [measured(8, 100.0)], base=8, tolerance=0.02).regret_bound_90 is None
+    assert recommend(belief, [measured(8, 100.0)], tolerance=0.02).regret_bound_90 is not None
+    assert recommend(dropped, [measured(8, 100.0)], tolerance=0.02).regret_bound_90 is None
 
 
-def test_relative_performance_is_relative_to_the_smallest_candidate():
+def test_the_base_is_the_smallest_size_that_ran_whatever_crashed_below_it():
+    crashed = Evidence(micro_batch_size=1, outcome=Outcome.CRASHED, reason="misaligned address")
+    alone = recommended([1, 8, 64], [crashed, measured(64, 250.0)])
+    best = recommended([1, 8, 64], [crashed, measured(64, 250.0), measured(8, 100.0)])
+    assert (alone.base_micro_batch_size, alone.relative_performance) == (64, 1.0)
+    assert alone.relative_performance_interval is None
+    assert best.base_micro_batch_size == 8
+    assert abs(best.relative_performance - 2.5) < 0.05
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_factor_is_the_ratio_of_two_speeds_that_are_told(seed):
+    rng = np.random.default_rng(seed)
+    sizes = [1, 2, 4, 8, 16, 32]
+    evidence = [
+        measured(size, saturating(size) * float(np.exp(0.1 * rng.standard_normal())), compilation=compilation)
+        for size in sizes
+        for compilation in (Compilation.SHARED, Compilation.EXACT)
+        if rng.random() < 0.7
+    ]
+    best = recommended(sizes, evidence)
+    told = {one.micro_batch_size: one for one in best.speeds}
+
+    assert set(told) == {item.micro_batch_size for item in evidence}
+    own, base = told[best.micro_batch_size], told[best.base_micro_batch_size]
+    assert best.samples_per_s == own.samples_per_s
+    assert best.relative_performance == pytest.approx(own.samples_per_s / base.samples_per_s)
+    assert all(one.interval[0] <= one.samples_per_s <= one.interval[1] for one in told.values())
+    assert not any(one.interval[0] > own.interval[1] for one in told.values())
+
+
+def test_a_size_that_ran_exactly_is_no_answer_beside_a_much_faster_one_that_has_yet_to_be_verified():
+    evidence = [
+        measured(4, 1162.0, compilation=Compilation.SHARED),
+        measured(4, 1162.0, purpose=Purpose.VERIFY),
+        measured(32, 7940.0, compilation=Compilation.SHARED),
+    ]
+    assert recommended([4, 8, 16, 32], evidence).micro_batch_size == 32
+
+
+def test_nothing_to_regret_is_no_negative_zero():
+    best = recommended([8], [measured(8, 100.0), measured(8, 100.0)])
+    for value in (best.regret_bound_90, best.left_to_gain):
+        assert str(value) == "0.0"
+
+
+def test_relative_performance_is_relative_to_the_smallest_size_that_ran():
     best = recommended([8, 64], [measured(8, 100.0), measured(64, 250.0)])
     assert abs(best.relative_performance - 2.5) < 0.05
     assert abs(best.samples_per_s - 250.0) < 1.0
@@ -121,8 +169,8 @@ def test_a_size_that_ran_exactly_goes_before_one_that_did_not():
 def test_the_speed_that_is_told_is_that_of_the_program_that_the_user_will_run():
     shared = [measured(size, 1000.0, compilation=Compilation.SHARED) for size in (8, 16, 16)]
     exact = measured(16, 870.0)
-    assert abs(recommended([8, 16], shared).samples_per_s - 1000.0) < 0.1
-    assert abs(recommended([8, 16], [*shared, exact]).samples_per_s - 870.0) < 0.1
+    assert abs(recommended([8, 16], shared).samples_per_s - 1000.0) < 1.0
+    assert abs(recommended([8, 16], [*shared, exact]).samples_per_s - 870.0) < 1.0
 
 
 def test_nothing_is_recommended_where_all_that_ran_was_refused_since():

@@ -186,8 +186,8 @@ def test_sizes_that_were_interleaved_stand_beside_the_recommended_one_with_an_in
     assert table.rows[0][2] == "–"  # one pair has no interval
     low, high = (float(end) for end in table.rows[1][2].split(" to "))
     assert low < float(table.rows[1][1].removesuffix("x")) < high < 0.85  # 4 / 0.02 over 8 / 0.0325: 0.80
-    assert "Interleaved sizes" in Page(html(read_report_data(run))).text
-    assert "**Interleaved sizes**" in markdown(read_report_data(run))
+    assert "Measurements of sizes timed interleaved" in Page(html(read_report_data(run))).text
+    assert "**Measurements of sizes timed interleaved**" in markdown(read_report_data(run))
 
 
 def test_the_size_that_was_interleaved_most_stands_in_for_one_that_never_was(tmp_path):
@@ -199,7 +199,7 @@ def test_the_size_that_was_interleaved_most_stands_in_for_one_that_never_was(tmp
 
 
 def test_a_run_without_rounds_has_no_table_of_them(page):
-    assert "Interleaved sizes" not in page.text
+    assert "Measurements of sizes timed interleaved" not in page.text
 
 
 def test_whether_compiling_pays_stands_in_the_report_where_it_was_asked_for(tmp_path):

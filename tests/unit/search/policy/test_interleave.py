@@ -68,12 +68,12 @@ def belief(evidence: list[Evidence]) -> posterior.Posterior:
 def test_sizes_are_compared_within_their_rounds_where_the_machine_drifts_between_them():
     alone = [dataclasses.replace(item, interleaved=()) for item in WANDERED]
 
-    together = recommend(belief(WANDERED), WANDERED, base=1, tolerance=0.02)
+    together = recommend(belief(WANDERED), WANDERED, tolerance=0.02)
 
     assert together.micro_batch_size == 8
     assert together.confidence >= 90
     assert together.relative_performance == pytest.approx(3.3, rel=0.03)
-    apart = recommend(belief(alone), alone, base=1, tolerance=0.02)
+    apart = recommend(belief(alone), alone, tolerance=0.02)
     assert (apart.micro_batch_size, apart.confidence >= 90) != (8, True)
 
 
@@ -86,7 +86,7 @@ def test_a_machine_that_became_slower_for_all_sizes_leaves_the_interleaved_compa
         interleaved(16, 300.0, {8: 330.0}, machine=0.5),
     ]
 
-    best = recommend(belief(evidence), evidence, base=1, tolerance=0.02)
+    best = recommend(belief(evidence), evidence, tolerance=0.02)
 
     assert best.micro_batch_size == 8
     assert best.relative_performance == pytest.approx(3.3, rel=0.1)

@@ -1,4 +1,4 @@
-"""The second answer: the fastest size that keeps the user's batch size, beside a search that does not look at it."""
+"""The second answer: the fastest size that keeps the user's batch size, whose probes are evidence like all others."""
 
 from __future__ import annotations
 
@@ -43,26 +43,67 @@ def extra(events: Sequence[object]) -> list[Probe]:
     return [probe for probe in probes if probe.purpose is Purpose.KEEP_BATCH_SIZE]
 
 
-def test_the_streamed_lines_and_the_recommendation_are_the_same_whatever_the_batch_size():
+def of_search(events: Sequence[object]) -> list[Recommendation]:
+    """What was streamed before the first extra probe."""
+    ended = (number for number, event in enumerate(events) if isinstance(event, SearchEnded))
+    return streamed(events[: next(ended, len(events))])
+
+
+def test_the_lines_of_the_search_are_the_same_whatever_the_batch_size():
     told = [events_of(sizes) for sizes in ((), (1, 3, 9, 27, 81), (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 7, 49))]
 
-    assert len({tuple(streamed(events)) for events in told}) == 1
-    assert len({events[-1].recommendation.micro_batch_size for events in told}) == 1
-    assert len({events[-1].recommendation.confidence for events in told}) == 1
+    assert len({tuple(of_search(events)) for events in told}) == 1
     num_extra = [len(extra(events)) for events in told]
     assert num_extra[0] == 0 < min(num_extra[1:])
 
 
-def test_a_run_that_knows_the_second_answers_probes_recommends_what_one_without_them_does():
+def test_the_answer_is_that_of_everything_that_was_measured_whenever_that_was():
     events = events_of((1, 7, 49))
     history = [event.observation for event in events if isinstance(event, ProbeFinished)]
 
     for sizes in ((1, 7, 49), (1, 5, 25, 125)):
         again = events_of(sizes, run=RunRecord(history=history))
-        assert streamed(again) == []
-        assert dataclasses.replace(again[-1].recommendation, elapsed_s=0.0) == streamed(events)[-1]
+        assert again[-1].recommendation.micro_batch_size == events[-1].recommendation.micro_batch_size
         assert again[-1].second_answer.recommendation.micro_batch_size == sizes[-1]
         assert bool(extra(again)) == (sizes[-1] == 125)
+
+
+def test_a_size_that_keeps_the_batch_size_and_is_the_fastest_of_all_is_the_answer():
+    """A lone peak beside the sizes of the search, which only the batch size leads to."""
+
+    def speed(size: int) -> float:
+        return peaked(size) * (1.5 if size == 150 else 1.0)
+
+    events = events_of((1, 150), CurveRunner(speed))
+    result = events[-1]
+
+    assert [probe.micro_batch_size for probe in extra(events)] == [150]
+    assert result.recommendation.micro_batch_size == 150
+    assert result.second_answer.free_micro_batch_size == 150
+    assert result.second_answer.over_recommended == 1.0
+    assert streamed(events)[-1] == dataclasses.replace(result.recommendation, elapsed_s=0.0)
+    best = max(result.recommendation.speeds, key=lambda one: one.samples_per_s)
+    assert (best.micro_batch_size, best.samples_per_s) == (150, result.recommendation.samples_per_s)
+
+
+def test_a_size_that_leads_since_the_extra_probes_is_verified_before_it_is_the_answer():
+    """The size that was verified turns out slower alone than the extra probe makes others of the search look."""
+    slow_alone: list[int] = []
+
+    def runner(probe: Probe) -> Observation:
+        if probe.purpose is Purpose.VERIFY and not slow_alone:
+            slow_alone.append(probe.micro_batch_size)
+        is_slow = probe.purpose.is_verification and probe.micro_batch_size in slow_alone
+        return CurveRunner(lambda size: peaked(size) * (0.6 if is_slow else 1.0))(probe)
+
+    for max_probes in (4, 6, 16):
+        slow_alone.clear()
+        events = events_of((1, 7), runner, settings=SearchSettings(max_probes=max_probes))
+        best = events[-1].recommendation
+        verified = [event.probe for event in events if isinstance(event, ProbeStarted)]
+        verified = [probe.micro_batch_size for probe in verified if probe.purpose.is_verification]
+        assert best.micro_batch_size in verified
+        assert max(one.samples_per_s for one in best.speeds) <= best.samples_per_s * 1.02
 
 
 def test_the_extra_probe_comes_after_the_searchs_end_counts_and_runs_what_the_training_will():
@@ -70,7 +111,7 @@ def test_the_extra_probe_comes_after_the_searchs_end_counts_and_runs_what_the_tr
     events = events_of((1, 3, 9, 27, 81, 243), runner)
 
     at = next(number for number, event in enumerate(events) if isinstance(event, SearchEnded))
-    assert not extra(events[:at]) and not streamed(events[at:])
+    assert not extra(events[:at])
     (probe,) = extra(events)
     assert (probe.compilation, probe.fresh_worker, probe.number) == (Compilation.EXACT, True, len(runner.probes) - 1)
     assert sum(events[-1].outcomes.values()) == len(runner.probes)
@@ -131,10 +172,11 @@ def test_it_takes_no_more_probes_than_the_search_was_allowed(max_probes):
 
 def test_it_may_be_made_the_recommendation_which_is_then_the_last_that_is_streamed():
     events = events_of((1, 3, 9, 27, 81), is_answer=True)
-    free = streamed(events_of((1, 3, 9, 27, 81)))
+    free_events = events_of((1, 3, 9, 27, 81))
+    free = streamed(free_events)
 
-    *search, last = streamed(events)
-    assert search == free
+    last = streamed(events)[-1]
+    assert of_search(events)[: len(of_search(free_events))] == of_search(free_events)
     assert last.micro_batch_size == events[-1].recommendation.micro_batch_size == 81
     assert events[-1].smallest_within_tolerance in (1, 3, 9, 27, 81)
     assert events[-1].second_answer.free_micro_batch_size == free[-1].micro_batch_size

@@ -212,7 +212,7 @@ def test_the_score_stays_low_where_neighbours_decide_what_is_measured():
             )
             for size, rate in rates.items()
         ]
-        best = recommend(believed(sizes, evidence), evidence, base=1, tolerance=0.02)
+        best = recommend(believed(sizes, evidence), evidence, tolerance=0.02)
         assert best is not None
         return best.confidence
 
