@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bexplore.measurement.probe import Compilation
 from bexplore.measurement.statistics import Array
@@ -19,6 +20,9 @@ WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: 99.7 % of a normal
 # one; benchmarks/results/sensitivity.md.
 ALLOWED_SDS = 3.0
+# Standard errors of the difference of two sizes' own measurements, within which the slower may be recommended.
+# Source: 95 % of a normal one, as GAIN_QUANTILES.
+SURE_SDS = 1.96
 GAIN_QUANTILES = (0.025, 0.975)  # Source: 95 %, `measurement.statistics.LEVEL`
 MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw, for a tenth in throughput
 
@@ -131,10 +135,22 @@ def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
     eligible = exactly if exactly.any() else measured
     if not eligible.any():
         return None
-    own = np.where(eligible, posterior.own_level, -np.inf)
-    eligible &= own >= own.max() + math.log1p(-tolerance)  # its own measurements outweigh those of others
+    eligible &= ~_is_slower(posterior, eligible, tolerance)  # its own measurements outweigh those of others
     near = posterior.near_best(tolerance).mean(axis=0)
     return int(np.argmax(np.where(eligible, near + MEAN_WEIGHT * posterior.mean, -np.inf)))
+
+
+def _is_slower(posterior: Posterior, eligible: NDArray[np.bool_], tolerance: float) -> NDArray[np.bool_]:
+    """Return (D,), whether a size is slower, by their own measurements, than the eligible one with the highest level.
+
+    Slower by more than the tolerance, and beyond the error of the difference: one run that was too fast is no proof.
+    """
+    own = np.where(eligible, posterior.own_level, -np.inf)
+    top = int(np.argmax(own))
+    covariance = np.nan_to_num(posterior.own_level_covariance)
+    variance = np.diag(covariance) + covariance[top, top] - 2.0 * covariance[top]
+    error = SURE_SDS * np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(own < own[top] + math.log1p(-tolerance) - error)
 
 
 def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:
