@@ -330,17 +330,16 @@ def _by_hand(training: Training) -> dict[str, Any]:
             out = Path(scratch) / "times.json"
             out.unlink(missing_ok=True)
             words = _words(training, str(size), scratch, str(2 * size))
-            with (Path(scratch) / "log.txt").open("w") as log:
-                with suppress(subprocess.TimeoutExpired):
-                    subprocess.run(
-                        [PYTHON, TIMER, out, str(MIN_STEPS), str(MIN_SECONDS), *words],
-                        cwd=training.checkout / training.folder,
-                        env=os.environ | training.environment,
-                        stdout=log,
-                        stderr=log,
-                        timeout=HAND_LIMIT_S,
-                        check=False,
-                    )
+            with (Path(scratch) / "log.txt").open("w") as log, suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    [PYTHON, TIMER, out, str(MIN_STEPS), str(MIN_SECONDS), *words],
+                    cwd=training.checkout / training.folder,
+                    env=os.environ | training.environment,
+                    stdout=log,
+                    stderr=log,
+                    timeout=HAND_LIMIT_S,
+                    check=False,
+                )
             if not out.exists():
                 rows[str(size)] = {"failed": (Path(scratch) / "log.txt").read_text()[-300:]}
                 continue

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from bexplore.config.config import Config, JobVariant
-from bexplore.config.schema import TRAINING_TIME_S
+from bexplore.config.schema import EFFORTS, TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
 from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
@@ -158,6 +158,7 @@ def search_settings(
         target_confidence=int(explore.target_confidence),
         max_probes=explore.max_probes,
         time_budget_s=explore.time_budget_s,
+        training_share=EFFORTS[explore.effort].training_share,
         training_time_s=explore.training_time_s or TRAINING_TIME_S,
         training_samples=config.training_samples,
         seed=explore.seed,

@@ -21,6 +21,9 @@ WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # Standard errors of two sizes' own measurements beyond which their ratio is clipped. Source: 99.7 % of a normal
 # one; benchmarks/results/sensitivity.md.
 ALLOWED_SDS = 3.0
+# Standard errors of the difference of two sizes' own measurements, within which the slower may be recommended.
+# Source: 95 % of a normal one, as GAIN_QUANTILES.
+SURE_SDS = 1.96
 GAIN_QUANTILES = (0.025, 0.975)  # Source: 95 %, `measurement.statistics.LEVEL`
 MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw, for a tenth in throughput
 
@@ -205,8 +208,7 @@ def _most_likely(posterior: Posterior, tolerance: float) -> int | None:
     if not measured.any():
         return None
     eligible = exactly if _leads(posterior, exactly, measured, tolerance) else measured
-    own = np.where(eligible, posterior.own_level, -np.inf)
-    eligible = eligible & (own >= own.max() + math.log1p(-tolerance))  # its own measurements outweigh those of others
+    eligible = eligible & ~_is_slower(posterior, eligible, tolerance)  # its own measurements outweigh those of others
     near = posterior.near_best(tolerance).mean(axis=0)
     return int(np.argmax(np.where(eligible, near + MEAN_WEIGHT * posterior.mean, -np.inf)))
 
@@ -221,6 +223,19 @@ def _leads(posterior: Posterior, some: NDArray[np.bool_], all_of_them: NDArray[n
         return False
     accounts = (posterior.mean, posterior.own_level)
     return any(one[some].max() >= one[all_of_them].max() + math.log1p(-tolerance) for one in accounts)
+
+
+def _is_slower(posterior: Posterior, eligible: NDArray[np.bool_], tolerance: float) -> NDArray[np.bool_]:
+    """Return (D,), whether a size is slower, by their own measurements, than the eligible one with the highest level.
+
+    Slower by more than the tolerance, and beyond the error of the difference: one run that was too fast is no proof.
+    """
+    own = np.where(eligible, posterior.own_level, -np.inf)
+    top = int(np.argmax(own))
+    covariance = np.nan_to_num(posterior.own_level_covariance)
+    variance = np.diag(covariance) + covariance[top, top] - 2.0 * covariance[top]
+    error = SURE_SDS * np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(own < own[top] + math.log1p(-tolerance) - error)
 
 
 def grounds_of(posterior: Posterior, evidence: Sequence[Evidence]) -> Grounds:

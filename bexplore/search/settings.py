@@ -23,7 +23,8 @@ class SearchSettings:
         tolerance: The indifference zone: sizes within this share of each other count as equal.
         target_confidence: Stop at this score (0 to 98).
         max_probes: Stop after this many probes, the exact verification included.
-        time_budget_s: Stop after this many seconds; None for no limit.
+        time_budget_s: Stop after this many seconds; None for `training_share`.
+        training_share: Share of the training's time, after which to stop.
         training_time_s: Seconds of the training. A probe that saves less than it costs is not worth running.
         training_samples: Samples of the training, of one replica, which give its seconds; None where unknown.
         seed: Of the posterior's draws.
@@ -44,6 +45,7 @@ class SearchSettings:
     target_confidence: int = 90
     max_probes: int = 16
     time_budget_s: float | None = None
+    training_share: float = 0.1
     training_time_s: float = 36_000.0
     training_samples: int | None = None
     seed: int = 0

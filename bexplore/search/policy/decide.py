@@ -16,12 +16,12 @@ from bexplore.measurement.statistics import Array
 from bexplore.search.evidence import Evidence, without_first_signals
 from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.decision import Decision, StopReason
-from bexplore.search.policy.economics import NextProbe, next_probe
+from bexplore.search.policy.economics import TIMES_BEYOND_A_SWEEP, TIMES_BEYOND_TARGET, NextProbe, next_probe
 from bexplore.search.policy.first_probe import first_probe, only_base_runs
 from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
 from bexplore.search.posterior.joint import ONE_VARIANT, Variant, fit_joint
-from bexplore.search.posterior.noise_model import common_mode_sd
+from bexplore.search.posterior.noise_model import DISTURBED_SDS, EXPECTED_PROBE_SD, common_mode_sd
 from bexplore.search.posterior.posterior import LIKELY_FITS, Posterior, fit_posterior
 from bexplore.search.posterior.present_speed import at_present_speed
 from bexplore.search.posterior.runnable import extended
@@ -46,10 +46,12 @@ SHORT_GAP_DEPTH = 0.7
 EXACT_LOSS = 0.1
 SURELY = 2.0
 # Source: sensitivity.md. A size whose only probe is below this quantile of the others' prediction is probed again,
-# where it would be among the best without that probe with this probability.
+# where it would be among the best without that probe with this probability; a winner above 1 less this is, too.
 UNLIKELY_TAIL = 0.02
 UNLIKELY_NEAR_BEST = 0.1
-SUSPICIOUS_Z = 3.0  # leave-one-out z-score of a winner that is measured again. Source: P < 0.2 %; sensitivity.md
+# ln(samples/s) between two probes of one size, from which on a third is asked for. Source: `DISTURBED_SDS` times the
+# expected difference of two probes.
+CONTRADICTION = DISTURBED_SDS * math.sqrt(2.0) * EXPECTED_PROBE_SD
 BASE_AGAIN_PROBES = 8  # after which the base is measured again, against drift. Source: `DRIFT_LENGTH`; sensitivity.md
 
 
@@ -175,6 +177,9 @@ class _Step:
             return Decision(stop_reason=StopReason.BROKEN_PROGRAM)
         if reason is not None:
             return self.ending(reason)
+        contradicted = self._contradicted()
+        if contradicted is not None:
+            return self._probe(contradicted, Purpose.REPLICATE)
         if self._base_is_due():
             return self._probe(self.fitted.index(self.space.base), Purpose.BASE)
         if self._depth_is_new():
@@ -182,6 +187,8 @@ class _Step:
             return self._probe(self.fitted.index(smallest), Purpose.BASE)
         choices = [choice for choice in choices if not self._was_interrupted(choice)] or choices
         choice = choices[min(num_unassigned, len(choices) - 1)]
+        if self.next_probe is not None and not num_unassigned and (self._is_sure or choice.is_contender):
+            choice = Choice(index=self.next_probe.index, value=choice.value, is_contender=choice.is_contender)
         if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)
@@ -192,22 +199,48 @@ class _Step:
         return last is not None and own == (last.micro_batch_size, last.variant)
 
     @property
+    def _is_sure(self) -> bool:
+        return self.best is not None and self.best.confidence >= self.settings.target_confidence
+
+    @property
+    def _time_budget_s(self) -> float:
+        """Seconds that the search may take: those that are given, or the effort's share of the training's time."""
+        if self.settings.time_budget_s is not None:
+            return self.settings.time_budget_s
+        return math.inf if self.next_probe is None else self.settings.training_share * self.next_probe.training_time_s
+
+    def _exceeds_a_sweep(self) -> bool:
+        """Return whether the search would have cost more, after the next probe, than one probe of each candidate."""
+        fitted, probe = self.fitted, self.next_probe
+        if probe is None:
+            return False
+        each_s = self.costs.of(
+            expected_pass_s(fitted), compilation=self.settings.search_compilation, fresh_worker=False
+        )
+        sweep_s = float((fitted.represented * np.where(fitted.feasible.mean(axis=0) > LIKELY_FITS, each_s, 0.0)).sum())
+        fixed_s = self.costs.program_s if self.costs.warm_search is not None else 0.0
+        return self.spent_s + probe.cost_s > fixed_s + sweep_s
+
+    @property
     def _verifies(self) -> bool:
         return self.settings.verify_exact and self.settings.search_compilation is not self.settings.user_compilation
 
     def _stop_reason(self) -> StopReason | None:
-        settings = self.settings
-        if self.best is not None and self.best.confidence >= settings.target_confidence:
-            return StopReason.TARGET_CONFIDENCE
-        if self.num_probes >= settings.max_probes - self._verifies:
+        if self.num_probes >= self.settings.max_probes - self._verifies:
             return StopReason.MAX_PROBES
-        if settings.time_budget_s is not None and self.spent_s >= settings.time_budget_s:
-            return StopReason.TIME_BUDGET
-        if self.next_probe is not None and not self.next_probe.pays:
-            return StopReason.COSTS_MORE_THAN_IT_SAVES
-        if self.choices and not self._is_confirmed():
-            return None
-        return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
+        if not self.choices:
+            return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
+        worth = math.inf if self.next_probe is None else self.next_probe.savings_over_cost
+        if worth <= self._least_worth():
+            return StopReason.TARGET_CONFIDENCE if self._is_sure else StopReason.COSTS_MORE_THAN_IT_SAVES
+        return StopReason.TIME_BUDGET if self.spent_s >= self._time_budget_s else None
+
+    def _least_worth(self) -> float:
+        """Return how many times its cost a further probe must be expected to save."""
+        was_verified = self._verifies and self.best is not None and self.fitted.measured_exactly[self._winner] > 0
+        if was_verified or self._exceeds_a_sweep():
+            return TIMES_BEYOND_A_SWEEP
+        return TIMES_BEYOND_TARGET if self._is_sure else 1.0
 
     def _confirmation(self) -> Decision | None:
         """Return a probe beyond the target score: of an unlikely size, an unseen stretch, or a suspicious winner."""
@@ -215,6 +248,9 @@ class _Step:
             return None
         if not self._finds_may_pay():
             return None
+        contradicted = self._contradicted()
+        if contradicted is not None:
+            return self._probe(contradicted, Purpose.REPLICATE)
         unlikely = self._unlikely()
         if unlikely is not None:
             return self._probe(unlikely, Purpose.REPLICATE)
@@ -225,7 +261,7 @@ class _Step:
         runner_up = self._runner_up(winner)
         if runner_up is not None and self._verifies and self._falls_short(self.best):
             return self._exactly(runner_up)
-        if not self._verifies and self.fitted.surprise[winner] > SUSPICIOUS_Z and self.fitted.measured[winner] == 1:
+        if self._is_suspicious(winner):
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
 
@@ -238,6 +274,27 @@ class _Step:
         probe = self.next_probe
         return probe is None or self.settings.tolerance * probe.training_time_s > probe.cost_s
 
+    def _contradicted(self) -> int | None:
+        """Return a size whose two probes contradict each other, and which would be among the best by the faster one."""
+        known = self.fitted.measured > 0
+        top = self.fitted.own_level[known & self.fitted.open].max(initial=-math.inf)
+        for index in np.flatnonzero((self.fitted.measured == 2) & self.fitted.open):
+            found = self._levels(int(index))
+            is_wide = len(found) == 2 and max(found) - min(found) > CONTRADICTION
+            if is_wide and max(found) > top + math.log1p(-self.settings.tolerance):
+                return int(index)
+        return None
+
+    def _levels(self, index: int) -> list[float]:
+        """Return ln(samples/s) of each probe of a size, of the program that the search runs."""
+        own = int(self.fitted.sizes[index]), int(self.fitted.variants[index])
+        kept = [item for item in self.finished if item.is_measured and item.is_clear]
+        return [
+            item.log_throughput
+            for item in kept
+            if (item.micro_batch_size, item.variant) == own and item.compilation is self.settings.search_compilation
+        ]
+
     def _unlikely(self) -> int | None:
         """Return a size whose only probe is far slower than the others predict, and decides against the size.
 
@@ -249,27 +306,30 @@ class _Step:
         return next((int(index) for index in once if self._is_unlikely(int(index))), None)
 
     def _is_unlikely(self, index: int) -> bool:
-        own = int(self.fitted.sizes[index]), int(self.fitted.variants[index])
-        others = [item for item in self.finished if (item.micro_batch_size, item.variant) != own]
-        if not any(item.is_measured for item in others):
+        """Return whether a size is slower than the others predict, who have it among the best."""
+        without = self._fit_without(index)
+        if without is None:
             return False
-        without = self.fit(others)
-        at = without.index(*own)
+        at = without.index(int(self.fitted.sizes[index]), int(self.fitted.variants[index]))
         is_slower = without.log_throughput[:, at] <= self.fitted.own_level[index]
         near = without.near_best(self.settings.tolerance)[:, at]
         return bool(is_slower.mean() <= UNLIKELY_TAIL and near.mean() >= UNLIKELY_NEAR_BEST)
 
-    def _is_confirmed(self) -> bool:
-        """Return whether the winner ran exactly and no further exact program would be informative.
+    def _is_suspicious(self, winner: int) -> bool:
+        """Return whether the winner rests on one run that is far faster than the others predict."""
+        if self.fitted.measured[winner] != 1 or self._verifies:  # its verification is a second run
+            return False
+        without = self._fit_without(winner)
+        if without is None:
+            return False
+        at = without.index(int(self.fitted.sizes[winner]), int(self.fitted.variants[winner]))
+        return bool((without.log_throughput[:, at] >= self.fitted.own_level[winner]).mean() <= UNLIKELY_TAIL)
 
-        So it is where sizes were interleaved: common-mode drift between two processes exceeds their difference.
-        """
-        was_interleaved = any(item.interleaved for item in self.finished)
-        if self.best is None or not was_interleaved or not self._verifies:
-            return False
-        if not self.fitted.measured_exactly[self._winner]:
-            return False
-        return not self._falls_short(self.best)
+    def _fit_without(self, index: int) -> Posterior | None:
+        """Return the posterior without the measurements of one size; None where nothing else was measured."""
+        own = int(self.fitted.sizes[index]), int(self.fitted.variants[index])
+        others = [item for item in self.finished if (item.micro_batch_size, item.variant) != own]
+        return self.fit(others) if any(item.is_measured for item in others) else None
 
     def _falls_short(self, best: Recommendation) -> bool:
         """Return whether a size, the only one that ran exactly, is far slower in exact compilation."""

@@ -12,27 +12,37 @@ from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.settings import SearchSettings
 
+# Source: benchmarks/results/stopping.md. Of its predicted saving, the share of the training that a probe of a new size
+# does not save, and the share of the rest that it does; what a repeat is predicted to save is true as it is.
+UNSEEN_SAVING, SHARE_OF_NEW = 0.0015, 0.6
+# A probe must be expected to save this many times its cost: beyond the target score; and where all probes would cost
+# more than one of each candidate, or the winner was verified. Source: benchmarks/results/stopping.md, what each limit
+# costs in all.
+TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP = 1.5, 4.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextProbe:
     """The further probe that is expected to save most after its own cost.
 
     Attributes:
+        index: Its position in the posterior's domain.
         micro_batch_size: The size that it would run.
         saves: Share of a training's time that it is expected to save, 0 to 1.
         cost_s: Seconds that it is expected to cost.
         training_time_s: Seconds of the training.
     """
 
+    index: int
     micro_batch_size: int
     saves: float
     cost_s: float
     training_time_s: float
 
     @property
-    def pays(self) -> bool:
-        """Whether it is expected to save more seconds than it costs."""
-        return self.saves * self.training_time_s > self.cost_s
+    def savings_over_cost(self) -> float:
+        """Seconds of the training that it is expected to save, per second that it costs."""
+        return self.saves * self.training_time_s / max(self.cost_s, 1e-9)
 
 
 def next_probe(
@@ -55,9 +65,12 @@ def next_probe(
     training_s = training_time_s(posterior, settings, leader)
     usual_s = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
     cost_s = usual_s + extra_s
-    saves = expected_savings(posterior, leader=leader, candidates=candidates)
+    predicted = expected_savings(posterior, leader=leader, candidates=candidates)
+    of_new = SHARE_OF_NEW * np.maximum(predicted - UNSEEN_SAVING, 0.0)
+    saves = np.where(posterior.measured[candidates] > 0, predicted, of_new)
     best = int(np.argmax(saves * training_s - cost_s[candidates]))
     return NextProbe(
+        index=int(candidates[best]),
         micro_batch_size=int(posterior.sizes[candidates[best]]),
         saves=float(saves[best]),
         cost_s=float(cost_s[candidates[best]]),
@@ -77,7 +90,7 @@ def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) ->
 
     Source: the expected value of sample information by moment matching (Heath, Manolopoulou and Baio, "Estimating the
     expected value of sample information across different sample sizes using moment matching and nonlinear regression",
-    2019): draws of the gain over the leader, shrunk by the share of their spread that a noisy probe explains.
+    2019): draws of the gain over the leader, shrunk by its correlation with the outcome of a noisy probe.
     """
     challenger = _challenger(posterior, leader)
     against = np.where(candidates == leader, challenger, candidates)
@@ -85,9 +98,14 @@ def expected_savings(posterior: Posterior, *, leader: int, candidates: Index) ->
     gains = np.where(fits, posterior.log_throughput[:, against] - posterior.log_throughput[:, [leader]], 0.0)
     count = np.maximum(fits.sum(axis=0), 1)
     mean = gains.sum(axis=0) / count
-    variance = np.maximum((gains**2).sum(axis=0) / count - mean**2, 0.0)
-    explained = np.sqrt(variance / (variance + np.mean(posterior.probe_sd**2)))
-    after = np.maximum(mean + explained * (gains - mean), 0.0)
+    deviation = np.where(fits, gains - mean, 0.0)
+    variance = (deviation**2).sum(axis=0) / count
+    probed = posterior.log_throughput[:, candidates].astype(np.float64)
+    probed = np.where(fits, probed - probed.mean(axis=0), 0.0)
+    outcome_variance = (probed**2).sum(axis=0) / count + np.mean(posterior.probe_sd**2)
+    covariance = (deviation * probed).sum(axis=0) / count
+    explained = np.abs(covariance) / np.sqrt(np.maximum(variance * outcome_variance, 1e-30))
+    after = np.maximum(mean + explained * deviation, 0.0)
     now = np.maximum(mean, 0.0) * (posterior.measured[against] > 0)
     gained = np.maximum((after * fits).sum(axis=0) / len(fits) - now, 0.0)  # ln(samples/s)
     return np.asarray(-np.expm1(-gained))

@@ -216,18 +216,23 @@ def _common_mode_sd(rows: Sequence[_Row]) -> float:
 def _of_disturbed(rows: Sequence[_Row], at: Index, values: Array, noise: Array) -> Array:
     """Return (n, n), the covariance of measurements that another of the same size contradicts.
 
-    Other processes slow a probe down and nothing speeds it up, so the slower of two is the disturbed one, and
-    contention excuses the slower one alone. Other sizes are no reason to distrust a measurement: throughput does fall
-    between two sizes. A disturbance of an interleaved size slowed all sizes of its probe down, by as much but for a
-    share; with CPU contention, which takes more from short passes than from long ones, by an amount of its own.
+    Either of two may be the disturbed one, too fast as well as too slow, until a third agrees with one of them. CPU
+    contention that was seen settles it: it slows a probe down, so the slower of the two is the disturbed one, and it
+    excuses that one alone. Other sizes are no reason to distrust a measurement: throughput does fall between two sizes.
+    A disturbance of an interleaved size changed all sizes of its probe, by as much but for a share; with CPU
+    contention, which takes more from short passes than from long ones, by an amount of its own.
     """
-    same = (at[:, None] == at[None, :]) & _same_program(rows)
+    same = (at[:, None] == at[None, :]) & _same_program(rows) & ~np.eye(len(rows), dtype=bool)
     variance = np.diag(noise)
-    contention_variance = np.array([row.contention_sd for row in rows]) ** 2
-    apart = np.maximum(variance[:, None] + variance[None, :] - 2.0 * noise, 0.0) - contention_variance[None, :]
+    contention_sd = np.array([row.contention_sd for row in rows])
+    was_seen = (contention_sd[:, None] > 0.0) | (contention_sd[None, :] > 0.0)
+    apart = np.maximum(variance[:, None] + variance[None, :] - 2.0 * noise, 0.0) - contention_sd[None, :] ** 2
     apart_sd = np.sqrt(np.maximum(apart, 0.0) + EXPECTED_PROBE_SD**2)
-    behind = np.where(same, values[None, :] - values[:, None], 0.0)  # (n, n), of the first behind the second
-    excess = np.where(behind > DISTURBED_SDS * apart_sd, behind, 0.0).max(axis=1, initial=0.0)
+    behind = values[None, :] - values[:, None]  # (n, n), of the first behind the second
+    slower = np.where(same & was_seen & (behind > DISTURBED_SDS * apart_sd), behind, 0.0).max(axis=1, initial=0.0)
+    either = np.where(np.abs(behind) > DISTURBED_SDS * apart_sd, np.abs(behind), 0.0)
+    nearest = np.where(same & ~was_seen, either, np.inf).min(axis=1, initial=np.inf)
+    excess = np.maximum(slower, np.where(np.isfinite(nearest), nearest, 0.0))
     together = _together(rows)
     of_all = np.where(together, np.where(together, excess[None, :], 0.0).max(axis=1)[:, None], 0.0)
     is_alike = [row.was_interleaved and row.contention_sd == 0.0 for row in rows]
