@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import sys
 from pathlib import Path
@@ -136,9 +136,8 @@ def test_a_signal_is_told_with_the_crash_of_a_start(tmp_path, name):
 
 def explored(argv: tuple[str, ...], **settings):
     """Explore a command; return the events."""
-    given = {"max": 64, "max_probes": 4, "effort": "quick", "env": {"OMP_NUM_THREADS": "1"}} | settings
-    overrides = [f"explore.{name}={value}" for name, value in given.items() if name != "env"]
-    config = load_config(None, command=list(argv), overrides=[*overrides, "explore.writes_are_fine=true"])
+    given = {"max": 64, "max_probes": 4, "effort": "quick", "writes_are_fine": True, "command": list(argv)} | settings
+    config = load_config(None, overrides=[f"explore.{name}={json.dumps(value)}" for name, value in given.items()])
     return list(explore(config, ExploreOptions(fresh=True)))
 
 
@@ -154,15 +153,15 @@ def test_one_signal_from_outside_leaves_the_size(tmp_path):
 if not os.path.exists({str(mark)!r}):
     open({str(mark)!r}, "w").close()
     os.kill(os.getpid(), signal.SIGTERM)"""
-    events = explored(program(tmp_path, before=before), candidates="[4]")
+    events = explored(program(tmp_path, before=before), candidates=[4])
 
     assert events[-1].result.micro_batch_size == 4
-    assert os.path.exists(mark)
+    assert mark.exists()
 
 
 def test_the_result_of_a_command_says_that_gradients_were_not_compared_and_what_the_model_has(tmp_path):
     layers = "[torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)]"
-    events = explored(program(tmp_path, samples="4001", layers=layers), candidates="[8]")
+    events = explored(program(tmp_path, samples="800001", layers=layers), candidates=[8])
     result, measured = events[-1].result, [e.observation for e in events if isinstance(e, ProbeFinished)][-1]
 
     assert measured.details["batch_coupled"] == ["BatchNorm1d"]
