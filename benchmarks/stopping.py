@@ -8,6 +8,7 @@ constants of `bexplore/search/policy/economics.py`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,12 +79,12 @@ def rows_of(problem: Problem) -> list[Row] | None:
 
 def table(found: dict[str, list[Row]]) -> str:
     """Markdown: by set, kind of probe and predicted saving, the mean true saving over the mean predicted one."""
-    spans = [f"{low:.1%} to {high:.1%}" for low, high in zip(EDGES, EDGES[1:], strict=False)]
+    spans = [f"{low:.1%} to {high:.1%}" for low, high in itertools.pairwise(EDGES)]
     lines = ["| set | probe | " + " | ".join(spans) + " |", "|---|---|" + "---|" * len(spans)]
     for name, rows in found.items():
         for is_repeat in (False, True):
             cells = []
-            for low, high in zip(EDGES, EDGES[1:], strict=False):
+            for low, high in itertools.pairwise(EDGES):
                 kept = [row for row in rows if row[0] is is_repeat and low <= row[1] < high]
                 cells.append(_ratio(kept))
             lines.append(f"| {name} | {'repeat' if is_repeat else 'new size'} | " + " | ".join(cells) + " |")

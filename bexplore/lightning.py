@@ -101,11 +101,11 @@ class MicroBatchSizeFinder(Callback):
 def _refuse_loader(trainer: Trainer) -> None:
     """Raise UserInputError where `fit` was given a loader, which keeps its own size whatever the attribute is.
 
-    The source of the loader is no public attribute; where it is unknown, its first starts show an ignored size.
+    The source of a loader is no public attribute; where it is unknown, the first starts show that a size is ignored.
     """
     source = getattr(trainer.fit_loop, "_data_source", None)
     if source is not None and not source.is_module():
         raise UserInputError(
             "the loader was given to fit(), and keeps its own batch size whatever the attribute is",
-            hint="let train_dataloader() of the module or data module make it, with the attribute as its batch_size",
+            hint="let train_dataloader() of the module or a data module make it, with the attribute as its batch_size",
         )

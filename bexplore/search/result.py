@@ -11,7 +11,7 @@ import numpy as np
 
 from bexplore.errors import EngineError, NothingFitsError, UserProgramError
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
-from bexplore.search.evidence import Evidence
+from bexplore.search.evidence import Evidence, without_first_signals
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.economics import NextProbe
 from bexplore.search.posterior.posterior import Posterior
@@ -131,7 +131,8 @@ def result_of(
     """
     outcomes = dict(Counter(item.outcome.value for item in evidence if item.outcome is not None))
     variant = 0 if best is None else best.variant
-    belief = RunBelief.of(space, [item for item in evidence if item.variant == variant])
+    kept = without_first_signals(evidence)
+    belief = RunBelief.of(space, [item for item in kept if item.variant == variant])
     runs_at = belief.words if belief else None
     if best is None:
         return Result(stop_reason=str(reason), recommendation=None, outcomes=outcomes, runs_at=runs_at)

@@ -254,6 +254,8 @@ class _Step:
         unlikely = self._unlikely()
         if unlikely is not None:
             return self._probe(unlikely, Purpose.REPLICATE)
+        if self._exceeds_a_sweep():
+            return None
         hidden = self._unseen_gap(self.best)
         if hidden is not None:
             return self._probe(hidden, Purpose.SEARCH)

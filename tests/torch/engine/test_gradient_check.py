@@ -8,10 +8,14 @@ import textwrap
 import pytest
 import torch
 
+from bexplore.engine.protocol.messages import Failed
+from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.engine.worker import gradient_check
 from bexplore.engine.worker.gradient_check import GradientEquivalence, compare_gradients
 from bexplore.job import Job, Mode, Precision
+from bexplore.measurement.probe import Outcome
 from bexplore.workloads import Workload, build
+from tests.builders import imported_job
 
 GPT = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 8}
 USER_CODE = """
@@ -330,3 +334,14 @@ def test_the_result_is_made_of_json_values(make_workload):
 
     record = dataclasses.asdict(compare(make_workload(norm="batch")))
     assert json.loads(json.dumps(record))["modules"] == ["model.norm (BatchNorm1d)"]
+
+
+def test_labels_that_number_the_samples_of_a_batch_are_told_where_parts_fail(tmp_path, monkeypatch):
+    failed = Failed(outcome=Outcome.CRASHED, reason="IndexError: Target 1", details={"exception_type": "IndexError"})
+    runner = EngineRunner(RunnerSettings(job=imported_job(), run_dir=tmp_path))
+    monkeypatch.setattr(runner, "_ask", lambda request, **limits: failed)
+
+    found = runner.gradient_equivalence(base_micro_batch_size=1, micro_batch_size=4)
+
+    assert found["same"] is None
+    assert "could not be compared: IndexError: Target 1; labels that number the samples" in found["message"]

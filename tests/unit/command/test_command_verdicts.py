@@ -8,7 +8,15 @@ import pytest
 
 from bexplore.command.reports import Rank, Step, with_own_batches
 from bexplore.command.timing import expected_step_s, in_groups, slowest, timing_of
-from bexplore.command.verdicts import SizeCheck, Verdict, check_accumulation, check_capacity, check_replicas, is_cut
+from bexplore.command.verdicts import (
+    SizeCheck,
+    Verdict,
+    check_accumulation,
+    check_capacity,
+    check_replicas,
+    is_cut,
+    take_capacity,
+)
 
 
 def step(ended_s: float, *, passes: int = 1, rows: int = 4, update_s: float = 0.0) -> Step:
@@ -316,3 +324,85 @@ def test_a_size_counts_as_cut_where_all_batches_of_every_rank_come_from_cut_list
     of_pipeline = dataclasses.replace(stage, steps=tuple(dataclasses.replace(s, num_fetches=0) for s in stage.steps))
 
     assert is_cut([one, of_pipeline], 4, 16) is verdict
+
+
+def listed(rows: int, *, num_samples: int | None = 8192, longest: int = 0) -> Rank:
+    """Return a rank whose loader took its batches from lists of so many samples."""
+    record = {"list_lengths": {str(rows): 3}, "longest_cut_list": longest, "num_cut_lists": 8}
+    return dataclasses.replace(rank(rows=rows), record=record, num_samples=num_samples)
+
+
+@pytest.mark.parametrize(
+    ("takes", "verdicts", "words"),
+    [
+        pytest.param(lambda size: 16, {1: "unconfirmed", 8: "contradicted"}, "write {micro", id="never changes"),
+        pytest.param(lambda size: 16, {16: "verified", 32: "contradicted"}, "write {micro", id="is the size by chance"),
+        pytest.param(lambda size: 2 * size, {1: "unconfirmed", 8: "contradicted"}, "write {micro", id="twice the size"),
+        pytest.param(
+            lambda size: max(1, size // 4), {1: "verified", 64: "contradicted"}, "no more|rounds", id="is divided"
+        ),
+        pytest.param(
+            lambda size: 1 << (size.bit_length() - 1),
+            {1: "verified", 64: "verified", 40: "contradicted"},
+            "rounds",
+            id="is rounded down",
+        ),
+        pytest.param(
+            lambda size: 1 << (size - 1).bit_length(),
+            {1: "verified", 2: "verified", 40: "contradicted"},
+            "rounds",
+            id="is rounded up",
+        ),
+    ],
+)
+def test_a_command_that_takes_other_sizes_than_asked_is_found_out(takes, verdicts, words):
+    check = SizeCheck()
+    for size, verdict in verdicts.items():
+        finding = check.of([listed(takes(size))], size, 1)
+        assert finding.verdict.value == verdict, size
+
+    assert any(word in f"{finding.why} {finding.hint}" for word in words.split("|"))
+    assert "the data has no more" not in finding.why
+
+
+@pytest.mark.parametrize(("num_samples", "words"), [(8192, "the command takes no more"), (32, "the data has no more")])
+def test_a_largest_size_is_of_the_data_only_where_the_data_has_no_more(num_samples, words):
+    check = SizeCheck()
+    for size in (1, 4):
+        check.of([listed(size)], size, 1)
+
+    finding = check.of([listed(32, num_samples=num_samples)], 64, 1)
+
+    assert words in finding.why
+    assert finding.is_of_this_size and finding.num_samples == 32
+
+
+def test_batches_that_were_cut_show_no_size_by_which_another_counts_as_followed():
+    check = SizeCheck()
+    assert not take_capacity(check, [listed(1, longest=16)], 64)
+    for size in (1, 2, 4):
+        check.of([listed(size, longest=16)], size, 1, cut_from=64)
+
+    finding = check.of([listed(16)], 32, 1)
+
+    assert finding.is_refused and not finding.is_of_this_size
+    assert "{micro_batch_size}" in finding.hint
+
+
+def test_a_start_whose_lists_are_all_of_the_data_shows_nothing_and_goes_on():
+    check = SizeCheck()
+
+    assert take_capacity(check, [listed(1, num_samples=20, longest=20)], 64)
+    assert check.given == {}
+
+
+def test_where_all_starts_were_given_one_size_another_start_is_needed():
+    check = SizeCheck()
+    assert take_capacity(check, [listed(1, longest=64)], 64)
+    check.of([listed(1, longest=64)], 1, 1, cut_from=64)
+    assert check.needs_another_start
+
+    assert check.of([listed(64)], 1, 1).is_refused
+    resumed = SizeCheck()
+    resumed.learn(1, dataclasses.replace(check.arrived[1], cut_from=64), Verdict.VERIFIED)
+    assert resumed.needs_another_start

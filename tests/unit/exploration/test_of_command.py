@@ -33,6 +33,7 @@ class Machine:
         runs: Size and accumulation of each start, of all instances.
         learnt: Numbers of the observations that a resumed exploration has handed over.
         unconfirmed_size: The size of which another number of samples arrived.
+        size_to_confirm: A size that another start must be given.
         slower: Factor of the steps whose accumulation is not that of probing.
         fails_with: What happens in these steps instead of an observation.
         steps_had: Micro-batches of a step where the command fixes them.
@@ -42,6 +43,7 @@ class Machine:
     runs: list[tuple[int, int | None]]
     learnt: list[int]
     unconfirmed_size: int | None
+    size_to_confirm: int | None
     slower: float
     fails_with: BaseException | Outcome | None
     steps_had: int
@@ -86,6 +88,9 @@ class Machine:
     def arrived_at(self, micro_batch_size: int) -> str:
         return f"micro-batches of 1 sample arrived where {micro_batch_size} were asked for"
 
+    def by_hand(self, micro_batch_size: int) -> str:
+        return f"train --size {micro_batch_size}"
+
     def close(self) -> None: ...
 
 
@@ -94,7 +99,7 @@ def machine(monkeypatch, tmp_path) -> type[Machine]:
     """The machine, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     facts = {"runs": [], "learnt": [], "slower": 1.0, "fails_with": None, "steps_had": 1, "interrupted_at": None}
-    facts["unconfirmed_size"] = None
+    facts["unconfirmed_size"] = facts["size_to_confirm"] = None
     fresh = type("FreshMachine", (Machine,), facts)
     monkeypatch.setattr(module, "CommandRunner", fresh)
     return fresh
@@ -414,3 +419,14 @@ def test_an_exploration_that_goes_on_hands_over_what_its_probes_have_shown(machi
     result_of()
 
     assert machine.learnt == [0]
+
+
+def test_a_size_that_must_be_confirmed_has_a_start_of_its_own_that_is_no_evidence(machine):
+    usual = events_of()
+    machine.runs.clear()
+    machine.size_to_confirm = 2
+    events = events_of(fresh=True)
+
+    assert machine.runs[-1] == (2, None)
+    assert isinstance(events[-1], Finished)
+    assert events[-1].result.micro_batch_size == usual[-1].result.micro_batch_size

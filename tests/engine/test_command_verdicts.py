@@ -1,0 +1,170 @@
+"""Commands that fail before a batch, hide a refusal of memory, ignore the size, or are ended by a signal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from bexplore.command import watch
+from bexplore.command.runner import CommandRunner, CommandSettings
+from bexplore.config.command import Command
+from bexplore.config.load import load_config
+from bexplore.errors import UserProgramError
+from bexplore.exploration.exploration import explore
+from bexplore.exploration.resumable import ExploreOptions
+from bexplore.measurement.probe import Outcome
+from bexplore.search.result import ProbeFinished
+from tests.command_builders import search_probe_of
+
+PROGRAM = """
+import sys
+import torch
+size = int(sys.argv[1])
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn({samples}, 4)), {size}, shuffle=True)
+model = torch.nn.Sequential(*{layers})
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+{before}
+for epoch in range(100000):
+    for (batch,) in loader:
+        {step}
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+LAYERS = "[torch.nn.Linear(4, 4)]"
+REFUSED = "torch.empty(2**60, dtype=torch.uint8)"
+
+
+def program(folder: Path, *, size="size", before="", step="pass", samples="8192", layers=LAYERS) -> tuple[str, ...]:
+    """Write a training script; return the command that starts it."""
+    path = folder / "train.py"
+    path.write_text(PROGRAM.format(size=size, before=before, step=step, samples=samples, layers=layers))
+    return (sys.executable, str(path), "{micro_batch_size}")
+
+
+@pytest.fixture(autouse=True)
+def short_starts(monkeypatch, tmp_path):
+    for name in ("LEAST_TIMED_S", "MOST_TIMED_S"):
+        monkeypatch.setattr(watch, name, 0.2)
+    monkeypatch.setattr(watch, "AFTER_ERROR_S", 0.5)
+    monkeypatch.chdir(tmp_path)
+
+
+def runner_of(argv: tuple[str, ...], folder: Path, *, candidates=tuple(range(1, 65))) -> CommandRunner:
+    command = Command(argv=argv, env={"OMP_NUM_THREADS": "1"}, writes_are_fine=True)
+    return CommandRunner(command, CommandSettings(run_dir=folder / "run", sizes_per_start=8, candidates=candidates))
+
+
+def num_starts(folder: Path) -> int:
+    return sum(1 for path in (folder / "run" / "probes").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize(
+    ("before", "most", "words"),
+    [
+        ("import a_module_that_is_not_there", 1, "ModuleNotFoundError"),
+        ("torch.load('weights.pt')", 1, "weights.pt"),
+        ("torch.optim.Adamant", 1, "AttributeError"),
+        ("undefined", 1, "NameError"),
+        ("raise ValueError('unknown schedule: cosin')", 2, "cosin"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--adam'])", 2, "unrecognized arguments: --adam"),
+        ("sys.exit('no data set')", 2, "no data set"),
+    ],
+)
+def test_a_bug_before_the_first_batch_costs_two_starts_at_most(tmp_path, before, most, words):
+    runner = runner_of(program(tmp_path, before=before), tmp_path)
+
+    with pytest.raises(UserProgramError, match="before its first batch, whatever the size") as raised:
+        runner(search_probe_of(1))
+
+    assert words in raised.value.message
+    assert "train.py" in raised.value.hint and "bexplore probe" not in raised.value.hint
+    assert num_starts(tmp_path) <= most
+
+
+def test_a_check_of_the_size_before_the_first_batch_is_of_that_size_alone(tmp_path):
+    before = "if size % 8: raise ValueError('the batch size must be divisible by 8')"
+    runner = runner_of(program(tmp_path, before=before), tmp_path)
+    try:
+        assert runner(search_probe_of(1)).is_measured  # cut from batches of 64
+        runner.close()
+        assert runner.run(search_probe_of(3), None).outcome is Outcome.CRASHED
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        f"""try: {REFUSED}
+        except RuntimeError: raise ValueError("step failed")""",
+        f"""try: {REFUSED}
+        except RuntimeError as error: raise KeyError("step") from error""",
+        f"""try: {REFUSED}
+        except RuntimeError: raise ValueError("step failed") from None""",
+        f"""try: {REFUSED}
+        except RuntimeError: sys.exit(1)""",
+        f"""try: {REFUSED}
+        except RuntimeError as error: print("step failed:", error, flush=True); import os; os._exit(1)""",
+    ],
+)
+def test_a_refusal_that_the_program_makes_something_else_of_is_out_of_memory(tmp_path, step):
+    observation = runner_of(program(tmp_path, step=step), tmp_path).run(search_probe_of(4), None)
+
+    assert observation.outcome is Outcome.OUT_OF_MEMORY
+
+
+def test_a_crash_beside_advice_about_memory_is_a_crash(tmp_path):
+    step = "print('if you see CUDA out of memory, reduce the batch size', flush=True); raise ValueError('a bug')"
+    observation = runner_of(program(tmp_path, step=step), tmp_path).run(search_probe_of(4), None)
+
+    assert (observation.outcome, observation.details) == (Outcome.CRASHED, {})
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGINT", "SIGSEGV"])
+def test_a_signal_is_told_with_the_crash_of_a_start(tmp_path, name):
+    step = f"import os; os.kill(os.getpid(), {getattr(signal, name).value})"
+    observation = runner_of(program(tmp_path, step=step), tmp_path).run(search_probe_of(4), None)
+
+    assert observation.outcome is Outcome.CRASHED
+    assert observation.details["ended_by"] == name
+
+
+def explored(argv: tuple[str, ...], **settings):
+    """Explore a command; return the events."""
+    given = {"max": 64, "max_probes": 4, "effort": "quick", "writes_are_fine": True, "command": list(argv)} | settings
+    config = load_config(None, overrides=[f"explore.{name}={json.dumps(value)}" for name, value in given.items()])
+    return list(explore(config, ExploreOptions(fresh=True)))
+
+
+@pytest.mark.parametrize("size", ["16", "64", "2 * size", "max(1, size // 4)"])
+def test_a_command_that_trains_with_another_size_gives_no_answer(tmp_path, size):
+    with pytest.raises(UserProgramError, match="contradicted: micro-batches of"):
+        explored(program(tmp_path, size=size))
+
+
+def test_one_signal_from_outside_leaves_the_size(tmp_path):
+    mark = tmp_path / "struck"
+    before = f"""import os, signal
+if not os.path.exists({str(mark)!r}):
+    open({str(mark)!r}, "w").close()
+    os.kill(os.getpid(), signal.SIGTERM)"""
+    events = explored(program(tmp_path, before=before), candidates=[4])
+
+    assert events[-1].result.micro_batch_size == 4
+    assert mark.exists()
+
+
+def test_the_result_of_a_command_says_that_gradients_were_not_compared_and_what_the_model_has(tmp_path):
+    layers = "[torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)]"
+    events = explored(program(tmp_path, samples="800001", layers=layers), candidates=[8])
+    result, measured = events[-1].result, [e.observation for e in events if isinstance(e, ProbeFinished)][-1]
+
+    assert measured.details["batch_coupled"] == ["BatchNorm1d"]
+    assert "were not compared" in result.gradient_equivalence["message"]
+    assert "BatchNorm1d" in result.gradient_equivalence["message"]
+    assert any("the last batch of each epoch has 1 sample at size 8" in text for text in result.warnings)
