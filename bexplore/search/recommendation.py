@@ -22,8 +22,8 @@ WANTED_SCORE = 90  # of `regret_bound_90`. Source: its definition
 # one; benchmarks/results/sensitivity.md.
 ALLOWED_SDS = 3.0
 # Standard errors of the difference of two sizes' own measurements, within which the slower may be recommended.
-# Source: 95 % of a normal one, as GAIN_QUANTILES.
-SURE_SDS = 1.96
+# Source: benchmarks/results/stopping.md, "error of a difference".
+SURE_SDS = 1.0
 GAIN_QUANTILES = (0.025, 0.975)  # Source: 95 %, `measurement.statistics.LEVEL`
 MEAN_WEIGHT = 1e-3  # Source: a tie-break: below the probability of half a draw, for a tenth in throughput
 

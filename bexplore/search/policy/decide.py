@@ -254,8 +254,6 @@ class _Step:
         unlikely = self._unlikely()
         if unlikely is not None:
             return self._probe(unlikely, Purpose.REPLICATE)
-        if self._exceeds_a_sweep():
-            return None
         hidden = self._unseen_gap(self.best)
         if hidden is not None:
             return self._probe(hidden, Purpose.SEARCH)
@@ -263,7 +261,7 @@ class _Step:
         runner_up = self._runner_up(winner)
         if runner_up is not None and self._verifies and self._falls_short(self.best):
             return self._exactly(runner_up)
-        if self._is_suspicious(winner):
+        if self._is_suspicious(winner) and not self._exceeds_a_sweep():
             return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
 
