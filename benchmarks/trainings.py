@@ -182,7 +182,7 @@ TRAININGS = (
         data=trainings_data.make_cifar10,
         micro_batches=2.0,
         long_steps=True,
-        long_evaluation="16 pictures of 1,000 steps each are sampled after each epoch",
+        long_evaluation="4 pictures are sampled in 1,000 steps after each epoch, of three steps at size 16",
     ),
     Training(
         name="powerful-gnns",
@@ -295,6 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 new["explored"] = _explored(training)
             rows = _earlier()  # read late: the sizes by hand and the exploration may run beside each other
             row = rows["trainings"].setdefault(training.name, {})
+            if "by_hand" in new:
+                new["by_hand"] = _least(row.get("by_hand", {}), new["by_hand"])
             row |= new
             row["judged"] = _judged(training, row)
             (RESULTS / "trainings.json").write_text(json.dumps(rows | {"machine": machine_facts()}, indent=1) + "\n")
@@ -330,17 +332,16 @@ def _by_hand(training: Training) -> dict[str, Any]:
             out = Path(scratch) / "times.json"
             out.unlink(missing_ok=True)
             words = _words(training, str(size), scratch, str(2 * size))
-            with (Path(scratch) / "log.txt").open("w") as log:
-                with suppress(subprocess.TimeoutExpired):
-                    subprocess.run(
-                        [PYTHON, TIMER, out, str(MIN_STEPS), str(MIN_SECONDS), *words],
-                        cwd=training.checkout / training.folder,
-                        env=os.environ | training.environment,
-                        stdout=log,
-                        stderr=log,
-                        timeout=HAND_LIMIT_S,
-                        check=False,
-                    )
+            with (Path(scratch) / "log.txt").open("w") as log, suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    [PYTHON, TIMER, out, str(MIN_STEPS), str(MIN_SECONDS), *words],
+                    cwd=training.checkout / training.folder,
+                    env=os.environ | training.environment,
+                    stdout=log,
+                    stderr=log,
+                    timeout=HAND_LIMIT_S,
+                    check=False,
+                )
             if not out.exists():
                 rows[str(size)] = {"failed": (Path(scratch) / "log.txt").read_text()[-300:]}
                 continue
@@ -352,6 +353,18 @@ def _by_hand(training: Training) -> dict[str, Any]:
             }
             print(training.name, size, rows[str(size)], flush=True)
     return rows
+
+
+def _least(earlier: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fastest run of each size, as other programs only ever slow a run down."""
+    runs = {size: [one for one in (earlier.get(size), row) if one and "failed" not in one] for size, row in new.items()}
+    return {
+        size: {name: choose(one[name] for one in runs[size]) for name, choose in _FASTER.items()} if runs[size] else row
+        for size, row in new.items()
+    }
+
+
+_FASTER = {"step_s": min, "cpu_s": min, "steps": max, "samples_per_s": max, "samples_per_cpu_s": max}
 
 
 def _explored(training: Training) -> dict[str, Any]:
