@@ -98,9 +98,11 @@ def make_cifar10(folder: Path) -> None:
         "apply_attn": [False, True, False],
         "drop_rate": 0.1,
     }
-    train = {"epochs": 100, "use_ema": True, "grad_norm": 1.0, "warmup": 100, "image_intv": 1, "num_samples": 4}
-    configuration = {"dataset": "cifar10", "train": train, "diffusion": diffusion, "model": model}
-    (folder / "small.json").write_text(json.dumps(configuration))
+    train = {"epochs": 100, "use_ema": True, "grad_norm": 1.0, "warmup": 100, "image_intv": 1}
+    for name, num_samples in (("small", 4), ("unsampled", 0)):
+        sampling = train | {"num_samples": num_samples}
+        configuration = {"dataset": "cifar10", "train": sampling, "diffusion": diffusion, "model": model}
+        (folder / f"{name}.json").write_text(json.dumps(configuration))
     data = folder / "data" / "cifar-10-batches-py"
     data.mkdir(parents=True, exist_ok=True)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
