@@ -32,7 +32,7 @@ PYTHON = FOLDER / "venv" / "bin" / "python"
 EXPLORE_LIMIT_S = 1_500.0
 HAND_LIMIT_S = 300.0
 MIN_STEPS, MIN_SECONDS = 4, 3.0
-WITHIN = 0.05  # of the speed of the best size by hand, and the noise of that measurement comes on top
+WITHIN = 0.05  # of the speed of the best size by hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,10 +452,7 @@ def _judged(training: Training, row: Mapping[str, Any]) -> dict[str, Any]:
     if not hand or not found:
         return {}
     speeds = {size: one["samples_per_cpu_s"] for size, one in hand.items()}
-    walls = {size: one["samples_per_s"] for size, one in hand.items()}
-    near = sorted(
-        {size for one in (speeds, walls) for size, speed in one.items() if speed >= (1 - WITHIN) * max(one.values())}
-    )
+    near = sorted(size for size, speed in speeds.items() if speed >= (1 - WITHIN) * max(speeds.values()))
     measured = [one for one in found["probes"] if one["outcome"] == "measured"]
     expected = 2.0 if "{bs2}" in training.words else training.micro_batches
     verdicts = [set(one["verdicts"].values()) for one in measured]
@@ -465,12 +462,11 @@ def _judged(training: Training, row: Mapping[str, Any]) -> dict[str, Any]:
         for words, one in zip(verdicts, measured, strict=True)
     )
     answer = found.get("micro_batch_size")
-    below = [None if answer not in one else round(1 - one[answer] / max(one.values()), 3) for one in (walls, speeds)]
+    below = None if answer not in speeds else round(1 - speeds[answer] / max(speeds.values()), 3)
     return {
         "within 5 %": near,
         "answer": answer,
-        "below the best by the clock": below[0],
-        "below the best by processor time": below[1],
+        "below the best": below,
         "right": answer in near,
         "samples": counted,
         "confidence": found.get("confidence"),
@@ -490,17 +486,18 @@ def _page(report: Mapping[str, Any]) -> str:
         f"{machine['torch']}, {machine['at']}",
         "* Each program is as its repository has it, at the revision shown, on one core, with random data in the "
         "program's own format. Where it imports torchvision, a stand-in reads the data and transforms the pictures.",
-        "* by hand: the program by itself at each size; shown are the sizes whose samples per second, by the clock or "
-        "by processor time, are within 5 % of the fastest. Ten to twenty other processes shared the two processors, so "
-        "that steps by the clock (the third column) took up to seven times their processor time.",
+        "* by hand: the program by itself at each size; shown are the sizes whose samples per second of processor time "
+        "are within 5 % of the fastest. Up to twenty other processes shared the two processors, so that the seconds of "
+        "a step by the clock (steps, s) are up to seven times its processor time and rank no sizes.",
         "* answer: of `bexplore explore --set explore.effort=quick` with these sizes as candidates. right: it is one "
-        "of the sizes within 5 %, by the clock or by processor time; below: how much slower than the fastest it is, by "
-        "each. An exploration that was repeated has its earlier answers shown. samples: size, replicas and micro-batches were verified in each measured start, and "
-        "the micro-batches of a step are those of the program.",
+        "of the sizes within 5 %; below: how much slower than the fastest it is. An exploration that was repeated has "
+        "its earlier answers shown.",
+        "* samples: size, replicas and micro-batches were verified in each measured start, and the micro-batches of a "
+        "step are those of the program.",
         "",
-        "| training | field | program | steps, s | sizes | within 5 % by hand | answer | earlier answers | below, by the "
-        "clock | below, by processor time | right | samples | score | s |",
-        "|---|---|---|---:|---|---|---:|---|---:|---:|---|---|---:|---:|",
+        "| training | field | program | steps, s | sizes | within 5 % by hand | answer | earlier answers | below "
+        "| right | samples | score | s |",
+        "|---|---|---|---:|---|---|---:|---|---:|---|---|---:|---:|",
     ]
     for training in TRAININGS:
         row = report["trainings"].get(training.name)
@@ -515,8 +512,8 @@ def _page(report: Mapping[str, Any]) -> str:
             f"| {training.name} | {training.field} | {training.origin} {row['revision']} | "
             f"{min(steps):.3g} to {max(steps):.3g} | {', '.join(map(str, training.sizes))} | "
             f"{', '.join(map(str, judged['within 5 %']))} | {judged['answer']} | "
-            f"{', '.join(map(str, row.get('earlier_answers', [])))} | {_percent(judged['below the best by the clock'])} | "
-            f"{_percent(judged['below the best by processor time'])} | {yes[judged['right']]} | "
+            f"{', '.join(map(str, row.get('earlier_answers', [])))} | {_percent(judged['below the best'])} | "
+            f"{yes[judged['right']]} | "
             f"{yes[judged['samples']]} | {judged['confidence']} | {judged['seconds']:.0f} |"
         )
     lines += ["", "## Commands", "", "```"]
