@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 from collections.abc import Callable
@@ -80,12 +81,33 @@ def make_mnist(folder: Path) -> None:
 
 
 def make_cifar10(folder: Path) -> None:
-    """CIFAR-10 in its own format, 40 pictures a file."""
+    """ddpm-torch: its configuration of a small model, and CIFAR-10 in its own format, 20 pictures a file."""
+    diffusion = {
+        "timesteps": 1000,
+        "beta_schedule": "linear",
+        "beta_start": 0.0001,
+        "beta_end": 0.02,
+        "model_mean_type": "eps",
+        "model_var_type": "fixed-large",
+        "loss_type": "mse",
+    }
+    model = {
+        "hid_channels": 32,
+        "ch_multipliers": [1, 2, 2],
+        "num_res_blocks": 1,
+        "apply_attn": [False, True, False],
+        "drop_rate": 0.1,
+    }
+    train = {"epochs": 100, "use_ema": True, "grad_norm": 1.0, "warmup": 100, "image_intv": 1}
+    for name, num_samples in (("small", 4), ("unsampled", 0)):
+        sampling = train | {"num_samples": num_samples}
+        configuration = {"dataset": "cifar10", "train": sampling, "diffusion": diffusion, "model": model}
+        (folder / f"{name}.json").write_text(json.dumps(configuration))
     data = folder / "data" / "cifar-10-batches-py"
     data.mkdir(parents=True, exist_ok=True)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        pixels = _random().integers(0, 255, (40, 3072), dtype=np.uint8)
-        (data / name).write_bytes(pickle.dumps({"data": pixels, "labels": [number % 10 for number in range(40)]}))
+        pixels = _random().integers(0, 255, (20, 3072), dtype=np.uint8)
+        (data / name).write_bytes(pickle.dumps({"data": pixels, "labels": [number % 10 for number in range(20)]}))
 
 
 def make_pictures(folder: Path) -> None:
