@@ -74,11 +74,9 @@ def decide(
     """
     tried = evidence
     evidence = without_first_signals(tried)
-    if not {item.micro_batch_size for item in evidence} <= set(space.sizes):  # sizes that keep the batch size
-        space = space.including(item.micro_batch_size for item in evidence)
     finished = [item for item in evidence if item.outcome is not None]
     in_flight = [item for item in evidence if item.outcome is None]
-    space = extended(space, evidence)
+    space = extended(space, evidence)  # by the sizes that keep the batch size, too
     if not any(item.is_measured for item in finished):
         return first_probe(space, finished, in_flight, settings, variants, num_unassigned)
 
@@ -187,8 +185,13 @@ class _Step:
             return self._probe(self.fitted.index(smallest), Purpose.BASE)
         choices = [choice for choice in choices if not self._was_interrupted(choice)] or choices
         choice = choices[min(num_unassigned, len(choices) - 1)]
-        if self.next_probe is not None and not num_unassigned and (self._is_sure or choice.is_contender):
-            choice = Choice(index=self.next_probe.index, value=choice.value, is_contender=choice.is_contender)
+        further = self.next_probe
+        if further is not None and not num_unassigned:
+            is_new = not self.fitted.measured[further.index]
+            if self._is_sure or (
+                choice.is_contender and is_new
+            ):  # what it is expected to save is why the search goes on
+                choice = Choice(index=further.index, value=choice.value)
         if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)

@@ -154,7 +154,7 @@ def test_a_comparison_that_would_take_too_long_is_not_begun(tmp_path):
 
 
 def test_the_result_tells_what_is_left_to_gain_and_what_another_probe_would_cost_and_save(tmp_path):
-    further = NextProbe(micro_batch_size=4, saves=0.002, cost_s=40.0, training_time_s=36_000.0)
+    further = NextProbe(index=2, micro_batch_size=4, saves=0.002, cost_s=40.0, training_time_s=36_000.0)
     told = ("left_to_gain", "training_time_s", "next_probe_s", "next_probe_saves", "training_samples")
 
     result, _ = concluded(tmp_path, (1.0,), next_probe=further)

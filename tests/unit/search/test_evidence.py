@@ -83,12 +83,14 @@ def test_a_probe_that_was_disturbed_is_repeated_before_anything_is_concluded_fro
     assert any(item.probe.purpose is Purpose.REPLICATE for item in probed)
 
 
-def test_of_two_probes_of_one_size_the_slower_is_the_disturbed_one():
+@pytest.mark.parametrize("share", [0.3, 3.0])
+def test_of_two_probes_of_one_size_neither_is_believed_alone(share: float):
     evidence = [measured(size, saturating(size)) for size in (1, 8, 16, 64, 128)]
-    slowed = [*evidence, measured(32, 0.3 * saturating(32)), measured(32, saturating(32))]
-    posterior = fit_posterior(Space.of([1, 8, 16, 32, 64, 128]), slowed)
-    own = math.exp(posterior.own_level[posterior.index(32)])
-    assert own == pytest.approx(saturating(32), rel=0.03)
+    disturbed = [*evidence, measured(32, share * saturating(32)), measured(32, saturating(32))]
+    posterior = fit_posterior(Space.of([1, 8, 16, 32, 64, 128]), disturbed)
+    at = posterior.index(32)
+    error = math.sqrt(posterior.own_level_covariance[at, at])
+    assert abs(posterior.own_level[at] - math.log(saturating(32))) < error
 
 
 @pytest.mark.parametrize("num_rounds", [2, 4, 10])
@@ -184,7 +186,7 @@ def told_otherwise(speeds: dict[int, float]) -> Recommendation:
 
 def test_what_sizes_say_by_themselves_decides_whatever_the_posterior_says():
     assert told_otherwise({8: 100.0, 64: 99.0}).micro_batch_size == 64
-    assert told_otherwise({8: 100.0, 64: 97.0}).micro_batch_size == 8
+    assert told_otherwise({8: 100.0, 64: 92.0}).micro_batch_size == 8
 
 
 def test_no_relative_performance_is_told_that_two_sizes_do_not_allow_by_themselves():

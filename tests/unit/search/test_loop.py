@@ -312,7 +312,7 @@ def test_a_program_that_ends_at_a_size_is_searched_below_it_and_no_failing_size_
     assert not runner.fails(best.micro_batch_size)
     assert saturating(best.micro_batch_size) >= 0.9 * saturating(largest)
     assert len(runner.wasted) == len(set(runner.wasted))
-    assert len(runner.wasted) <= 7
+    assert len(runner.wasted) <= 9  # rules with other sizes that run are ruled out, too
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -417,7 +417,8 @@ def test_where_little_is_left_to_learn_most_probes_seem_worthless():
 
 def test_two_contenders_that_noise_hides_are_measured_interleaved_and_the_noise_is_said():
     errors = (0.0, 0.02, 0.05, -0.01, -0.03, 0.04, 0.04, -0.03, 0.0, 0.03, -0.03, 0.03, 0.0, 0.0, 0.0, 0.0)
-    wary = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=97)
+    usual = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
+    wary = dataclasses.replace(usual, target_confidence=97, training_time_s=1e7)  # so long that repeats pay
     sizes: list[int] = []
 
     def runner(probe: Probe) -> Observation:

