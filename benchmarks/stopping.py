@@ -1,8 +1,9 @@
 """What another probe truly saves beside what the posterior predicts: `python -m benchmarks.stopping [--quick]`.
 
 Recorded sweeps are replayed and jobs simulated. From the third probe on, the probe that `economics.next_probe` names is
-run, and the regret of the recommendation before it is compared with the one after it. The table is the source of the
-constants of `bexplore/search/policy/economics.py`.
+run, and the regret of the recommendation before it is compared with the one after it. A second table has what each
+limit of the search costs in all. Both are the source of the constants of `bexplore/search/policy/economics.py`, and of
+the error of a difference in `bexplore/search/recommendation.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,21 @@ import numpy as np
 
 from benchmarks.search import facts_of
 from benchmarks.search_pool import over_cores
-from benchmarks.search_problems import DEVELOPED_ON, NOT_SEEN, STEPS, Problem, public_problems, simulated_problems
+from benchmarks.search_problems import (
+    DEVELOPED_ON,
+    NOT_SEEN,
+    STEPS,
+    TOLERANCE,
+    Problem,
+    answered,
+    public_problems,
+    simulated_problems,
+)
+from benchmarks.search_total_cost import TRAINING_S
 from bexplore.measurement.probe import Compilation, Probe
+from bexplore.search import recommendation
 from bexplore.search.evidence import Evidence
+from bexplore.search.policy import decide as decide_module
 from bexplore.search.policy import economics
 from bexplore.search.policy.decide import decide
 from bexplore.search.posterior.joint import Variant
@@ -32,6 +45,11 @@ EDGES = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 1.0)  # of the predicted saving
 SETS = ("recorded, developed on", "recorded, not seen", "recorded, noise 3 %", "cpu_like", "gpu_like", "smooth")
 Row = tuple[bool, float, float]  # whether it repeats a size, the predicted saving, the true one
 # A search that never ends by itself, and whose probes cost nothing beside the training.
+LIMITS = (
+    (decide_module, "TIMES_BEYOND_TARGET", (1.0, 1.25, 2.0, 4.0)),
+    (decide_module, "TIMES_BEYOND_A_SWEEP", (1.0, 4.0, 8.0)),
+    (recommendation, "SURE_SDS", (0.0, 1.0, 2.0)),
+)
 ENDLESS = SearchSettings(
     search_compilation=Compilation.EXACT,
     verify_exact=False,
@@ -54,7 +72,7 @@ def problems_of(name: str, count: int) -> Iterator[Problem]:
 
 def rows_of(problem: Problem) -> list[Row] | None:
     """One row for each probe from the third on; None where nothing fits."""
-    economics.SHARE_OF_NEW = 1.0  # what is predicted, before it is corrected
+    economics.SHARE_OF_NEW = 1.0  # in this process of a pool: what is predicted, before it is corrected
     economics.UNSEEN_SAVING = 0.0
     runner, evidence, rows = problem.runner(shared_compile=False), list[Evidence](), list[Row]()
     if problem.regret(problem.space.base) >= 1.0:
@@ -99,6 +117,31 @@ def _ratio(rows: Sequence[Row]) -> str:
     return f"{true.mean() / predicted.mean():.2f} ± {spread:.2f} ({len(rows)})"
 
 
+def what_limits_cost(num_seeds: int) -> str:
+    """Markdown: by value of each limit, how good and how dear the answers on recorded sweeps are."""
+    lines = [
+        "| limit | value | noise | within 2 % | mean regret | dearer than a sweep | seconds in all, mean | median |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for module, name, values in LIMITS:
+        usual = getattr(module, name)
+        for value in values:
+            setattr(module, name, value)
+            for noise in (None, 0.03):
+                answers = over_cores(answered, list(public_problems(num_seeds, noise=noise, first_seed=FIRST_SEED)))
+                regret = np.array([answer.regret for answer in answers])
+                cost_s = np.array([answer.cost_s for answer in answers])
+                sweep_s = np.array([answer.exhaustive_cost_s for answer in answers])
+                in_all = cost_s + TRAINING_S * regret
+                lines.append(
+                    f"| {name} | {value:g}{' (used)' if value == usual else ''} | {'own' if noise is None else '3 %'} "
+                    f"| {np.mean(regret <= TOLERANCE):.1%} | {regret.mean():.3%} "
+                    f"| {np.mean(cost_s > 1.001 * sweep_s):.1%} | {in_all.mean():.0f} | {np.median(in_all):.0f} |"
+                )
+        setattr(module, name, usual)
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stopping", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a fourth of the problems; nothing is written")
@@ -115,7 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = (
         f"# Predicted and true savings of another probe\n\n{facts}\n\n"
         "True over predicted saving, each a share of the training's time, with its standard error and the number of "
-        "probes. A negative one: the probe made the answer worse.\n\n" + table(found) + "\n"
+        "probes. A negative one: the probe made the answer worse.\n\n" + table(found) + "\n\n"
+        "## What each limit costs in all\n\n"
+        "All recorded sweeps, each size compiled on its own. Seconds in all: those of the search and those that its "
+        "answer loses over a training of 10 hours. `SURE_SDS` is the error of a difference.\n\n"
+        + what_limits_cost(1 if options.quick else 3)
+        + "\n"
     )
     if not options.quick:
         RESULT.write_text(text)

@@ -186,12 +186,11 @@ class _Step:
         choices = [choice for choice in choices if not self._was_interrupted(choice)] or choices
         choice = choices[min(num_unassigned, len(choices) - 1)]
         further = self.next_probe
-        if further is not None and not num_unassigned:
-            is_new = not self.fitted.measured[further.index]
-            if self._is_sure or (
-                choice.is_contender and is_new
-            ):  # what it is expected to save is why the search goes on
-                choice = Choice(index=further.index, value=choice.value)
+        is_new = further is not None and not num_unassigned and not self.fitted.measured[further.index]
+        if further is not None and is_new and (self._is_sure or choice.is_contender):
+            choice = Choice(
+                index=further.index, value=choice.value
+            )  # what it is expected to save keeps the search going
         if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)

@@ -14,7 +14,6 @@ from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe,
 from bexplore.search import loop
 from bexplore.search.evidence import Evidence, Interleaved
 from bexplore.search.policy.decide import decide
-from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior import posterior
