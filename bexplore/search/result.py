@@ -192,9 +192,10 @@ def error_of(
     Args:
         run_alone: Returns what to type to run a size alone.
     """
-    if reason is StopReason.NOTHING_FITS:
+    was_refused = any(item.outcome is Outcome.OUT_OF_MEMORY for item in evidence)
+    if reason is StopReason.NOTHING_FITS and was_refused:
         return _nothing_fits(space, evidence, memory)
-    if reason is StopReason.BROKEN_PROGRAM:
+    if reason in (StopReason.NOTHING_FITS, StopReason.BROKEN_PROGRAM):  # sizes that ran may fail in their own process
         return _broken_program(space, evidence, observations, run_alone)
     outcomes = "; ".join(f"{item.micro_batch_size}: {item.outcome} ({item.reason})" for item in evidence)
     return EngineError(f"no micro-batch size could be measured: {outcomes}", hint="see the run log for each probe")
@@ -214,7 +215,9 @@ def _broken_program(
     failed = [item for item in evidence if not item.is_measured]
     crash = next((item for item in reversed(observations) if item.traceback_text), None)
     sizes = ", ".join(str(size) for size in sorted({item.micro_batch_size for item in failed}))
-    but = f" but the smallest, {space.base}" if len(failed) < len(evidence) else ""
+    ran = {item.micro_batch_size for item in evidence if item.is_measured}
+    ran -= {item.micro_batch_size for item in failed}
+    but = f" but the smallest, {space.base}" if space.base in ran else ""
     belief = RunBelief.of(space, [item for item in evidence if not item.variant])
     runs_at = belief.words if belief and belief.excludes_by_rule else None
     return UserProgramError(

@@ -188,9 +188,7 @@ class _Step:
         further = self.next_probe
         is_new = further is not None and not num_unassigned and not self.fitted.measured[further.index]
         if further is not None and is_new and (self._is_sure or choice.is_contender):
-            choice = Choice(
-                index=further.index, value=choice.value
-            )  # what it is expected to save keeps the search going
+            choice = Choice(index=further.index, value=choice.value)  # its saving keeps the search going
         if self._verifies and self.fitted.measured_exactly.any() and self.fitted.measured[choice.index]:
             return self._exactly(choice.index)
         return self._probe(choice.index, Purpose.CONTENDER if choice.is_contender else None)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bexplore.measurement.probe import Compilation, Observation, Probe
+from bexplore.errors import UserProgramError
+from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
 from bexplore.replay.replay import ReplayOptions, TableRunner
 from bexplore.replay.table import load_table
 from bexplore.search.loop import explore
@@ -21,7 +22,7 @@ from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
 from bexplore.search.space import Space
 from bexplore.testing.simulator import Family, SimulatedRunner, draw_world
-from tests.search_builders import CurveRunner, measured
+from tests.search_builders import CurveRunner, failed, measured
 
 EXACT = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False)
 PLATEAU = {12: 175.0, 32: 192.0, 36: 196.0, 60: 186.0, 64: 181.0, 124: 164.0, 128: 165.0, 132: 165.0}
@@ -110,3 +111,14 @@ def test_a_search_ends_at_its_share_of_the_training():
     result = result_of(dear, Space.of(range(1, 65)), settings=dataclasses.replace(EXACT, training_share=0.1))
     assert result.stop_reason == StopReason.TIME_BUDGET
     assert dear.sizes == [1]
+
+
+def test_sizes_that_ran_together_and_all_fail_alone_are_a_fault_of_the_program():
+    class FailsAlone(CurveRunner):
+        def __call__(self, probe: Probe) -> Observation:
+            answer = super().__call__(probe)
+            is_alone = probe.compilation is Compilation.EXACT
+            return failed(probe, Outcome.CRASHED, "RuntimeError: no later start (train.py:7)") if is_alone else answer
+
+    with pytest.raises(UserProgramError, match="no later start"):
+        result_of(FailsAlone(), Space.of([1, 2, 4]), settings=SearchSettings())
