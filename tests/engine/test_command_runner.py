@@ -731,7 +731,8 @@ def test_an_exploration_shares_a_start_verifies_its_winner_in_another_and_leaves
 
     observations = [event.observation for event in events if isinstance(event, ProbeFinished)]
     assert [one.probe.compilation for one in observations[:2]] == [Compilation.SHARED] * 2
-    assert observations[-1].probe.compilation is Compilation.EXACT
-    assert observations[-1].micro_batch_size == events[-1].result.micro_batch_size
-    assert len(starts(tmp_path)) == 2
+    verified = [one.micro_batch_size for one in observations[2:]]
+    assert {one.probe.compilation for one in observations[2:]} == {Compilation.EXACT}
+    assert events[-1].result.micro_batch_size in verified  # the other one too, where the first fell behind it
+    assert len(starts(tmp_path)) == 1 + len(verified)
     assert marked_processes(tmp_path) == []
