@@ -46,7 +46,7 @@ SETS = ("recorded, developed on", "recorded, not seen", "recorded, noise 3 %", "
 Row = tuple[bool, float, float]  # whether it repeats a size, the predicted saving, the true one
 # A search that never ends by itself, and whose probes cost nothing beside the training.
 LIMITS = (
-    (decide_module, "TIMES_BEYOND_TARGET", (1.0, 2.0, 4.0)),
+    (decide_module, "TIMES_BEYOND_TARGET", (1.0, 1.25, 2.0, 4.0)),
     (decide_module, "TIMES_BEYOND_A_SWEEP", (1.0, 4.0, 8.0)),
     (recommendation, "SURE_SDS", (0.0, 1.0, 2.0)),
 )

@@ -18,7 +18,7 @@ UNSEEN_SAVING, SHARE_OF_NEW = 0.0015, 0.6
 # A probe must be expected to save this many times its cost: beyond the target score; and where all probes would cost
 # more than one of each candidate, or the winner was verified. Source: benchmarks/results/stopping.md, what each limit
 # costs in all.
-TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP = 2.0, 4.0
+TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP = 1.25, 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
