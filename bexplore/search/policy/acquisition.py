@@ -146,7 +146,8 @@ def _risk_s(posterior: Posterior, costs: Costs) -> Array:
 
 
 def _utility(posterior: Posterior, near: NDArray[np.bool_]) -> Draws:
-    gap = posterior.best - posterior.values
+    gap = np.full_like(posterior.values, np.inf)  # where a size does not fit, or none does
+    np.subtract(posterior.best, posterior.values, out=gap, where=posterior.feasible)
     close = np.clip(1.0 - gap / np.float32(GAP_SCALE), 0.0, 1.0)
     return np.float32(1 - NEAR_WEIGHT) * close + np.float32(NEAR_WEIGHT) * near
 
