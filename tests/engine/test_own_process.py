@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import pytest
-
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.job import CompileSettings
