@@ -19,7 +19,7 @@ from bexplore.search.posterior.size_rules import RuleKind, SizeRule, prior_weigh
 from bexplore.search.space import Space
 
 # P(a size fails for itself alone), as at a corrupt shard; P(a size runs that a rule excludes); P(the program ends at
-# some size of the range). Source: benchmarks/results/structured_failures.md.
+# some size of the range). Source: set by hand with benchmarks/results/structured_failures.md, not varied one by one.
 FAILS_ALONE, RUNS_NEVERTHELESS, ENDS_WITHIN = 0.02, 1e-3, 0.35
 # A rule is told, and a program called broken, from these probabilities on; a rule adds its sizes to the domain and to
 # the candidates from the third. Source: benchmarks/results/structured_failures.md.

@@ -84,9 +84,8 @@ class SizeRule:
                 return "every size"
 
 
-# Prior weights among programs of which some size fails for a reason of its own. Source: benchmarks/structured_failures
-# .py: the order is that of the public messages of `failure_texts`; half and double of each change its figures by less
-# than 1.5 points (benchmarks/results/structured_failures.md).
+# Prior weights among programs of which some size fails for a reason of its own. Source: the figures of
+# benchmarks/results/structured_failures.md are those of these values, which were set by hand and not varied one by one.
 ALL_WEIGHT = 0.30  # the failure is isolated, or the end of the range. Source: benchmarks/results/structured_failures.md
 NONE_WEIGHT = 0.30  # Source: likewise, structured_failures.md in benchmarks/results
 MULTIPLES_WEIGHT, AT_LEAST_WEIGHT, REMAINDER_WEIGHT = 0.30, 0.15, 0.10  # Source: benchmarks/results, likewise
