@@ -142,7 +142,7 @@ def of_end(
     if lost_pid is not None or ended_by:
         rank = next((one.get("rank") for one in reports.hellos if one["pid"] == lost_pid), None)
         which = "a process of the training" if rank is None else f"rank {rank}"
-        how = f"was ended by {ended_by}" if ended_by else "ended without a record, as one that is killed"
+        how = f"was killed by {ended_by}" if ended_by else "was killed, or ended without a record"
         return CommandFailure(
             outcome=Outcome.CRASHED,
             reason=f"{which} {how}",
