@@ -251,6 +251,8 @@ class _Step:
         contradicted = self._contradicted()
         if contradicted is not None:
             return self._probe(contradicted, Purpose.REPLICATE)
+        if self._is_suspicious(self._winner):  # before others are doubted that are slower than it
+            return self._probe(self._winner, Purpose.CONTENDER, fresh_worker=True)
         unlikely = self._unlikely()
         if unlikely is not None:
             return self._probe(unlikely, Purpose.REPLICATE)
@@ -261,8 +263,6 @@ class _Step:
         runner_up = self._runner_up(winner)
         if runner_up is not None and self._verifies and self._falls_short(self.best):
             return self._exactly(runner_up)
-        if self._is_suspicious(winner) and not self._exceeds_a_sweep():
-            return self._probe(winner, Purpose.CONTENDER, fresh_worker=True)
         return None
 
     def _unseen_gap(self, best: Recommendation) -> int | None:

@@ -122,3 +122,14 @@ def test_sizes_that_ran_together_and_all_fail_alone_are_a_fault_of_the_program()
 
     with pytest.raises(UserProgramError, match="no later start"):
         result_of(FailsAlone(), Space.of([1, 2, 4]), settings=SearchSettings())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_recorded_run_that_was_too_fast_does_not_win(seed: int, tmp_path: Path):
+    repeats = [(128, 164.0), (128, 209.0)]
+    rows = [f"sweep,{size},{speed}" for size, speed in sorted([*PLATEAU.items(), *repeats])]
+    table = tmp_path / "sweep.csv"
+    table.write_text("\n".join(["curve_id,micro_batch_size,throughput_samples_per_s", *rows]) + "\n")
+    runner = TableRunner(load_table(table)[0], ReplayOptions(seed=seed, noise=0.0))
+    best = result_of(runner, Space.of(PLATEAU), settings=dataclasses.replace(EXACT, seed=seed)).recommendation
+    assert PLATEAU[best.micro_batch_size] >= 0.95 * max(PLATEAU.values())
