@@ -17,8 +17,8 @@ out, min_steps, min_seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 sys.argv = sys.argv[4:]
 sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
 
-import torch  # noqa: E402
-from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
+import torch  # noqa: E402 - the program's own path and words are set before it
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402 - likewise
 
 times: list[tuple[float, float]] = []
 first: list[int] = []
