@@ -48,6 +48,7 @@ Row = tuple[bool, float, float]  # whether it repeats a size, the predicted savi
 LIMITS = (
     (decide_module, "TIMES_BEYOND_TARGET", (1.0, 1.25, 2.0, 4.0)),
     (decide_module, "TIMES_BEYOND_A_SWEEP", (1.0, 4.0, 8.0)),
+    (decide_module, "REPEAT_SHARE_OF_SWEEP", (0.7, 0.8, 0.9, 1.0)),
     (recommendation, "SURE_SDS", (0.0, 1.0, 2.0)),
 )
 ENDLESS = SearchSettings(

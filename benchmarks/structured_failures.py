@@ -1,6 +1,6 @@
 """Whether the answer is right where a program fails at some sizes: random programs on simulated machines.
 
-    python -m benchmarks.structured_failures            300 programs; writes the result
+    python -m benchmarks.structured_failures            1,500 programs; writes the result
 
 Each program fails by a rule (groups of k, even sizes, an end, divisors of a queue ...), half of them with a text that
 names it; the sizes are every integer, powers of two, or multiples. Some programs are broken at every size.
@@ -29,7 +29,7 @@ from bexplore.testing.failures import FailureKind, draw_failure
 from bexplore.testing.simulator import Family, SimulatedRunner, World, draw_world
 
 RESULTS = Path(__file__).parent / "results" / "structured_failures.md"
-NUM_PROGRAMS = 300
+NUM_PROGRAMS = 1_500
 FAMILIES = (Family.SMOOTH, Family.ROUGH, Family.PLATEAUS, Family.CPU_LIKE, Family.GPU_LIKE)
 WITHIN_RIGHT, WITHIN_SCORE = 0.05, 0.02
 BROKEN_TEXTS = (

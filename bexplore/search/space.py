@@ -145,7 +145,7 @@ def _dropped(seen: Sequence[Evidence], ran: set[int]) -> frozenset[int]:
     failures: Counter[int] = Counter()
     for item in seen:
         if item.outcome in OWN_REASONS:
-            is_certain = item.purpose.is_verification or item.micro_batch_size not in ran
+            is_certain = item.micro_batch_size not in ran  # else another try may pass, whatever the first one was for
             failures[item.micro_batch_size] += MAX_FAILURES_PER_SIZE if is_certain else 1
         elif item.outcome is Outcome.OUT_OF_MEMORY:
             failures[item.micro_batch_size] += 1

@@ -13,10 +13,16 @@ import numpy as np
 
 from bexplore.measurement.probe import Compilation, Outcome, Purpose
 from bexplore.measurement.statistics import Array
-from bexplore.search.evidence import Evidence, without_first_signals
+from bexplore.search.evidence import ROUNDING, Evidence, without_first_signals
 from bexplore.search.policy.acquisition import Choice, fantasy, rank
 from bexplore.search.policy.decision import Decision, StopReason
-from bexplore.search.policy.economics import TIMES_BEYOND_A_SWEEP, TIMES_BEYOND_TARGET, NextProbe, next_probe
+from bexplore.search.policy.economics import (
+    REPEAT_SHARE_OF_SWEEP,
+    TIMES_BEYOND_A_SWEEP,
+    TIMES_BEYOND_TARGET,
+    NextProbe,
+    next_probe,
+)
 from bexplore.search.policy.first_probe import first_probe, only_base_runs
 from bexplore.search.policy.interleave import interleaved_with
 from bexplore.search.policy.probe_cost import Costs, expected_pass_s, search_compilation
@@ -143,11 +149,40 @@ class _Step:
         return next_probe(
             self.fitted,
             self.settings,
-            self.costs,
             leader=self._winner,
             candidates=candidates,
-            extra_s=self._extra_s,
+            cost_s=self._each_s[candidates],
+            least_times=self._least_times[candidates],
         )
+
+    @cached_property
+    def _each_s(self) -> Array:
+        """(D,), seconds that a probe of each size is expected to take."""
+        pass_s = expected_pass_s(self.fitted)
+        usual_s = self.costs.of(pass_s, compilation=self.settings.search_compilation, fresh_worker=False)
+        return np.asarray(usual_s + self._extra_s)
+
+    @cached_property
+    def _least_times(self) -> Array:
+        """(D,), how many times its cost a probe of each size must be expected to save."""
+        usual = TIMES_BEYOND_TARGET if self._is_sure else 1.0
+        was_verified = self._verifies and self.best is not None and self.fitted.measured_exactly[self._winner] > 0
+        if was_verified:
+            return np.full(len(self.fitted.sizes), TIMES_BEYOND_A_SWEEP)
+        share = (self.spent_s + self._each_s) / self._sweep_s
+        exceeds = share > np.where(self.fitted.measured > 0, REPEAT_SHARE_OF_SWEEP, 1.0 + ROUNDING)
+        return np.where(exceeds, TIMES_BEYOND_A_SWEEP, usual)
+
+    @cached_property
+    def _sweep_s(self) -> float:
+        """Seconds of one probe of each candidate that is likely to fit: those that were spent, and those to come."""
+        firsts: dict[tuple[int, int], float] = {}
+        for item in self.finished:
+            if item.is_measured:
+                firsts.setdefault((item.micro_batch_size, item.variant), item.elapsed_s)
+        fitted = self.fitted
+        is_new = (fitted.measured == 0) & (fitted.feasible.mean(axis=0) > LIKELY_FITS)
+        return sum(firsts.values()) + float((fitted.represented * np.where(is_new, self._each_s, 0.0)).sum())
 
     @cached_property
     def _extra_s(self) -> Array | float:
@@ -209,18 +244,6 @@ class _Step:
             return self.settings.time_budget_s
         return math.inf if self.next_probe is None else self.settings.training_share * self.next_probe.training_time_s
 
-    def _exceeds_a_sweep(self) -> bool:
-        """Return whether the search would have cost more, after the next probe, than one probe of each candidate."""
-        fitted, probe = self.fitted, self.next_probe
-        if probe is None:
-            return False
-        each_s = self.costs.of(
-            expected_pass_s(fitted), compilation=self.settings.search_compilation, fresh_worker=False
-        )
-        sweep_s = float((fitted.represented * np.where(fitted.feasible.mean(axis=0) > LIKELY_FITS, each_s, 0.0)).sum())
-        fixed_s = self.costs.program_s if self.costs.warm_search is not None else 0.0
-        return self.spent_s + probe.cost_s > fixed_s + sweep_s
-
     @property
     def _verifies(self) -> bool:
         return self.settings.verify_exact and self.settings.search_compilation is not self.settings.user_compilation
@@ -230,17 +253,9 @@ class _Step:
             return StopReason.MAX_PROBES
         if not self.choices:
             return StopReason.NOTHING_LEFT if self.best is not None else StopReason.NOTHING_FITS
-        worth = math.inf if self.next_probe is None else self.next_probe.savings_over_cost
-        if worth <= self._least_worth():
+        if self.next_probe is not None and not self.next_probe.pays:
             return StopReason.TARGET_CONFIDENCE if self._is_sure else StopReason.COSTS_MORE_THAN_IT_SAVES
         return StopReason.TIME_BUDGET if self.spent_s >= self._time_budget_s else None
-
-    def _least_worth(self) -> float:
-        """Return how many times its cost a further probe must be expected to save."""
-        was_verified = self._verifies and self.best is not None and self.fitted.measured_exactly[self._winner] > 0
-        if was_verified or self._exceeds_a_sweep():
-            return TIMES_BEYOND_A_SWEEP
-        return TIMES_BEYOND_TARGET if self._is_sure else 1.0
 
     def _confirmation(self) -> Decision | None:
         """Return a probe beyond the target score: of an unlikely size, an unseen stretch, or a suspicious winner."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bexplore.measurement.statistics import Array, Index
-from bexplore.search.policy.probe_cost import Costs, expected_pass_s
 from bexplore.search.posterior.posterior import Posterior
 from bexplore.search.settings import SearchSettings
 
@@ -16,9 +15,9 @@ from bexplore.search.settings import SearchSettings
 # does not save, and the share of the rest that it does; what a repeat is predicted to save is true as it is.
 UNSEEN_SAVING, SHARE_OF_NEW = 0.0015, 0.6
 # A probe must be expected to save this many times its cost: beyond the target score; and where all probes would cost
-# more than one of each candidate, or the winner was verified. Source: benchmarks/results/stopping.md, what each limit
-# costs in all.
-TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP = 1.25, 4.0
+# more than one of each candidate (a repeat: more than a share of that), or the winner was verified. Source:
+# benchmarks/results/stopping.md, what each limit costs in all.
+TIMES_BEYOND_TARGET, TIMES_BEYOND_A_SWEEP, REPEAT_SHARE_OF_SWEEP = 1.25, 4.0, 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +30,7 @@ class NextProbe:
         saves: Share of a training's time that it is expected to save, 0 to 1.
         cost_s: Seconds that it is expected to cost.
         training_time_s: Seconds of the training.
+        least_times: How many times its cost it must be expected to save.
     """
 
     index: int
@@ -38,6 +38,12 @@ class NextProbe:
     saves: float
     cost_s: float
     training_time_s: float
+    least_times: float = 1.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is expected to save more than it must."""
+        return self.savings_over_cost > self.least_times
 
     @property
     def savings_over_cost(self) -> float:
@@ -48,33 +54,33 @@ class NextProbe:
 def next_probe(
     posterior: Posterior,
     settings: SearchSettings,
-    costs: Costs,
     *,
     leader: int,
     candidates: Index,
-    extra_s: Array | float = 0.0,
+    cost_s: Array,
+    least_times: Array,
 ) -> NextProbe:
-    """Return the candidate whose probe is expected to save most, less its cost.
+    """Return the candidate whose probe is expected to save most, less what it must save.
 
     Args:
-        settings: The training, and the program of the search.
+        settings: The training.
         leader: Position of the recommended size in the domain.
         candidates: (C,), positions of the sizes that may be probed; at least one.
-        extra_s: As in `acquisition.rank`.
+        cost_s: (C,), seconds of each probe.
+        least_times: (C,), how many times its cost each must be expected to save.
     """
     training_s = training_time_s(posterior, settings, leader)
-    usual_s = costs.of(expected_pass_s(posterior), compilation=settings.search_compilation, fresh_worker=False)
-    cost_s = usual_s + extra_s
     predicted = expected_savings(posterior, leader=leader, candidates=candidates)
     of_new = SHARE_OF_NEW * np.maximum(predicted - UNSEEN_SAVING, 0.0)
     saves = np.where(posterior.measured[candidates] > 0, predicted, of_new)
-    best = int(np.argmax(saves * training_s - cost_s[candidates]))
+    best = int(np.argmax(saves * training_s - least_times * cost_s))
     return NextProbe(
         index=int(candidates[best]),
         micro_batch_size=int(posterior.sizes[candidates[best]]),
         saves=float(saves[best]),
-        cost_s=float(cost_s[candidates[best]]),
+        cost_s=float(cost_s[best]),
         training_time_s=training_s,
+        least_times=float(least_times[best]),
     )
 
 

@@ -22,7 +22,7 @@ from bexplore.search.space import OWN_REASONS, MemoryPrior, Space
 
 EARLY_FAILURES = 4  # after which a search without a measurement gives up. Source: benchmarks/results/sensitivity.md
 DIFFERENT = 4  # times the largest size that failed is a clearly different one. Source: likewise, sensitivity.md
-STRUCTURED_FAILURES = 5  # likewise, of one text, where rules are plausible. Source: results/structured_failures.md
+STRUCTURED_FAILURES = 8  # likewise, of one text, where rules are plausible. Source: results/structured_failures.md
 # Of the probability that a size runs, what twice the size must add to be tried first: a pass of twice the size takes up
 # to twice as long. Source: benchmarks/results/structured_failures.md.
 DOUBLING_PRICE = 0.02

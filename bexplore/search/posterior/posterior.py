@@ -172,7 +172,7 @@ def fit_posterior(
     sizes = _domain(space, certain, ends, _largest_fitting(measured, remaining), remaining, belief)
     prior = ShapePrior(base=float(space.base), reach=_reach(space, memory), seed=seed)
     curves = draw_curves(prior, sizes, everything, user_compilation=user_compilation, kinship=kinship)
-    alive = ~np.isin(sizes, list(remaining.dropped))
+    alive = ~np.isin(sizes, list(remaining.dropped - set(belief.may_run_again if belief else ())))
     feasible = (sizes[None, :] <= boundaries[:, None]) & alive[None, :]
     if belief is not None and drawn is not None:
         feasible &= belief.runs(sizes, drawn) | (_count(sizes, measured) > 0)

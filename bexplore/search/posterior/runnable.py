@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,9 @@ TOLD, BROKEN, PLAUSIBLE = 0.8, 0.97, 0.02
 MOST_LADDERS = 3  # rules that add sizes to the domain. Source: as many as are plausible together; more cost time
 # Candidates are extended where another size of the range runs with this probability, and is so many times as likely to
 # run as every candidate. Source: benchmarks/results/structured_failures.md.
-EXTENDS_FROM, EXTENDS_TIMES = 0.05, 1.5
+EXTENDS_FROM, EXTENDS_TIMES = 0.02, 1.5
+TRIED_AGAIN = 0.15  # P(a size fails alone) from which it is tried again. Source: results/structured_failures.md
+STAND_IN = 1.1  # times a size is one that serves as well. Source: `posterior.LADDER_STEP`
 MOST_EXTENSION = 64  # sizes. Source: resolves 7 % of a size over a range of a hundred
 FAILURES = (Outcome.CRASHED, Outcome.COMPILE_FAILED, Outcome.TIMED_OUT)  # not finite: chance and numbers cause it
 
@@ -53,6 +56,7 @@ class RunBelief:
         weights: (R, I), of each pair; 1 in sum.
         ran: Sizes that ran, ascending.
         failed: Sizes that failed for reasons of their own, and never ran, ascending.
+        failed_once: Those of them that failed once, and which no candidate beside them can stand in for.
         named: Rules and ends that a text names.
     """
 
@@ -61,6 +65,7 @@ class RunBelief:
     weights: Array
     ran: tuple[int, ...]
     failed: tuple[int, ...]
+    failed_once: tuple[int, ...]
     named: Clues
 
     @classmethod
@@ -68,7 +73,8 @@ class RunBelief:
         """Return the belief after these probes of one variant; None where none failed for a reason of its own."""
         ran = {size for item in evidence if item.is_measured for size in item.timed_sizes}
         failures = [item for item in evidence if item.outcome in FAILURES and item.micro_batch_size not in ran]
-        failed = tuple(sorted({item.micro_batch_size for item in failures}))
+        counts = Counter(item.micro_batch_size for item in failures)
+        failed = tuple(sorted(counts))
         if not failed:
             return None
         clues = _clues(failures, [item.max_samples for item in evidence if item.max_samples is not None])
@@ -96,6 +102,7 @@ class RunBelief:
             weights=weights / weights.sum(),
             ran=tuple(sorted(ran)),
             failed=failed,
+            failed_once=tuple(size for size in failed if counts[size] == 1 and not _has_stand_in(space, size)),
             named=clues,
         )
 
@@ -108,6 +115,16 @@ class RunBelief:
     def broken(self) -> float:
         """P(no size runs)."""
         return float(self.by_rule[self.rules.index(SizeRule(RuleKind.NONE))])
+
+    @property
+    def may_run_again(self) -> tuple[int, ...]:
+        """Sizes that failed once though no rule and no end is likely to be why: by chance, or by their data.
+
+        By chance is a full disk, a port in use, or a server that did not answer. Where a candidate beside the size
+        serves as well, that one is tried in its stead.
+        """
+        likely = self.probability(np.array(self.failed_once, dtype=np.int64)) if self.failed_once else ()
+        return tuple(size for size, alone in zip(self.failed_once, likely, strict=True) if alone >= TRIED_AGAIN)
 
     @property
     def first_beyond(self) -> float:
@@ -176,6 +193,10 @@ class RunBelief:
         beyond = np.array([size for size in self.failed if size >= self.first_beyond], dtype=np.int64)
         runs = beyond[rule.runs(beyond)] if len(beyond) else beyond
         return int(runs[0]) if len(runs) else None
+
+
+def _has_stand_in(space: Space, size: int) -> bool:
+    return any(other != size and size / STAND_IN <= other <= size * STAND_IN for other in space.sizes)
 
 
 def extended(space: Space, evidence: Sequence[Evidence]) -> Space:

@@ -259,7 +259,7 @@ def test_a_program_that_fails_alike_at_every_size_is_soon_broken_and_its_traceba
 
     with pytest.raises(UserProgramError) as caught:
         result_of(runner)
-    assert 2 <= len(sizes) == len(set(sizes)) <= 5
+    assert 2 <= len(sizes) == len(set(sizes)) <= 8
     assert caught.value.traceback_text == "Traceback ..."
 
 

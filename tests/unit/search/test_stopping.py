@@ -133,3 +133,28 @@ def test_a_recorded_run_that_was_too_fast_does_not_win(seed: int, tmp_path: Path
     runner = TableRunner(load_table(table)[0], ReplayOptions(seed=seed, noise=0.0))
     best = result_of(runner, Space.of(PLATEAU), settings=dataclasses.replace(EXACT, seed=seed)).recommendation
     assert PLATEAU[best.micro_batch_size] >= 0.95 * max(PLATEAU.values())
+
+
+def test_an_unseen_size_of_a_short_list_is_worth_more_than_a_repeat():
+    """As of starts that take 40 s: once 1, 8 and 4 ran, 2 is expected to be a tenth slower."""
+    runner = SlowStarts({1: 11.2, 2: 18.0, 4: 16.7, 8: 16.2})
+    settings = SearchSettings(search_compilation=Compilation.EXACT, verify_exact=False, target_confidence=75)
+
+    *_, last = explore(runner, space=Space.of(runner.speeds), settings=settings)
+
+    assert runner.sizes == [1, 8, 4, 2]
+    assert last.recommendation.micro_batch_size == 2
+
+
+class SlowStarts(CurveRunner):
+    """Runs at given samples/s; a start takes 35 of a probe's 40 s."""
+
+    def __init__(self, speeds: dict[int, float]) -> None:
+        super().__init__()
+        self.speeds = speeds
+
+    def __call__(self, probe: Probe) -> Observation:
+        answer = super().__call__(probe)
+        time_s = probe.micro_batch_size / self.speeds[probe.micro_batch_size]
+        times_s = tuple(time_s * factor for factor in (0.98, 0.99, 1.0, 1.01, 1.02))
+        return dataclasses.replace(answer, pass_times_s=times_s, start_time_s=35.0, elapsed_s=40.0)

@@ -138,7 +138,7 @@ def test_a_resumed_search_makes_the_decisions_of_an_uninterrupted_one(tmp_path):
         ("NameError: name 'labels' is not defined", 2),
         ("KeyError: 'tokens'", 2),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied ({n}x32 and 64x1)", 2),
-        ("ValueError: bad input", 5),
+        ("ValueError: bad input", 8),
     ],
 )
 def test_a_program_that_fails_at_every_size_ends_after_few_probes(text: str, most: int):
@@ -169,3 +169,36 @@ def test_simulated_programs_of_a_kind_are_equal_for_equal_seeds():
         kind=FailureKind.GROUPS, runs=lambda n: n % 8 == 0, text=lambda n: f"{n}", flaky_probe=3
     )
     assert [failure.reason(8, number) for number in range(5)] == [None, None, None, "8", None]
+
+
+class FailingOnce(CurveRunner):
+    """Fails at the first probe that a rule names, and never again."""
+
+    def __init__(self, is_meant) -> None:
+        super().__init__()
+        self.is_meant, self.num_failed = is_meant, 0
+
+    def __call__(self, probe: Probe) -> Observation:
+        answer = super().__call__(probe)
+        if self.num_failed or not self.is_meant(probe):
+            return answer
+        self.num_failed += 1
+        return failed(probe, Outcome.CRASHED, "OSError: [Errno 98] Address already in use")
+
+
+def test_a_size_that_failed_once_by_chance_is_tried_again_where_no_other_stands_in():
+    runner = FailingOnce(lambda probe: probe.micro_batch_size == 32)
+
+    best = result_of(runner, Space.of([1, 2, 4, 8, 16, 32])).recommendation
+
+    assert runner.num_failed == 1
+    assert best is not None and best.micro_batch_size == 32
+
+
+def test_a_verification_that_failed_once_by_chance_costs_no_size():
+    runner = FailingOnce(lambda probe: probe.purpose.is_verification)
+
+    *_, last = explore(runner, space=Space.of([1, 2, 4, 8, 16, 32]))
+
+    assert runner.num_failed == 1
+    assert last.recommendation.micro_batch_size == 32

@@ -9,11 +9,9 @@ import pytest
 
 from bexplore.measurement.probe import Compilation
 from bexplore.search.loop import explore
-from bexplore.search.policy.acquisition import MOST_RISK
 from bexplore.search.policy.decide import decide
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.policy.economics import expected_savings, next_probe, training_time_s
-from bexplore.search.policy.probe_cost import Costs
 from bexplore.search.posterior.posterior import fit_posterior
 from bexplore.search.result import Result
 from bexplore.search.settings import SearchSettings
@@ -104,34 +102,29 @@ def test_where_probes_are_noisy_one_of_them_saves_less():
 
 
 def test_a_dear_probe_gives_way_to_a_cheap_one_that_saves_nearly_as_much():
-    fitted = fit_posterior(Space.of([8, 16, 32]), [measured(8, 100.0), measured(16, 101.0)])
-    candidates, leader = np.arange(3), fitted.index(16)
-    costs = Costs.learnt([measured(8, 100.0)], EXACT)
-    cheap = next_probe(fitted, EXACT, dataclasses.replace(costs, compile_s=0.0), leader=leader, candidates=candidates)
-    dear = next_probe(fitted, EXACT, dataclasses.replace(costs, compile_s=1e6), leader=leader, candidates=candidates)
-    assert cheap.savings_over_cost > 1.0
-    assert dear.savings_over_cost < 1.0
-    assert dear.cost_s > 1e6
-
-
-def test_what_is_left_to_gain_shrinks_as_more_is_seen():
-    told = [
-        event.left_to_gain
-        for event in explore(CurveRunner(saturating), space=SIZES, settings=dataclasses.replace(EXACT, max_probes=6))
-        if hasattr(event, "left_to_gain")
+    fitted = fit_posterior(SIZES, SEEN)
+    leader, candidates = fitted.index(64), np.array([fitted.index(32), fitted.index(128)])
+    saves = [
+        next_probe(fitted, EXACT, leader=leader, candidates=candidates[[i]], cost_s=np.ones(1), least_times=np.ones(1))
+        for i in (0, 1)
     ]
-    assert told[0] > 0.1
-    assert told[-1] < 0.02
+    better = int(saves[1].saves > saves[0].saves)
+    for dear_s in (1.0, 1e6):
+        cost_s = np.where(np.arange(2) == better, dear_s, 1.0)
+        found = next_probe(fitted, EXACT, leader=leader, candidates=candidates, cost_s=cost_s, least_times=np.ones(2))
+        assert found.index == candidates[better if dear_s == 1.0 else 1 - better]
+        assert found.pays
 
 
-def test_the_first_probe_of_a_slow_job_does_not_take_many_times_what_was_spent():
-    every_size = Space.of(range(1, 3_000))
-    shared = dataclasses.replace(EXACT, search_compilation=Compilation.SHARED, user_compilation=Compilation.SHARED)
-
-    def first_look(samples_per_s: float) -> int:
-        base = measured(1, samples_per_s, compilation=Compilation.SHARED, elapsed_s=30.0)
-        return decide(every_size, [base], shared).micro_batch_size
-
-    slow, quick = first_look(40.0), first_look(40_000.0)
-    assert 7 * slow / 40.0 <= MOST_RISK * 35.0  # the fewest passes, if nothing is gained; 35 s: a start, a compilation
-    assert slow < 600 < quick
+def test_a_probe_that_must_save_more_gives_way_to_one_that_need_not():
+    fitted = fit_posterior(SIZES, SEEN)
+    leader, candidates = fitted.index(64), np.array([fitted.index(32), fitted.index(128)])
+    for patient in (0, 1):
+        least_times = np.where(np.arange(2) == patient, 1e6, 1.0)
+        found = next_probe(
+            fitted, EXACT, leader=leader, candidates=candidates, cost_s=np.ones(2), least_times=least_times
+        )
+        assert (found.index, found.pays) == (candidates[1 - patient], True)
+    assert not next_probe(
+        fitted, EXACT, leader=leader, candidates=candidates, cost_s=np.ones(2), least_times=np.full(2, 1e9)
+    ).pays
