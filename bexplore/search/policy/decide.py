@@ -169,8 +169,8 @@ class _Step:
         was_verified = self._verifies and self.best is not None and self.fitted.measured_exactly[self._winner] > 0
         if was_verified:
             return np.full(len(self.fitted.sizes), TIMES_BEYOND_A_SWEEP)
-        share = (self.spent_s + self._each_s) / self._sweep_s
-        exceeds = share > np.where(self.fitted.measured > 0, REPEAT_SHARE_OF_SWEEP, 1.0 + ROUNDING)
+        most = np.where(self.fitted.measured > 0, REPEAT_SHARE_OF_SWEEP, 1.0 + ROUNDING) * self._sweep_s
+        exceeds = self.spent_s + self._each_s > most
         return np.where(exceeds, TIMES_BEYOND_A_SWEEP, usual)
 
     @cached_property
