@@ -47,7 +47,15 @@ from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import Event, Result, SearchEnded
 from bexplore.search.settings import SearchSettings
-from bexplore.search.space import TRACE_SD, MemoryPrior, Space, candidate_sizes, geometric_middle, largest_wanted
+from bexplore.search.space import (
+    TRACE_SD,
+    MemoryPrior,
+    Space,
+    candidate_sizes,
+    describe_candidates,
+    geometric_middle,
+    largest_wanted,
+)
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.memory_by_length import MemoryByLength
@@ -479,7 +487,6 @@ class EngineExploration(ResumableExploration):
     def _plan(self, run: run_directory.Run | None, changes: Sequence[str]) -> Planned:
         settings = search_settings(self.config)
         rule = self.config.candidates
-        sizes = f"{len(rule)} given sizes" if not isinstance(rule, str) else f"sizes by the rule '{rule}'"
         upper = self.config.maximum if self.config.maximum is not None else "what fits"
         if self.config.maximum is None and rule in OPEN_RULES:
             upper = f"what fits, at most {largest_wanted(self.config.job.sequence_length)}"
@@ -489,7 +496,7 @@ class EngineExploration(ResumableExploration):
             num_known_probes=len(self.known),
             changes=tuple(changes),
             device=self.config.job.device,
-            candidates=f"{sizes} from {self.config.minimum} to {upper}",
+            candidates=describe_candidates(rule, minimum=self.config.minimum, maximum=upper),
             max_probes=settings.max_probes,
             expected_s=None,
             warnings=self.config.warnings,

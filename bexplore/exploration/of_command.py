@@ -28,7 +28,7 @@ from bexplore.search.policy.keep_batch_size import MOST_PROBES
 from bexplore.search.posterior.joint import Variant
 from bexplore.search.recommendation import Recommendation
 from bexplore.search.result import ProbeFinished, ProbeStarted, Result, SearchEnded, SecondAnswer
-from bexplore.search.space import MemoryPrior, Space, candidate_sizes
+from bexplore.search.space import MemoryPrior, Space, candidate_sizes, describe_candidates
 from bexplore.search.study import trials
 from bexplore.search.study.sampler import BexploreSampler, open_study
 from bexplore.search.study.storage import storage_errors
@@ -303,15 +303,13 @@ class CommandExploration(ResumableExploration):
 
     def _plan(self, run: run_directory.Run | None, changes: Sequence[str]) -> Planned:
         settings = search_settings(self.config)
-        rule = self.config.candidates
-        sizes = f"{len(rule)} given sizes" if not isinstance(rule, str) else f"sizes by the rule '{rule}'"
         return Planned(
             title=describe(self.config),
             run=run,
             num_known_probes=len(self.known),
             changes=tuple(changes),
             device="the devices of the command",
-            candidates=f"{sizes} from {self.config.minimum} to {self._maximum}",
+            candidates=describe_candidates(self.config.candidates, minimum=self.config.minimum, maximum=self._maximum),
             max_probes=settings.max_probes,
             expected_s=None,
             warnings=self.config.warnings,

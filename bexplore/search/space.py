@@ -214,6 +214,18 @@ def candidate_sizes(
     return kept
 
 
+def describe_candidates(rule: str | Sequence[int], *, minimum: int, maximum: int | str) -> str:
+    """Return the candidates of a rule in words.
+
+    Args:
+        maximum: The largest, or words for it where it is not known yet.
+    """
+    if isinstance(rule, str):
+        return f"sizes by the rule '{rule}' from {minimum} to {maximum}"
+    kept = [size for size in rule if minimum <= size and (isinstance(maximum, str) or size <= maximum)]
+    return f"{len(kept)} given sizes from {min(kept)} to {max(kept)}" if kept else "no given size"
+
+
 def geometric_middle(sizes: Sequence[int], *, largest: int) -> int:
     """Return the largest size that is not above the geometric mean of the smallest and the largest that counts.
 

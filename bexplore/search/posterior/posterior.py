@@ -22,7 +22,7 @@ from bexplore.search.posterior.runnable import RunBelief
 from bexplore.search.posterior.throughput import NUM_DRAWS, CurveDraws, Draws, draw_curves
 from bexplore.search.space import MemoryAccount, MemoryPrior, Remaining, Space
 
-ENGINE_VERSION = 6  # Source: a counter: goes up when the same evidence would give another answer
+ENGINE_VERSION = 7  # Source: a counter: goes up when the same evidence would give another answer
 LIKELY_FITS = 0.5  # probability of fitting, from which a size counts as one that fits. Source: more likely than not
 # Sizes this close to the best, in standard deviations of their own part, may turn out to be the best. Source: P < 0.2 %
 # beyond; benchmarks/results/sensitivity.md.

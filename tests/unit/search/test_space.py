@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from bexplore.errors import UserInputError
 from bexplore.measurement.probe import Outcome, Purpose
 from bexplore.search.evidence import Evidence
-from bexplore.search.space import Space, candidate_sizes, default_candidates, geometric_middle
+from bexplore.search.space import (
+    Space,
+    candidate_sizes,
+    default_candidates,
+    describe_candidates,
+    geometric_middle,
+)
 
 
 def ended(size: int, outcome: Outcome, purpose: Purpose = Purpose.SEARCH) -> Evidence:
@@ -122,3 +128,9 @@ def test_a_replica_batch_of_a_thousand_million_samples_has_its_candidates_at_onc
 
     assert candidate_sizes("divisors", minimum=1, maximum=4096, replica_batch_size=2**30) == powers
     assert set(powers) <= set(candidate_sizes("even", minimum=1, maximum=4096, replica_batch_size=2**30))
+
+
+def test_given_sizes_are_described_by_those_that_are_candidates():
+    assert describe_candidates([2, 4, 64], minimum=1, maximum=4096) == "3 given sizes from 2 to 64"
+    assert describe_candidates([2, 4, 64], minimum=3, maximum="what fits") == "2 given sizes from 4 to 64"
+    assert describe_candidates("all", minimum=1, maximum="what fits") == "sizes by the rule 'all' from 1 to what fits"
