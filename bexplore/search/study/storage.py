@@ -7,9 +7,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 import optuna
 from optuna.exceptions import OptunaError, StorageInternalError
@@ -17,7 +16,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from bexplore.errors import EngineError, UserInputError, first_line
-from bexplore.host.locks import lock_handle, locked
+from bexplore.host.locks import locked
 
 _SAFE = "every finished probe is in the run's journal: run the same command again and it goes on from there"
 
@@ -86,22 +85,19 @@ class _KernelLock(JournalFileOpenLock):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mutex = threading.Lock()  # of this process's threads
-        self._handle: IO[str] | None = None
+        self._held = ExitStack()
 
     def acquire(self) -> bool:
         self._mutex.acquire()
         try:
-            self._handle = self._path.open("a")
-            lock_handle(self._handle, self._path)
+            self._held.enter_context(locked(self._path))
         except BaseException:  # an interruption too; raised again
-            self.release()
+            self._mutex.release()
             raise
         return True
 
     def release(self) -> None:
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        self._held.close()
         self._mutex.release()
 
 
