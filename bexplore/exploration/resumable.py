@@ -114,7 +114,8 @@ class ResumableExploration(ABC):
         meta = self.fingerprint.meta(now)
         if apart or self.options.fresh or self._has_failed_before(meta):
             meta["study"] += f"-{now:%Y%m%d%H%M%S}-{os.getpid()}"
-        return run_directory.create_run(self.folder, meta=meta, now=now)
+        is_private = self.config.command is not None
+        return run_directory.create_run(self.folder, meta=meta, now=now, is_private=is_private)
 
     def _has_failed_before(self, meta: dict[str, Any]) -> bool:
         runs = run_directory.find_runs(self.folder)

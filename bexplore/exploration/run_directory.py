@@ -32,10 +32,12 @@ from bexplore.exploration.journal import Journal
 from bexplore.exploration.result import RunResult
 from bexplore.host.json_files import read_json, write_json
 from bexplore.host.locks import locked
+from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Mode
 from bexplore.measurement.profile import Profile
 
 FORMAT_VERSION = 1
+PRIVATE = 0o700  # mode of a folder for the user alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class Run:
 
     def write_error(self, message: str) -> None:
         """Store why there is no result; such a run is not resumed."""
-        write_json(self.directory / "error.json", {"message": message})
+        write_json(self.directory / "error.json", {"message": hidden(message)})
 
     def remember_trace(self, cost_model: Mapping[str, Any]) -> bool:
         """Store the trace; return False, and store nothing, if the run has the trace of another program."""
@@ -145,8 +147,14 @@ def model_directory(mode: Mode, model_dir: str) -> Path:
     return path.parent / f"local_compile_{mode}" / (path.name or "model_dir")
 
 
-def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime) -> Run:
+def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime, is_private: bool = False) -> Run:
     """Create a run directory, its log and the `latest` link.
+
+    Args:
+        folder: The model directory.
+        meta: The content of `meta.json`.
+        now: The time that names it.
+        is_private: Whether nobody but the user may read it: it will hold an environment and what a training prints.
 
     Raises:
         EngineError: The folder cannot be written.
@@ -154,10 +162,10 @@ def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime) -> Run:
     stem = f"run_{now.astimezone(UTC):%Y%m%d_%H%M%S}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        directory = _make_unused(folder, stem)
+        directory = _make_unused(folder, stem, mode=PRIVATE if is_private else 0o777)
         write_json(directory / "meta.json", {"format_version": FORMAT_VERSION, **meta})
         run = Run(directory=directory, log_path=folder / f"{directory.name}.log")
-        run.log_path.touch()
+        run.log_path.touch(mode=0o600 if is_private else 0o666)
         _link_latest(run.log_path)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -232,7 +240,7 @@ def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:
             values[prefix] = str(value)
 
     for part in ("job", "environment", "search_specification"):
-        kept = dict(meta.get(part, {}))
+        kept = dict(hidden_record(meta.get(part, {}), by_value=False))  # a run of before may hold secrets
         kept.pop("import_root", None)
         walk(part, kept)
     return values
@@ -244,12 +252,12 @@ def _unwritable(folder: Path, error: OSError) -> EngineError:
     )
 
 
-def _make_unused(folder: Path, stem: str) -> Path:
+def _make_unused(folder: Path, stem: str, *, mode: int) -> Path:
     """Create a directory with an unused name: the second run of one second gets a suffix."""
     for number in range(1, 1000):
         directory = folder / (stem if number == 1 else f"{stem}_{number:03d}")
         try:
-            directory.mkdir()
+            directory.mkdir(mode)
         except FileExistsError:
             continue
         return directory
