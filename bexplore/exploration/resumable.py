@@ -158,6 +158,8 @@ class ResumableExploration(ABC):
         runs = run_directory.find_runs(self.folder)
         wanted = self.fingerprint.meta(self.options.now())
         for run in runs:
+            if run.result() is None and not run.can_be_resumed:
+                continue
             if not run.has_failed and not run_directory.differences(run.meta(), wanted):
                 return run, ()
         return None, run_directory.differences(runs[0].meta(), wanted) if runs else ()

@@ -80,6 +80,11 @@ class Run:
         return self.directory / ".lock"
 
     @property
+    def can_be_resumed(self) -> bool:
+        """Whether this user may go on with it; another user's can be read at most."""
+        return os.access(self.directory, os.W_OK | os.X_OK, effective_ids=True)
+
+    @property
     def has_failed(self) -> bool:
         """Whether it ended with an error that a corrected program or another budget would avoid."""
         return (self.directory / "error.json").exists()
@@ -188,8 +193,8 @@ def exclusively(folder: Path) -> Iterator[None]:
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """List the runs under a model directory, newest first."""
-    directories = sorted((path for path in folder.glob("run_*") if (path / "meta.json").is_file()), reverse=True)
+    """List the runs under a model directory that this user can read, newest first."""
+    directories = sorted((path for path in folder.glob("run_*") if _is_run(path)), reverse=True)
     return [Run(directory=path, log_path=folder / f"{path.name}.log") for path in directories]
 
 
@@ -202,12 +207,22 @@ def open_run(path: Path) -> Run:
     target = path.resolve()
     if target.suffix == ".log":
         target = target.with_suffix("")
-    if (target / "meta.json").is_file():
+    if _is_run(target):
         return Run(directory=target, log_path=target.with_name(f"{target.name}.log"))
     runs = find_runs(target)
     if not runs:
-        raise UserInputError(f"{path} is not a run of bexplore", hint="name a run_<timestamp> folder, or its parent")
+        is_open = not target.is_dir() or os.access(target, os.R_OK | os.X_OK, effective_ids=True)
+        what = "is not a run of bexplore" if is_open else "belongs to another user, who has closed it"
+        raise UserInputError(f"{path} {what}", hint="name a run_<timestamp> folder, or its parent")
     return runs[0]
+
+
+def _is_run(directory: Path) -> bool:
+    """Return whether a folder is a run; False for one that another user has closed."""
+    try:
+        return (directory / "meta.json").is_file() and os.access(directory / "meta.json", os.R_OK, effective_ids=True)
+    except OSError:
+        return False
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
@@ -269,4 +284,7 @@ def _link_latest(log_path: Path) -> None:
     temporary = link.with_name(f".latest.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(log_path.name)
-    temporary.replace(link)
+    try:
+        temporary.replace(link)
+    except PermissionError:  # another user's, in a folder whose files only their owners replace
+        temporary.unlink()

@@ -100,9 +100,10 @@ def remember(*values: str) -> None:
 
 
 def remember_given(section: Any) -> None:
-    """Remember what the section `explore` of a file holds of secrets: passwords of URLs, words, variables."""
+    """Remember the secrets in the section `explore` of a file: passwords of URLs, words, variables, arguments."""
     if not isinstance(section, Mapping):
         return
+    remember(*_values_of_names(section))
     storage, command, env = section.get("storage"), section.get("command"), section.get("env")
     if isinstance(storage, str):
         remember(*_values_by_form(storage))
@@ -242,6 +243,18 @@ def _is_secret(found: re.Match[str]) -> bool:
 
 def _looks_random(value: str) -> bool:
     return len(value) >= 8 and any(one.isdigit() for one in value)
+
+
+def _values_of_names(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the texts that stand under the name of a secret, at any depth."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _values_of_names(one, str(key))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _values_of_names(one, name)
+    elif isinstance(value, str) and name and is_secret_name(name):
+        yield value
 
 
 def _values_by_form(text: str) -> Iterator[str]:
