@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bexplore.errors import UserInputError
-from bexplore.host.secret_values import hidden
+from bexplore.host.secret_values import VARIABLE_NAME
 
 COMMAND = "bexplore.command"  # key of `context.meta`
 
@@ -89,11 +89,11 @@ def refuse_without_command(given: Mapping[str, object]) -> None:
 
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not name:
-        raise UserInputError("--env needs NAME=VALUE, and there is no name", hint="type --env OMP_NUM_THREADS=1")
+    if not name or (not equals and not VARIABLE_NAME.fullmatch(name)):  # not repeated: it may be a value
+        raise UserInputError("--env needs NAME=VALUE, or the NAME of a variable", hint="type --env OMP_NUM_THREADS=1")
     if not equals and name not in os.environ:
         raise UserInputError(
-            f"--env {hidden(name)}: without =VALUE the value is that of this environment, which has none",
-            hint=f"type --env {hidden(name)}=VALUE, or export it",
+            f"--env {name}: without =VALUE the value is that of this environment, which has none",
+            hint=f"type --env {name}=VALUE, or export it",
         )
     return name, value if equals else os.environ[name]

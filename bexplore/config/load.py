@@ -45,7 +45,7 @@ def load_config(
         if override.parts != _MICRO_BATCH_SIZE:
             _refuse_unknown_section(override, list(read.values))
             read.apply_override(override)
-    remember_given(read.values.get("explore"))
+    remember_given(read.values)
     problems = Problems(document=read, warnings=list(read.warnings))
     own, written_size = _family(problems, given)
     is_command = own is not None or read.get(("explore", "command")) is not None

@@ -207,7 +207,8 @@ class EngineExploration(ResumableExploration):
             sizes=self._sizes(models, budget),
             is_automatic=self.config.explore.settings == "auto",
         )
-        return Selection.from_record(run.remember_variants(chosen.as_record()))
+        stored = Selection.from_record(run.remember_variants(chosen.as_record()))
+        return stored.with_jobs({variant.name: variant.job for variant in self.config.variants})
 
     def _runner(
         self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None

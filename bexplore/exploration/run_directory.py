@@ -58,12 +58,12 @@ class Run:
         return Journal(self.directory / "journal.jsonl")
 
     def meta(self) -> dict[str, Any]:
-        """Read the job, the environment and the settings.
+        """Read the job, the environment and the settings; secrets are masked.
 
         Raises:
             UserInputError: The file is missing or damaged.
         """
-        return read_json(self.directory / "meta.json")
+        return dict(hidden_record(read_json(self.directory / "meta.json"), by_value=False))  # of before, unmasked
 
     def result(self) -> RunResult | None:
         """Read the result; None while the run is unfinished.

@@ -55,7 +55,7 @@ _FORMS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-_USER_OF_URL = re.compile(r"(?P<head>\b[A-Za-z][\w+.-]*://[^\s/?#@:'\"]*:)(?P<value>[^\s'\"]+)(?=@)")
+_USER_OF_URL = re.compile(r"(?P<head>\b[A-Za-z][\w+.-]*:/{1,3}[^\s/?#@:'\"]*:)(?P<value>[^\s'\"]+)(?=@)")
 _HEADER = re.compile(
     r"(?P<head>\b(?:proxy-)?authorization\b['\"]?\s*[:=]\s*['\"]?)(?:(?:bearer|basic|token|digest)\s+)?"
     r"(?P<value>[^'\"\n]+)",
@@ -69,6 +69,7 @@ _ASSIGNED = re.compile(
 _OPTION_IN_TEXT = re.compile(
     r"(?P<head>(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*)\s+)(?P<value>'[^']*'|\"[^\"]*\"|[^\s-]\S*)"
 )
+VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)")
 # What a name may promise and a value show not to be one: numbers, words of a switch, placeholders.
 _PLAIN = re.compile(r"[-+]?[\d.,:]+|true|false|none|null|yes|no|on|off|\{\w+\}|\*{3}|", re.IGNORECASE)
@@ -99,11 +100,12 @@ def remember(*values: str) -> None:
             _remembered.setdefault(value)
 
 
-def remember_given(section: Any) -> None:
-    """Remember the secrets in the section `explore` of a file: passwords of URLs, words, variables, arguments."""
+def remember_given(document: Mapping[str, Any]) -> None:
+    """Remember the secrets of a file: what stands under such names, and URLs, words and variables of `explore`."""
+    remember(*_values_of_names(document))
+    section = document.get("explore")
     if not isinstance(section, Mapping):
         return
-    remember(*_values_of_names(section))
     storage, command, env = section.get("storage"), section.get("command"), section.get("env")
     if isinstance(storage, str):
         remember(*_values_by_form(storage))
@@ -155,15 +157,21 @@ def hidden_arguments(arguments: Sequence[str]) -> list[str]:
     shown, before = [], ""
     for given, word in zip(arguments, hidden_words(arguments), strict=True):
         option, equals, rest = given.partition("=")
-        if before == "--env" and "=" in given:
-            word = f"{option}={MASK}"
-        elif option == "--env" and "=" in rest:
-            word = f"--env={rest.partition('=')[0]}={MASK}"
+        if before == "--env":
+            word = _name_alone(given)
+        elif option == "--env" and equals:
+            word = f"--env={_name_alone(rest)}"
         elif "explore.env" in given and equals:
             word = f"{given[: given.index('explore.env') + len('explore.env')]}={MASK}"
         shown.append(word)
         before = given
     return shown
+
+
+def _name_alone(assignment: str) -> str:
+    """Return NAME=VALUE without the value; nothing of what has no name."""
+    name, equals, _ = assignment.partition("=")
+    return (f"{name}={MASK}" if equals else name) if VARIABLE_NAME.fullmatch(name) else MASK
 
 
 def hidden_record(value: Any, *, by_value: bool = True, name: str = "") -> Any:

@@ -97,7 +97,11 @@ class Ran:
 def ran(folder: Path, *words: str, program: tuple[str, ...] = ("-m", "bexplore")) -> Ran:
     """Run the command line in a folder, and read its streams and the titles of processes."""
     environment = os.environ | OF_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-    environment |= {"XDG_STATE_HOME": str(folder.parent / "state"), "BEXPLORE_LOCK_DIR": str(folder)}
+    environment |= {
+        "XDG_STATE_HOME": str(folder.parent / "state"),
+        "BEXPLORE_LOCK_DIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+    }
     process = subprocess.Popen(
         [sys.executable, *program, *words],
         cwd=folder,
@@ -127,7 +131,7 @@ def explored(folder: Path, *, storage: str, untold: str, option: str, more: tupl
     command += ["--run", f"export SOME_TOKEN={SECRETS['assignment within a script of a shell']}; true"]
     words = ["explore", "job.json", "--storage", f"sqlite:///file:study.db?password={storage}&uri=true", *more]
     words += ["--env", f"MY_TOKEN={SECRETS['variable by name']}", "--env", f"PLAIN={untold}", "--model-dir", "run"]
-    words += ["--set", "explore.candidates=[2, 64]", "--set", "explore.max_probes=2"]
+    words += ["--set", "explore.candidates=[2, 64]", "--set", "explore.max_probes=2", "--sizes-per-start", "1"]
     return ran(folder, *words, "--", *command, program=("-c", EXPLORER))
 
 
@@ -169,6 +173,7 @@ def leaks(run: Ran, secrets=ALL) -> list[str]:
 def test_an_exploration_writes_and_shows_no_secret(first):
     assert first.return_code == 0, first.streams
     assert "Use micro_batch_size 2" in first.streams
+    assert "ValueError: no room for" in first.streams
     assert leaks(first) == []
     assert any("bexplore" in title or "explore" in title for title in first.titles)
 

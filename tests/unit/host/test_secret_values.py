@@ -125,7 +125,7 @@ def test_a_secret_of_the_environment_is_masked_wherever_it_occurs(monkeypatch):
 def test_a_remembered_value_is_masked_in_every_way_of_writing_it(value):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secret_values, "_remembered", {})
-        remember_given({"env": {"A_TOKEN": value}})
+        remember_given({"explore": {"env": {"A_TOKEN": value}}, "hub": [{"api_key": value}]})
         for written in (json.dumps({"a": [value]}), repr([value]), f"<{value}>", f"a {shlex.quote(value)} b"):
             assert value not in hidden(written)
             assert hidden(written) != written
