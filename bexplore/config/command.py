@@ -162,7 +162,7 @@ def is_placeholder(text: str) -> bool:
 
 
 def _quoted(words: Sequence[str]) -> str:
-    plain = (word if _PLACEHOLDER.search(word) or MASK in word else shlex.quote(word) for word in words)
+    plain = (word if _PLACEHOLDER.search(word) or word == MASK else shlex.quote(word) for word in words)
     return " ".join(plain)
 
 

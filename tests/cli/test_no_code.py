@@ -83,9 +83,7 @@ def test_a_command_that_is_typed_is_refused_with_no_code_too(words, job, capsys,
 
 
 @pytest.mark.promise("a file names a program, without --no-code", "what will be started is printed before it starts")
-@pytest.mark.parametrize(
-    "words", [("explore",), ("explore", "--json"), ("probe", "--micro-batch-size", "2")], ids=" ".join
-)
+@pytest.mark.parametrize("words", [("explore",), ("probe", "--micro-batch-size", "2")], ids=" ".join)
 def test_what_is_started_is_printed_before_its_start(words, job, tmp_path):
     saying = "cp said.txt seen.txt; exit 3"
     path = job({"command": ["sh", "-c", saying, "{config}", "{output_dir}"]})
@@ -102,9 +100,9 @@ def test_what_is_started_is_printed_before_its_start(words, job, tmp_path):
     assert f"starts `sh -c '{saying}' {{config}} {{output_dir}}`" in (tmp_path / "seen.txt").read_text()
 
 
-@pytest.mark.parametrize("command", ["trace", "probe", "guard", "plan", "doctor", "explore"])
+@pytest.mark.parametrize("command", ["trace", "probe", "guard", "explore"])
 def test_what_is_imported_is_printed_before_its_import(command, job, tmp_path):
-    (tmp_path / "hostile.py").write_text("import shutil; shutil.copy('said.txt', 'seen.txt'); raise SystemExit(3)")
+    (tmp_path / "hostile.py").write_text("import shutil; shutil.copy('said.txt', 'seen.txt'); raise ValueError")
     path = job(HOSTILE["a step of its own"])
     with (tmp_path / "said.txt").open("w") as said:
         subprocess.run(
@@ -116,6 +114,4 @@ def test_what_is_imported_is_printed_before_its_import(command, job, tmp_path):
             timeout=240,
             check=False,
         )
-    seen = tmp_path / "seen.txt"
-    assert not seen.exists() or "imports hostile:make" in seen.read_text()
-    assert "imports hostile:make" in (tmp_path / "said.txt").read_text()
+    assert "imports hostile:make" in (tmp_path / "seen.txt").read_text()

@@ -46,7 +46,7 @@ OF_ENVIRONMENT = {
 ALL = tuple(SECRETS.values())
 # Prints all that it is given, as careless programs do, fails with it at size 64, and trains.
 SCRIPT = f"""\
-import argparse, json, os, runpy, sys
+import argparse, json, os, runpy, sys, torch
 parser = argparse.ArgumentParser()
 parser.add_argument("config")
 parser.add_argument("--out", required=True)
@@ -131,7 +131,7 @@ def explored(folder: Path, *, storage: str, untold: str, option: str, more: tupl
     command += ["--run", f"export SOME_TOKEN={SECRETS['assignment within a script of a shell']}; true"]
     words = ["explore", "job.json", "--storage", f"sqlite:///file:study.db?password={storage}&uri=true", *more]
     words += ["--env", f"MY_TOKEN={SECRETS['variable by name']}", "--env", f"PLAIN={untold}", "--model-dir", "run"]
-    words += ["--set", "explore.candidates=[2, 64]", "--set", "explore.max_probes=2", "--sizes-per-start", "1"]
+    words += ["--set", "explore.candidates=[2, 4, 64]", "--set", "explore.max_probes=3", "--sizes-per-start", "1"]
     return ran(folder, *words, "--", *command, program=("-c", EXPLORER))
 
 
@@ -172,7 +172,7 @@ def leaks(run: Ran, secrets=ALL) -> list[str]:
 )
 def test_an_exploration_writes_and_shows_no_secret(first):
     assert first.return_code == 0, first.streams
-    assert "Use micro_batch_size 2" in first.streams
+    assert "Use micro_batch_size " in first.streams
     assert "ValueError: no room for" in first.streams
     assert leaks(first) == []
     assert any("bexplore" in title or "explore" in title for title in first.titles)
