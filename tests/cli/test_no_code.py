@@ -100,9 +100,10 @@ def test_what_is_started_is_printed_before_its_start(words, job, tmp_path):
     assert f"starts `sh -c '{saying}' {{config}} {{output_dir}}`" in (tmp_path / "seen.txt").read_text()
 
 
-@pytest.mark.parametrize("command", ["trace", "probe", "guard", "explore"])
+@pytest.mark.parametrize("command", ["trace", "probe", "explore"])
 def test_what_is_imported_is_printed_before_its_import(command, job, tmp_path):
-    (tmp_path / "hostile.py").write_text("import shutil; shutil.copy('said.txt', 'seen.txt'); raise ValueError")
+    first = "import os, shutil; os.path.exists('seen.txt') or shutil.copy('said.txt', 'seen.txt'); raise ValueError"
+    (tmp_path / "hostile.py").write_text(first)
     path = job(HOSTILE["a step of its own"])
     with (tmp_path / "said.txt").open("w") as said:
         subprocess.run(
