@@ -68,4 +68,5 @@ def own_device_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that run side by side do not wait for each other's device, and remember nothing of each other."""
     monkeypatch.setenv("BEXPLORE_LOCK_DIR", str(tmp_path))
     monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

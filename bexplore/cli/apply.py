@@ -23,6 +23,7 @@ from bexplore.config.job_variant import name_of
 from bexplore.errors import UserInputError
 from bexplore.exploration.apply import BatchSizeRule, Choice, Edit, plan_edit, refuse, write_edit
 from bexplore.exploration.run_directory import open_run
+from bexplore.host.secret_values import hidden
 
 
 @click.command(cls=CommandBehindDashes)
@@ -123,7 +124,7 @@ def _show(edit: Edit) -> None:
         f"micro_batch_size {answer.micro_batch_size}{settings}: {answer.relative_performance:.2f}x the speed of size "
         f"{edit.base_micro_batch_size}, confidence {answer.confidence} out of 100 ({edit.run.directory})"
     )
-    click.echo(f"\n{edit.diff}" if edit.diff else f"{edit.file.path} has this size already")
+    click.echo(f"\n{hidden(edit.diff)}" if edit.diff else f"{edit.file.path} has this size already")
     if edit.keeps_section:
         click.echo("the section explore stays; --drop-section removes it, for a program that refuses keys of others")
     if edit.batch_size_change is not None:
@@ -157,7 +158,7 @@ def _record(edit: Edit, written: Sequence[Path]) -> dict[str, object]:
         "settings": dict(edit.settings),
         "batch_size_before": before,
         "batch_size_after": after,
-        "diff": edit.diff,
+        "diff": hidden(edit.diff),
         "written": str(written[0]) if written else None,
         "also_written": [str(path) for path in written[1:]],
         "run_dir": str(edit.run.directory),

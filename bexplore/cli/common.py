@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _MAY_HOLD_A_PASSWORD = "explore.storage="
 _STANDS_BEHIND_DASHES = "explore.command="
+VARIABLES = "explore.env="  # then a JSON object, as `overrides_of_command` writes it
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
@@ -34,7 +36,7 @@ class Common:
         as_json: JSON lines on stdout, nothing else there.
         overrides: `dotted.key=value`, in order.
         model_dir: Folder of the results; None for the configuration's own.
-        allow_code: Whether import paths of the configuration may be imported.
+        allow_code: Whether the configuration may name what is run or imported.
         mode: `train` or `eval`; None for the file's own.
         verbosity: -1 to 2.
     """
@@ -66,13 +68,26 @@ class Common:
                 f"{path}: explore.command trains: its program is the command's, and cannot be built here",
                 hint=f"bexplore explore {config.typed}, or describe the job by explore.workload",
             )
+        self.announce(config)
         return config
 
     def _options_of_the_job(self) -> tuple[str, ...]:
-        hidden = (_MAY_HOLD_A_PASSWORD, _STANDS_BEHIND_DASHES)
+        hidden = (_MAY_HOLD_A_PASSWORD, _STANDS_BEHIND_DASHES, VARIABLES)
         named = [("--set", override) for override in self.overrides if not override.startswith(hidden)]
+        named += [("--env", name) for name in self._names_of_variables()]
         named += [(f"--{name}", value) for name, value in (("model-dir", self.model_dir), ("mode", self.mode)) if value]
         return tuple(part for option in named for part in option)
+
+    def _names_of_variables(self) -> list[str]:
+        """Return the names of the variables of `--env`, which takes the values from its own environment then."""
+        given = (json.loads(one.removeprefix(VARIABLES)) for one in self.overrides if one.startswith(VARIABLES))
+        return [name for variables in given for name in variables]
+
+    def announce(self, config: Config) -> None:
+        """Say on stderr what the configuration starts and imports, before the first of it."""
+        if self.verbosity >= 0:
+            for line in config.starts:
+                click.echo(line, err=True)
 
     def require_torch(self) -> None:
         """Check that torch is installed, before a worker fails without it.
@@ -126,7 +141,7 @@ _OPTIONS = (
     click.option("--dialect", metavar="NAME", help="Family of CONFIG; default: recognised from its keys."),
     click.option("--seed", type=click.IntRange(min=0), help="Same as --set explore.seed=N."),
     click.option("--model-dir", metavar="DIR", help="Write results to local_compile_<mode>/DIR."),
-    click.option("--no-code", is_flag=True, help="Refuse configurations that name code to import."),
+    click.option("--no-code", is_flag=True, help="Refuse what can run or import code."),
     click.option("--mode", type=click.Choice(["train", "eval"]), help="The side of the configuration to use."),
     click.option("-v", "--verbose", count=True, help="Write more to stderr; twice for everything."),
     click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr."),

@@ -15,6 +15,7 @@ from bexplore import __version__
 from bexplore.cli.streams import silence
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError
 from bexplore.host import blas_threads
+from bexplore.host.secret_values import hidden, hidden_arguments, hide_process_title
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 # Command -> its module and its line in the group's help, in the order of use.
@@ -95,14 +96,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     blas_threads.use_one_thread()
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        hide_arguments(given)
     as_json = "--json" in given
     try:
         sys.exit(cli(given, prog_name="bexplore", standalone_mode=False))
     except BexploreError as error:
         if isinstance(error, UserProgramError) and error.traceback_text:
-            click.echo(error.traceback_text.rstrip() + "\n", err=True)
+            click.echo(hidden(error.traceback_text).rstrip() + "\n", err=True)
         _fail(error, as_json=as_json)
     except click.ClickException as error:
+        vars(error)["message"] = hidden(error.message)
         error.show()
         _end(error.format_message(), "", ExitCode.USER_INPUT, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
@@ -120,11 +124,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(EngineError(message, hint=hint), as_json=False)
 
 
+def hide_arguments(given: Sequence[str]) -> None:
+    """Keep the secrets among the arguments from those who list processes."""
+    shown = hidden_arguments(given)
+    if shown != list(given):
+        hide_process_title(given, shown)
+
+
 def _fail(error: BexploreError, *, as_json: bool) -> None:
     try:
-        click.echo(f"error: {error.message}", err=True)
+        click.echo(f"error: {hidden(error.message)}", err=True)
         if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
+            click.echo(f"hint: {hidden(error.hint)}", err=True)
     except OSError:
         silence(2)  # stderr is a file on the full disk: only the exit code remains
     _end(error.message, error.hint, error.exit_code, as_json=as_json)
@@ -133,7 +144,7 @@ def _fail(error: BexploreError, *, as_json: bool) -> None:
 def _end(message: str, hint: str, exit_code: ExitCode, *, as_json: bool) -> None:
     """Write the error event for programs, and exit."""
     if as_json:
-        record = {"event": "error", "message": message, "hint": hint, "exit_code": int(exit_code)}
+        record = {"event": "error", "message": hidden(message), "hint": hidden(hint), "exit_code": int(exit_code)}
         try:
             click.echo(json.dumps(record))
         except OSError:

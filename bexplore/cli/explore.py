@@ -87,6 +87,7 @@ def explore(
     if loaded.command is None:
         refuse_without_command(of_command)
         common.require_torch()
+        common.announce(loaded)  # of a command the plan says more
     stopper = _Stopper()
     show = _Show(loaded, common, on_reader_gone=stopper.stop)
     options = ExploreOptions(

@@ -51,6 +51,7 @@ def probe(config: Path, micro_batch_size: int, compilation: str, trace_path: Pat
     loaded = common.load(config)
     if loaded.command is None:
         common.require_torch()
+    common.announce(loaded)
     probed = probe_once(
         loaded,
         micro_batch_size=micro_batch_size,

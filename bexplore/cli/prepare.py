@@ -74,7 +74,7 @@ def _write(target: Path, text: str, *, force: bool) -> None:
     show_default=True,
     help="Seconds of the noise measurement; 0 skips it.",
 )
-@click.option("--no-code", is_flag=True, help="Refuse a configuration that names code to import.")
+@click.option("--no-code", is_flag=True, help="Refuse what can run or import code.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) -> None:
     """Check this machine, and the job of CONFIG on it: ok, warning or problem, each with a fix.
@@ -89,6 +89,8 @@ def doctor(config: Path | None, noise_s: float, no_code: bool, as_json: bool) ->
     """
     loaded = None if config is None else load_config(config, allow_code=not no_code)
     has_problem = False
+    for line in () if loaded is None else loaded.starts:
+        click.echo(line, err=True)
     for check in examine(loaded, noise_s=noise_s):
         has_problem |= check.status is Status.PROBLEM
         click.echo(json.dumps({"event": "check"} | dataclasses.asdict(check)) if as_json else _line(check))

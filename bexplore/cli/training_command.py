@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from bexplore.errors import UserInputError
+from bexplore.host.secret_values import VARIABLE_NAME
 
 COMMAND = "bexplore.command"  # key of `context.meta`
 
@@ -32,7 +34,7 @@ class CommandBehindDashes(click.Command):
 def command_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that go with a training command; the values reach the function as further keywords."""
     options = (
-        click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for COMMAND; repeatable."),
+        click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable for COMMAND; repeatable."),
         click.option("--replicas", type=click.IntRange(min=1), help="Data-parallel replicas that COMMAND starts."),
         click.option(
             "--global-batch-size", type=click.IntRange(min=1), help="Samples of one optimizer step of COMMAND."
@@ -87,6 +89,11 @@ def refuse_without_command(given: Mapping[str, object]) -> None:
 
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UserInputError(f'--env needs NAME=VALUE, not "{text}"', hint="type --env OMP_NUM_THREADS=1")
-    return name, value
+    if not name or (not equals and not VARIABLE_NAME.fullmatch(name)):  # not repeated: it may be a value
+        raise UserInputError("--env needs NAME=VALUE, or the NAME of a variable", hint="type --env OMP_NUM_THREADS=1")
+    if not equals and name not in os.environ:
+        raise UserInputError(
+            f"--env {name}: without =VALUE the value is that of this environment, which has none",
+            hint=f"type --env {name}=VALUE, or export it",
+        )
+    return name, value if equals else os.environ[name]

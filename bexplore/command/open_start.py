@@ -86,5 +86,6 @@ class OpenStart:
         parked = () if self.watch is None or not self.watch.reports.are_whole else self.watch.parked()
         left = self.start.end(ranks=parked, release=self.latest.release)
         self.folder.clean()
+        self.latest.hide_in_reports()
         texts = [f"{counted(len(left), 'process')} of probe {self.number} could not be ended: {left}"] if left else []
         return [*texts, *self.devices.wait_until_free()]

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bexplore.command.processes import LOG
 from bexplore.config.command import Command
+from bexplore.host.secret_values import hide_in_file
 
 OBSERVER = Path(__file__).parent / "observer"
 TOLD = ("last_step", "release", "next")  # files with a line for the ranks
@@ -57,6 +59,8 @@ class ProbeFolder:
             settings: Of the observer.
         """
         inject = self.path / "observer"
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)  # the copy of the file, the environment and what the training prints may hold secrets
         for folder in (self.path / "output", inject):
             folder.mkdir(parents=True)
         self._make_reports()
@@ -115,9 +119,19 @@ class ProbeFolder:
         (self.reports / name).write_text(text + "\n")
 
     def clean(self) -> None:
-        """Remove what the training wrote and what the observer was loaded from; reports and log stay."""
+        """Remove what the training wrote, its copy of the file and the observer; reports and log stay, masked."""
         shutil.rmtree(self.path / "output", ignore_errors=True)
         shutil.rmtree(self.path / "observer", ignore_errors=True)
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if path.is_file() and path.name != LOG:
+                path.unlink(missing_ok=True)
+        hide_in_file(self.path / LOG)
+        self.hide_in_reports()
+
+    def hide_in_reports(self) -> None:
+        """Mask secrets in what the ranks have reported, such as the text of an exception."""
+        for path in self.reports.glob("*.json"):
+            hide_in_file(path)
 
 
 def _compile(path: Path) -> None:

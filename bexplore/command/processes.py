@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from bexplore.host.secret_values import hidden
+
+LOG = "log.txt"  # of the folder of a start: what the training prints
 MARK = "BEXPLORE_PROBE"  # variable that names the folder of the start, in every process of it
 # Seconds that launchers get to end by themselves once their ranks have ended, then by SIGTERM, and that all get to end
 # by SIGKILL. Source: a judgement; a launcher ends within a second or two of its ranks.
@@ -46,7 +49,7 @@ class Start:
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path) -> None:
         self.folder = folder
-        self.log_path = folder / "log.txt"
+        self.log_path = folder / LOG
         self._shared_before = _listed(SHARED_MEMORY)
         self._known: dict[int, str] = {}  # process id -> the time at which it started
         with self.log_path.open("wb") as log:
@@ -106,7 +109,7 @@ class Start:
         """Return the last lines of what the command wrote."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-num_lines:])
+            return hidden("\n".join(log.read().decode(errors="replace").splitlines()[-num_lines:]))
 
     def end(self, *, ranks: Collection[int] = (), release: Callable[[], None] = lambda: None) -> list[int]:
         """End every process of this start; return those that are left.

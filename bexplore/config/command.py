@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.writer import Scalar, with_value
+from bexplore.host.secret_values import MASK, hidden_words
 
 PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -108,19 +109,23 @@ class Command:
 
     @property
     def shown(self) -> str:
-        """The command, quoted for a shell, with its placeholders as they were typed."""
-        return " ".join(part if _PLACEHOLDER.search(part) else shlex.quote(part) for part in self.argv)
+        """The command, quoted for a shell, with its placeholders as they were typed; secrets are masked."""
+        return _quoted(hidden_words(self.argv))
 
     def shown_with(self, *, micro_batch_size: int, accumulation: int | None, num_replicas: int) -> str:
-        """Return the command with a size, quoted for a shell; an unknown accumulation stays a placeholder."""
+        """Return the command with a size, quoted for a shell; an unknown accumulation stays a placeholder.
+
+        Secrets are masked, and of variables only the names and what placeholders stand for are shown.
+        """
         values = self.values(
             micro_batch_size=micro_batch_size, accumulation=accumulation or 1, num_replicas=num_replicas
         )
         if accumulation is None and self.sets_accumulation:
             values = {name: text for name, text in values.items() if name in ("micro_batch_size", "replicas")}
-        variables = [f"{name}={shlex.quote(fill(text, values))}" for name, text in self.env.items()]
-        words = [fill(part, values) for part in self.argv]
-        return " ".join([*variables, *(one if _PLACEHOLDER.search(one) else shlex.quote(one) for one in words)])
+        variables = [
+            f"{name}={fill(text, values) if is_placeholder(text) else MASK}" for name, text in self.env.items()
+        ]
+        return " ".join([*variables, _quoted([fill(part, values) for part in hidden_words(self.argv)])])
 
     def filled(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the variables of one start."""
@@ -148,6 +153,17 @@ class Command:
             values["output_dir"] = str(folder / "output")
             values["config"] = str(folder / self.file.name) if self.file else ""
         return values
+
+
+def is_placeholder(text: str) -> bool:
+    """Return whether a text is one placeholder and nothing else, so that it holds no value of the user's."""
+    found = _PLACEHOLDER.fullmatch(text)
+    return found is not None and found[1] in PLACEHOLDERS
+
+
+def _quoted(words: Sequence[str]) -> str:
+    plain = (word if _PLACEHOLDER.search(word) or word == MASK else shlex.quote(word) for word in words)
+    return " ".join(plain)
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:

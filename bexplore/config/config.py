@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from bexplore.config.code_keys import IMPORT_KEYS, OWN_LAUNCHERS
 from bexplore.config.command import Command
 from bexplore.config.document.reader import KeyPath, Position
 from bexplore.config.job_variant import JobVariant
 from bexplore.config.schema import ExploreSettings
 from bexplore.errors import UserInputError
+from bexplore.host.secret_values import MASK, hidden, hidden_words
 from bexplore.job import Job, Mode, Precision, device_kind
 from bexplore.job.batching import Divisibility, replica_batch_size_of
 
@@ -110,10 +112,23 @@ class Config:
 
     @property
     def typed(self) -> str:
-        """The file, its options and the command behind it, quoted for a shell."""
+        """The file, its options and the command behind it, quoted for a shell; secrets are masked."""
         file = [str(self.path)] if self.command is None or self.command.file else []
         command = ["--", *self.command.argv] if self.command and self.command.is_typed else []
-        return shlex.join([*file, *self.options, *command])
+        return " ".join(map(_quoted, hidden_words([*file, *self.options, *command])))
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """What the file makes this program start and import, a line each, for people; empty where nothing."""
+        if self.command is not None:
+            return (f"starts `{self.command.shown}`",)
+        lines, launcher = [], self.explore.launcher
+        paths = [str(self.job.model[key]) for key in IMPORT_KEYS if self.job.model.get(key)]
+        if self.job.workload == "imported" and paths:
+            lines.append(f"imports {', '.join(paths)}, looked up in {self.job.import_root or 'the import path'} first")
+        if launcher is not None and launcher not in OWN_LAUNCHERS:
+            lines.append(f"starts `{hidden(launcher)}`")
+        return tuple(lines)
 
     @property
     def minimum(self) -> int:
@@ -203,6 +218,10 @@ class Config:
         variants = (dataclasses.replace(one, job=_on_device(one.job, device)) for one in self.variants)
         job = _on_device(self.job, device)
         return dataclasses.replace(self, job=job, variants=tuple(variants), warnings=warnings)
+
+
+def _quoted(word: str) -> str:
+    return word if word == MASK else shlex.quote(word)
 
 
 def _on_device(job: Job, device: str) -> Job:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.errors import BexploreError, close_match
+from bexplore.host.secret_values import MASK
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.units import parse_device_memory, parse_seconds
 
@@ -221,6 +222,10 @@ Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
+# Keys whose values may hold secrets, so that no message repeats them.
+MAY_BE_SECRET = (("env",), ("storage",), ("command",), ("launcher",))
+
+
 def translate(detail: Any, problems: Problems, known_keys: Callable[[KeyPath], Sequence[str]]) -> None:
     """Add one error of pydantic to the problems.
 
@@ -230,6 +235,8 @@ def translate(detail: Any, problems: Problems, known_keys: Callable[[KeyPath], S
     """
     path = ("explore", *(part for part in detail["loc"]))
     name, value, context = dotted_path(path), detail["input"], detail.get("ctx", {})
+    if path[1:2] in MAY_BE_SECRET:
+        value = MASK
     kind = detail["type"]
     if kind == "extra_forbidden":
         known = known_keys(path[1:-1])

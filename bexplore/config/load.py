@@ -15,6 +15,7 @@ from bexplore.config.document.document import Document, Override, Problems
 from bexplore.config.document.reader import quoted
 from bexplore.config.document.values import Values
 from bexplore.errors import UserInputError, close_match
+from bexplore.host.secret_values import remember_given
 from bexplore.job import Mode
 
 _SECTIONS = (*cerebras.SECTIONS, "explore")
@@ -32,7 +33,7 @@ def load_config(
         path: A YAML file; with a training command any YAML, JSON or TOML file, or None.
         overrides: `a.b=c` texts, applied in order before anything is checked. `micro_batch_size=...` sets that of the
             side that is explored, wherever the layout keeps it.
-        allow_code: False refuses import paths.
+        allow_code: False refuses a file that can make this program run or import something.
         mode: The side to explore; None takes the side with `explore`, else with `auto`.
 
     Raises:
@@ -44,13 +45,14 @@ def load_config(
         if override.parts != _MICRO_BATCH_SIZE:
             _refuse_unknown_section(override, list(read.values))
             read.apply_override(override)
+    remember_given(read.values)
     problems = Problems(document=read, warnings=list(read.warnings))
     own, written_size = _family(problems, given)
     is_command = own is not None or read.get(("explore", "command")) is not None
     guess = _notice_misspelt_sections(problems, ("explore",) if is_command else _SECTIONS)
     if is_command:
         text = None if path is None else document.read_text(Path(path))
-        return command.load(problems, text=text, own=own, written_size=written_size)
+        return command.load(problems, text=text, own=own, written_size=written_size, allow_code=allow_code)
     layout = cerebras.find_layout(problems)
     if layout is None:
         raise UserInputError(

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from bexplore.config.code_keys import refuse_code
 from bexplore.config.document.document import Problems, dotted_path
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.field_types import (
@@ -41,9 +42,6 @@ from bexplore.config.field_types import (
     translate,
 )
 from bexplore.job.batching import INDIFFERENCE_ZONE
-
-# Settings of `explore.workload` that name the user's own code.
-CODE_KEYS = ("model", "batch", "loss", "step", "loader", "samples_of")
 
 TRAINING_TIME_S = 36_000.0  # 10 h, of a training of unknown length
 # About half of the probes of a search. Five sizes take 0.34 of the seconds of separate starts, and no difference of
@@ -583,20 +581,14 @@ def read_settings(
     Args:
         section: The section; None where it is absent.
         problems: Receives the mistakes.
-        allow_code: False refuses import paths.
+        allow_code: False refuses what can run or import something.
         effort: Effort where the section has none.
     """
     if section is not None and not isinstance(section, dict):
         problems.error(("explore",), f"explore must be a mapping of settings, not {quoted(section)}")
     values = {"effort": effort} | section if isinstance(section, dict) else {"effort": effort}
-    workload = values.get("workload")
-    if isinstance(workload, dict) and not allow_code:
-        for key in (key for key in CODE_KEYS if workload.get(key) is not None):
-            problems.error(
-                ("explore", "workload", key),
-                f"explore.workload.{key} imports code, {quoted(workload[key])}, and --no-code refuses that",
-                "leave out --no-code if you trust the file",
-            )
+    if not allow_code:
+        refuse_code(values, problems)
     for key, unit in _LIKELY_UNITS.items():
         value = values.get(key)
         if isinstance(value, int | float) and 1 < value < _FEWEST_PLAIN_SECONDS:

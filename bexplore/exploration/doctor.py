@@ -42,6 +42,7 @@ from bexplore.host.machine import (
     package_version,
     processor_name,
 )
+from bexplore.host.secret_values import hidden
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.statistics import MAD_SDS, mad
@@ -358,7 +359,9 @@ def _ranks(config: Config) -> Iterator[Check]:
     if launcher is None:
         yield Check("ranks", Status.OK, one_rank_caution(config.job.parallelism))
         return
-    text = f"{counted(launcher.num_ranks, 'rank')}, started by {'you' if launcher.is_external else launcher.kind}"
+    text = (
+        f"{counted(launcher.num_ranks, 'rank')}, started by {'you' if launcher.is_external else hidden(launcher.kind)}"
+    )
     if launcher.kind == "ray" and package_version("ray") == "absent":
         yield Check("ranks", Status.PROBLEM, f"{text}: the package ray is absent", "pip install 'bexplore[ray]'")
         return

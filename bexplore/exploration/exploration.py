@@ -39,6 +39,7 @@ from bexplore.exploration.selection import Selection, TracedVariant
 from bexplore.exploration.variants import SURE_SDS, expected, operations_over_file, select, trace_all, trace_lengths
 from bexplore.host import logs
 from bexplore.host.machine import available_memory_bytes, num_usable_processors
+from bexplore.host.secret_values import hidden
 from bexplore.job import Job, device_kind
 from bexplore.job.batching import MAX_SAMPLES
 from bexplore.measurement.probe import Compilation, Probe, Runner
@@ -214,7 +215,8 @@ class EngineExploration(ResumableExploration):
             sizes=self._sizes(models, budget),
             is_automatic=self.config.explore.settings == "auto",
         )
-        return Selection.from_record(run.remember_variants(chosen.as_record()))
+        stored = Selection.from_record(run.remember_variants(chosen.as_record()))
+        return stored.with_jobs({variant.name: variant.job for variant in self.config.variants})
 
     def _runner(
         self, settings: RunnerSettings, workers: Workers, cost_model: CostModel | None
@@ -524,7 +526,7 @@ class EngineExploration(ResumableExploration):
         if launcher is None:
             return (one_rank_caution(parallelism),)
         starter = "you" if launcher.is_external else launcher.kind
-        runs = f"one rank alone shows what fits, then all {launcher.num_ranks} run, started by {starter}"
+        runs = f"one rank alone shows what fits, then all {launcher.num_ranks} run, started by {hidden(starter)}"
         address = f"{launcher.host}:{launcher.port}"
         return (runs, external_hint(address, launcher.num_ranks)) if launcher.is_external else (runs,)
 

@@ -15,6 +15,7 @@ from typing import Any
 from bexplore.config.config import Config, JobVariant
 from bexplore.config.schema import EFFORTS, TRAINING_TIME_S
 from bexplore.host.machine import accelerator_name, num_usable_processors, package_version, processor_name
+from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import OF_TRANSFORMERS, Mode, code_digests
 from bexplore.measurement.depth_extrapolation import Depths
 from bexplore.measurement.probe import Compilation
@@ -76,7 +77,7 @@ class Fingerprint:
             "memory_budget": self.config.explore.memory_budget,
             "replica_reserve": self.config.explore.replica_reserve,
             "num_replicas": self.config.num_replicas,
-            "storage": self.config.explore.storage,
+            "storage": self.config.explore.storage and hidden(self.config.explore.storage, by_value=False),
             **_of_ranks(self.config),
             **_of_variants(self.config),
         }
@@ -94,7 +95,7 @@ class Fingerprint:
             "config": str(self.config.path),
             "typed": self.config.typed,
             "title": describe(self.config),
-            "job": self.config.job.as_dict(),
+            "job": hidden_record(self.config.job.as_dict(), by_value=False),
             **({"variants": [_as_record(one) for one in self.config.variants]} if self.config.variants else {}),
             "environment": self.environment(),
             "search_specification": self.search_specification(),
@@ -114,13 +115,14 @@ def _of_ranks(config: Config) -> dict[str, Any]:
         return {}
     ranks_by_batch = job.mode is Mode.TRAIN and job.parallelism.synchronizes_last
     return {
-        "launcher": config.explore.launcher or "none",
+        "launcher": hidden(config.explore.launcher or "none", by_value=False),
         "replica_batch_size": config.replica_batch_size if ranks_by_batch else None,
     }
 
 
 def _as_record(variant: JobVariant) -> dict[str, Any]:
-    return {"name": variant.name, "settings": dict(variant.values), "job": variant.job.as_dict()}
+    record = {"name": variant.name, "settings": dict(variant.values), "job": variant.job.as_dict()}
+    return dict(hidden_record(record, by_value=False))
 
 
 def _of_variants(config: Config) -> dict[str, Any]:

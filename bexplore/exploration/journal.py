@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from bexplore.errors import EngineError, UserInputError
-from bexplore.host.locks import lock_handle
+from bexplore.host.locks import holding
 from bexplore.measurement.probe import Observation
 
 
@@ -48,8 +48,7 @@ class Journal:
         """
         record = json.dumps(observation.as_dict(), allow_nan=True) + "\n"
         try:
-            with self.path.open("ab") as handle:
-                lock_handle(handle, self.path)
+            with self.path.open("ab") as handle, holding(handle, self.path):
                 handle.truncate(_end_of_whole_lines(self._data()))
                 handle.write(record.encode())
                 handle.flush()

@@ -76,6 +76,7 @@ def probe_once(
         time_limit_s=config.explore.probe_time_limit_s,
     )
     if config.command is not None:
+        run_dir.mkdir(run_directory.PRIVATE, parents=True, exist_ok=True)
         runner = CommandRunner(config.command, CommandSettings(run_dir=run_dir, on_progress=on_progress))
         return Probed(observation=runner(probe))
     with Workers(run_dir, environment_alone(config)) as workers:

@@ -114,7 +114,8 @@ class ResumableExploration(ABC):
         meta = self.fingerprint.meta(now)
         if apart or self.options.fresh or self._has_failed_before(meta):
             meta["study"] += f"-{now:%Y%m%d%H%M%S}-{os.getpid()}"
-        return run_directory.create_run(self.folder, meta=meta, now=now)
+        is_private = self.config.command is not None
+        return run_directory.create_run(self.folder, meta=meta, now=now, is_private=is_private)
 
     def _has_failed_before(self, meta: dict[str, Any]) -> bool:
         runs = run_directory.find_runs(self.folder)
@@ -157,6 +158,8 @@ class ResumableExploration(ABC):
         runs = run_directory.find_runs(self.folder)
         wanted = self.fingerprint.meta(self.options.now())
         for run in runs:
+            if run.result() is None and not run.can_be_resumed:
+                continue
             if not run.has_failed and not run_directory.differences(run.meta(), wanted):
                 return run, ()
         return None, run_directory.differences(runs[0].meta(), wanted) if runs else ()

@@ -32,10 +32,12 @@ from bexplore.exploration.journal import Journal
 from bexplore.exploration.result import RunResult
 from bexplore.host.json_files import read_json, write_json
 from bexplore.host.locks import locked
+from bexplore.host.secret_values import hidden, hidden_record
 from bexplore.job import Mode
 from bexplore.measurement.profile import Profile
 
 FORMAT_VERSION = 1
+PRIVATE = 0o700  # mode of a folder for the user alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +58,12 @@ class Run:
         return Journal(self.directory / "journal.jsonl")
 
     def meta(self) -> dict[str, Any]:
-        """Read the job, the environment and the settings.
+        """Read the job, the environment and the settings; secrets are masked.
 
         Raises:
             UserInputError: The file is missing or damaged.
         """
-        return read_json(self.directory / "meta.json")
+        return dict(hidden_record(read_json(self.directory / "meta.json"), by_value=False))  # of before, unmasked
 
     def result(self) -> RunResult | None:
         """Read the result; None while the run is unfinished.
@@ -78,13 +80,18 @@ class Run:
         return self.directory / ".lock"
 
     @property
+    def can_be_resumed(self) -> bool:
+        """Whether this user may go on with it; another user's can be read at most."""
+        return os.access(self.directory, os.W_OK | os.X_OK, effective_ids=True)
+
+    @property
     def has_failed(self) -> bool:
         """Whether it ended with an error that a corrected program or another budget would avoid."""
         return (self.directory / "error.json").exists()
 
     def write_error(self, message: str) -> None:
         """Store why there is no result; such a run is not resumed."""
-        write_json(self.directory / "error.json", {"message": message})
+        write_json(self.directory / "error.json", {"message": hidden(message)})
 
     def remember_trace(self, cost_model: Mapping[str, Any]) -> bool:
         """Store the trace; return False, and store nothing, if the run has the trace of another program."""
@@ -145,8 +152,14 @@ def model_directory(mode: Mode, model_dir: str) -> Path:
     return path.parent / f"local_compile_{mode}" / (path.name or "model_dir")
 
 
-def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime) -> Run:
+def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime, is_private: bool = False) -> Run:
     """Create a run directory, its log and the `latest` link.
+
+    Args:
+        folder: The model directory.
+        meta: The content of `meta.json`.
+        now: The time that names it.
+        is_private: Whether nobody but the user may read it: it will hold an environment and what a training prints.
 
     Raises:
         EngineError: The folder cannot be written.
@@ -154,10 +167,10 @@ def create_run(folder: Path, *, meta: Mapping[str, Any], now: datetime) -> Run:
     stem = f"run_{now.astimezone(UTC):%Y%m%d_%H%M%S}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        directory = _make_unused(folder, stem)
+        directory = _make_unused(folder, stem, mode=PRIVATE if is_private else 0o777)
         write_json(directory / "meta.json", {"format_version": FORMAT_VERSION, **meta})
         run = Run(directory=directory, log_path=folder / f"{directory.name}.log")
-        run.log_path.touch()
+        run.log_path.touch(mode=0o600 if is_private else 0o666)
         _link_latest(run.log_path)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -180,8 +193,8 @@ def exclusively(folder: Path) -> Iterator[None]:
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """List the runs under a model directory, newest first."""
-    directories = sorted((path for path in folder.glob("run_*") if (path / "meta.json").is_file()), reverse=True)
+    """List the runs under a model directory that this user can read, newest first."""
+    directories = sorted((path for path in folder.glob("run_*") if _is_run(path)), reverse=True)
     return [Run(directory=path, log_path=folder / f"{path.name}.log") for path in directories]
 
 
@@ -194,12 +207,22 @@ def open_run(path: Path) -> Run:
     target = path.resolve()
     if target.suffix == ".log":
         target = target.with_suffix("")
-    if (target / "meta.json").is_file():
+    if _is_run(target):
         return Run(directory=target, log_path=target.with_name(f"{target.name}.log"))
     runs = find_runs(target)
     if not runs:
-        raise UserInputError(f"{path} is not a run of bexplore", hint="name a run_<timestamp> folder, or its parent")
+        is_open = not target.is_dir() or os.access(target, os.R_OK | os.X_OK, effective_ids=True)
+        what = "is not a run of bexplore" if is_open else "belongs to another user, who has closed it"
+        raise UserInputError(f"{path} {what}", hint="name a run_<timestamp> folder, or its parent")
     return runs[0]
+
+
+def _is_run(directory: Path) -> bool:
+    """Return whether a folder is a run; False for one that another user has closed."""
+    try:
+        return (directory / "meta.json").is_file() and os.access(directory / "meta.json", os.R_OK, effective_ids=True)
+    except OSError:
+        return False
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
@@ -232,7 +255,7 @@ def _deciding_values(meta: Mapping[str, Any]) -> dict[str, str]:
             values[prefix] = str(value)
 
     for part in ("job", "environment", "search_specification"):
-        kept = dict(meta.get(part, {}))
+        kept = dict(hidden_record(meta.get(part, {}), by_value=False))  # a run of before may hold secrets
         kept.pop("import_root", None)
         walk(part, kept)
     return values
@@ -244,12 +267,12 @@ def _unwritable(folder: Path, error: OSError) -> EngineError:
     )
 
 
-def _make_unused(folder: Path, stem: str) -> Path:
+def _make_unused(folder: Path, stem: str, *, mode: int) -> Path:
     """Create a directory with an unused name: the second run of one second gets a suffix."""
     for number in range(1, 1000):
         directory = folder / (stem if number == 1 else f"{stem}_{number:03d}")
         try:
-            directory.mkdir()
+            directory.mkdir(mode)
         except FileExistsError:
             continue
         return directory
@@ -261,4 +284,7 @@ def _link_latest(log_path: Path) -> None:
     temporary = link.with_name(f".latest.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(log_path.name)
-    temporary.replace(link)
+    try:
+        temporary.replace(link)
+    except PermissionError:  # another user's, in a folder whose files only their owners replace
+        temporary.unlink()

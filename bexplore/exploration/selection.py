@@ -11,6 +11,7 @@ from bexplore.config.job_variant import JobVariant
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.host.json_files import read_json
+from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
 from bexplore.trace.cost_model import CostModel
 
@@ -69,13 +70,13 @@ class Selection:
         return len(self.searched) < 2
 
     def as_record(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary that `from_record` turns back into an equal selection."""
+        """Return a JSON-ready dictionary for `from_record`; secrets among the arguments of a job are masked."""
         return {
             "searched": [
                 {
                     "name": one.name,
                     "settings": dict(one.settings),
-                    "job": one.job.as_dict(),
+                    "job": hidden_record(one.job.as_dict(), by_value=False),
                     "cost_model": None if one.cost_model is None else one.cost_model.as_dict(),
                     "reason": one.reason,
                 }
@@ -86,7 +87,7 @@ class Selection:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Selection:
-        """Rebuild a selection from `as_record`."""
+        """Rebuild a selection from `as_record`; its jobs can be read, and run only `with_jobs`."""
         searched = (
             TracedVariant(
                 **one
@@ -98,6 +99,11 @@ class Selection:
             for one in record["searched"]
         )
         return cls(searched=tuple(searched), left_out=tuple(LeftOut(**one) for one in record["left_out"]))
+
+    def with_jobs(self, jobs: Mapping[str, Job]) -> Selection:
+        """Return the selection with the jobs of a configuration, by the names of its variants."""
+        searched = (dataclasses.replace(one, job=jobs.get(one.name, one.job)) for one in self.searched)
+        return dataclasses.replace(self, searched=tuple(searched))
 
 
 def program_of_answer(

@@ -21,6 +21,7 @@ from bexplore.exploration.exploration import explore
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.host import logs
+from bexplore.host.secret_values import hidden_words
 from bexplore.job.batching import split
 from bexplore.search.policy.decision import StopReason
 from bexplore.search.result import ProbeFinished
@@ -135,9 +136,10 @@ def accumulation_of(result: RunResult, global_batch_size: int) -> int:
 def refuse_ranks(num_ranks: int) -> None:
     """Raise UserInputError where this process is one of several ranks: each would explore, beside the others."""
     if num_ranks > 1:
+        words = " ".join(hidden_words(sys.orig_argv))
         raise UserInputError(
             f"this process is one of {num_ranks} ranks, and only a program without a launcher can start itself again",
-            hint=f"bexplore explore --env {SIZE}={{micro_batch_size}} --writes-are-fine -- {' '.join(sys.orig_argv)}; "
+            hint=f"bexplore explore --env {SIZE}={{micro_batch_size}} --writes-are-fine -- {words}; "
             f"then set {SIZE} to the size that it finds",
         )
 

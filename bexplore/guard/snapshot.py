@@ -23,6 +23,7 @@ from bexplore.guard.baseline import Baseline, SizeTimes
 from bexplore.guard.paired_timing import Block
 from bexplore.guard.report import Tier
 from bexplore.host.machine import package_version, processor_name
+from bexplore.host.secret_values import hidden_record
 from bexplore.job import OF_TRANSFORMERS, device_kind
 from bexplore.measurement.probe import Compilation, Observation, Probe, Purpose
 
@@ -99,7 +100,7 @@ def observe(
         device_info=facts,
         snapshot=Baseline(
             config=config.path.name,
-            job=config.job.as_dict() | {"import_root": None},
+            job=hidden_record(config.job.as_dict() | {"import_root": None}, by_value=False),
             job_fingerprint=config.job.fingerprint(),
             toolchain=toolchain(config),
             machine=machine(facts),

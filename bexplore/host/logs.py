@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bexplore.host.secret_values import hidden_record
+
 if TYPE_CHECKING:
     import structlog
 
@@ -62,10 +64,16 @@ def _logger() -> structlog.typing.FilteringBoundLogger:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            lambda logger, name, event: _masked(event),
             write,
         ],
     )
     return logger
+
+
+def _masked(event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    masked: dict[str, Any] = hidden_record(dict(event))
+    return masked
 
 
 class _LazyLog:

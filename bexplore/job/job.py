@@ -13,6 +13,7 @@ from typing import Any
 
 from bexplore.errors import UserInputError
 from bexplore.host.accelerators import Device
+from bexplore.host.secret_values import hidden_record
 from bexplore.job.lengths import Collation, Lengths
 
 # Modes of torch.compile that record CUDA graphs. Source: `list_mode_options` in torch/_inductor/__init__.py, torch 2.11
@@ -294,7 +295,7 @@ class Job:
         """Return sixteen hexadecimal digits that change with the program, and with nothing else.
 
         The folder of the configuration is left out, and so is the name of the file of lengths: the same job in another
-        checkout is the same job.
+        checkout is the same job. So is one with another password: secrets are masked.
 
         Args:
             environment: Values beside the job that decide whether two measurements may be compared.
@@ -302,7 +303,7 @@ class Job:
         record = self.as_dict() | {"import_root": None} | {"environment": environment}
         if self.lengths is not None:
             record["lengths"] = record["lengths"] | {"source": ""}
-        text = json.dumps(record, sort_keys=True, default=str)
+        text = json.dumps(hidden_record(record, by_value=False), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bexplore.host.secret_values import hidden
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.interleaving import Estimate, estimate_alone, interleaved_estimates
 from bexplore.measurement.statistics import PairedRatio, paired_ratio
@@ -197,6 +198,13 @@ class Observation:
     traceback_text: str = ""
     needs_full_depth: bool = False
     details: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Mask secrets in what the program itself said: all that is written or shown of a probe is made of this."""
+        for name in ("reason", "traceback_text"):
+            object.__setattr__(self, name, hidden(getattr(self, name)))
+        for name in ("warnings", "graph_break_reasons"):
+            object.__setattr__(self, name, tuple(map(hidden, getattr(self, name))))
 
     @property
     def micro_batch_size(self) -> int:

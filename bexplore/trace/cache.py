@@ -24,6 +24,7 @@ from pathlib import Path
 
 from bexplore.errors import BexploreError
 from bexplore.host.json_files import read_json, write_json
+from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
@@ -138,7 +139,13 @@ def _key(job: Job, gpu: GpuProperties | None) -> str:
         if name.startswith(_COMPILER_VARIABLES) and name not in _PLACES
     }
     device = None if gpu is None else gpu.as_dict()
-    parts = [job.as_dict(), metadata.version("torch"), sys.version_info[:2], device, variables]
+    parts = [
+        hidden_record(job.as_dict(), by_value=False),
+        metadata.version("torch"),
+        sys.version_info[:2],
+        device,
+        variables,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

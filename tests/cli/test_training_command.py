@@ -66,7 +66,7 @@ def test_a_dry_run_without_an_output_folder_says_that_each_start_writes_where_it
     [
         ((), ("--resume",), "--resume"),
         ((), ("--ckpt_path", "last"), "--ckpt_path last"),
-        (("--env", "RESUME=1"), (), "RESUME=1"),
+        (("--env", "RESUME=1"), (), "RESUME=***"),
     ],
     ids=["flag", "option", "variable"],
 )

@@ -17,10 +17,10 @@ PACKAGE = Path(bexplore.__file__).parent
 ORDER = {
     "": "errors units host job config workloads trace measurement search engine command replay "
     "testing exploration planning guard output cli pytest_plugin lightning transformers __main__",
-    "host": "blas_threads logs locks json_files accelerators machine contention",
+    "host": "blas_threads secret_values logs locks json_files accelerators machine contention",
     "job": "batching lengths job",
-    "config": "training_step document field_types schema command job_variant config sections dialects json_schema "
-    "starter load",
+    "config": "training_step document code_keys field_types schema command job_variant config sections dialects "
+    "json_schema starter load",
     "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",

@@ -197,7 +197,6 @@ class Observer:
         return {
             "pid": self.pid,
             "host": _host(),
-            "argv": getattr(sys, "orig_argv", sys.argv),
             "python": sys.version.split()[0],
             "torch": str(self.torch.__version__),
             "rank": self._rank(),

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bexplore.config.command import PLACEHOLDERS, Command, CommandFile, FileKey, unknown_placeholders
+from bexplore.config.code_keys import refuse_usual_command
+from bexplore.config.command import PLACEHOLDERS, Command, CommandFile, FileKey, is_placeholder, unknown_placeholders
 from bexplore.config.config import Config, Request, RequestKind
 from bexplore.config.dialects.command_words import Given, Source, given_by_file, given_by_variables, given_by_words
 from bexplore.config.dialects.launchers import LAUNCHERS, launched
@@ -22,6 +23,7 @@ from bexplore.config.document.writer import without_section
 from bexplore.config.schema import ExploreSettings, read_settings
 from bexplore.config.sections.values import is_integer, read_bounds
 from bexplore.errors import close_match
+from bexplore.host.secret_values import MASK, hidden, hidden_record, hidden_words, is_secret_name, keyed_digest
 from bexplore.job import CompileSettings, Job
 
 # Keys of a file, and options, that hold the accumulation. Sources: `TrainingArguments` of transformers; Lightning's
@@ -32,7 +34,14 @@ _LEAVE_OUT = "leave it out while you explore: the size holds for the resumed tra
 _HIDE = "if it does something else here, put the command into a script: bash train.sh {micro_batch_size} {output_dir}"
 
 
-def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None, written_size: Any = None) -> Config:
+def load(
+    problems: Problems,
+    *,
+    text: str | None,
+    own: FamilyFile | None = None,
+    written_size: Any = None,
+    allow_code: bool = True,
+) -> Config:
     """Return the Config of a training command, or raise one error with every mistake.
 
     Args:
@@ -40,9 +49,12 @@ def load(problems: Problems, *, text: str | None, own: FamilyFile | None = None,
         text: The file's text; None for no file.
         own: The file's numbers by its family; None where no family is recognised.
         written_size: Micro-batch size of the file where the command line replaces it.
+        allow_code: False refuses the command, whether the file, the command line or the family names it.
     """
     document = problems.document
-    settings = read_settings(document.values.get("explore"), problems)
+    settings = read_settings(document.values.get("explore"), problems, allow_code=allow_code)
+    if not allow_code and own is not None and settings.command is None:
+        refuse_usual_command(problems, own.size_path, own.family.title)
     _check_ranks(problems, settings)
     problems.raise_if_any()
     numbers = _numbers(settings, own, written_size)
@@ -160,11 +172,16 @@ def _usual(problems: Problems, own: FamilyFile | None, settings: ExploreSettings
 
 def _job(command: Command, numbers: Numbers, own: FamilyFile | None, document: Document) -> Job:
     """Return what decides the program: the command, its variables and the values of its file but for its batch."""
-    model: dict[str, Any] = {"command": list(command.argv), "env": dict(command.env)}
+    words = hidden_words(command.argv, by_value=False)
+    model: dict[str, Any] = {
+        "command": words,
+        "env": {name: _compared(name, text) for name, text in command.env.items()},
+    }
     if command.file is not None:
         batch = {key.path for key in command.file.keys}
         rest = {dotted_path(path): value for path, value in _leaves(document.values) if path not in batch}
         own_keys = {name: value for name, value in rest.items() if name.partition(".")[0] != "explore"}
+        own_keys = hidden_record(own_keys, by_value=False)
         values = json.dumps(own_keys, sort_keys=True, default=str)
         model |= {"file": command.file.name, "values_sha256": _digest(values.encode())}
     if own is not None:
@@ -179,6 +196,13 @@ def _job(command: Command, numbers: Numbers, own: FamilyFile | None, document: D
         device="auto",
         compile=CompileSettings(enabled=False),
     )
+
+
+def _compared(name: str, text: str) -> str:
+    """Return what stands for a variable's value where jobs are compared; another password is the same job."""
+    if is_placeholder(text):
+        return text
+    return MASK if is_secret_name(name) else keyed_digest(hidden(text, by_value=False))
 
 
 def _notices(own: FamilyFile | None, command: Command) -> Iterator[str]:

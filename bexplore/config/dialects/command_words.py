@@ -12,6 +12,7 @@ from typing import Any
 
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.reader import KeyPath
+from bexplore.host.secret_values import MASK, hidden
 
 # `key=value`, as `--key=value`, as an override of Hydra (`+key=value`) and as a variable. A path or a URL is none.
 _ASSIGNMENT = re.compile(r"[-+]*(?P<key>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
@@ -76,18 +77,19 @@ def given_by_file(leaves: Iterable[tuple[KeyPath, Any]]) -> Iterator[Given]:
     for path, value in leaves:
         names = tuple(name for part in path if isinstance(part, str) for name in _names(part.lstrip("-")))
         if names:
-            yield Given(names=names, value=value, source=Source.KEY, shown=f"{dotted_path(path)}: {value}", path=path)
+            shown = hidden(f"{dotted_path(path)}: {value}")
+            yield Given(names=names, value=value, source=Source.KEY, shown=shown, path=path)
 
 
 def given_by_variables(variables: Mapping[str, str]) -> Iterator[Given]:
     """Yield the variables of `explore.env`."""
     for name, value in variables.items():
         path = ("explore", "env", name)
-        yield Given(names=_names(name), value=value, source=Source.VARIABLE, shown=f"{name}={value}", path=path)
+        yield Given(names=_names(name), value=value, source=Source.VARIABLE, shown=f"{name}={MASK}", path=path)
 
 
 def _word(key: str, value: str | None, shown: str) -> Given:
-    return Given(names=_names(key), value=value, source=Source.WORD, shown=shown)
+    return Given(names=_names(key), value=value, source=Source.WORD, shown=hidden(shown))
 
 
 def _names(key: str) -> tuple[str, ...]:

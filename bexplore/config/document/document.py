@@ -11,6 +11,7 @@ from typing import Any
 from bexplore.config.document import toml
 from bexplore.config.document.reader import MAX_DEPTH, KeyPath, Position, YamlReader, kind_of, quoted, read_yaml, shown
 from bexplore.errors import UserInputError, close_match, printable
+from bexplore.host.secret_values import MASK, hidden
 
 MAX_FILE_BYTES = 256 * 1024  # the largest public file of any family, with a list of its data, has 175 KiB
 _NEAR_KEY = 0.8  # similarity from which a new key is taken for a misspelt one
@@ -157,9 +158,18 @@ class Override:
             )
         parts = tuple(part.strip() for part in dotted.split("."))
         if not equals or not all(parts):
-            raise UserInputError(f'--set needs key=value, not "{shown(text)}"', hint="type --set explore.seed=1")
-        source = f"--set {shown(text)}"
+            raise UserInputError(
+                f'--set needs key=value, not "{shown(hidden(text))}"', hint="type --set explore.seed=1"
+            )
+        source = f"--set {shown(_without_values(dotted, written))}"
         return cls(parts=parts, value=YamlReader(source).read(written), source=source)
+
+
+def _without_values(dotted: str, written: str) -> str:
+    """Return an override as messages show it: of variables only the names."""
+    if dotted.strip() == "explore.env" or dotted.strip().startswith("explore.env."):
+        return f"{dotted}={MASK}"
+    return hidden(f"{dotted}={written}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError
+from bexplore.host.secret_values import hidden, hide_in_file
 
 # What a worker may print before the rest is dropped; a step that prints in a loop must not fill the disk.
 MAX_LOG_BYTES = 4 * 2**20
@@ -20,7 +21,7 @@ class BoundedLog:
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._path, self._file = path, path.open("ab", buffering=0)
         except OSError as error:
             raise EngineError(
                 f"cannot write the worker's log {path}: {error.strerror}",
@@ -38,7 +39,7 @@ class BoundedLog:
         """Return the last that was printed."""
         if self._thread is not None:
             self._thread.join(timeout=1)  # let the last output of a dead worker arrive
-        return self._tail.decode(errors="replace").strip()
+        return hidden(self._tail.decode(errors="replace").strip())
 
     def close(self) -> None:
         """Close the file once the pipe has ended."""
@@ -46,6 +47,7 @@ class BoundedLog:
             self._thread.join(timeout=1)
         if self._thread is None or not self._thread.is_alive():
             self._file.close()
+            hide_in_file(self._path)
 
     def _write(self, chunk: bytes) -> None:
         try:

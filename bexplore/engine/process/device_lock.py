@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bexplore.errors import EngineError
+from bexplore.host.locks import NO_LOCKS, open_lock, runtime_folder, try_lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +63,7 @@ def device_lock(name: str, *, holder: LockHolder, waiting: Callable[[LockHolder 
     """
     path = _lock_path(name)
     with _open_lock(path) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(handle):
             waiting(_read_holder(path))
             fcntl.flock(handle, fcntl.LOCK_EX)
         _write_holder(handle, holder)
@@ -76,9 +75,7 @@ def try_device_locks(names: Sequence[str], *, holder: LockHolder) -> ExitStack |
     with ExitStack() as stack:
         for name in sorted(set(names)):
             handle = stack.enter_context(_open_lock(_lock_path(name)))
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(handle):
                 return None
             _write_holder(handle, holder)
         return stack.pop_all()
@@ -100,13 +97,16 @@ def lock_names(device: str, device_info: Mapping[str, Any], *, num_ranks: int = 
 
 
 def _lock_path(name: str) -> Path:
-    folder = Path(os.environ.get("BEXPLORE_LOCK_DIR", tempfile.gettempdir()))
-    return folder / f"bexplore-{os.getuid()}-{name.replace(':', '-')}.lock"
+    named = os.environ.get("BEXPLORE_LOCK_DIR")
+    folder = Path(named) if named else runtime_folder()
+    plain_name = re.sub(r"[^\w.-]", "-", name)
+    return folder / f"bexplore-{os.getuid()}-{plain_name}.lock"
 
 
 def _write_holder(handle: IO[str], holder: LockHolder) -> None:
     with suppress(OSError):  # a full disk: the lock itself holds
-        handle.truncate(0)
+        handle.seek(0)
+        handle.truncate()
         handle.write(json.dumps(asdict(holder)))
         handle.flush()
 
@@ -120,9 +120,12 @@ def _read_holder(path: Path) -> LockHolder | None:
 
 def _open_lock(path: Path) -> IO[str]:
     try:
-        return path.open("a")
+        handle = open_lock(path, is_own=True)
+        fcntl.flock(handle, fcntl.LOCK_UN)
     except OSError as error:
+        has_locks = error.errno not in NO_LOCKS
         raise EngineError(
-            f"cannot open the device lock {path}: {error.strerror}",
-            hint="set BEXPLORE_LOCK_DIR to a folder that can be written",
+            f"cannot {'open' if has_locks else 'hold'} the device lock {path}: {error.strerror}",
+            hint=f"set BEXPLORE_LOCK_DIR to a folder {'that can be written' if has_locks else 'of a local disk'}",
         ) from error
+    return handle

@@ -7,9 +7,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 import optuna
 from optuna.exceptions import OptunaError, StorageInternalError
@@ -17,7 +16,8 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from bexplore.errors import EngineError, UserInputError, first_line
-from bexplore.host.locks import lock_handle, locked
+from bexplore.host.locks import locked
+from bexplore.host.secret_values import hidden
 
 _SAFE = "every finished probe is in the run's journal: run the same command again and it goes on from there"
 
@@ -44,12 +44,13 @@ def open_storage(storage: str | Path | BaseStorage | None) -> BaseStorage | None
         driver = getattr(error.__cause__, "name", None) or "its driver"
         package = "bexplore[postgresql]" if str(storage).startswith("postgresql:") else driver
         raise UserInputError(
-            f"cannot open the storage {storage}: the module {driver} is not installed",
+            f"cannot open the storage {hidden(str(storage))}: the module {driver} is not installed",
             hint=f"pip install '{package}', or name another driver in the URL, such as postgresql+psycopg2://...",
         ) from error
     except Exception as error:  # drivers of any database raise what they like
         raise UserInputError(
-            f"cannot open the storage {storage}: {first_line(error)}", hint="check the URL, or leave --storage out"
+            f"cannot open the storage {hidden(str(storage))}: {hidden(first_line(error))}",
+            hint="check the URL, or leave --storage out",
         ) from error
 
 
@@ -75,9 +76,9 @@ def storage_errors() -> Iterator[None]:
         yield
     except StorageInternalError as error:  # Optuna's wrapper of a database's exception
         cause = error.__cause__ or error
-        raise EngineError(f"the study's storage failed: {first_line(cause)}", hint=_SAFE) from error
+        raise EngineError(f"the study's storage failed: {hidden(first_line(cause))}", hint=_SAFE) from error
     except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise EngineError(f"the study's storage failed: {first_line(error)}", hint=_SAFE) from error
+        raise EngineError(f"the study's storage failed: {hidden(first_line(error))}", hint=_SAFE) from error
 
 
 class _KernelLock(JournalFileOpenLock):
@@ -86,22 +87,19 @@ class _KernelLock(JournalFileOpenLock):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mutex = threading.Lock()  # of this process's threads
-        self._handle: IO[str] | None = None
+        self._held = ExitStack()
 
     def acquire(self) -> bool:
         self._mutex.acquire()
         try:
-            self._handle = self._path.open("a")
-            lock_handle(self._handle, self._path)
+            self._held.enter_context(locked(self._path))
         except BaseException:  # an interruption too; raised again
-            self.release()
+            self._mutex.release()
             raise
         return True
 
     def release(self) -> None:
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        self._held.close()
         self._mutex.release()
 
 

@@ -20,11 +20,14 @@ def test_an_option_of_a_training_command_is_refused_where_there_is_no_command():
         refuse_without_command({"env": (), "global_batch_size": 8})
 
 
-def test_a_variable_without_a_value_is_refused_with_what_to_type():
-    with pytest.raises(UserInputError) as raised:
-        list(overrides_of_command(command=("train",), env=("OMP_NUM_THREADS",)))
+def test_a_variable_without_a_value_has_that_of_the_environment_or_is_refused(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    assert 'explore.env={"HF_TOKEN": "hunter2"}' in list(overrides_of_command(command=("train",), env=("HF_TOKEN",)))
 
-    assert "--env OMP_NUM_THREADS=1" in raised.value.hint
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UserInputError) as raised:
+        list(overrides_of_command(command=("train",), env=("HF_TOKEN",)))
+    assert "--env HF_TOKEN=VALUE" in raised.value.hint
 
 
 def test_sizes_per_start_is_a_setting_of_the_explore_section():

@@ -12,7 +12,7 @@ from bexplore.config.document.document import Document, Problems
 from bexplore.config.document.reader import YamlReader
 from bexplore.config.json_schema import json_schema
 from bexplore.config.load import load_config
-from bexplore.config.schema import CODE_KEYS, EFFORTS, read_settings
+from bexplore.config.schema import EFFORTS, read_settings
 from bexplore.errors import UserInputError
 from bexplore.exploration.fingerprint import Fingerprint, search_settings
 from bexplore.job import Job, Mode, Precision, TorchSettings
@@ -208,17 +208,6 @@ def test_each_mistake_of_the_section_has_its_line():
 
 def test_a_section_that_is_no_mapping_is_refused():
     assert "explore must be a mapping of settings, not 5" in refusal("  5")
-
-
-@pytest.mark.parametrize("key", CODE_KEYS)
-def test_no_code_refuses_every_import_path(key):
-    paths = {name: f"m:{name}" for name in CODE_KEYS if name != "step"} if key != "step" else {"step": "m:d"}
-    told = refusal(f"  workload: {json.dumps(paths)}", allow_code=False)
-    assert f'explore.workload.{key} imports code, "{paths[key]}", and --no-code refuses that' in told
-
-
-def test_no_code_takes_models_by_configuration():
-    settings("  workload: {transformers: {task: causal_lm, model_type: gpt2}}", allow_code=False)
 
 
 def test_the_bounds_of_the_request_and_of_the_section_both_hold():

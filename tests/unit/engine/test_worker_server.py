@@ -24,6 +24,7 @@ def pipe(monkeypatch):
     ours.close()
 
 
+@pytest.mark.promise("the explorer is killed", "a worker ends itself and all that it started")
 def test_a_worker_whose_explorer_is_gone_ends_itself_and_all_that_it_started(pipe):
     ours, theirs, ended = pipe
     send(ours, DeviceInfo(device="cpu"))
@@ -66,6 +67,7 @@ def test_a_worker_whose_own_end_was_closed_does_not_take_the_explorer_for_gone(p
         b"7",
     ],
 )
+@pytest.mark.promise("a message to or from a worker that is none", "refused by its form; nothing is unpickled")
 def test_what_is_no_message_is_a_value_error(pipe, text):
     ours, theirs, _ = pipe
     theirs.send_bytes(text)

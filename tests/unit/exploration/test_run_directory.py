@@ -81,6 +81,7 @@ def probe(size: int, **fields) -> Probe:
 
 
 @pytest.mark.parametrize("name", ["with space", "ümläut 試", "new\nline", "-dash", "quote'\"$(x)"])
+@pytest.mark.promise("folders and files with spaces, quotes and line breaks in their names", "taken as they are")
 def test_folders_and_files_may_be_called_anything(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()

@@ -38,6 +38,7 @@ def test_a_baseline_is_read_as_it_was_written_and_is_readable(tmp_path):
         ("[" * 100_000, "is not JSON"),
     ],
 )
+@pytest.mark.promise("a file that is no baseline", "one error; what to type")
 def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
     path = tmp_path / "job.guard.json"
     if text is not None:
@@ -59,6 +60,7 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
         {"any_device": {"traced_device": "cpu", "kernels": {"mm": "several"}}},
     ],
 )
+@pytest.mark.promise("a damaged value in a baseline", "one error when it is read")
 def test_a_damaged_value_is_told_when_the_file_is_read(tmp_path, damage):
     path = tmp_path / "job.guard.json"
     path.write_text(json.dumps(baseline().as_dict() | damage))

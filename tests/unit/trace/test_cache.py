@@ -42,6 +42,7 @@ def entries() -> list[Path]:
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"format": 1, "sources": 3}', '{"format": 1, "sources": {"files": 3, "packages": 4}}']
 )
+@pytest.mark.promise("garbage in the cache of traces", "traced again")
 def test_an_entry_that_is_none_is_no_trace(content):
     remember(Job(workload="decoder"), cost_model(), UNCHANGED, gpu=None)
     [entry] = entries()

@@ -56,6 +56,10 @@ def read(folder: Path, content: str | bytes) -> Document:
 
 @pytest.mark.timeout(30)  # unbounded, some of these take hours
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.promise(
+    "a hostile YAML file: aliases without end, tags of Python, depth, control characters",
+    "one error on one line; nothing is built",
+)
 def test_a_hostile_file_is_one_error_on_one_line(tmp_path, name):
     path = written(tmp_path, HOSTILE[name])
     with pytest.raises(UserInputError) as refused:
@@ -65,6 +69,7 @@ def test_a_hostile_file_is_one_error_on_one_line(tmp_path, name):
     assert len(refused.value.message) < 300 + len(str(path))
 
 
+@pytest.mark.promise("a configuration of 100 MB", "refused unread")
 def test_a_file_of_a_hundred_megabytes_is_refused_unread(tmp_path):
     path = tmp_path / "job.yaml"
     with path.open("wb") as file:
@@ -76,11 +81,13 @@ def test_a_file_of_a_hundred_megabytes_is_refused_unread(tmp_path):
 
 
 @pytest.mark.parametrize("content", [bytes(range(256)), b"\xff\xfe\x00", b"a: \xc3"])
+@pytest.mark.promise("a binary file as a configuration", "refused")
 def test_a_binary_file_is_refused(tmp_path, content):
     with pytest.raises(UserInputError, match="not text: byte"):
         read(tmp_path, content)
 
 
+@pytest.mark.promise("a folder or a missing file as a configuration", "one error")
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(UserInputError, match="there is no file"):
         document.read(tmp_path / "none.yaml")
@@ -105,6 +112,7 @@ def test_a_key_that_stands_twice_with_the_same_value_is_a_warning(tmp_path):
     assert seen.warnings == [f'{tmp_path}/job.yaml:3: the key "a" stands twice, with the same value']
 
 
+@pytest.mark.promise("a key that stands twice, of which people see one", "an error with both lines")
 def test_a_key_that_stands_twice_with_two_values_names_both_lines(tmp_path):
     with pytest.raises(UserInputError, match=r'job\.yaml:3: the key "a" stands twice, with 1 \(line 1\) and 2'):
         read(tmp_path, "a: 1\nb: 0\na: 2\n")
@@ -232,6 +240,7 @@ def test_an_override_that_cannot_be_is_refused(tmp_path, text):
         seen.apply_override(Override.parse(text))
 
 
+@pytest.mark.promise("a --set of a thousand levels", "refused")
 def test_an_override_goes_no_deeper_than_a_file_may():
     assert len(Override.parse(".".join("a" * 64) + "=1").parts) == 64
     with pytest.raises(UserInputError, match="65 levels of keys; 64 are the most"):
@@ -276,6 +285,7 @@ def test_without_problems_nothing_is_raised(tmp_path):
 
 @settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("a1:-[]{},&*!|>'\"%@`#?~ \n\t."), max_size=60))
+@pytest.mark.promise("any text as a configuration (property test)", "a value or one error, no traceback")
 def test_any_text_is_a_value_or_one_error(text):
     try:
         YamlReader("job.yaml").read(text)
@@ -285,6 +295,7 @@ def test_any_text_is_a_value_or_one_error(text):
 
 @settings(deadline=None)
 @given(st.text(max_size=40))
+@pytest.mark.promise("any text behind --set (property test)", "read or refused, no traceback")
 def test_any_override_text_is_read_or_refused(text):
     try:
         Override.parse(text)
@@ -303,6 +314,7 @@ def test_an_override_of_one_reading_is_not_in_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("word", ["\x1b[2J", "\u202e", "\u2028", "\ufeff", "\ud800", "x" * 5_000])
+@pytest.mark.promise("escape sequences of a terminal, or megabytes, in a value", "escaped and cut in messages")
 def test_a_message_never_holds_what_a_terminal_would_obey_nor_goes_on_without_end(tmp_path, word):
     problems = Problems(document=read(tmp_path, "a: 1\n"))
     problems.error(("a",), f"a is {word}", f"type {word}")

@@ -56,6 +56,7 @@ HOSTILE = {
 
 @pytest.mark.timeout(30)  # editors of TOML take minutes for some of these
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.promise("a hostile TOML file", "read or refused with its place, in little time")
 def test_a_hostile_file_is_read_or_refused_with_its_place_in_little_time(tmp_path, name):
     path = tmp_path / "job.toml"
     path.write_bytes(HOSTILE[name].encode())
@@ -113,6 +114,7 @@ def test_a_value_is_replaced_or_added_and_every_other_character_stays(path, old,
     assert toml.with_value(text, path, 16, source="job.toml") == text.replace(old, new)
 
 
+@pytest.mark.promise("a value that would change another one when it is written", "refused")
 def test_a_value_that_would_change_another_is_refused():
     with pytest.raises(UserInputError, match="steps cannot be written"):
         toml.with_value("training = 3\n", ("training", "steps"), 16, source="job.toml")

@@ -53,6 +53,7 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
         pytest.param(lambda data: b"", id="empty"),
     ],
 )
+@pytest.mark.promise("the study's file is damaged", "rebuilt from the journal; no probe is repeated")
 def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tmp_path, damage):
     before = explored(tmp_path)
     path = tmp_path / "study.log"
@@ -75,6 +76,7 @@ def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tm
         pytest.param(lambda data: data[:-40], id="cut off"),
     ],
 )
+@pytest.mark.promise("the study's file is damaged while two explorers use it", "neither loses a probe")
 def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_probe(tmp_path, damage):
     path = tmp_path / "study.log"
     books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
@@ -117,6 +119,7 @@ def test_what_was_good_in_a_damaged_study_is_kept_under_another_name(tmp_path):
     assert (tmp_path / "study.log.damaged_1").read_bytes() == damaged
 
 
+@pytest.mark.promise("a stopped process holds a lock", "an error that names the file and how to find the process")
 def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "lock"
     refused = pytest.raises(EngineError, match="lock is locked by another process")
@@ -165,6 +168,7 @@ def test_the_replicas_that_a_probe_showed_are_known_to_every_explorer_of_the_stu
     assert trials.num_replicas_of(open_study(BexploreSampler(SPACE), storage=path)) == 8
 
 
+@pytest.mark.promise("an explorer is killed while it chooses a size", "its trial misleads no other one")
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     asked._storage.create_new_trial(asked._study_id)
@@ -216,6 +220,7 @@ def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twi
     assert len(asked.get_trials()) == 1
 
 
+@pytest.mark.promise("the storage is gone in the middle of a run", "an error; what is finished is kept")
 def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_do(tmp_path):
     def runner(probe: Probe) -> Observation:
         (tmp_path / "study.log").unlink(missing_ok=True)
