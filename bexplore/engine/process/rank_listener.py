@@ -19,7 +19,7 @@ from bexplore.host import logs
 
 LOOPBACK = "127.0.0.1"
 KEY_VARIABLE = "BEXPLORE_WORKER_KEY"  # of the environment: a command line and a log are read by others
-# A client that connects has so long, from its connection on, to prove that it has the key and to say who it is. Seconds.
+# From its connection on, a client has so long in all to prove that it has the key and to say who it is. Seconds.
 HANDSHAKE_S = 10.0
 # Clients that have not proved yet that they have the key; one more, and the oldest of them is refused.
 MOST_HANDSHAKES = 64
