@@ -121,6 +121,9 @@ def test_outputs_that_fail_leave_stdout_with_the_results_alone(job):
     assert stored.returncode == 0
     assert "Use micro_batch_size" in stored.stdout
     assert "warning: no summary: KeyError" in stored.stderr
+    for closed in (">&-", "2>&-", ">&- 2>&-", "2>/dev/full"):
+        code, out, err = shell(f"{BEXPLORE} explore job.yaml {closed}", folder=job)
+        assert (code, "Traceback" in out + err) == (0, False), closed
 
 
 @pytest.mark.promise("bexplore itself fails, with --json", "traceback on stderr without values; an error event; exit 4")
