@@ -231,6 +231,69 @@ def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_
     assert explored(tmp_path).recommendation.micro_batch_size == 8
 
 
+@pytest.mark.promise("study.log is deleted in the middle of a run", "it is put back; the run goes on")
+@pytest.mark.parametrize("times", [(1,), (2,), (4,), (1, 2, 3, 4)], ids=str)
+def test_a_study_that_is_deleted_in_mid_run_is_put_back(tmp_path, times):
+    asked: list[int] = []
+
+    def runner(probe: Probe) -> Observation:
+        asked.append(probe.number)
+        if len(asked) in times:
+            (tmp_path / "study.log").unlink()
+        return answers(probe)
+
+    assert explored(tmp_path, runner).recommendation.micro_batch_size == 8
+    assert asked == sorted(set(asked))
+    assert explored(tmp_path).recommendation.micro_batch_size == 8
+    assert list(tmp_path.glob("*damaged*")) == []
+
+
+@pytest.mark.promise("study.log that two explorers share is deleted", "both go on, and still see each other")
+def test_a_study_that_two_explorers_share_is_put_back(tmp_path):
+    book = Journal(tmp_path / "journal.jsonl")
+    run = loop.RunRecord(storage=tmp_path / "study.log", record=book.append, lock_path=tmp_path / ".lock")
+    running = [loop.explore(answers, space=SPACE, run=run) for _ in range(2)]
+    for events in running:
+        while not isinstance(next(events), loop.ProbeFinished):
+            pass
+    (tmp_path / "study.log").unlink()
+
+    results = [list(events)[-1] for events in running]
+
+    assert [one.recommendation.micro_batch_size for one in results] == [8, 8]
+    numbers = [one.probe.number for one in book.read()]
+    assert sorted(numbers) == list(range(len(numbers)))
+
+
+@pytest.mark.promise("study.log is emptied in the middle of a run", "one error; the next call goes on from the journal")
+def test_a_study_that_is_cut_off_in_mid_run_repeats_no_probe(tmp_path):
+    asked: list[int] = []
+
+    def runner(probe: Probe) -> Observation:
+        asked.append(probe.number)
+        if len(asked) == 2:
+            (tmp_path / "study.log").write_text("")
+        return answers(probe)
+
+    with pytest.raises(EngineError, match="the study's storage failed") as error:
+        explored(tmp_path, runner)
+
+    assert "run the same command again" in error.value.hint
+    assert explored(tmp_path, runner).recommendation.micro_batch_size == 8
+    assert asked == sorted(set(asked))
+
+
+@pytest.mark.promise("a journal holds a probe's number twice", "the run goes on")
+def test_a_journal_with_a_number_twice_is_gone_on_from(tmp_path):
+    explored(tmp_path)
+    path = tmp_path / "journal.jsonl"
+    first, second, *_ = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second * 3)
+    (tmp_path / "study.log").unlink()
+
+    assert explored(tmp_path).recommendation.micro_batch_size == 8
+
+
 def test_a_database_without_its_driver_says_which_module_to_install():
     with pytest.raises(UserInputError, match="MySQLdb is not installed") as error:
         storage.open_storage("mysql://host/name")
