@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -124,7 +124,7 @@ class _Backend(JournalFileBackend):
         super().__init__(str(path), lock_obj=_KernelLock(lock_path, self._put_back))
         self._kept = path.open("rb")  # the content lives as long as it is open
 
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """Read the records from a number on."""
         if not self._is_kept():
             with locked(self._lock_path):

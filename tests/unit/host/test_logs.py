@@ -29,7 +29,7 @@ def test_a_log_file_on_a_full_disk_ends_the_file_alone():
 @pytest.mark.promise("the disk of stderr's file is full, or stderr is closed", "log.jsonl goes on")
 @pytest.mark.parametrize("how", ["full", "closed", "absent"])
 def test_a_stderr_that_cannot_be_written_costs_its_lines_alone(tmp_path, monkeypatch, how):
-    stream = None if how == "absent" else Path("/dev/full" if how == "full" else "/dev/null").open("w")
+    stream = None if how == "absent" else Path("/dev/full" if how == "full" else "/dev/null").open("w")  # noqa: SIM115  # or none
     if stream is not None and how == "closed":
         stream.close()
     monkeypatch.setattr(logs, "_STDERR", stream)
