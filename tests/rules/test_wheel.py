@@ -118,6 +118,7 @@ def test_every_example_can_be_written_and_loaded_outside_of_the_clone(tmp_path):
     assert not re.search(r"configs/(?!job)", "".join(path.read_text() for path in tmp_path.glob("*.y*ml")))
 
 
+@pytest.mark.promise("`init --example` with a path", "refused: only names of examples")
 def test_an_example_that_is_unknown_or_a_path_is_refused(tmp_path):
     for name, hint in (("quikstart", "quickstart"), ("../pyproject", "Choose one of")):
         command = [sys.executable, "-m", "bexplore", "init", "--example", name]

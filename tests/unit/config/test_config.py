@@ -210,6 +210,7 @@ def test_a_section_that_is_no_mapping_is_refused():
     assert "explore must be a mapping of settings, not 5" in refusal("  5")
 
 
+@pytest.mark.promise("import paths in a file under `--no-code`", "refused, whichever key has one")
 @pytest.mark.parametrize("key", CODE_KEYS)
 def test_no_code_refuses_every_import_path(key):
     paths = {name: f"m:{name}" for name in CODE_KEYS if name != "step"} if key != "step" else {"step": "m:d"}
@@ -217,6 +218,7 @@ def test_no_code_refuses_every_import_path(key):
     assert f'explore.workload.{key} imports code, "{paths[key]}", and --no-code refuses that' in told
 
 
+@pytest.mark.promise("a model by configuration under `--no-code`", "accepted: it runs no code of the file's")
 def test_no_code_takes_models_by_configuration():
     settings("  workload: {transformers: {task: causal_lm, model_type: gpt2}}", allow_code=False)
 

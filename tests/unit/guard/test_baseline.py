@@ -48,6 +48,7 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
     assert "--update" in raised.value.hint
 
 
+@pytest.mark.promise("a damaged baseline", "told when the file is read")
 @pytest.mark.parametrize(
     "damage",
     [

@@ -54,6 +54,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise("a TOML file that is slow to parse", "read or refused with its place, in little time")
 @pytest.mark.timeout(30)  # editors of TOML take minutes for some of these
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_read_or_refused_with_its_place_in_little_time(tmp_path, name):

@@ -56,6 +56,7 @@ def test_a_rank_with_the_key_is_heard_and_says_who_it_is(listener):
     assert (caller.hello, caller.address) == (hello(1), LOOPBACK)
 
 
+@pytest.mark.promise("a client with a guessed key", "refused and logged")
 def test_a_client_with_another_key_is_refused_and_logged(listener, warned):
     with pytest.raises(AuthenticationError):
         Client(address(listener), authkey=b"guessed")
@@ -65,11 +66,13 @@ def test_a_client_with_another_key_is_refused_and_logged(listener, warned):
     assert warned[0]["address"] == LOOPBACK
 
 
+@pytest.mark.promise("a client that says nothing", "keeps no rank from being heard")
 def test_a_client_that_says_nothing_keeps_no_rank_from_being_heard(listener):
     with socket.create_connection(address(listener)), call(listener):
         assert listener.next_caller(5.0) is not None
 
 
+@pytest.mark.promise("a client that says nothing for ever", "refused at the deadline")
 def test_a_client_that_says_nothing_is_refused_in_time(listener, warned, monkeypatch):
     monkeypatch.setattr(rank_listener, "HANDSHAKE_S", 0.1)
     with socket.create_connection(address(listener)):
@@ -153,6 +156,7 @@ def test_refused_connections_do_not_fill_the_log(listener, warned):
     assert [line["number"] for line in warned[1:]] == [10, 100, 150]
 
 
+@pytest.mark.promise("a connection after the exploration", "refused: nothing listens any more")
 def test_a_closed_listener_listens_no_more(listener):
     host, port = address(listener)
     listener.close()
@@ -180,6 +184,7 @@ def test_a_host_without_a_descriptor_left_ends_no_listener(monkeypatch):
         listener.close()
 
 
+@pytest.mark.promise("bytes with the key that are no message", "refused; nothing is unpickled")
 def test_what_is_no_message_is_refused(listener, warned):
     with Client(address(listener), authkey=listener.key.encode()) as connection:
         connection.send_bytes(b"\x80\x04not json")
@@ -188,6 +193,7 @@ def test_what_is_no_message_is_refused(listener, warned):
     assert "refused a connection" in warned[0]["event"]
 
 
+@pytest.mark.promise("a connection from another host", "the listener is on loopback unless told otherwise")
 def test_it_listens_on_loopback_alone_unless_told_otherwise(listener):
     assert address(listener)[0] == "127.0.0.1"
 

@@ -44,6 +44,9 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
     return result
 
 
+@pytest.mark.promise(
+    "study.log damaged between two calls", "kept aside and rebuilt from the journal; no probe is repeated"
+)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -66,6 +69,7 @@ def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tm
     assert after.outcomes == before.outcomes
 
 
+@pytest.mark.promise("study.log damaged while two explorers use it", "neither loses a probe")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -117,6 +121,7 @@ def test_what_was_good_in_a_damaged_study_is_kept_under_another_name(tmp_path):
     assert (tmp_path / "study.log.damaged_1").read_bytes() == damaged
 
 
+@pytest.mark.promise("a stopped process holds a lock for ever", "an error that names the file")
 def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "lock"
     refused = pytest.raises(EngineError, match="lock is locked by another process")
@@ -165,6 +170,7 @@ def test_the_replicas_that_a_probe_showed_are_known_to_every_explorer_of_the_stu
     assert trials.num_replicas_of(open_study(BexploreSampler(SPACE), storage=path)) == 8
 
 
+@pytest.mark.promise("an explorer is killed while it chooses a size", "its trial misleads no other explorer")
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     asked._storage.create_new_trial(asked._study_id)
@@ -216,6 +222,7 @@ def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twi
     assert len(asked.get_trials()) == 1
 
 
+@pytest.mark.promise("the storage of a study goes away in the middle", "one error with what to type; nothing is lost")
 def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_do(tmp_path):
     def runner(probe: Probe) -> Observation:
         (tmp_path / "study.log").unlink(missing_ok=True)
