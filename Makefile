@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GPU_TRACE_STAMP := $(VENV)/.installed-gpu-trace
+# The oldest numpy that pyproject.toml allows, in an environment of its own over $(VENV).
+NUMPY_VENV := .venv-numpy
+NUMPY_STAMP := $(NUMPY_VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 # The frameworks that are started as commands: in an environment of their own over $(VENV), whose torch it shares.
 COMMAND_VENV := .venv-command
@@ -16,13 +19,14 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-fast test-gpu-trace check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command clean dist
+.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
 	@echo "make test          run the tests"
 	@echo "make test-fast     run the tests that need neither torch nor a worker: less than a minute"
 	@echo "make test-gpu-trace  the tests on a GPU that is not there: they need Triton, 190 MB"
+	@echo "make test-oldest-numpy  the unit tests with numpy 1.26"
 	@echo "make check         lint, format and types"
 	@echo "make docs          write the generated parts of README.md and docs/"
 	@echo "make guard         compare the exact facts of a tiny job with their committed baseline"
@@ -68,6 +72,15 @@ $(GPU_TRACE_STAMP): $(STAMP)
 
 test-gpu-trace: $(GPU_TRACE_STAMP)
 	$(PYTEST) -m gpu_trace $(ARGS)
+
+$(NUMPY_STAMP): $(STAMP)
+	test -x $(NUMPY_VENV)/bin/python || $(BIN)/python -m venv $(NUMPY_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > "$$($(NUMPY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"
+	$(NUMPY_VENV)/bin/python -m pip install --quiet --no-deps 'numpy==1.26.*'
+	touch $(NUMPY_STAMP)
+
+test-oldest-numpy: $(NUMPY_STAMP)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(NUMPY_VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not statistics' tests/unit $(ARGS)
 
 # No cache: ruff sorts an import by whether its module is there, and keeps the verdict of a file made before its module.
 check: $(STAMP)
@@ -145,5 +158,5 @@ dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(COMMAND_VENV) wheels .gpu_packages build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(COMMAND_VENV) $(NUMPY_VENV) wheels .gpu_packages build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

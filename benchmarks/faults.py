@@ -28,12 +28,12 @@ from typing import Any
 import optuna
 import psutil
 
-from benchmarks import postgres
 from benchmarks.fault_campaign import strike_explorations
 from benchmarks.fault_flatness import memory_over_probes
 from benchmarks.fault_memory import four_times_the_budget
 from benchmarks.fault_recorded import kill_and_resume, several_on_one_study
 from bexplore.host.machine import package_version, processor_name
+from tests import postgres_builders
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -147,11 +147,11 @@ def _generated(folder: Path, number: int, seed: int) -> dict[str, Any]:
 
 
 def _on_postgresql(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
-    reason = postgres.missing()
+    reason = postgres_builders.missing()
     if reason:
         return {"left out": reason}
-    with postgres.server() as url:
-        return several_on_one_study(folder, url, rounds=rounds, explorers=4, kills=2, seed=seed)
+    with postgres_builders.server() as server:
+        return several_on_one_study(folder, server.url, rounds=rounds, explorers=4, kills=2, seed=seed)
 
 
 def _earlier(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from benchmarks import readme_tables
+from benchmarks import readme_promises, readme_tables
 from bexplore.config.json_schema import json_schema
 
 ROOT = Path(__file__).parent.parent
@@ -204,6 +204,7 @@ PARTS = {
     "lengths": readme_tables.lengths,
     "plan-steps": readme_tables.plan_steps,
     "published-trainings": readme_tables.published_trainings,
+    "promises": readme_promises.table,
 }
 
 if __name__ == "__main__":

@@ -14,7 +14,30 @@ whole training step of your own, that is an object with these members (`help(bex
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if (
+    TYPE_CHECKING
+):  # what type checkers read in place of `__getattr__`; tests/rules/test_types.py compares it with _PUBLIC
+    from bexplore import lightning as lightning
+    from bexplore import transformers as transformers
+    from bexplore.config.config import Config as Config
+    from bexplore.config.load import load_config as load_config
+    from bexplore.config.training_step import TrainingStep as TrainingStep
+    from bexplore.errors import BexploreError as BexploreError
+    from bexplore.exploration.decorator import find_fastest_batch_size as find_fastest_batch_size
+    from bexplore.exploration.events import AlreadyFinished as AlreadyFinished
+    from bexplore.exploration.events import Finished as Finished
+    from bexplore.exploration.events import Planned as Planned
+    from bexplore.exploration.events import Recommended as Recommended
+    from bexplore.exploration.events import Traced as Traced
+    from bexplore.exploration.exploration import ExploreOptions as ExploreOptions
+    from bexplore.exploration.exploration import explore as explore
+    from bexplore.planning.api import plan as plan
+    from bexplore.planning.request import PlanRequest as PlanRequest
+    from bexplore.planning.request import Work as Work
+    from bexplore.search.loop import ProbeFinished as ProbeFinished
+    from bexplore.search.loop import ProbeStarted as ProbeStarted
 
 __version__ = "0.1.0"
 
@@ -44,13 +67,15 @@ _MODULES = ("lightning", "transformers")
 __all__ = ["__version__", *_PUBLIC]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"bexplore.{name}")
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'bexplore' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else every name that is misspelt would have a type
 
-    return getattr(import_module(_PUBLIC[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"bexplore.{name}")
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'bexplore' has no attribute {name!r}")
+
+        return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

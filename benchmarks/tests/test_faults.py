@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import postgres
 from benchmarks.fault_inputs import generate
 from benchmarks.fault_recorded import kill_and_resume, several_on_one_study
+from tests import postgres_builders
 
 # Explorers that are killed
 
 
+@pytest.mark.promise("kills at random moments of an exploration", "the same recommendation; no probe is repeated")
 def test_a_killed_explorer_resumes_to_the_same_recommendation_and_repeats_no_probe(tmp_path):
     found = kill_and_resume(tmp_path, kills=4, seed=1)
 
@@ -18,14 +19,16 @@ def test_a_killed_explorer_resumes_to_the_same_recommendation_and_repeats_no_pro
     assert (found["lost observations"], found["repeated probes"]) == (0, 0)
 
 
+@pytest.mark.promise("one of two explorers of a study file is killed", "the other goes on")
 def test_two_explorers_share_a_study_file_and_one_is_killed(tmp_path):
     _is_shared_well(several_on_one_study(tmp_path, None, rounds=2, explorers=2, kills=1, seed=3))
 
 
-@pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "it is there")
+@pytest.mark.promise("two of four explorers on PostgreSQL are killed", "the others go on; no size is lost")
+@pytest.mark.skipif(bool(postgres_builders.missing()), reason=postgres_builders.missing() or "it is there")
 def test_four_explorers_share_a_postgresql_study_and_two_are_killed(tmp_path):
-    with postgres.server() as url:
-        _is_shared_well(several_on_one_study(tmp_path, url, rounds=1, explorers=4, kills=2, seed=3))
+    with postgres_builders.server() as server:
+        _is_shared_well(several_on_one_study(tmp_path, server.url, rounds=1, explorers=4, kills=2, seed=3))
 
 
 def _is_shared_well(found: dict) -> None:

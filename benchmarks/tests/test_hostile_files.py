@@ -8,6 +8,9 @@ from benchmarks.hostile_files import _part, _tried
 from benchmarks.hostile_mutations import hostile_file, seeds
 
 
+@pytest.mark.promise(
+    "400 generated files, mutated from those of all families", "a message each; no file is overwritten"
+)
 @pytest.mark.timeout(120)
 def test_generated_hostile_files_end_in_a_message_and_overwrite_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
-from benchmarks import readme
+from benchmarks import readme, readme_promises
 
 ON_PAGES = [(path, name, body) for path in readme.PAGES for name, body in readme.parts_of(path.read_text())]
 
@@ -28,3 +30,22 @@ def test_a_module_stands_after_those_that_it_imports():
         str(readme.PACKAGE / "search/posterior/posterior.py")
     )
     assert order[-1] == str(readme.PACKAGE / "search/loop.py")
+
+
+def test_at_least_60_attacks_and_faults_are_listed_each_once():
+    found = readme_promises.promises()
+    attacks = [one.attack for one in found]
+
+    assert len(found) >= 60
+    assert [attack for attack in attacks if attacks.count(attack) > 1] == []
+    assert all(len(one.attack) <= 100 and len(one.result) <= 100 for one in found)
+
+
+@pytest.mark.parametrize(
+    "marker", ["promise('one')", "promise('one', '')", "promise(NAME, 'b')", "promise('a', result='b')"]
+)
+def test_a_promise_that_is_not_two_plain_texts_is_an_error(marker):
+    call = ast.parse(f"pytest.mark.{marker}", mode="eval").body
+
+    with pytest.raises(ValueError, match="write promise"):
+        readme_promises._texts(call, "a.py:1")

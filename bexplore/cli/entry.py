@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from bexplore import __version__
-from bexplore.cli.streams import silence
-from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError
+from bexplore.cli import streams
+from bexplore.errors import BexploreError, EngineError, ExitCode, UserProgramError, first_line
 from bexplore.host import blas_threads
 from bexplore.host.secret_values import hidden, hidden_arguments, hide_process_title
 
@@ -38,11 +41,37 @@ COMMANDS = {
 }
 
 
+class _Unhandled(Exception):
+    """Carries an error past click, which ends with exit code 1 or as interrupted at some that are none of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _past_click() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise _Unhandled(error) from error
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when one is run or its help is shown.
 
     The group's own help and the completion of command names then need neither torch, Optuna, pydantic nor numpy.
     """
+
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        """Parse the arguments; `--help` writes already here."""
+        with _past_click():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _past_click():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use, not of the alphabet."""
@@ -94,11 +123,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: The arguments after the program's name; None for those of the process.
     """
+    streams.prepare()
     blas_threads.use_one_thread()
     given = sys.argv[1:] if arguments is None else list(arguments)
     if arguments is None:
         hide_arguments(given)
-    as_json = "--json" in given
+    try:
+        _run(given, as_json="--json" in given)
+    finally:
+        streams.finish()
+
+
+def _run(given: list[str], *, as_json: bool) -> None:
     try:
         sys.exit(cli(given, prog_name="bexplore", standalone_mode=False))
     except BexploreError as error:
@@ -112,16 +148,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         _end("interrupted", "", ExitCode.INTERRUPTED, as_json=as_json)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader is gone; Python would complain about its own stdout at exit
-        sys.exit(ExitCode.DONE)
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        silence(1)  # Python would write, and complain, once more at exit
-        message = f"cannot write {error.filename or 'the output'}: {error.strerror}"
-        hint = "free disk space, then run the same command again: finished work is not repeated"
-        _fail(EngineError(message, hint=hint), as_json=False)
+    except Exception as caught:
+        cause = caught.error if isinstance(caught, _Unhandled) else caught
+        if isinstance(cause, BrokenPipeError) and not streams.has_reader(sys.stdout):
+            sys.exit(ExitCode.DONE)
+        _fail(_as_own(cause), as_json=as_json)
+
+
+def _as_own(error: Exception) -> EngineError:
+    """Return the message of an error that was not raised on purpose; a fault of bexplore shows its traceback."""
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
+        return EngineError(
+            f"cannot write {error.filename or 'the output'}: {error.strerror}",
+            hint="free disk space, then run the same command again: finished work is not repeated",
+        )
+    traceback.print_exception(error)
+    return EngineError(
+        f"bexplore itself failed: {type(error).__name__}: {first_line(error)}",
+        hint="report it with the lines above and what `bexplore doctor` prints",
+    )
 
 
 def hide_arguments(given: Sequence[str]) -> None:
@@ -132,12 +177,9 @@ def hide_arguments(given: Sequence[str]) -> None:
 
 
 def _fail(error: BexploreError, *, as_json: bool) -> None:
-    try:
-        click.echo(f"error: {hidden(error.message)}", err=True)
-        if error.hint:
-            click.echo(f"hint: {hidden(error.hint)}", err=True)
-    except OSError:
-        silence(2)  # stderr is a file on the full disk: only the exit code remains
+    click.echo(f"error: {hidden(error.message)}", err=True)
+    if error.hint:
+        click.echo(f"hint: {hidden(error.hint)}", err=True)
     _end(error.message, error.hint, error.exit_code, as_json=as_json)
 
 
@@ -148,5 +190,5 @@ def _end(message: str, hint: str, exit_code: ExitCode, *, as_json: bool) -> None
         try:
             click.echo(json.dumps(record))
         except OSError:
-            silence(1)  # the reader is gone, or its disk is full
+            pass  # the reader is gone, or its disk is full
     sys.exit(exit_code)

@@ -27,13 +27,14 @@ from bexplore.cli.training_command import (
 )
 from bexplore.config.config import Config
 from bexplore.engine.process.starting import is_waiting
-from bexplore.errors import BexploreError, ExitCode
+from bexplore.errors import BexploreError, ExitCode, first_line
 from bexplore.exploration.apply import paste, written_size
 from bexplore.exploration.events import AlreadyFinished, Finished, JobEvent
 from bexplore.exploration.exploration import explore as events_of
 from bexplore.exploration.fingerprint import search_settings
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ExploreOptions
+from bexplore.host.logs import log
 from bexplore.output.bexp import BexpStream, RunLog
 from bexplore.output.console import Progress
 from bexplore.output.event_files import EventFile, JsonLines
@@ -135,8 +136,8 @@ class _Show:
         last = None
         try:
             for event in events:
-                for sink in self._sinks:
-                    sink(event)
+                for sink in list(self._sinks):
+                    self._pass_on(event, sink)
                 with self._progress.paused() if self._shares_terminal else nullcontext():
                     self._print(partial(self._to_stdout, event))
                 if isinstance(event, Finished | AlreadyFinished):
@@ -145,8 +146,21 @@ class _Show:
             self._log.write(220, error.message)
             raise
         if last is not None and not self._common.as_json:
-            self._print(partial(self._print_summary, last))
+            text = self._summary(last)
+            self._print(lambda: click.echo(f"\n{text}"))
         return last
+
+    def _pass_on(self, event: JobEvent, sink: Callable[[JobEvent], None]) -> None:
+        """Let a sink see an event; one that fails sees no more, because the journal and stdout hold the results."""
+        try:
+            sink(event)
+        except Exception as error:
+            self._sinks.remove(sink)
+            log.info("an output failed", output=type(sink).__name__, exc_info=True)
+            self._warn(f"{type(sink).__name__} failed: {type(error).__name__}: {first_line(error)}; goes on without it")
+
+    def _warn(self, text: str) -> None:
+        click.echo(f"warning: {text}", err=True)
 
     def _print(self, write: Callable[[], None]) -> None:
         """Write to stdout; end the exploration in order once stdout has no reader."""
@@ -159,23 +173,28 @@ class _Show:
             silence(sys.stdout.fileno())  # Python would write what is left once more at exit
             self._on_reader_gone()
 
-    def _print_summary(self, result: RunResult) -> None:
+    def _summary(self, result: RunResult) -> str:
+        """Return the summary; where it fails, the answer alone."""
         report = Path(result.run_dir, "report.html")
         # Without settings in the answer all variants but one were left out, and the size alone was explored.
         settings = search_settings(self._config, num_variants=None if result.settings else 1)
-        text = summary_text(
-            result,
-            yaml_key=".".join(str(part) for part in self._config.request.path),
-            tolerance=self._config.explore.tolerance,
-            target_confidence=settings.target_confidence,
-            config=self._config.typed,
-            paste=paste(self._config, written_size(self._config, result), result.settings)
-            if result.micro_batch_size
-            else "",
-            command_line=self._command_line(result),
-            report=str(report) if report.exists() else None,
-        )
-        click.echo(f"\n{text}")
+        try:
+            return summary_text(
+                result,
+                yaml_key=".".join(str(part) for part in self._config.request.path),
+                tolerance=self._config.explore.tolerance,
+                target_confidence=settings.target_confidence,
+                config=self._config.typed,
+                paste=paste(self._config, written_size(self._config, result), result.settings)
+                if result.micro_batch_size
+                else "",
+                command_line=self._command_line(result),
+                report=str(report) if report.exists() else None,
+            )
+        except Exception as error:
+            log.info("no summary", exc_info=True)
+            self._warn(f"no summary: {type(error).__name__}: {first_line(error)}")
+            return f"Use micro_batch_size {result.micro_batch_size}: see {Path(result.run_dir, 'result.json')}"
 
     def _command_line(self, result: RunResult) -> str:
         """Return the command with the recommended size; empty where a file holds it, or there is none."""

@@ -90,13 +90,14 @@ def guard(config: Path, update: bool, junit: Path | None, github: bool, common: 
         click.echo(json.dumps(record) if common.as_json else _written(written, wanted.baseline_path))
         return
     report = run_guard(loaded, wanted)
+    # First: a file that cannot be written must not hide the verdict.
+    click.echo(json.dumps(report.as_dict()) if common.as_json else guard_table(report, verbose=common.verbosity > 0))
     if junit is not None:
         write_junit(report, junit)
     if github:
         for line in github_annotations(report, config.parent):
             click.echo(line, err=True)
         append_step_summary(report)
-    click.echo(json.dumps(report.as_dict()) if common.as_json else guard_table(report, verbose=common.verbosity > 0))
     sys.exit(report.exit_code)
 
 

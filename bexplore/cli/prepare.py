@@ -12,7 +12,7 @@ import click
 
 from bexplore.cli.training_command import COMMAND, CommandBehindDashes
 from bexplore.config.load import load_config
-from bexplore.config.starter import starter
+from bexplore.config.starter import examples, starter
 from bexplore.errors import ExitCode, UserInputError
 from bexplore.exploration.doctor import Check, Status, examine
 
@@ -23,8 +23,15 @@ _COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "red"}
 @click.argument("source", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: NAME.explore.SUFFIX.")
 @click.option("--force", is_flag=True, help="Write over an existing FILE.")
+@click.option(
+    "--example",
+    is_flag=False,
+    flag_value="",
+    metavar="[NAME]",
+    help="Write an example that comes with bexplore; without NAME list them.",
+)
 @click.pass_context
-def init(context: click.Context, source: Path | None, output: Path | None, force: bool) -> None:
+def init(context: click.Context, source: Path | None, output: Path | None, force: bool, example: str | None) -> None:
     """Write the smallest file with which a training can be explored, from its configuration, script or command.
 
     A configuration of a known family gets the word at its own key; its global batch stays what it was. Of a script, a
@@ -37,8 +44,15 @@ def init(context: click.Context, source: Path | None, output: Path | None, force
       bexplore init train.py                                      writes train.explore.yaml
       bexplore init conf/config.yaml                              a Hydra tree: writes explore.yaml
       bexplore init -- torchrun --nproc-per-node 8 train.py --batch-size 16    writes explore.yaml
+      bexplore init --example                                     lists the examples
+      bexplore init --example quickstart                          writes quickstart.yaml
     """
     command = context.meta.get(COMMAND, ())
+    if example is not None:
+        if source is not None or command:
+            raise click.UsageError("--example stands alone: leave SOURCE and the training command out.")
+        _example(example, output, force=force)
+        return
     if (source is None) == (not command):
         raise click.UsageError("Give one of SOURCE and a training command behind --.")
     if command:
@@ -51,6 +65,24 @@ def init(context: click.Context, source: Path | None, output: Path | None, force
     for note in made.notes:
         click.echo(note)
     click.echo(f"wrote {target}; next: bexplore explore {target} --dry-run")
+
+
+def _example(name: str, output: Path | None, *, force: bool) -> None:
+    """List the examples, or write one, with the files that it needs beside it."""
+    if not name:
+        for known, about in examples.listed().items():
+            click.echo(f"{known:<14} {about}")
+        return
+    texts = examples.files_of(name)
+    targets = [output or path if number == 0 else path for number, path in enumerate(texts)]
+    for target, text in zip(targets, texts.values(), strict=True):
+        _write(target, text, force=force)
+    further = "".join(f" and {one}" for one in targets[1:])
+    click.echo(f"wrote {targets[0]}{further}" + _next_of_example(targets[0]))
+
+
+def _next_of_example(target: Path) -> str:
+    return f"; next: bexplore explore {target} --dry-run" if target.suffix == ".yaml" else ""
 
 
 def _write(target: Path, text: str, *, force: bool) -> None:

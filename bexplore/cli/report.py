@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from bexplore.errors import UserInputError
-from bexplore.exploration.run_directory import open_run
+from bexplore.errors import BexploreError, UserInputError, first_line
+from bexplore.exploration.run_directory import Run, open_run
+from bexplore.host.logs import log
 from bexplore.output.report.files import write_figures, write_text
 from bexplore.output.report.page import html, markdown
 from bexplore.output.report.report_data import read_report_data
@@ -41,17 +44,35 @@ def report(run: Path, output: Path | None, as_markdown: bool, figures: str | Non
     """
     if as_markdown and figures:
         raise UserInputError("--markdown and --figures exclude each other", hint="type two commands")
-    data = read_report_data(open_run(run))
+    found = open_run(run)
+    with _blaming(found):
+        data = read_report_data(found)
+        if as_markdown and output is None and not as_json:
+            text = markdown(data)
+        elif figures:
+            written = write_figures(data, output or found.directory / "figures", figures)
+        else:
+            written = [output or found.directory / ("report.md" if as_markdown else "report.html")]
+            write_text(written[0], markdown(data) if as_markdown else html(data))
     if as_markdown and output is None and not as_json:
-        click.echo(markdown(data), nl=False)
-        return
-    if figures:
-        written = write_figures(data, output or data.run.directory / "figures", figures)
-    else:
-        written = [output or data.run.directory / ("report.md" if as_markdown else "report.html")]
-        write_text(written[0], markdown(data) if as_markdown else html(data))
-    if as_json:
+        click.echo(text, nl=False)
+    elif as_json:
         click.echo(json.dumps({"event": "report", "files": [str(path) for path in written]}))
     else:
         for path in written:
             click.echo(str(path))
+
+
+@contextmanager
+def _blaming(run: Run) -> Iterator[None]:
+    """Turn whatever fails on the files of a run into one message that names them."""
+    try:
+        yield
+    except BexploreError:
+        raise
+    except Exception as error:  # a file that was damaged, or written by another version, can fail anywhere
+        log.debug("report failed", exc_info=True)
+        raise UserInputError(
+            f"no report of {run.directory}: {type(error).__name__}: {first_line(error)}",
+            hint="its files are not as this version writes them: explore again with --fresh, or restore them",
+        ) from error

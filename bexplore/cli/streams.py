@@ -1,9 +1,12 @@
-"""Standard streams whose other end may go away."""
+"""Standard streams that are closed, or whose other end may go away."""
 
 from __future__ import annotations
 
+import fcntl
+import io
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +17,69 @@ _POLL_MS = 500  # a reader that is gone is noticed within this time, even while 
 
 def silence(descriptor: int) -> None:
     """Discard all further output to a descriptor."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
+def prepare() -> None:
+    """Give a closed standard stream /dev/null, and let a stderr that cannot be written to lose its lines.
+
+    A descriptor left closed would become that of the next file, into which every process started from here would write.
+    """
+    for descriptor in (0, 1, 2):
+        if not _is_open(descriptor, for_writing=descriptor > 0):
+            silence(descriptor)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  # open as long as the process
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = _LossyStream(open(2, "wb", closefd=False), errors="backslashreplace")  # noqa: SIM115
+    elif type(sys.stderr) is io.TextIOWrapper:
+        own = sys.stderr
+        sys.stderr = _LossyStream(own.buffer, encoding=own.encoding, errors=own.errors, line_buffering=True)
+
+
+def finish() -> None:
+    """Write what is left for stdout, or discard it: Python would write it, and complain, once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        silence(sys.stdout.fileno())
+
+
+def has_reader(stream: TextIO) -> bool:
+    """Return whether the pipe or terminal behind a stream has a reader; True for anything else."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return not poll.poll(0)
+
+
+class _LossyStream(io.TextIOWrapper):
+    """A stream whose lines nobody needs: once one cannot be written, all further ones are discarded."""
+
+    def write(self, text: str) -> int:
+        """Write a text if possible."""
+        try:
+            return super().write(text)
+        except OSError:
+            silence(self.fileno())
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered if possible."""
+        try:
+            super().flush()
+        except OSError:
+            silence(self.fileno())
+
+
+def _is_open(descriptor: int, *, for_writing: bool) -> bool:
+    try:
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    except OSError:
+        return False
+    return not for_writing or mode != os.O_RDONLY
 
 
 @contextmanager

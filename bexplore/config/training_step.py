@@ -17,7 +17,7 @@ class TrainingStep(Protocol):
 
     `explore.workload.step` names a class or function, `module:name`, that returns such an object; it gets those of
     `explore.workload.arguments` that its signature names. It is called under `torch.device` of the job, after torch was
-    seeded. A class need not inherit from this one. `configs/own_step.py` is an example that runs.
+    seeded. A class need not inherit from this one. `bexplore init --example own_step` writes an example.
 
     An optimizer step calls `forward_backward` once for each accumulation step, each with a batch of `micro_batch_size`
     samples, and then `update` once. The step itself has precision, clipping and the weights of the losses. On several

@@ -5,10 +5,35 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from bexplore.errors import UserInputError
 from bexplore.exploration.start_again import GivenSize, Request, explored, given_size, hints_shown
+
+_Rest = ParamSpec("_Rest")  # the parameters after the size
+_Result = TypeVar("_Result")
+
+
+@overload
+def find_fastest_batch_size(
+    function: Callable[Concatenate[int, _Rest], _Result],
+    *,
+    writes_are_fine: bool = False,
+    model_dir: str | None = None,
+    fresh: bool = False,
+    **settings: Any,
+) -> Callable[_Rest, _Result]: ...
+
+
+@overload
+def find_fastest_batch_size(
+    function: None = None,
+    *,
+    writes_are_fine: bool = False,
+    model_dir: str | None = None,
+    fresh: bool = False,
+    **settings: Any,
+) -> Callable[[Callable[Concatenate[int, _Rest], _Result]], Callable[_Rest, _Result]]: ...
 
 
 @hints_shown()

@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bexplore.host.secret_values import hidden_record
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import structlog
 
 LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
-_STDERR = sys.stderr  # as the process began, whenever the first line is logged
+_STDERR: TextIO | None = sys.stderr  # as the process began, whenever the first line is logged; None where it was closed
 
 
 class _Logbook:
@@ -59,7 +59,7 @@ def _logger() -> structlog.typing.FilteringBoundLogger:
         return str(to_console(logger, name, event))
 
     logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-        structlog.PrintLogger(_STDERR),
+        structlog.PrintLogger(cast("TextIO", _Stderr())),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -74,6 +74,22 @@ def _logger() -> structlog.typing.FilteringBoundLogger:
 def _masked(event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     masked: dict[str, Any] = hidden_record(dict(event))
     return masked
+
+
+class _Stderr:
+    """stderr for lines that may be lost: a full disk, or a reader that is gone, ends nothing."""
+
+    def write(self, text: str) -> None:
+        """Write a text if possible."""
+        if _STDERR is not None:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
+                _STDERR.write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered if possible."""
+        if _STDERR is not None:
+            with contextlib.suppress(OSError, ValueError):
+                _STDERR.flush()
 
 
 class _LazyLog:

@@ -290,7 +290,7 @@ def _check_members(step: Any, job: Job) -> None:
     require(
         not missing,
         f"step is {job.model['step']!r}, which returned {type(step).__name__} without {', '.join(missing)}.",
-        f"Give it {written}. All of it: help(bexplore.TrainingStep), and configs/own_step.py.",
+        f"Give it {written}. All of it: help(bexplore.TrainingStep), and bexplore init --example own_step.",
     )
     for name, signature in needed.items():
         names = [word for word in ("micro_batch_size", "batch") if f"{word}:" in signature]

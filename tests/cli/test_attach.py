@@ -107,6 +107,7 @@ def test_a_training_under_isolation_is_measured_once_it_is_installed(python, tmp
     assert marked_processes(tmp_path / "run") == []
 
 
+@pytest.mark.promise("`attach` to a Python whose folder is read-only", "an error; nothing is written")
 @pytest.mark.parametrize("action", ["install", "remove"])
 def test_a_folder_that_may_not_be_changed_is_an_error_with_both_ways_out(python, monkeypatch, action):
     # The tests may run as root, whom no mode of a folder keeps out.
@@ -172,6 +173,7 @@ def test_a_python_that_is_not_there_is_refused_with_its_name(tmp_path):
         pth.install("/nowhere/python")
 
 
+@pytest.mark.promise("`attach` to a Python that ignores the file", "refused; the file is taken away again")
 def test_a_python_that_does_not_read_the_file_is_refused_and_the_file_is_taken_away(python, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -376,6 +376,7 @@ def test_a_mistake_in_the_file_is_one_message_with_its_line_and_no_traceback(job
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.promise("`explore --no-code` with a file that names code", "refused before anything is imported")
 def test_no_code_refuses_import_paths(job, in_process):
     done = in_process("explore", job(), "--no-code")
 
@@ -446,6 +447,7 @@ def test_the_version_is_printed(tmp_path):
     assert bexplore("--version", cwd=tmp_path).stdout.startswith("bexplore, version ")
 
 
+@pytest.mark.promise("SIGKILL of the explorer", "the same command goes on")
 def test_the_explorer_is_killed_and_the_same_command_goes_on(known_job, tmp_path):
     path = known_job()
     command = [sys.executable, "-m", "bexplore", "explore", str(path), "--json"]
@@ -562,6 +564,9 @@ def test_why_a_run_is_not_gone_on_from_takes_few_lines():
     assert "and 16 more: it was another job" in told.getvalue()
 
 
+@pytest.mark.promise(
+    "the reader of an exploration's stdout goes away", "ends in order with what is known, exit code 130"
+)
 @pytest.mark.parametrize("options", [["--json"], []], ids=["json", "text"])
 def test_a_reader_that_is_gone_ends_the_run_with_what_is_known(job, tmp_path, options):
     path = job("{explore: {max: 60}}", batch="stuck_samples")

@@ -28,9 +28,9 @@ def job(*, data: str = DATA, model: str = MODEL, explore: str = "device: cpu", m
 # What is wrong -> the file, the command, and what it says of the mistake and of what to type.
 EXPLORE = "explore job.yaml"
 KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
-    "a file that is not there": ("", "explore jbo.yaml", "there is no file jbo.yaml", "configs/"),
+    "a file that is not there": ("", "explore jbo.yaml", "there is no file jbo.yaml", "init --example"),
     "a folder": ("", "explore .", "is a folder", "name the YAML file in it"),
-    "an empty file": ("", EXPLORE, "job.yaml is empty", "configs/"),
+    "an empty file": ("", EXPLORE, "job.yaml is empty", "init --example"),
     "tabs": ("train_input:\n\tbatch_size: 24\n", EXPLORE, "job.yaml:2: not YAML", "indent with spaces"),
     "a list of jobs": ("- train_input: {}\n", EXPLORE, "the top level must be a mapping", ""),
     "nothing to explore": ("data: {}\n", EXPLORE, "there is nothing to explore", "train_input"),

@@ -61,6 +61,7 @@ def test_a_dry_run_without_an_output_folder_says_that_each_start_writes_where_it
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("a resuming command on the command line", "refused before anything is written")
 @pytest.mark.parametrize(
     ("before", "words", "shown"),
     [

@@ -66,6 +66,7 @@ def test_a_bug_of_one_rank_is_shown_with_its_own_traceback_and_the_next_size_has
     assert again.worker != failed.worker
 
 
+@pytest.mark.promise("one of several ranks hangs", "named; all ranks are ended")
 def test_a_rank_that_hangs_in_its_own_code_is_found_by_where_the_others_wait(tmp_path):
     found = run(tmp_path, job("hang", 1))
 
@@ -83,6 +84,7 @@ def test_what_one_rank_alone_shows_not_to_fit_is_not_asked_of_all(tmp_path):
     assert not (tmp_path / "workers").exists()  # the ranks were never started
 
 
+@pytest.mark.promise("a launcher that starts another number of ranks", "refused with both numbers")
 def test_a_launcher_that_starts_another_number_of_ranks_is_refused(tmp_path):
     words = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 1 --no-python {{worker}}"
     with pytest.raises(EngineError, match="started 1 rank"):

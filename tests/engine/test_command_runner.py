@@ -141,6 +141,7 @@ def test_two_ranks_are_two_replicas_and_the_next_probe_runs_after_one_that_ran_o
 # Out of memory
 
 
+@pytest.mark.promise("a training command that takes more memory than its limit", "refused, and out of memory")
 @pytest.mark.parametrize("place", ["forward", "backward", "update"])
 def test_memory_that_the_limit_refuses_is_out_of_memory_wherever_it_is_asked_for(run_of, place):
     runner = run_of(training("--fault", f"{place}:refused"), memory_limit_bytes=LIMIT_BYTES)
@@ -504,6 +505,7 @@ def test_an_interrupt_in_the_middle_of_a_start_ends_all_of_its_ranks(run_of, tmp
         run_of(training(ranks=2), should_stop=is_training)(probe_of(4))
 
 
+@pytest.mark.promise("a signal ends the explorer of a command", "its training ends")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_explorer_that_is_ended_by_a_signal_ends_its_training(tmp_path, number):
     words = [sys.executable, "-m", "bexplore", "explore", "--quiet", "--", *training().argv]

@@ -50,6 +50,7 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.promise("a compiler that hangs or dies", "an outcome of its probe; no child is left")
 @pytest.mark.parametrize(
     ("bug", "outcome", "reason"),
     [
@@ -59,7 +60,6 @@ def is_running(pid: int) -> bool:
         ("raise", Outcome.COMPILE_FAILED, "the user's own mistake"),
     ],
 )
-@pytest.mark.promise("a compiler hangs or dies", "the probe fails; no child is left")
 def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
     run_on, monkeypatch, tmp_path, bug, outcome, reason
 ):
@@ -80,6 +80,7 @@ def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
     assert len(list((tmp_path / "run" / "workers").glob("*.log"))) == 2  # the next probe cost one worker, no second try
 
 
+@pytest.mark.promise("a data iterator that hangs", "timed out, with the stage that hung")
 def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
     runner = run_on(job(batch="bugs:hangs_at_three"), limits=StageLimits(step_limit_s=2.0, floor_s=2.0))
 
@@ -90,6 +91,7 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
     assert runner(probe(1)).outcome is Outcome.MEASURED
 
 
+@pytest.mark.promise("a trace that hangs, dies or fails", "a reason; the exploration goes on without a trace")
 @pytest.mark.parametrize(
     ("bug", "reason"),
     [
@@ -99,7 +101,6 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
         ("raise", "the user's own mistake"),
     ],
 )
-@pytest.mark.promise("a trace hangs, dies or fails", "a reason; the exploration goes on")
 def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatch, tmp_path, bug, reason):
     monkeypatch.setenv("BUG", bug)
     monkeypatch.setattr(program_client, "TRACE_LIMIT_S", 20.0 if bug == "hang" else 120.0)
@@ -110,8 +111,8 @@ def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatc
     assert re.search(reason, found)
 
 
+@pytest.mark.promise("a folder that is read-only", "one error that says where to write instead")
 @pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv to be anybody")
-@pytest.mark.promise("a folder of results that is read-only", "one error that says where to write")
 def test_a_folder_that_is_read_only_is_one_error_that_says_where_to_write_instead(tmp_path):
     shutil.copy(JOBS / "programs.py", tmp_path)
     (tmp_path / "job.yaml").write_text(TINY)

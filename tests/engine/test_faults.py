@@ -30,7 +30,7 @@ from tests.builders import JOBS, imported_job, in_child, observed
 MIB = 2**20
 
 
-@pytest.mark.promise("a process that holds a lock is killed", "the lock is free")
+@pytest.mark.promise("the process that holds the device's lock is killed", "the lock is free again")
 def test_a_lock_that_a_killed_process_held_is_free_again(tmp_path):
     def hold() -> None:
         with locks.locked(tmp_path / "lock"):
@@ -62,7 +62,7 @@ def test_two_processes_append_to_one_journal_and_no_line_is_lost(tmp_path):
 # Disks and storages
 
 
-@pytest.mark.promise("the disk is full", "an error that says where; nothing is lost")
+@pytest.mark.promise("a full disk below the run directory", "an error that says where; nothing finished is lost")
 def test_a_full_disk_is_an_error_that_says_where_and_loses_nothing(tmp_path):
     book = Journal(tmp_path / "journal.jsonl")
     book.append(observed(1))
@@ -81,7 +81,7 @@ def test_a_full_disk_is_an_error_that_says_where_and_loses_nothing(tmp_path):
     assert len(book.read()) == 2
 
 
-@pytest.mark.promise("a file cannot be replaced", "it stays as it was")
+@pytest.mark.promise("a file that cannot be replaced", "stays as it was, whole")
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path):
     path = tmp_path / "result.json"
     json_files.write_json(path, {"a": 1})
@@ -173,6 +173,7 @@ def in_new_process(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, text=True, capture_output=True)
 
 
+@pytest.mark.promise("a training that takes more memory than its budget", "refused the memory before the host is full")
 def test_steps_cannot_take_more_than_the_budget_whatever_an_earlier_size_left():
     done = in_new_process("""
         def eat():
@@ -238,6 +239,7 @@ def test_what_a_step_holds_when_the_compiler_begins_still_counts_when_it_ends():
     assert done.stdout == f"refused beside {40 * MIB}\n", done.stderr
 
 
+@pytest.mark.promise("memory taken by children and in shared memory", "counted and ended at the budget")
 def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts():
     def hold() -> None:
         area = mmap.mmap(-1, 128 * MIB)
@@ -314,7 +316,7 @@ def probe(size: int, **fields) -> Probe:
     return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
 
 
-@pytest.mark.promise("a worker dies and leaves processes behind", "all are ended")
+@pytest.mark.promise("a worker leaves processes behind", "all are ended before the next one starts")
 def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at_once(run_on, monkeypatch):
     monkeypatch.setenv("BUG", "leaves_children")
     runner = run_on(eager("misbehaves"))
@@ -329,7 +331,7 @@ def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at
     assert runner(probe(1)).outcome is Outcome.MEASURED
 
 
-@pytest.mark.promise("the explorer is killed while a worker has started others", "all of them end")
+@pytest.mark.promise("the explorer is killed while a worker's children run", "all of them end")
 def test_what_a_worker_started_ends_with_an_explorer_that_is_killed(tmp_path):
     script = (
         "import os, sys, time; from pathlib import Path\n"
@@ -348,10 +350,8 @@ def test_what_a_worker_started_ends_with_an_explorer_that_is_killed(tmp_path):
     _until(lambda: not reaper.marked_processes(mark))
 
 
+@pytest.mark.promise("a worker floods its output, or closes its pipe", "harms only its own probe")
 @pytest.mark.parametrize(("bug", "outcome"), [("flood", Outcome.MEASURED), ("close_pipe", Outcome.CRASHED)])
-@pytest.mark.promise(
-    "user code floods its output, or closes the pipe to the explorer", "its probe fails; the exploration goes on"
-)
 def test_a_worker_that_floods_its_output_or_closes_its_pipe_harms_only_itself(run_on, monkeypatch, bug, outcome):
     monkeypatch.setenv("BUG", bug)
     runner = run_on(eager("misbehaves"))
@@ -363,7 +363,7 @@ def test_a_worker_that_floods_its_output_or_closes_its_pipe_harms_only_itself(ru
     assert log.stat().st_size <= 4 * MIB
 
 
-@pytest.mark.promise("user code reports progress for ever", "the probe ends at its time limit")
+@pytest.mark.promise("a program that reports progress for ever", "ended at the probe's time limit")
 def test_a_probe_ends_at_its_time_limit_even_if_it_reports_all_the_while(run_on):
     # Starting, importing torch and building report their stages, and together take longer than a second anywhere.
     observation = run_on(imported_job("perceptron"))(probe(2, time_limit_s=1.0))

@@ -10,7 +10,7 @@ import bexplore
 from tests.builders import ROOT
 
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 TREE = re.compile(r"<!-- generated: tree -->\n```\nbexplore/\n(.*?)```", re.DOTALL)
 
 

@@ -13,6 +13,7 @@ from bexplore.engine.runner import EngineRunner
 
 PACKAGE = Path(bexplore.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+FACE = PACKAGE / "__init__.py"  # imports every public name where type checkers look; test_types.py holds which
 NOISE = re.compile("interleav|contention|drift|scheduler_wait|background_cpu", re.IGNORECASE)
 # The doctor's measurement of noise lies in that module; a line that imports it is no knowledge of its own.
 FOREIGN = "from bexplore.host.contention import"
@@ -44,7 +45,7 @@ def test_at_most_14_files_know_of_the_noise_of_a_host():
 
 
 def test_own_imports_are_hidden_in_at_most_15_places():
-    hidden = [place for path in FILES for place in places_of_hidden_imports(path)]
+    hidden = [place for path in FILES if path != FACE for place in places_of_hidden_imports(path)]
     assert len(hidden) <= 15, hidden
 
 

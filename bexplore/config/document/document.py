@@ -234,7 +234,7 @@ def read(path: Path) -> Document:
         return Document(path=path, values=table, positions=places)
     values, positions, warnings = read_yaml(text, str(path))
     if values is None:
-        raise UserInputError(f"{path} is empty", hint="start from one of the files in configs/")
+        raise UserInputError(f"{path} is empty", hint="start from an example: bexplore init --example quickstart")
     if not isinstance(values, dict):
         raise UserInputError(f"{path}:1: the top level must be a mapping of sections, not {kind_of(values)}")
     return Document(path=path, values=copy.deepcopy(values), positions=dict(positions), warnings=list(warnings))
@@ -253,7 +253,9 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise UserInputError(f"{path} is a folder, not a file", hint="name the YAML file in it") from None
     except FileNotFoundError:
-        raise UserInputError(f"there is no file {path}", hint="try configs/quickstart.yaml") from None
+        raise UserInputError(
+            f"there is no file {path}", hint="write one to try: bexplore init --example quickstart"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserInputError(f"{path} cannot be read: {error}") from None
     if len(content) > MAX_FILE_BYTES:

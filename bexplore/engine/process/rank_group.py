@@ -168,11 +168,12 @@ class RankGroup:
         if failure is not None:
             return failure
         limits = Limits(stage_s=FIRST_LIMITS_S["join"])
-        opened = self._asked([0], OpenStore(timeout_s=FIRST_LIMITS_S["join"]), limits, lambda report: None)
+        is_one_host = len({hello.host for hello in self._hellos.values()}) == 1
+        store = OpenStore(is_one_host=is_one_host, timeout_s=FIRST_LIMITS_S["join"])
+        opened = self._asked([0], store, limits, lambda report: None)
         if not isinstance(opened, Done):
             return opened
         address = self._called[0].address
-        is_one_host = len({hello.host for hello in self._hellos.values()}) == 1
         request = Join(
             address=LOOPBACK if is_one_host else address,
             port=int(opened.values["port"]),

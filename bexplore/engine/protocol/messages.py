@@ -41,9 +41,11 @@ class OpenStore(Request):
     """Open the store in which ranks find each other, on the first rank; answered by its `port`.
 
     Attributes:
+        is_one_host: Whether all ranks are on one host; the store then listens on loopback alone.
         timeout_s: How long a rank may take to come.
     """
 
+    is_one_host: bool
     timeout_s: float
 
 

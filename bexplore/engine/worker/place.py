@@ -75,12 +75,15 @@ def call(address: str, place: Place) -> Connection:
 
 
 def _connected(host: str, port: int, key: bytes) -> Connection:
-    """Connect; where nobody listens yet, wait: ranks that the user starts may be there before the explorer."""
+    """Connect; where nobody listens yet, wait: ranks that the user starts may be there before the explorer.
+
+    An explorer to which very many connect may end a connection before its handshake: it is called again.
+    """
     until_s = time.monotonic() + CALL_LIMIT_S
     while True:
         try:
             return Client((host, port), authkey=key)
-        except ConnectionRefusedError:
+        except (ConnectionError, EOFError):
             if time.monotonic() >= until_s:
                 raise
             time.sleep(CALL_PERIOD_S)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from bexplore.engine.process.rank_listener import LOOPBACK
 from bexplore.engine.protocol.messages import Done, Join, OpenStore
 from bexplore.engine.worker.place import Place
 from bexplore.engine.worker.server import Handlers, Server
@@ -21,7 +23,7 @@ def handlers(server: Server) -> Handlers:
 
     def open_store(request: OpenStore) -> Done:
         server.report(stage="join")
-        return Done(values={"port": membership.open_store(request.timeout_s)})
+        return Done(values={"port": membership.open_store(request)})
 
     def join(request: Join) -> Done:
         server.report(stage="join")
@@ -69,12 +71,23 @@ class Membership:
         self.place = place
         self._store: dist.TCPStore | None = None
 
-    def open_store(self, timeout_s: float) -> int:
-        """Open the store in which ranks find each other, on the first rank; return its port."""
+    def open_store(self, request: OpenStore) -> int:
+        """Open the store in which ranks find each other, on the first rank; return its port.
+
+        torch's store knows no key, and by itself listens on all addresses.
+        """
+        server = socket.create_server((LOOPBACK if request.is_one_host else "0.0.0.0", 0))
+        port = int(server.getsockname()[1])
         self._store = dist.TCPStore(
-            "0.0.0.0", 0, self.place.num_ranks, True, timedelta(seconds=timeout_s), wait_for_workers=False
+            LOOPBACK,
+            port,
+            self.place.num_ranks,
+            True,
+            timedelta(seconds=request.timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
         )
-        return int(self._store.port)
+        return port
 
     def join(self, request: Join) -> JoinedRanks:
         """Join the group of all ranks; return when all have."""

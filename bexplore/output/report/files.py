@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
-from bexplore.errors import UserInputError
+from bexplore.errors import UserInputError, first_line
 from bexplore.exploration.events import Finished, JobEvent
+from bexplore.host.logs import log
 from bexplore.output.report.figures import figures
 from bexplore.output.report.page import html
 from bexplore.output.report.png import png
 from bexplore.output.report.report_data import ReportData, read_report_data
 from bexplore.output.report.svg import draw
-
-log = structlog.get_logger()
 
 
 class ReportFile:
@@ -35,8 +32,8 @@ class ReportFile:
         try:
             write_text(event.run.directory / "report.html", html(read_report_data(event.run)))
         except Exception as error:  # the answer is on disk already: no fault of a figure may hide it
-            log.exception("report failed")
-            self._warn(f"no report: {error}; the result is complete")
+            log.info("report failed", exc_info=True)  # into the run's log; people read the line below
+            self._warn(f"no report: {type(error).__name__}: {first_line(error)}; the result is complete")
 
 
 def write_figures(data: ReportData, folder: Path, kind: str) -> list[Path]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.exceptions import OptunaError, StorageInternalError
@@ -82,10 +84,15 @@ def storage_errors() -> Iterator[None]:
 
 
 class _KernelLock(JournalFileOpenLock):
-    """Optuna's file lock, held by the kernel, which releases it when a process is killed."""
+    """Optuna's file lock, held by the kernel, which releases it when a process is killed.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        path: Of the lock.
+        on_acquired: Called each time that it is held.
+    """
+
+    def __init__(self, path: Path, on_acquired: Callable[[], None]) -> None:
+        self._path, self._on_acquired = path, on_acquired
         self._mutex = threading.Lock()  # of this process's threads
         self._held = ExitStack()
 
@@ -93,14 +100,55 @@ class _KernelLock(JournalFileOpenLock):
         self._mutex.acquire()
         try:
             self._held.enter_context(locked(self._path))
+            self._on_acquired()
         except BaseException:  # an interruption too; raised again
-            self._mutex.release()
+            self.release()
             raise
         return True
 
     def release(self) -> None:
         self._held.close()
         self._mutex.release()
+
+
+class _Backend(JournalFileBackend):
+    """Optuna's journal file. One that is deleted while explorers use it is put back as it was.
+
+    Optuna would begin a new file, of which nothing is read before it is longer than the deleted one was: each explorer
+    would ask for the same size again and again.
+    """
+
+    def __init__(self, path: Path, lock_path: Path) -> None:
+        self._path, self._lock_path = path, lock_path
+        super().__init__(str(path), lock_obj=_KernelLock(lock_path, self._put_back))
+        self._kept = path.open("rb")  # the content lives as long as it is open
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """Read the records from a number on."""
+        if not self._is_kept():
+            with locked(self._lock_path):
+                self._put_back()
+        if self._path.stat().st_size < max(self._log_number_offset.values()):
+            raise ValueError("records were cut off")
+        yield from super().read_logs(log_number_from)
+
+    def _is_kept(self) -> bool:
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._kept.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _put_back(self) -> None:
+        """Write the file again if it is gone; the lock is held."""
+        if self._is_kept():
+            return
+        if not self._path.exists():
+            self._kept.seek(0)
+            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            temporary.write_bytes(self._kept.read())
+            temporary.replace(self._path)
+        self._kept.close()
+        self._kept = self._path.open("rb")
 
 
 class _Journal(JournalStorage):
@@ -135,7 +183,7 @@ def _open_file(path: Path) -> JournalStorage:
 
 
 def _load(path: Path, lock_path: Path) -> JournalStorage:
-    storage = _Journal(JournalFileBackend(str(path), lock_obj=_KernelLock(lock_path)))
+    storage = _Journal(_Backend(path, lock_path))
     for study in storage.get_all_studies():
         storage.get_all_trials(study._study_id)
     return storage

@@ -99,6 +99,7 @@ def rebuild(study: optuna.Study, history: Sequence[Observation], *, now: float, 
         number = observation.probe.number
         if number in known:
             continue
+        known.add(number)
         if number < num_trials and not trials[number].state.is_finished():
             tell(study, trials[number], observation)
             continue

@@ -6,6 +6,8 @@ import textwrap
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from bexplore.engine.program_client import recall_or_trace
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel, cache
@@ -71,6 +73,7 @@ def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_change
     assert back == again
 
 
+@pytest.mark.promise("a damaged entry of the trace's cache", "replaced")
 def test_a_fresh_trace_reads_no_entry_and_one_that_is_damaged_is_replaced(tmp_path):
     job = write_program(tmp_path, width=16)
     remember(job, cost_model(), UNCHANGED, gpu=None)

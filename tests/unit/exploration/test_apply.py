@@ -312,6 +312,7 @@ def test_where_the_answer_keeps_the_batch_size_there_is_nothing_to_choose(tmp_pa
         assert applied(path, rule) == SECTIONS.replace("size: explore ", "size: 6 ")
 
 
+@pytest.mark.promise("the file changes while `apply` asks", "it is not overwritten")
 def test_a_file_that_changes_while_the_user_is_asked_is_not_overwritten(tmp_path):
     path = job_file(tmp_path)
     finished_run(path)
@@ -373,6 +374,7 @@ def test_what_is_to_be_typed_for_either_answer_names_the_options_too(tmp_path):
     assert f"bexplore apply {path} --model-dir 'two words' --keep-batch-size" in refused.value.hint
 
 
+@pytest.mark.promise("a password in the storage's URL", "`apply` does not repeat it")
 def test_a_password_in_the_url_of_a_storage_is_not_repeated(tmp_path):
     overrides = ("explore.storage=postgresql://me:secret@host/db", "explore.seed=3")
     common = Common(as_json=False, overrides=overrides, model_dir=None, allow_code=True, mode=None, verbosity=0)
@@ -530,6 +532,7 @@ def test_the_configuration_itself_is_no_further_file(tmp_path):
         plan_edit(config, also=[tmp_path / "job.yaml"])
 
 
+@pytest.mark.promise("one of several files of `apply` changes meanwhile", "no file is written")
 def test_where_a_further_file_changed_meanwhile_no_file_is_written(tmp_path):
     config, further = explored_by_trl(tmp_path, 6), tmp_path / "ds.json"
     further.write_text(DEEPSPEED)

@@ -32,10 +32,8 @@ def test_what_was_appended_is_read_back_equal(tmp_path):
     assert book.read() == observations
 
 
+@pytest.mark.promise("the journal cut at any byte of its last line (property test)", "the line is skipped and replaced")
 @given(st.integers(min_value=0))
-@pytest.mark.promise(
-    "the journal is cut at any byte of its last line", "whole lines are read; the rest is replaced by the next line"
-)
 def test_a_last_line_that_is_cut_short_is_skipped_and_replaced(tmp_path_factory, cut):
     book = Journal(tmp_path_factory.mktemp("run") / "journal.jsonl")
     book.append(observed(1))
@@ -50,10 +48,10 @@ def test_a_last_line_that_is_cut_short_is_skipped_and_replaced(tmp_path_factory,
     assert book.read() == [observed(1), observed(3, number=1)]
 
 
+@pytest.mark.promise("damage in the middle of the journal", "an error with its line; the file is not changed")
 @pytest.mark.parametrize(
     "damage", [b"{}\n", b"not json\n", b"\xff\xfe\n", b"[1]\n", b'{"probe": 3}\n', b"[" * 100_000 + b"\n"]
 )
-@pytest.mark.promise("garbage in the middle of the journal", "an error with the line; the file is not written to")
 def test_damage_before_the_end_is_an_error_with_its_line_and_changes_nothing(tmp_path, damage):
     book = Journal(tmp_path / "journal.jsonl")
     book.append(observed(1))
@@ -120,7 +118,7 @@ def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
         run_directory.open_run(tmp_path)
 
 
-@pytest.mark.promise("zeros of a power loss at the end of the journal", "skipped; nothing whole is lost")
+@pytest.mark.promise("zeros that a power loss left in the journal", "no observation; the run goes on")
 def test_zeros_that_power_loss_left_at_the_end_of_a_journal_are_no_observation(tmp_path):
     book = Journal(tmp_path / "journal.jsonl")
     book.append(observed(1))

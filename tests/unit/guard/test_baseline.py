@@ -49,6 +49,7 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
     assert "--update" in raised.value.hint
 
 
+@pytest.mark.promise("a damaged baseline", "told when the file is read")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -60,7 +61,6 @@ def test_a_file_that_is_no_baseline_is_the_users_input(tmp_path, text, told):
         {"any_device": {"traced_device": "cpu", "kernels": {"mm": "several"}}},
     ],
 )
-@pytest.mark.promise("a damaged value in a baseline", "one error when it is read")
 def test_a_damaged_value_is_told_when_the_file_is_read(tmp_path, damage):
     path = tmp_path / "job.guard.json"
     path.write_text(json.dumps(baseline().as_dict() | damage))

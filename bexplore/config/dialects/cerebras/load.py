@@ -136,7 +136,7 @@ def _job(
         return Job(workload="imported")  # its mistakes have been noted
     if not isinstance(document.get(layout.model), dict):
         if document.get(layout.model) is None:
-            hint = "write a model section, or explore.workload; configs/ has examples of both"
+            hint = "write a model section, or explore.workload; bexplore init --example lists examples of both"
             problems.error((), "no model section describes what is trained", hint)
         return Job(workload="decoder")
     return described_job(settings, common, _described(layout, problems, layout.data.get(side, ())))

@@ -28,6 +28,9 @@ def of_file(folder: Path, text: str, *overrides: str) -> Config:
     return load_config(path, overrides=[*typed, *overrides])
 
 
+@pytest.mark.promise(
+    "a command that resumes from, and would write over, a training's checkpoints", "refused with what to type"
+)
 @pytest.mark.parametrize(
     "words",
     [
@@ -191,6 +194,7 @@ def test_a_variable_of_the_explore_section_that_resumes_is_refused(variables, is
         load_config(None, overrides=overrides)
 
 
+@pytest.mark.promise("a file that resumes from checkpoints", "refused with its line")
 @pytest.mark.parametrize(
     "text",
     [

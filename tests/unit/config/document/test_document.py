@@ -54,12 +54,12 @@ def read(folder: Path, content: str | bytes) -> Document:
     return document.read(written(folder, content))
 
 
-@pytest.mark.timeout(30)  # unbounded, some of these take hours
-@pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.promise(
-    "a hostile YAML file: aliases without end, tags of Python, depth, control characters",
+    "billions of aliases, deep nesting, tags of Python objects and the like in a file",
     "one error on one line; nothing is built",
 )
+@pytest.mark.timeout(30)  # unbounded, some of these take hours
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_one_error_on_one_line(tmp_path, name):
     path = written(tmp_path, HOSTILE[name])
     with pytest.raises(UserInputError) as refused:
@@ -80,8 +80,8 @@ def test_a_file_of_a_hundred_megabytes_is_refused_unread(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
 
 
+@pytest.mark.promise("a binary file as configuration", "refused with its name")
 @pytest.mark.parametrize("content", [bytes(range(256)), b"\xff\xfe\x00", b"a: \xc3"])
-@pytest.mark.promise("a binary file as a configuration", "refused")
 def test_a_binary_file_is_refused(tmp_path, content):
     with pytest.raises(UserInputError, match="not text: byte"):
         read(tmp_path, content)
@@ -240,7 +240,7 @@ def test_an_override_that_cannot_be_is_refused(tmp_path, text):
         seen.apply_override(Override.parse(text))
 
 
-@pytest.mark.promise("a --set of a thousand levels", "refused")
+@pytest.mark.promise("an override of thousands of levels", "refused at the depth of a file")
 def test_an_override_goes_no_deeper_than_a_file_may():
     assert len(Override.parse(".".join("a" * 64) + "=1").parts) == 64
     with pytest.raises(UserInputError, match="65 levels of keys; 64 are the most"):
@@ -283,9 +283,9 @@ def test_without_problems_nothing_is_raised(tmp_path):
     Problems(document=read(tmp_path, "a: 1\n")).raise_if_any()
 
 
+@pytest.mark.promise("any text as YAML (property test)", "a value or one error")
 @settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("a1:-[]{},&*!|>'\"%@`#?~ \n\t."), max_size=60))
-@pytest.mark.promise("any text as a configuration (property test)", "a value or one error, no traceback")
 def test_any_text_is_a_value_or_one_error(text):
     try:
         YamlReader("job.yaml").read(text)
@@ -293,9 +293,9 @@ def test_any_text_is_a_value_or_one_error(text):
         assert error.message.startswith("job.yaml")
 
 
+@pytest.mark.promise("any text behind `--set` (property test)", "read or refused")
 @settings(deadline=None)
 @given(st.text(max_size=40))
-@pytest.mark.promise("any text behind --set (property test)", "read or refused, no traceback")
 def test_any_override_text_is_read_or_refused(text):
     try:
         Override.parse(text)
@@ -313,8 +313,10 @@ def test_an_override_of_one_reading_is_not_in_the_next(tmp_path):
     assert second.where(("a", "b")).endswith(":2")
 
 
+@pytest.mark.promise(
+    "control sequences of a terminal, or endless words, in a value", "escaped and cut in every message"
+)
 @pytest.mark.parametrize("word", ["\x1b[2J", "\u202e", "\u2028", "\ufeff", "\ud800", "x" * 5_000])
-@pytest.mark.promise("escape sequences of a terminal, or megabytes, in a value", "escaped and cut in messages")
 def test_a_message_never_holds_what_a_terminal_would_obey_nor_goes_on_without_end(tmp_path, word):
     problems = Problems(document=read(tmp_path, "a: 1\n"))
     problems.error(("a",), f"a is {word}", f"type {word}")

@@ -54,9 +54,9 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise("a TOML file that is slow to parse", "read or refused with its place, in little time")
 @pytest.mark.timeout(30)  # editors of TOML take minutes for some of these
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.promise("a hostile TOML file", "read or refused with its place, in little time")
 def test_a_hostile_file_is_read_or_refused_with_its_place_in_little_time(tmp_path, name):
     path = tmp_path / "job.toml"
     path.write_bytes(HOSTILE[name].encode())

@@ -84,6 +84,7 @@ def test_shared_memory_which_the_worker_cannot_refuse_has_no_slack(host):
     assert "passed 150 MiB" in watch.violation()
 
 
+@pytest.mark.promise("a worker hides memory in a child", "counted; ended before the limit")
 def test_a_child_counts_with_its_worker_and_is_ended_before_the_limit(host):
     watch = host.watched(headroom=100 * MIB)
     host.children = {2: 60 * MIB}
@@ -92,6 +93,7 @@ def test_a_child_counts_with_its_worker_and_is_ended_before_the_limit(host):
     assert "passed 200 MiB" in watch.violation()
 
 
+@pytest.mark.promise("a worker is swapped out", "ended: its times would be of the disk")
 def test_swap_ends_a_worker_that_was_not_swapped_before(host):
     host.swapped = 500 * MIB
     watch = host.watched()
@@ -100,6 +102,7 @@ def test_swap_ends_a_worker_that_was_not_swapped_before(host):
     assert "swap" in watch.violation()
 
 
+@pytest.mark.promise("the host's memory is full", "the probe ends, not the host")
 def test_a_host_that_is_full_ends_the_probe(host):
     watch = host.watched()
     host.available = HOST_FLOOR_BYTES

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
 import pytest
 
-from bexplore.engine.worker.place import ALONE, placed
+from bexplore.engine.process.rank_listener import KEY_VARIABLE, LOOPBACK
+from bexplore.engine.protocol.messages import Hello, receive
+from bexplore.engine.worker import place
+from bexplore.engine.worker.place import ALONE, call, placed
 
 
 @pytest.mark.parametrize(
@@ -27,3 +34,25 @@ def test_each_launcher_gives_a_rank_by_its_own_variables(environment, place):
 def test_torchrun_inside_of_slurm_goes_before_slurm():
     both = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
     assert placed(both | {"SLURM_NTASKS": "2"}) == (5, 1, 8)
+
+
+@pytest.mark.promise("a rank's connection ends before its handshake", "the rank calls again")
+def test_a_rank_whose_call_is_cut_off_calls_again(monkeypatch):
+    monkeypatch.setattr(place, "CALL_PERIOD_S", 0.0)
+    monkeypatch.setenv(KEY_VARIABLE, "key")
+    heard: list[Hello] = []
+
+    def serve() -> None:
+        server.accept()[0].close()
+        with Connection(server.accept()[0].detach()) as connection:
+            deliver_challenge(connection, b"key")
+            answer_challenge(connection, b"key")
+            heard.append(receive(connection, (Hello,)))
+
+    with socket.create_server((LOOPBACK, 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        call(f"{LOOPBACK}:{server.getsockname()[1]}", ALONE).close()
+        thread.join(30.0)
+
+    assert [one.rank for one in heard] == [0]

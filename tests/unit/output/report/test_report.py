@@ -64,7 +64,7 @@ def test_everything_of_the_run_is_in_it(page, text):
     assert text in page.text
 
 
-@pytest.mark.promise("a report that is opened by others", "it has no scripts and fetches nothing")
+@pytest.mark.promise("a report that would load something of the network", "nothing is fetched")
 def test_nothing_is_fetched_and_the_file_is_small(tmp_path):
     source = html(read_report_data(make_run(tmp_path)))
     fetched = re.findall(r'(?:src|href)\s*=\s*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', source)
@@ -72,7 +72,7 @@ def test_nothing_is_fetched_and_the_file_is_small(tmp_path):
     assert len(source.encode()) < 10**6
 
 
-@pytest.mark.promise("markup and scripts in names and messages of a run", "text in the report, never markup")
+@pytest.mark.promise("markup and scripts in names, reasons and settings of a run", "text in the report, never markup")
 def test_what_a_user_wrote_is_text_and_never_markup(tmp_path):
     source = html(read_report_data(make_run(tmp_path)))
     assert "<script>alert" not in source
@@ -244,7 +244,7 @@ def test_markdown_is_short_and_marks_the_answer(tmp_path):
     assert len(text.splitlines()) < 40
 
 
-@pytest.mark.promise("the report cannot be made", "a warning; the result stands")
+@pytest.mark.promise("a report that cannot be written", "a warning; the result is complete")
 def test_a_report_that_fails_is_a_warning_and_no_more(tmp_path):
     warnings: list[str] = []
     run = make_run(tmp_path)

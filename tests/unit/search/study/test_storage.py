@@ -44,6 +44,9 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
     return result
 
 
+@pytest.mark.promise(
+    "study.log damaged between two calls", "kept aside and rebuilt from the journal; no probe is repeated"
+)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -53,7 +56,6 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
         pytest.param(lambda data: b"", id="empty"),
     ],
 )
-@pytest.mark.promise("the study's file is damaged", "rebuilt from the journal; no probe is repeated")
 def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tmp_path, damage):
     before = explored(tmp_path)
     path = tmp_path / "study.log"
@@ -67,6 +69,7 @@ def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tm
     assert after.outcomes == before.outcomes
 
 
+@pytest.mark.promise("study.log damaged while two explorers use it", "neither loses a probe")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -76,7 +79,6 @@ def test_a_damaged_study_is_rebuilt_from_the_journal_and_no_probe_is_repeated(tm
         pytest.param(lambda data: data[:-40], id="cut off"),
     ],
 )
-@pytest.mark.promise("the study's file is damaged while two explorers use it", "neither loses a probe")
 def test_a_study_that_is_damaged_while_two_explorers_use_it_costs_neither_a_probe(tmp_path, damage):
     path = tmp_path / "study.log"
     books = [Journal(tmp_path / f"journal_{number}.jsonl") for number in range(2)]
@@ -119,7 +121,7 @@ def test_what_was_good_in_a_damaged_study_is_kept_under_another_name(tmp_path):
     assert (tmp_path / "study.log.damaged_1").read_bytes() == damaged
 
 
-@pytest.mark.promise("a stopped process holds a lock", "an error that names the file and how to find the process")
+@pytest.mark.promise("a stopped process holds a lock for ever", "an error that names the file")
 def test_a_lock_that_is_held_too_long_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "lock"
     refused = pytest.raises(EngineError, match="lock is locked by another process")
@@ -168,7 +170,7 @@ def test_the_replicas_that_a_probe_showed_are_known_to_every_explorer_of_the_stu
     assert trials.num_replicas_of(open_study(BexploreSampler(SPACE), storage=path)) == 8
 
 
-@pytest.mark.promise("an explorer is killed while it chooses a size", "its trial misleads no other one")
+@pytest.mark.promise("an explorer is killed while it chooses a size", "its trial misleads no other explorer")
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     asked._storage.create_new_trial(asked._study_id)
@@ -220,7 +222,7 @@ def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twi
     assert len(asked.get_trials()) == 1
 
 
-@pytest.mark.promise("the storage is gone in the middle of a run", "an error; what is finished is kept")
+@pytest.mark.promise("the storage of a study goes away in the middle", "one error with what to type; nothing is lost")
 def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_do(tmp_path):
     def runner(probe: Probe) -> Observation:
         (tmp_path / "study.log").unlink(missing_ok=True)
@@ -233,6 +235,69 @@ def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_
     assert "run the same command again" in error.value.hint
     (tmp_path / "study.log").rmdir()
     assert len(Journal(tmp_path / "journal.jsonl").read()) == 1
+    assert explored(tmp_path).recommendation.micro_batch_size == 8
+
+
+@pytest.mark.promise("study.log is deleted in the middle of a run", "it is put back; the run goes on")
+@pytest.mark.parametrize("times", [(1,), (2,), (4,), (1, 2, 3, 4)], ids=str)
+def test_a_study_that_is_deleted_in_mid_run_is_put_back(tmp_path, times):
+    asked: list[int] = []
+
+    def runner(probe: Probe) -> Observation:
+        asked.append(probe.number)
+        if len(asked) in times:
+            (tmp_path / "study.log").unlink()
+        return answers(probe)
+
+    assert explored(tmp_path, runner).recommendation.micro_batch_size == 8
+    assert asked == sorted(set(asked))
+    assert explored(tmp_path).recommendation.micro_batch_size == 8
+    assert list(tmp_path.glob("*damaged*")) == []
+
+
+@pytest.mark.promise("study.log that two explorers share is deleted", "both go on, and still see each other")
+def test_a_study_that_two_explorers_share_is_put_back(tmp_path):
+    book = Journal(tmp_path / "journal.jsonl")
+    run = loop.RunRecord(storage=tmp_path / "study.log", record=book.append, lock_path=tmp_path / ".lock")
+    running = [loop.explore(answers, space=SPACE, run=run) for _ in range(2)]
+    for events in running:
+        while not isinstance(next(events), loop.ProbeFinished):
+            pass
+    (tmp_path / "study.log").unlink()
+
+    results = [list(events)[-1] for events in running]
+
+    assert [one.recommendation.micro_batch_size for one in results] == [8, 8]
+    numbers = [one.probe.number for one in book.read()]
+    assert sorted(numbers) == list(range(len(numbers)))
+
+
+@pytest.mark.promise("study.log is emptied in the middle of a run", "one error; the next call goes on from the journal")
+def test_a_study_that_is_cut_off_in_mid_run_repeats_no_probe(tmp_path):
+    asked: list[int] = []
+
+    def runner(probe: Probe) -> Observation:
+        asked.append(probe.number)
+        if len(asked) == 2:
+            (tmp_path / "study.log").write_text("")
+        return answers(probe)
+
+    with pytest.raises(EngineError, match="the study's storage failed") as error:
+        explored(tmp_path, runner)
+
+    assert "run the same command again" in error.value.hint
+    assert explored(tmp_path, runner).recommendation.micro_batch_size == 8
+    assert asked == sorted(set(asked))
+
+
+@pytest.mark.promise("a journal holds a probe's number twice", "the run goes on")
+def test_a_journal_with_a_number_twice_is_gone_on_from(tmp_path):
+    explored(tmp_path)
+    path = tmp_path / "journal.jsonl"
+    first, second, *_ = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second * 3)
+    (tmp_path / "study.log").unlink()
+
     assert explored(tmp_path).recommendation.micro_batch_size == 8
 
 

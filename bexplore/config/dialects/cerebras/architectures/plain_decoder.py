@@ -37,7 +37,10 @@ _OTHER_ARCHITECTURES = frozenset(
 )
 _NEAR_KEY = 0.88  # similarity from which an unknown key is taken for a misspelt one; real ones resemble each other
 _NEAR_NAME = 0.75  # similarity from which an unknown name is taken for a misspelt one; "lama" has 0.89
-_DESCRIBE_IT = "describe it under explore.workload (transformers, or model and batch by import path); see configs/"
+_DESCRIBE_IT = (
+    "describe it under explore.workload (transformers, or model and batch by import path): "
+    "bexplore init --example own_model writes one"
+)
 
 _OWNER = "the model section"
 _SIZES = {

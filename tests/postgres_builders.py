@@ -20,25 +20,47 @@ def missing() -> str:
     if _program("initdb") is None:
         return "PostgreSQL is not installed (apt-get install postgresql)"
     if importlib.util.find_spec("psycopg") is None:
-        return "psycopg is not installed (pip install '.[postgresql]')"
+        return "psycopg is not installed (pip install 'bexplore[postgresql]')"
     return ""
 
 
+class Server:
+    """A server that can be stopped as by a crash of its host, and started again.
+
+    Args:
+        folder: Of its data.
+        port: At which it listens.
+    """
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._port = folder, port
+        self.url = f"postgresql://{USER}@127.0.0.1:{port}/postgres"
+
+    def start(self) -> None:
+        options = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        self._control("--log", self._folder / "log", "--options", options, "start")
+
+    def stop(self) -> None:
+        self._control("--mode", "immediate", "stop")
+
+    def _control(self, *arguments: object) -> None:
+        _run("pg_ctl", "--pgdata", self._folder / "data", "--wait", *arguments)
+
+
 @contextmanager
-def server() -> Iterator[str]:
-    """Start a server; gives the URL of an empty database."""
+def server() -> Iterator[Server]:
+    """Start a server with an empty database."""
     folder = Path(tempfile.mkdtemp(prefix="bexplore-postgres-"))
     if os.getuid() == 0:
         shutil.chown(folder, USER)
-    data, port = folder / "data", _free_port()
     try:
-        _run("initdb", "--pgdata", data, "--username", USER, "--auth", "trust", "--no-sync")
-        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        _run("pg_ctl", "--pgdata", data, "--log", folder / "log", "--options", options, "--wait", "start")
+        _run("initdb", "--pgdata", folder / "data", "--username", USER, "--auth", "trust", "--no-sync")
+        made = Server(folder, _free_port())
+        made.start()
         try:
-            yield f"postgresql://{USER}@127.0.0.1:{port}/postgres"
+            yield made
         finally:
-            _run("pg_ctl", "--pgdata", data, "--mode", "immediate", "--wait", "stop")
+            made.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
