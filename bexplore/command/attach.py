@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from bexplore.command.processes import MARK
+from bexplore.command.reaper import MARK
 from bexplore.errors import UserInputError
 
 NAME = "bexplore_attach.pth"

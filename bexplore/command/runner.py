@@ -16,7 +16,8 @@ from bexplore.command.device_use import DeviceUse
 from bexplore.command.failures import KILLED_BY_KERNEL, CommandFailure, of_end, of_errors, of_lost
 from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
-from bexplore.command.processes import MARK, Start
+from bexplore.command.processes import Start
+from bexplore.command.reaper import MARK
 from bexplore.command.reports import Rank, Reports, ReportsReader, with_own_batches
 from bexplore.command.timing import (
     MIN_TIMED_STEPS,
@@ -337,7 +338,7 @@ class CommandRunner:
         return self._open(probe, accumulation, capacity=max(roomy, default=size))
 
     def _watched(self, opened: OpenStart, probe: Probe) -> _Seen:
-        folder, contention, kills = opened.latest, CpuContention([opened.start.process.pid]), oom_kills()
+        folder, contention, kills = opened.latest, CpuContention([opened.start.pid]), oom_kills()
 
         def look(pids: Sequence[int]) -> None:
             contention.look(pids)

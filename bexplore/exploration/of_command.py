@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from bexplore.command.processes import end_leftovers
 from bexplore.command.runner import PROBING_ACCUMULATION, WARMUP_STEPS, CommandRunner, CommandSettings
 from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
@@ -21,6 +22,7 @@ from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ResumableExploration, keeping_sizes
+from bexplore.host import logs
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search import loop
 from bexplore.search.policy.decision import Decision, StopReason
@@ -60,6 +62,8 @@ class CommandExploration(ResumableExploration):
         return all(getattr(stored, name) == value for name, value in asked.items())
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
+        for text in end_leftovers(run.directory):
+            logs.log.warning(text)
         runner = CommandRunner(
             self._command,
             CommandSettings(

@@ -24,7 +24,7 @@ ORDER = {
     "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
-    "command": "observer reports timing verdicts failures processes device_use attach probe_folder watch open_start "
+    "command": "observer reports timing verdicts failures reaper processes device_use attach probe_folder watch open_start "
     "runner",
     "exploration": "estimated parallel_result lengths_result settings_result bottlenecks result journal run_directory "
     "selection memory_budget launching loader_lengths variants fingerprint events event_records estimate further_files "
