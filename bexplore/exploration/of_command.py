@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from bexplore.exploration.finish import Finish, batch_size_request, global_batch
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ResumableExploration, keeping_sizes
 from bexplore.host import logs
+from bexplore.host.clocks import Stopwatch
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search import loop
 from bexplore.search.policy.decision import Decision, StopReason
@@ -376,7 +376,7 @@ class CommandExploration(ResumableExploration):
 
 def _observed(runner: CommandRunner, probe: Probe, accumulation: int | None) -> Observation:
     """Run a probe with an accumulation; a training that does not take it has crashed, which its size has not."""
-    began_s = time.time()
+    stopwatch = Stopwatch()
     try:
         return runner.run(probe, accumulation)
     except UserProgramError as error:
@@ -385,8 +385,7 @@ def _observed(runner: CommandRunner, probe: Probe, accumulation: int | None) -> 
             outcome=Outcome.CRASHED,
             reason="; ".join(filter(None, (error.message, error.hint))),
             traceback_text=error.traceback_text,
-            started_at_s=began_s,
-            elapsed_s=time.time() - began_s,
+            **stopwatch.times(),
         )
 
 

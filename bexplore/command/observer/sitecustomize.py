@@ -80,7 +80,14 @@ def _watch_host(folder):
             if stream.read() == place:
                 return
         os.close(os.open(os.path.join(folder, "watched-" + place), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        words = [sys.executable, "-I", "-S", os.path.join(folder, "bexplore_reaper.py"), "host", os.path.dirname(folder)]
+        words = [
+            sys.executable,
+            "-I",
+            "-S",
+            os.path.join(folder, "bexplore_reaper.py"),
+            "host",
+            os.path.dirname(folder),
+        ]
         os.waitpid(os.posix_spawn(sys.executable, words, os.environ), 0)  # it goes on as an orphan
     except Exception:  # it has begun already, or the host has no /proc: ranks leave by themselves after their steps
         pass

@@ -227,11 +227,11 @@ class RankGroup:
         self._called.clear()
 
     def _launcher_ended(self, status: int) -> Refused:
-        last = next((line for line in reversed(self._log.tail_text().splitlines()) if line.strip()), "it wrote nothing")
+        last = last_line(self._log.tail_text()) or "it wrote nothing"
         return Refused.of(
             EngineError(
-                f"the launcher ended with status {status} before its ranks called: {last.strip()}",
-                hint="run it by hand: " + " ".join(self._launcher.command("HOST:PORT", ())),
+                f"the launcher {ended_with(status)} before its ranks called: {last}",
+                hint="run it by hand: " + shlex.join(self._launcher.command("HOST:PORT", ())),
             )
         )
 

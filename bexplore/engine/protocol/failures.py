@@ -87,6 +87,12 @@ _ENDS_WITH_ERROR = ("Error", "Exception", "Interrupt", "Exit", "Group")
 # Classes that derive from `RuntimeError`, as the last line of a traceback names them: torch/csrc/Exceptions.cpp.
 _ERRORS_OF_RUN_TIME = ("AcceleratorError", "DistBackendError", "DistError", "BackendCompilerFailed", "InductorError")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$")
+# Lines of loggers that are no reason of an end: torch/_logging/_internal.py (`W1126 12:00:00.123000 17 torch/x.py:5]`,
+# with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), and what Python's `logging` writes by default.
+_LOG_LINE = re.compile(
+    r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:)"
+)
+_WARNING_LINE = re.compile(r"^(\[?rank\d+\]?:\s?)?\S+:\d+: \w*Warning: ")
 # What stands in a traceback between an exception and what led to it: Lib/traceback.py.
 _CONTINUED = "the above exception"
 # Errors of launchers: torch/distributed/elastic and torch/multiprocessing/spawn.py; of those that start a subprocess.
@@ -261,6 +267,31 @@ def signal_name(return_code: int | None) -> str:
     return known.get(number, f"signal {number}" if return_code is not None and return_code < 0 else "")
 
 
+def ended_with(return_code: int) -> str:
+    """Return how a process ended, for people: by which signal, else with which status."""
+    name = signal_name(return_code)
+    return f"was ended by {name}" if name else f"ended with status {return_code}"
+
+
+def last_line(text: str) -> str:
+    """Return the last line of what a program wrote that may say why it ended; empty for none.
+
+    What a library logs while all is well, and warnings, are no reason.
+    """
+    return next((line.strip() for line in reversed(without_logs(text)) if line.strip()), "")
+
+
+def without_logs(text: str) -> list[str]:
+    """Return the lines of an output, but for those of libraries' loggers and of warnings."""
+    lines, is_of_warning = [], False
+    for line in text.splitlines():
+        is_code = is_of_warning and line.startswith("  ")  # the line of code that a warning shows below itself
+        is_of_warning = _WARNING_LINE.search(line) is not None
+        if not (is_code or is_of_warning or _LOG_LINE.search(line)):
+            lines.append(line)
+    return lines
+
+
 def signal_of_loader(message: str) -> str:
     """Return the signal that ended a process of a DataLoader, by the message of its error; empty for none."""
     found = _LOADER_KILLED.search(message)
@@ -276,7 +307,7 @@ def refusal_in_output(text: str) -> str:
     A line counts where it is the last of a traceback, or where it is what an allocator writes. Another error that ends
     the output after it shows that the program survived the refusal.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in without_logs(text) if line.strip()]
     told = [index for index, line in enumerate(lines) if not line.startswith((" ", "frame #"))]
     lines = lines[told[-LAST_LINES] if len(told) > LAST_LINES else 0 :]
     found = next((index for index in reversed(range(len(lines))) if _is_refusal(lines[index])), None)
@@ -341,12 +372,12 @@ def telling_line(error: BaseException) -> str:
     A DataLoader's message holds the traceback of its worker, whose last line is what went wrong. A line that ends with
     a colon (`backend='inductor' raised:`) takes the next one along.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in without_logs(str(error)) if line.strip()]
     if lines and "in DataLoader worker process" in lines[0]:
         lines.reverse()
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] = f"{lines[0]} {lines[1]}"
-    return first_line(lines[0] if lines else error)
+    return first_line(lines[0] if lines else type(error).__name__)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError
+from bexplore.host.json_files import parse_json
 from bexplore.job import Job
 from bexplore.measurement.probe import Outcome, Probe
 
@@ -380,7 +381,7 @@ def receive(connection: Connection, kinds: tuple[type[Message], ...]) -> Any:
         EOFError, OSError: The other side is gone.
         ValueError: What came is not a message of ours.
     """
-    values = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+    values = parse_json(connection.recv_bytes(MAX_MESSAGE_BYTES))
     try:
         kind = _KINDS[values.pop("kind")]
         if not issubclass(kind, kinds):
