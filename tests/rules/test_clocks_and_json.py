@@ -59,7 +59,7 @@ def reckonings(tree: ast.AST) -> Iterator[int]:
         parts: list[ast.AST] = []
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Add):
             parts = [node.left, node.right]
-        elif isinstance(node, ast.Compare):
+        elif isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             parts = [node.left, *node.comparators]
         if any(is_wall(part) or name_of(part) in names for part in parts):
             yield node.lineno

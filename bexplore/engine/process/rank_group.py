@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -28,7 +29,7 @@ from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, P
 from bexplore.engine.process.worker_process import CLOSED_PIPE_S, lost
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.answers import blamed, merged, named
-from bexplore.engine.protocol.failures import classify_exit
+from bexplore.engine.protocol.failures import classify_exit, ended_with, last_line
 from bexplore.engine.protocol.messages import (
     FROM_RANK,
     Answer,

@@ -88,7 +88,7 @@ _ENDS_WITH_ERROR = ("Error", "Exception", "Interrupt", "Exit", "Group")
 _ERRORS_OF_RUN_TIME = ("AcceleratorError", "DistBackendError", "DistError", "BackendCompilerFailed", "InductorError")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$")
 # Lines of loggers that are no reason of an end: torch/_logging/_internal.py (`W1126 12:00:00.123000 17 torch/x.py:5]`,
-# with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), and what Python's `logging` writes by default.
+# with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), and the default of Python's `logging`.
 _LOG_LINE = re.compile(
     r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:)"
 )
