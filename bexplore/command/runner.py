@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 import signal
@@ -41,8 +42,8 @@ from bexplore.command.verdicts import (
 )
 from bexplore.command.watch import Ending, Watch
 from bexplore.config.command import Command
-from bexplore.engine.protocol.failures import ended_with
-from bexplore.errors import UserInputError, UserProgramError
+from bexplore.engine.protocol.failures import ended_with, full_disk, last_line
+from bexplore.errors import EngineError, UserInputError, UserProgramError
 from bexplore.host.clocks import MOST_TRIES, SUSPENDED, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import CpuContention
 from bexplore.host.machine import oom_kills
@@ -84,6 +85,8 @@ OF_NO_SIZE = (
     "IsADirectoryError",
     "JSONDecodeError",
 )
+# What the kernel says where the host has no room for a start, whatever the command.
+OF_HOST = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 # Endings that have nothing to do with the size.
 HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
 # What a start without a step may be, beside a slow one.
@@ -388,6 +391,7 @@ class CommandRunner:
 
         Raises:
             UserProgramError: What was asked for cannot be seen, or does not happen, whatever the size.
+            EngineError: A disk is full.
         """
         left, self._left = self._left, ()
         blank = Observation(
@@ -402,6 +406,8 @@ class CommandRunner:
             return replace(blank, reason=SUSPENDED, details={"ended_by": signal.SIGSTOP.name})
         if seen.ending is Ending.NO_BATCH:
             return self._without_batch(blank, seen.watch)
+        if seen.ending is not Ending.OBSERVED:
+            _check_host(seen.watch)
         failure = self._failure(seen.ending, seen.watch, killed_by_kernel=seen.killed_by_kernel)
         if failure is not None and not seen.opened.is_reused:
             self._check_early(failure, seen.opened.capacity or probe.micro_batch_size, seen.opened.folder.path)
@@ -437,6 +443,11 @@ class CommandRunner:
         try:
             start = Start(argv, env=env, folder=folder.path)
         except OSError as error:
+            if error.errno in OF_HOST:
+                raise EngineError(
+                    f"the command cannot be started: {error.strerror}",
+                    hint="make room on the disk, in memory or among processes, then run the same command again",
+                ) from error
             raise UserInputError(
                 f"the command cannot be started: {argv[0]}: {error.strerror}", hint="type the command as in your shell"
             ) from error
@@ -655,6 +666,18 @@ class CommandRunner:
     def _fill_at_most(self, max_samples: int | None) -> None:
         if max_samples is not None:
             self._max_samples = min(max_samples, self._max_samples or max_samples)
+
+
+def _check_host(watch: Watch) -> None:
+    """Check that the host is not to blame for the end of a start.
+
+    Raises:
+        EngineError: A disk was full.
+    """
+    told = "\n".join(error["traceback"] for error in watch.reports.errors)
+    error = full_disk(told or last_line(watch.start.log_tail()))
+    if error is not None:
+        raise error
 
 
 def _num_samples(ranks: Sequence[Rank]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import signal
 import socket
@@ -11,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ from bexplore.command.runner import MAX_TIMED_STEPS, WARMUP_STEPS, CommandRunner
 from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
-from bexplore.errors import BexploreError, UserInputError, UserProgramError
+from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Compilation, Outcome
@@ -469,6 +471,33 @@ def test_a_size_at_which_an_epoch_has_no_batch_is_of_that_size_once_another_was_
 
 def test_a_training_that_never_updates_is_refused_as_one_without_an_observed_step(run_of):
     assert "no step observed" in refused(run_of(training("--frozen"))).message
+
+
+@pytest.mark.promise("a disk is full in a step of a command", "an error of the host with exit code 4")
+def test_a_disk_that_is_full_in_a_step_is_an_error_of_the_host(run_of):
+    error = refused(run_of(training("--fault", "forward:full", "--step", "2")), EngineError)
+
+    assert error.message.startswith("a disk is full: OSError: [Errno 28]")
+
+
+@pytest.mark.promise("the training of a command is stopped for a while (SIGSTOP, SIGCONT)", "that start is not used")
+def test_a_start_whose_training_was_stopped_for_a_while_is_no_measurement(run_of, tmp_path):
+    stopped = []
+
+    def stop_once() -> bool:
+        """Stop the first training that steps, and let it go on two seconds later."""
+        pids = [int(path.name.rpartition("-")[2]) for path in (tmp_path / "run").rglob("steps-*")]
+        if pids and not stopped:
+            stopped.append(pids[0])
+            os.kill(pids[0], signal.SIGSTOP)
+            threading.Timer(2.0, os.kill, (pids[0], signal.SIGCONT)).start()
+        return False
+
+    observation = run_of(training(), should_stop=stop_once)(probe_of(4))
+
+    assert observation.is_measured, observation.reason
+    assert any("was suspended for" in warning for warning in observation.warnings)
+    assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2"]
 
 
 def test_a_command_that_is_not_found_is_refused_with_its_name(run_of):

@@ -7,13 +7,14 @@ a bug is never reported as "too big".
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bexplore.errors import UnusableSizeError, first_line
+from bexplore.errors import EngineError, UnusableSizeError, first_line
 from bexplore.measurement.probe import Outcome
 
 # Message fragment -> reason. Matched against `RuntimeError` and what derives from it, so that a user's own text about
@@ -54,6 +55,7 @@ OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
     (r"could not create a (memory|primitive)( object)?$", "oneDNN was refused memory"),
     # aten/src/ATen/MapAllocator.cpp: mappings of shared memory, with strerror of ENOMEM
     (r"unable to (mmap|allocate shared memory)\b.*Cannot allocate memory", "the kernel was refusing memory"),
+    (r"unable to write to file </torch_.*No space left on device", "the loader's processes had no shared memory left"),
     # numpy/_core/_exceptions.py, as torch/_utils.py passes it on from a process of a loader
     (r"_ArrayMemoryError: Unable to allocate", "numpy was refused memory"),
     # torch/utils/data/_utils/signal_handling.py: a mapping of shared memory that has no page left
@@ -93,6 +95,10 @@ _LOG_LINE = re.compile(
     r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:)"
 )
 _WARNING_LINE = re.compile(r"^(\[?rank\d+\]?:\s?)?\S+:\d+: \w*Warning: ")
+# A full disk, by strerror(3) of ENOSPC and EDQUOT, which programs in any language print; and what is no disk: segments
+# that processes of a loader share, which take memory (torch/csrc/StorageSharing.cpp).
+_FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]")
+_SHARED_MEMORY = re.compile(r"</torch_|/dev/shm")
 # What stands in a traceback between an exception and what led to it: Lib/traceback.py.
 _CONTINUED = "the above exception"
 # Errors of launchers: torch/distributed/elastic and torch/multiprocessing/spawn.py; of those that start a subprocess.
@@ -265,6 +271,21 @@ def signal_name(return_code: int | None) -> str:
     number = 0 if return_code is None else -return_code if return_code < 0 else return_code - _SHELL_STATUS
     known = {one.value: one.name for one in signal.Signals}
     return known.get(number, f"signal {number}" if return_code is not None and return_code < 0 else "")
+
+
+def full_disk(text: str) -> EngineError | None:
+    """Return the error of the host that a traceback or a last line of output shows; None where no disk was full.
+
+    It is no failure of the user's program: any size would fail, and all go on once there is room.
+    """
+    lines = [line.strip() for line in without_logs(text) if _FULL_DISK.search(line) and not _SHARED_MEMORY.search(line)]
+    if not lines:
+        return None
+    return EngineError(
+        f"a disk is full: {first_line(lines[-1])}",
+        hint=f"make room there (temporary files are in {os.environ.get('TMPDIR', '/tmp')}), then run the same command "
+        "again: it goes on from here",
+    )
 
 
 def ended_with(return_code: int) -> str:

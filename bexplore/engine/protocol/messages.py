@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from bexplore.engine.protocol.failures import full_disk, last_line
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError
 from bexplore.host.json_files import parse_json
@@ -314,6 +315,17 @@ class Failed(Message):
     is_reusable: bool = False
     is_sticky: bool = False
     has_ended: bool = False
+
+    def check_host(self) -> None:
+        """Check that the host is not to blame.
+
+        Raises:
+            EngineError: A disk was full.
+        """
+        text = last_line(self.traceback_text) if self.has_ended else f"{self.traceback_text}\n{self.reason}"
+        error = None if self.outcome is Outcome.OUT_OF_MEMORY else full_disk(text)
+        if error is not None:
+            raise error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
