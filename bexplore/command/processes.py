@@ -78,6 +78,7 @@ class Start:
                     self._return_code = int(self._told.split()[1])
                 elif not read:  # somebody ended the reaper
                     self._return_code = self._reaper.wait()
+                    self._processes.reaper = None  # its number may be given to another
         return self._return_code
 
     def alive(self) -> list[int]:
@@ -127,6 +128,7 @@ class Start:
                 stream.close()
         try:
             self._reaper.wait(_REAPER_S)
+            self._processes.reaper = None
         except subprocess.TimeoutExpired:
             pass  # it still tries to end what is left
 

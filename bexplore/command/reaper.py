@@ -61,12 +61,12 @@ class Processes:
 
     Args:
         folder: Folder of the start.
-        reaper: Process id of its reaper; None where it has none on this host.
+        reaper: Process id of its reaper; None where it has none on this host, or none any more.
     """
 
     def __init__(self, folder: str, reaper: int | None) -> None:
         self._marks = f"{MARK}={folder}\0", os.path.join(folder, OBSERVER)  # noqa: PTH118 - text, as it stands there
-        self._reaper = reaper
+        self.reaper = reaper
         self._known: dict[int, str] = {}  # process id -> the time at which it started
         self._shared_before = _shared_memory()
 
@@ -76,7 +76,7 @@ class Processes:
         A process that was found once counts until it is gone: one that is ending has no environment any more, and may
         still hold memory of a device.
         """
-        parents = {pid: parent_of(pid) for pid in _pids() if pid not in (os.getpid(), self._reaper)}
+        parents = {pid: parent_of(pid) for pid in _pids() if pid not in (os.getpid(), self.reaper)}
         for pid in parents:
             environment = environment_of(pid)
             if any(mark in environment for mark in self._marks) or self._descends(pid, parents):
@@ -85,13 +85,13 @@ class Processes:
         return sorted(self._known)
 
     def _descends(self, pid: int, parents: dict[int, int]) -> bool:
-        if self._reaper is None:
+        if self.reaper is None:
             return False
         seen = set()
         while pid in parents and pid not in seen:
             seen.add(pid)
             pid = parents[pid]
-        return pid == self._reaper
+        return pid == self.reaper
 
     def end(
         self,
@@ -312,11 +312,14 @@ def run(folder: str, explorer: int) -> None:
     poller = select.poll()
     poller.register(0, select.POLLIN)
     poller.register(ended, select.POLLIN)
+    is_running = True
     while os.getppid() == explorer:
         ready = {number for number, _ in poller.poll(_LOOK_S * 1000)}
         if ended in ready:
             os.read(ended, 4096)
-            _reap(command.pid)
+            is_running = not _reap(command.pid) and is_running
+        if not is_running and not processes.alive():
+            return  # nothing is left to care for
         if 0 in ready and not os.read(0, 4096):
             break
     _tell_other_hosts(folder)
@@ -325,16 +328,18 @@ def run(folder: str, explorer: int) -> None:
         _remove(folder)
 
 
-def _reap(command: int) -> None:
-    """Take the statuses of all children that have ended, and tell that of the command."""
+def _reap(command: int) -> bool:
+    """Take the statuses of all children that have ended; tell that of the command, and return whether it is there."""
+    is_there = False
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return is_there
         if not pid:
-            return
+            return is_there
         if pid == command:
+            is_there = True
             code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             _answer(b"ended %d\n" % code)
 

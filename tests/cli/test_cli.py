@@ -446,6 +446,7 @@ def test_the_version_is_printed(tmp_path):
     assert bexplore("--version", cwd=tmp_path).stdout.startswith("bexplore, version ")
 
 
+@pytest.mark.promise("SIGKILL of the explorer between two probes", "the same command goes on; no probe is repeated")
 def test_the_explorer_is_killed_and_the_same_command_goes_on(known_job, tmp_path):
     path = known_job()
     command = [sys.executable, "-m", "bexplore", "explore", str(path), "--json"]

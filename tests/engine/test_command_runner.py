@@ -183,6 +183,7 @@ def test_a_program_that_drops_batches_without_a_word_is_out_of_memory_at_the_siz
 # Ranks that are lost, wait or differ
 
 
+@pytest.mark.promise("SIGKILL of one rank of a command", "that rank is named as the cause")
 def test_a_rank_that_is_killed_is_the_cause_and_not_the_connections_that_others_lose(run_of):
     observation = run_of(training("--fault", "update:killed", "--rank", "1", "--step", "2", ranks=2))(probe_of(4))
 
@@ -190,6 +191,7 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_the_connections_that_others_
     assert observation.reason.startswith("rank 1 was killed")
 
 
+@pytest.mark.promise("a rank of a command hangs", "timed out, with the last step; nothing is left")
 def test_a_rank_that_hangs_ends_the_probe_with_the_step_after_which_nothing_came(run_of, monkeypatch):
     monkeypatch.setattr(watch, "HANG_S", 2.0)
 
@@ -295,6 +297,7 @@ def test_a_script_that_spawns_its_ranks_runs_nothing_after_them(run_of, tmp_path
     assert not list(tmp_path.glob("*.pt"))
 
 
+@pytest.mark.promise("a shell script goes on after its launcher", "it is ended before its next line")
 @pytest.mark.parametrize("fault", [(), ("--fault", "update:injected", "--rank", "1", "--step", "3")])
 def test_a_shell_script_runs_nothing_after_its_launcher(run_of, tmp_path, fault):
     command = training(*fault, ranks=2)
@@ -307,6 +310,7 @@ def test_a_shell_script_runs_nothing_after_its_launcher(run_of, tmp_path, fault)
     assert not (tmp_path / "after").exists()
 
 
+@pytest.mark.promise("a training saves its state when it is ended", "it is ended before it can")
 def test_a_rank_that_is_ended_because_another_failed_saves_nothing(run_of, tmp_path):
     script = tmp_path / "run" / "saving.py"
     script.parent.mkdir()
@@ -525,6 +529,7 @@ def test_a_python_that_ignores_the_environment_is_ended_and_refused_with_the_com
     assert "bexplore attach --install" in error.hint
 
 
+@pytest.mark.promise("Ctrl-C while a command trains", "all of its ranks are ended")
 def test_an_interrupt_in_the_middle_of_a_start_ends_all_of_its_ranks(run_of, tmp_path):
     def is_training() -> bool:
         return bool(list((tmp_path / "run").rglob("steps-*")))
@@ -533,6 +538,7 @@ def test_an_interrupt_in_the_middle_of_a_start_ends_all_of_its_ranks(run_of, tmp
         run_of(training(ranks=2), should_stop=is_training)(probe_of(4))
 
 
+@pytest.mark.promise("SIGTERM or SIGHUP of a command's explorer", "its training is ended, exit code 130")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_explorer_that_is_ended_by_a_signal_ends_its_training(tmp_path, number):
     words = [sys.executable, "-m", "bexplore", "explore", "--quiet", "--", *training().argv]
@@ -548,6 +554,10 @@ def test_an_explorer_that_is_ended_by_a_signal_ends_its_training(tmp_path, numbe
     assert marked_processes(tmp_path) == []
 
 
+@pytest.mark.promise(
+    "the host of a command's explorer is gone",
+    "ranks on other hosts stop at a common step and save nothing",
+)
 def test_ranks_stop_at_a_common_step_where_no_sign_of_the_explorer_comes(run_of, monkeypatch):
     monkeypatch.setattr(ProbeFolder, "beat", lambda self: None)
     monkeypatch.setattr(open_start, "LIFE_LIMIT_S", 2.0)
@@ -724,6 +734,7 @@ def test_an_interrupt_while_a_start_serves_its_second_size_ends_all_of_its_ranks
         runner(search_probe_of(8, number=1))
 
 
+@pytest.mark.promise("ranks of a command wait for an explorer that does not come back", "they end by themselves")
 def test_ranks_that_wait_for_an_explorer_that_is_gone_end_by_themselves(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr("bexplore.command.open_start.PARK_S", 8.0)  # on busy cores a rank is seconds behind the other
     runner = run_of(training(ranks=2), sizes_per_start=8, candidates=(4, 8))

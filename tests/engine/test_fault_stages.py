@@ -50,6 +50,7 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.promise("the compiler hangs or dies", "its probe fails and no child is left")
 @pytest.mark.parametrize(
     ("bug", "outcome", "reason"),
     [
@@ -79,6 +80,7 @@ def test_a_compiler_that_hangs_or_dies_fails_its_probe_and_leaves_no_child(
     assert len(list((tmp_path / "run" / "workers").glob("*.log"))) == 2  # the next probe cost one worker, no second try
 
 
+@pytest.mark.promise("a data iterator hangs", "timed out, with the stage that hung")
 def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
     runner = run_on(job(batch="bugs:hangs_at_three"), limits=StageLimits(step_limit_s=2.0, floor_s=2.0))
 
@@ -89,6 +91,7 @@ def test_a_data_iterator_that_hangs_is_named_as_the_stage_that_hung(run_on):
     assert runner(probe(1)).outcome is Outcome.MEASURED
 
 
+@pytest.mark.promise("a trace hangs, dies or fails", "the exploration goes on without it, with the reason")
 @pytest.mark.parametrize(
     ("bug", "reason"),
     [
@@ -108,6 +111,7 @@ def test_a_trace_that_hangs_dies_or_fails_is_a_reason_and_not_the_end(monkeypatc
     assert re.search(reason, found)
 
 
+@pytest.mark.promise("the folder of results is read-only", "one error that says where to write instead")
 @pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv to be anybody")
 def test_a_folder_that_is_read_only_is_one_error_that_says_where_to_write_instead(tmp_path):
     shutil.copy(JOBS / "programs.py", tmp_path)

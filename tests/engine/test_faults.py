@@ -30,6 +30,7 @@ from tests.builders import JOBS, imported_job, in_child, observed
 MIB = 2**20
 
 
+@pytest.mark.promise("SIGKILL of a process that holds a lock", "the lock is free again")
 def test_a_lock_that_a_killed_process_held_is_free_again(tmp_path):
     def hold() -> None:
         with locks.locked(tmp_path / "lock"):
@@ -44,6 +45,7 @@ def test_a_lock_that_a_killed_process_held_is_free_again(tmp_path):
 # Several explorers
 
 
+@pytest.mark.promise("two explorers append to one journal at once", "no line is lost")
 def test_two_processes_append_to_one_journal_and_no_line_is_lost(tmp_path):
     book = Journal(tmp_path / "journal.jsonl")
 
@@ -60,6 +62,7 @@ def test_two_processes_append_to_one_journal_and_no_line_is_lost(tmp_path):
 # Disks and storages
 
 
+@pytest.mark.promise("the disk of the journal is full", "an error that says where; nothing is lost and the run goes on")
 def test_a_full_disk_is_an_error_that_says_where_and_loses_nothing(tmp_path):
     book = Journal(tmp_path / "journal.jsonl")
     book.append(observed(1))
@@ -78,6 +81,7 @@ def test_a_full_disk_is_an_error_that_says_where_and_loses_nothing(tmp_path):
     assert len(book.read()) == 2
 
 
+@pytest.mark.promise("the disk is full while a file is replaced", "the file stays as it was")
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path):
     path = tmp_path / "result.json"
     json_files.write_json(path, {"a": 1})
@@ -234,6 +238,10 @@ def test_what_a_step_holds_when_the_compiler_begins_still_counts_when_it_ends():
     assert done.stdout == f"refused beside {40 * MIB}\n", done.stderr
 
 
+@pytest.mark.promise(
+    "a program takes memory by children or shared mappings, beyond its limit",
+    "it is ended and out of memory",
+)
 def test_the_watch_sees_shared_memory_and_children_which_no_process_limit_counts():
     def hold() -> None:
         area = mmap.mmap(-1, 128 * MIB)
@@ -310,6 +318,10 @@ def probe(size: int, **fields) -> Probe:
     return Probe(number=0, micro_batch_size=size, compilation=Compilation.EAGER, max_passes=2, **fields)
 
 
+@pytest.mark.promise(
+    "SIGKILL of a worker with children in sessions of their own",
+    "all of them are gone and the next worker starts",
+)
 def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at_once(run_on, monkeypatch):
     monkeypatch.setenv("BUG", "leaves_children")
     runner = run_on(eager("misbehaves"))
@@ -324,6 +336,10 @@ def test_everything_that_a_worker_left_behind_is_gone_and_the_next_one_starts_at
     assert runner(probe(1)).outcome is Outcome.MEASURED
 
 
+@pytest.mark.promise(
+    "SIGKILL of the explorer while a worker has children in sessions of their own",
+    "all of them are gone",
+)
 def test_what_a_worker_started_ends_with_an_explorer_that_is_killed(tmp_path):
     script = (
         "import os, sys, time; from pathlib import Path\n"
@@ -342,6 +358,7 @@ def test_what_a_worker_started_ends_with_an_explorer_that_is_killed(tmp_path):
     _until(lambda: not reaper.marked_processes(mark))
 
 
+@pytest.mark.promise("a program floods its output or closes its pipe", "it harms its own probe alone")
 @pytest.mark.parametrize(("bug", "outcome"), [("flood", Outcome.MEASURED), ("close_pipe", Outcome.CRASHED)])
 def test_a_worker_that_floods_its_output_or_closes_its_pipe_harms_only_itself(run_on, monkeypatch, bug, outcome):
     monkeypatch.setenv("BUG", bug)
@@ -354,6 +371,7 @@ def test_a_worker_that_floods_its_output_or_closes_its_pipe_harms_only_itself(ru
     assert log.stat().st_size <= 4 * MIB
 
 
+@pytest.mark.promise("a worker reports for ever", "it ends at its time limit")
 def test_a_probe_ends_at_its_time_limit_even_if_it_reports_all_the_while(run_on):
     # Starting, importing torch and building report their stages, and together take longer than a second anywhere.
     observation = run_on(imported_job("perceptron"))(probe(2, time_limit_s=1.0))

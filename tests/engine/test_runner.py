@@ -409,6 +409,10 @@ def test_a_compiler_that_is_not_there_is_compile_failed(run_on):
     assert "no_such_backend" in observation.reason
 
 
+@pytest.mark.promise(
+    "a worker ends by a signal or by itself",
+    "a failed probe with the name of the signal; the next worker starts",
+)
 def test_a_worker_that_dies_is_a_crash_however_it_ends_and_the_next_worker_starts(run_on, monkeypatch):
     runner = run_on(imported_job("ends"))
     reasons = {"exit": "status 7", "SIGKILL": "SIGKILL", "SIGSEGV": "SIGSEGV", "SIGABRT": "SIGABRT"}
@@ -424,6 +428,7 @@ def test_a_worker_that_dies_is_a_crash_however_it_ends_and_the_next_worker_start
             assert "last words of the worker" in died.traceback_text
 
 
+@pytest.mark.promise("a step hangs", "timed out, and its process is gone")
 def test_a_hang_is_timed_out_and_its_process_is_gone(run_on, monkeypatch):
     monkeypatch.setenv("TEST_END", "hang")
     runner = run_on(imported_job("ends"))
@@ -447,6 +452,7 @@ def test_the_worker_and_its_children_end_with_the_runner(run_on):
     assert alive == []
 
 
+@pytest.mark.promise("SIGKILL of the explorer", "its worker ends")
 def test_the_worker_ends_when_the_explorer_is_killed(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"

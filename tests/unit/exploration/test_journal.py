@@ -32,6 +32,7 @@ def test_what_was_appended_is_read_back_equal(tmp_path):
     assert book.read() == observations
 
 
+@pytest.mark.promise("the journal is cut at any byte of its last line", "the line is skipped, the others stay")
 @given(st.integers(min_value=0))
 def test_a_last_line_that_is_cut_short_is_skipped_and_replaced(tmp_path_factory, cut):
     book = Journal(tmp_path_factory.mktemp("run") / "journal.jsonl")
@@ -47,6 +48,7 @@ def test_a_last_line_that_is_cut_short_is_skipped_and_replaced(tmp_path_factory,
     assert book.read() == [observed(1), observed(3, number=1)]
 
 
+@pytest.mark.promise("a line of the journal is damaged", "an error with its line; nothing is overwritten")
 @pytest.mark.parametrize(
     "damage", [b"{}\n", b"not json\n", b"\xff\xfe\n", b"[1]\n", b'{"probe": 3}\n', b"[" * 100_000 + b"\n"]
 )
@@ -116,6 +118,7 @@ def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
         run_directory.open_run(tmp_path)
 
 
+@pytest.mark.promise("power loss leaves zeros at the end of the journal", "they are no observation")
 def test_zeros_that_power_loss_left_at_the_end_of_a_journal_are_no_observation(tmp_path):
     book = Journal(tmp_path / "journal.jsonl")
     book.append(observed(1))

@@ -92,6 +92,7 @@ def test_a_child_counts_with_its_worker_and_is_ended_before_the_limit(host):
     assert "passed 200 MiB" in watch.violation()
 
 
+@pytest.mark.promise("the host swaps a worker out", "the probe is out of memory, and not slow")
 def test_swap_ends_a_worker_that_was_not_swapped_before(host):
     host.swapped = 500 * MIB
     watch = host.watched()
@@ -100,6 +101,7 @@ def test_swap_ends_a_worker_that_was_not_swapped_before(host):
     assert "swap" in watch.violation()
 
 
+@pytest.mark.promise("other programs fill the memory of the host", "the probe ends before the kernel kills")
 def test_a_host_that_is_full_ends_the_probe(host):
     watch = host.watched()
     host.available = HOST_FLOOR_BYTES

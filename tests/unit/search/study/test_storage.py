@@ -44,6 +44,7 @@ def explored(folder: Path, runner=answers, *, storage: Path | str | None = None,
     return result
 
 
+@pytest.mark.promise("the study is damaged", "it is rebuilt from the journal; no probe is repeated")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -165,6 +166,7 @@ def test_the_replicas_that_a_probe_showed_are_known_to_every_explorer_of_the_stu
     assert trials.num_replicas_of(open_study(BexploreSampler(SPACE), storage=path)) == 8
 
 
+@pytest.mark.promise("SIGKILL of an explorer while it chooses a size", "its trial misleads no other explorer")
 def test_a_trial_whose_explorer_was_killed_while_it_chose_misleads_no_one(tmp_path):
     asked = open_study(BexploreSampler(SPACE), storage=tmp_path / "study.log")
     asked._storage.create_new_trial(asked._study_id)
@@ -216,6 +218,7 @@ def test_an_observation_that_was_told_from_the_journal_meanwhile_is_not_told_twi
     assert len(asked.get_trials()) == 1
 
 
+@pytest.mark.promise("the storage is gone in the middle of a run", "an error that says what to do; the journal has all")
 def test_a_storage_that_is_gone_in_mid_run_is_an_engine_error_that_says_what_to_do(tmp_path):
     def runner(probe: Probe) -> Observation:
         (tmp_path / "study.log").unlink(missing_ok=True)
