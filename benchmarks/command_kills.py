@@ -131,18 +131,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=25, help="kills of this call")
     parser.add_argument("--control", action="store_true", help="run the explorations without kills alone")
     options = parser.parse_args(arguments)
-    report = {"kills": [], "answers": [], "controls": []} | (json.loads(ROWS.read_text()) if ROWS.exists() else {})
-    report |= {"facts": machine_facts("python -m benchmarks.command_kills")}
+    report = _earlier()
     if options.control:
         for way in WAYS:
             exploration = Exploration(way)
             exploration.run(None)
             report["controls"] = [one for one in report["controls"] if one["way"] != way] + [exploration.answer()]
-            _keep(report)
+            _keep({"controls": report["controls"]})
         return 0
+    del report["controls"]
     for number in _kill(options.kills, report):
         print(f"{number} kills", file=sys.stderr)
     return 0
+
+
+def _earlier() -> dict[str, Any]:
+    return {"kills": [], "answers": [], "controls": []} | (json.loads(ROWS.read_text()) if ROWS.exists() else {})
 
 
 def _kill(kills: int, report: dict[str, Any]) -> Iterator[int]:
@@ -167,7 +171,9 @@ def _kill(kills: int, report: dict[str, Any]) -> Iterator[int]:
         _keep(report)
 
 
-def _keep(report: dict[str, Any]) -> None:
+def _keep(found: dict[str, Any]) -> None:
+    """Write what a call has found over the same parts of the file; another one may run beside it."""
+    report = _earlier() | {"facts": machine_facts("python -m benchmarks.command_kills")} | found
     ROWS.write_text(json.dumps(report, indent=1) + "\n")
     PAGE.write_text(markdown(report))
 
