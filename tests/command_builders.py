@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from bexplore.command.processes import MARK
+from bexplore.command.reaper import MARK
 from bexplore.config.command import Command
 from bexplore.measurement.probe import Compilation, Probe
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import click
 
 from bexplore.errors import BexploreError, UserInputError
 from bexplore.host import logs
+from bexplore.host.json_files import parse_json
 from bexplore.job import Mode
 from bexplore.units import counted
 
@@ -80,7 +80,7 @@ class Common:
 
     def _names_of_variables(self) -> list[str]:
         """Return the names of the variables of `--env`, which takes the values from its own environment then."""
-        given = (json.loads(one.removeprefix(VARIABLES)) for one in self.overrides if one.startswith(VARIABLES))
+        given = (parse_json(one.removeprefix(VARIABLES)) for one in self.overrides if one.startswith(VARIABLES))
         return [name for variables in given for name in variables]
 
     def announce(self, config: Config) -> None:

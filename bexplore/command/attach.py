@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from bexplore.command.processes import MARK
+from bexplore.command.reaper import MARK
+from bexplore.engine.protocol.failures import ended_with
 from bexplore.errors import UserInputError
 
 NAME = "bexplore_attach.pth"
@@ -98,7 +99,7 @@ def _run(python: str, program: str, **variables: str) -> str:
             command, env=environment, capture_output=True, text=True, check=True, timeout=_PYTHON_S
         ).stdout
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip().splitlines()[-1:] or [f"it ended with status {error.returncode}"]
+        said = (error.stderr or "").strip().splitlines()[-1:] or [f"it {ended_with(error.returncode)}"]
         raise UserInputError(f"{python} cannot be run: {said[0]}", hint=_NAME_IT) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise UserInputError(f"{python} cannot be run: {error}", hint=_NAME_IT) from error

@@ -12,11 +12,14 @@ from bexplore.command.reports import Reports
 from bexplore.engine.protocol.failures import (
     COMPILER_MODULES,
     OUT_OF_MEMORY_MESSAGES,
+    ended_with,
     is_of_launcher,
+    last_line,
     refusal_in_output,
     refusal_reason,
     signal_name,
     signal_of_loader,
+    without_logs,
 )
 from bexplore.measurement.probe import Outcome
 
@@ -107,7 +110,7 @@ def of_lost(log: str, reports: Reports) -> CommandFailure | None:
     silent = sorted({str(one["rank"]) for one in reports.hellos if one["rank"] is not None} - told)
     if root is not None:
         which, ended_by = f"rank {root[1]}", signal_name(int(root[2]))
-        how = f"was killed by {ended_by}" if ended_by else f"ended with status {root[2]}"
+        how = f"was killed by {ended_by}" if ended_by else ended_with(int(root[2]))
     elif silent:
         which, ended_by = f"rank {', '.join(silent)}", _signal_in(log)
         how = f"was killed by {ended_by}" if ended_by else "ended"
@@ -150,12 +153,11 @@ def of_end(
             ended_by=ended_by or signal.SIGKILL.name,
         )
     trace = _last_traceback(log)
-    last = next((line for line in reversed((trace or log).splitlines()) if line.strip()), "it wrote nothing")
-    how = "the command ended" if return_code is not None else "the command was ended"
-    status = f" with status {return_code}" if return_code is not None else ""
+    last = last_line(trace or log) or "it wrote nothing else than logs" if log.strip() else "it wrote nothing"
+    how = f"the command {ended_with(return_code)}" if return_code is not None else "the command was ended"
     return CommandFailure(
         outcome=Outcome.CRASHED,
-        reason=f"{how}{status}: {last.strip()}"[:_LONGEST_REASON],
+        reason=f"{how}: {last}"[:_LONGEST_REASON],
         traceback_text=trace or log,
         is_early=bool(return_code) and not reports.counts and not reports.ranks,
     )
@@ -208,4 +210,4 @@ def _last_traceback(log: str) -> str:
 
 
 def _first_line(message: str) -> str:
-    return next((line.strip() for line in message.splitlines() if line.strip()), "no message")
+    return next((line.strip() for line in without_logs(message) if line.strip()), "no message")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from bexplore.host.json_files import parse_json
 
 Place = tuple[str, int]  # host and process id: containers may have equal ids
 
@@ -186,9 +187,13 @@ class ReportsReader:
             changed_ns, record = self._records.get(entry.name, (0, None))
             now_ns = entry.stat().st_mtime_ns
             if now_ns != changed_ns:
-                record = read(json.loads(Path(entry.path).read_text()))
+                try:
+                    record = read(parse_json(Path(entry.path).read_text()))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    record = None  # not the observer's: a full disk cut it, or the program wrote it
                 self._records[entry.name] = (now_ns, record)
-            yield record
+            if record is not None:
+                yield record
 
 
 def _counts(entry: os.DirEntry[str]) -> tuple[Place, tuple[int, ...]] | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
+import signal
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from bexplore.command.device_use import DeviceUse
 from bexplore.command.failures import KILLED_BY_KERNEL, CommandFailure, of_end, of_errors, of_lost
 from bexplore.command.open_start import OpenStart
 from bexplore.command.probe_folder import ProbeFolder
-from bexplore.command.processes import MARK, Start
+from bexplore.command.processes import Start
+from bexplore.command.reaper import MARK
 from bexplore.command.reports import Rank, Reports, ReportsReader, with_own_batches
 from bexplore.command.timing import (
     MIN_TIMED_STEPS,
@@ -40,7 +42,9 @@ from bexplore.command.verdicts import (
 )
 from bexplore.command.watch import Ending, Watch
 from bexplore.config.command import Command
-from bexplore.errors import UserInputError, UserProgramError
+from bexplore.engine.protocol.failures import ended_with, full_disk, last_line
+from bexplore.errors import EngineError, UserInputError, UserProgramError
+from bexplore.host.clocks import MOST_TRIES, SUSPENDED, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import CpuContention
 from bexplore.host.machine import oom_kills
 from bexplore.measurement.probe import Compilation, Observation, Outcome, Probe
@@ -81,6 +85,8 @@ OF_NO_SIZE = (
     "IsADirectoryError",
     "JSONDecodeError",
 )
+# What the kernel says where the host has no room for a start, whatever the command.
+OF_HOST = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 # Endings that have nothing to do with the size.
 HOPELESS = (Ending.UNOBSERVED, Ending.NO_STEP)
 # What a start without a step may be, beside a slow one.
@@ -118,6 +124,7 @@ class _Seen:
         ending: Why it ended.
         warnings: Of the machine meanwhile.
         killed_by_kernel: Whether the kernel's out-of-memory killer struck meanwhile.
+        suspended_s: Seconds in which the machine slept or a process was stopped: the probe is no measurement.
     """
 
     opened: OpenStart
@@ -125,6 +132,7 @@ class _Seen:
     ending: Ending
     warnings: tuple[str, ...]
     killed_by_kernel: bool
+    suspended_s: float
 
 
 class CommandRunner:
@@ -172,28 +180,30 @@ class CommandRunner:
         accumulation = PROBING_ACCUMULATION if self.command.sets_accumulation else None
         if not self.shares_starts or probe.compilation is not Compilation.SHARED or probe.fresh_worker:
             return self.run(probe, accumulation)
-        began_s = time.time()
-        limit_s = self._pass_limit_s()
+        stopwatch, limit_s = Stopwatch(), self._pass_limit_s()
         served, was_spent = self._serve(probe, accumulation)
         if served is not None:
             return served
         observation = self.run(probe, accumulation)
         was_slow = (self._first_pass_s or 0.0) > limit_s  # and was given up for that alone
         self.shares_starts = was_spent or was_slow or not observation.is_measured
-        return replace(observation, started_at_s=began_s, elapsed_s=time.time() - began_s)
+        return replace(observation, **stopwatch.times())
 
     def run(self, probe: Probe, accumulation: int | None) -> Observation:
         """Run one probe in a start of its own, with so many micro-batches a step; None leaves them to the command."""
         self.close()
         if probe.compilation is Compilation.SHARED:
             probe = replace(probe, compilation=Compilation.EXACT)
-        began_s = time.time()
-        opened = self._open(probe, accumulation)
-        try:
-            seen = self._watched(opened, probe)
-        finally:
-            self._end(opened)
-        observation = self._judged(seen, probe, began_s=began_s)
+        stopwatch = Stopwatch()
+        for _ in range(MOST_TRIES):
+            opened = self._open(probe, accumulation)
+            try:
+                seen = self._watched(opened, probe)
+            finally:
+                self._end(opened)
+            if not seen.suspended_s:
+                break
+        observation = self._judged(seen, probe, stopwatch)
         self._fill_at_most(observation.max_samples)
         if observation.outcome is Outcome.OUT_OF_MEMORY:
             self._refused = min(probe.micro_batch_size, self._refused or probe.micro_batch_size)
@@ -250,13 +260,13 @@ class CommandRunner:
             The measurement, None where the size needs a start of its own; and whether that says nothing of further
             starts: the training had come to its end after other sizes, or a signal ended it.
         """
-        began_s = time.time()
+        stopwatch = Stopwatch()
         held = self._next_of_held(probe, accumulation) or self._open_for_several(probe, accumulation)
         self._held = held
         observation = None
         try:
             seen = self._watched(held, probe)
-            observation = self._judged_of_several(seen, probe, began_s=began_s)
+            observation = self._judged_of_several(seen, probe, stopwatch)
         finally:
             if observation is None or not observation.is_measured or not held.park():
                 self.close()
@@ -266,7 +276,7 @@ class CommandRunner:
                 return self._serve(probe, accumulation)
             if held.is_reused and seen.ending is Ending.ENDED and not ranks:
                 return self._serve(probe, accumulation)  # it was ending when it was asked: a new start serves the size
-            is_struck = observation is not None and bool(observation.details.get("ended_by"))
+            is_struck = seen.suspended_s > 0 or (observation is not None and bool(observation.details.get("ended_by")))
             return None, is_struck or (held.is_reused and any(rank.outcome == "ended" for rank in ranks))
         if observation.num_graphs:  # the compiler makes another program of the second size than of the first
             self.shares_starts = False
@@ -292,12 +302,14 @@ class CommandRunner:
         first = _first_own_step(ranks)
         return 0 if first is None or first > MOST_STEPS_AHEAD else first + WARMUP_STEPS + MIN_TIMED_STEPS
 
-    def _judged_of_several(self, seen: _Seen, probe: Probe, *, began_s: float) -> Observation | None:
+    def _judged_of_several(self, seen: _Seen, probe: Probe, stopwatch: Stopwatch) -> Observation | None:
         """Return the observation of a size of a start for several; None where the size needs a start of its own.
 
         Raises:
             UserProgramError: It would end the same way there.
         """
+        if seen.suspended_s:
+            return None
         ranks, capacity = seen.watch.reports.ranks, seen.opened.capacity
         finding = check_capacity(ranks, capacity) if ranks and capacity is not None else None
         if finding is not None:
@@ -307,7 +319,7 @@ class CommandRunner:
             self.shares_starts = False
             return None
         try:
-            return self._judged(seen, probe, began_s=began_s)
+            return self._judged(seen, probe, stopwatch)
         except UserProgramError:
             if (seen.ending in HOPELESS or self._fails_early) and not seen.opened.is_reused:
                 raise
@@ -337,7 +349,7 @@ class CommandRunner:
         return self._open(probe, accumulation, capacity=max(roomy, default=size))
 
     def _watched(self, opened: OpenStart, probe: Probe) -> _Seen:
-        folder, contention, kills = opened.latest, CpuContention([opened.start.process.pid]), oom_kills()
+        folder, contention, kills = opened.latest, CpuContention([opened.start.pid]), oom_kills()
 
         def look(pids: Sequence[int]) -> None:
             contention.look(pids)
@@ -359,7 +371,10 @@ class CommandRunner:
             pass_limit_s=self._pass_limit_s() if (opened.capacity or 0) > probe.micro_batch_size else None,
         )
         contention.start()
-        ending = watch.until_end()
+        with Suspension(watch.here) as suspension:
+            ending = watch.until_end()
+        if suspension.seconds:
+            self._left = (*self._left, suspended_text(suspension.seconds))
         if not opened.is_reused and watch.first_pass_s is not None:
             self._first_pass_s = max(self._first_pass_s or 0.0, watch.first_pass_s)
         return _Seen(
@@ -368,26 +383,31 @@ class CommandRunner:
             ending=ending,
             warnings=(*contention.warnings(), *opened.devices.warnings()),
             killed_by_kernel=oom_kills() > kills,
+            suspended_s=suspension.seconds,
         )
 
-    def _judged(self, seen: _Seen, probe: Probe, *, began_s: float) -> Observation:
+    def _judged(self, seen: _Seen, probe: Probe, stopwatch: Stopwatch) -> Observation:
         """Return the observation of what was seen.
 
         Raises:
             UserProgramError: What was asked for cannot be seen, or does not happen, whatever the size.
+            EngineError: A disk is full.
         """
         left, self._left = self._left, ()
         blank = Observation(
             probe=probe,
             outcome=Outcome.CRASHED,
-            started_at_s=began_s,
-            elapsed_s=time.time() - began_s,
+            **stopwatch.times(),
             worker=seen.opened.number,
             memory_budget_bytes=self.settings.memory_limit_bytes,
             warnings=(*seen.warnings, *left),
         )
+        if seen.suspended_s:
+            return replace(blank, reason=SUSPENDED, details={"ended_by": signal.SIGSTOP.name})
         if seen.ending is Ending.NO_BATCH:
             return self._without_batch(blank, seen.watch)
+        if seen.ending is not Ending.OBSERVED:
+            _check_host(seen.watch)
         failure = self._failure(seen.ending, seen.watch, killed_by_kernel=seen.killed_by_kernel)
         if failure is not None and not seen.opened.is_reused:
             self._check_early(failure, seen.opened.capacity or probe.micro_batch_size, seen.opened.folder.path)
@@ -423,6 +443,11 @@ class CommandRunner:
         try:
             start = Start(argv, env=env, folder=folder.path)
         except OSError as error:
+            if error.errno in OF_HOST:
+                raise EngineError(
+                    f"the command cannot be started: {error.strerror}",
+                    hint="make room on the disk, in memory or among processes, then run the same command again",
+                ) from error
             raise UserInputError(
                 f"the command cannot be started: {argv[0]}: {error.strerror}", hint="type the command as in your shell"
             ) from error
@@ -511,9 +536,9 @@ class CommandRunner:
                 traceback_text=log,
             )
         if ending is Ending.ENDED and not reports.hellos:
-            status = watch.start.return_code
+            code = watch.start.return_code
             raise UserProgramError(
-                f"the command ended with status {status} before any process imported torch",
+                f"the command {ended_with(0 if code is None else code)} before any process imported torch",
                 hint="run the command by hand first: it must train without bexplore",
                 traceback_text=log,
             )
@@ -641,6 +666,18 @@ class CommandRunner:
     def _fill_at_most(self, max_samples: int | None) -> None:
         if max_samples is not None:
             self._max_samples = min(max_samples, self._max_samples or max_samples)
+
+
+def _check_host(watch: Watch) -> None:
+    """Check that the host is not to blame for the end of a start.
+
+    Raises:
+        EngineError: A disk was full.
+    """
+    told = "\n".join(error["traceback"] for error in watch.reports.errors)
+    error = full_disk(told or last_line(watch.start.log_tail()))
+    if error is not None:
+        raise error
 
 
 def _num_samples(ranks: Sequence[Rank]) -> int | None:

@@ -278,7 +278,7 @@ class Watch:
         self.look(alive)
         if available_memory_bytes() < HOST_FLOOR_BYTES:
             return Ending.HOST_FULL
-        here = self._here()
+        here = self.here()
         if not any(self.reports.num_steps.values()) and self.start.unobserved():
             self._first_torch_s = self._first_torch_s or now_s
             if now_s - self._first_torch_s > UNOBSERVED_S:
@@ -292,7 +292,7 @@ class Watch:
             return Ending.LOST if now_s - self._error_s > AFTER_ERROR_S else None
         return None
 
-    def _here(self) -> set[int]:
+    def here(self) -> set[int]:
         """Return the process ids of this host that said hello."""
         host = os.uname().nodename
         return {hello["pid"] for hello in self.reports.hellos if hello["host"] == host}

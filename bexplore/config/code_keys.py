@@ -1,6 +1,6 @@
 """The one rule of `--no-code`: the keys of a file that can make this program run or import something.
 
-`tests/unit/config/test_code_keys.py` lists every other key that takes a text, with the reason why it is only data.
+A test of the suite, `test_code_keys.py`, lists every other key that takes a text, with the reason why it is only data.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from bexplore.config.document.reader import KeyPath
 from bexplore.config.document.writer import Scalar, with_value
@@ -14,6 +14,8 @@ from bexplore.host.secret_values import MASK, hidden_words
 
 PLACEHOLDERS = ("micro_batch_size", "accumulation", "global_batch_size", "replicas", "output_dir", "config")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_SCRIPT_OPTION = re.compile(r"-[a-z]*c")  # `bash -c SCRIPT`, `bash -lc SCRIPT`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ class Command:
     @property
     def shown(self) -> str:
         """The command, quoted for a shell, with its placeholders as they were typed; secrets are masked."""
-        return _quoted(hidden_words(self.argv))
+        return shown(hidden_words(self.argv))
 
     def shown_with(self, *, micro_batch_size: int, accumulation: int | None, num_replicas: int) -> str:
         """Return the command with a size, quoted for a shell; an unknown accumulation stays a placeholder.
@@ -123,13 +125,14 @@ class Command:
         if accumulation is None and self.sets_accumulation:
             values = {name: text for name, text in values.items() if name in ("micro_batch_size", "replicas")}
         variables = [
-            f"{name}={fill(text, values) if is_placeholder(text) else MASK}" for name, text in self.env.items()
+            f"{name}={shlex.quote(fill(text, values)) if is_placeholder(text) else MASK}"
+            for name, text in self.env.items()
         ]
-        return " ".join([*variables, _quoted([fill(part, values) for part in hidden_words(self.argv)])])
+        return " ".join([*variables, shown(_filled(hidden_words(self.argv), values))])
 
     def filled(self, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the variables of one start."""
-        return [fill(part, values) for part in self.argv], {name: fill(text, values) for name, text in self.env.items()}
+        return _filled(self.argv, values), {name: fill(text, values) for name, text in self.env.items()}
 
     def values(
         self, *, micro_batch_size: int, accumulation: int, num_replicas: int, folder: Path | None = None
@@ -169,6 +172,62 @@ def _quoted(words: Sequence[str]) -> str:
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Return a text with its placeholders filled in; other braces stay."""
     return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
+
+
+def fill_script(script: str, values: Mapping[str, str]) -> str:
+    """Return a script of a shell with its placeholders filled in, each as one word wherever it stands.
+
+    A value is quoted as its place demands: outside of quotes, in single and in double ones. Source: POSIX, Shell
+    Command Language, 2.2 Quoting.
+    """
+    parts, end = [], 0
+    for found in _PLACEHOLDER.finditer(script):
+        parts.append(script[end : found.start()])
+        end = found.end()
+        value = values.get(found[1])
+        parts.append(found[0] if value is None else _QUOTED[_open_quote(script[: found.start()])](value))
+    return "".join([*parts, script[end:]])
+
+
+_QUOTED = {
+    "": shlex.quote,
+    "'": lambda value: value.replace("'", "'\"'\"'"),
+    '"': lambda value: re.sub(r'([$`"\\])', r"\\\1", value),
+}
+
+
+def _open_quote(script: str) -> str:
+    """Return the quote that is open at the end of a part of a script; empty for none."""
+    quote, is_escaped = "", False
+    for character in script:
+        if is_escaped:
+            is_escaped = False
+        elif character == "\\" and quote != "'":
+            is_escaped = True
+        elif quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+    return quote
+
+
+def is_script(words: Sequence[str], index: int) -> bool:
+    """Return whether a word is a script in the words of a shell."""
+    shells = (word for word in words[:index] if PurePath(word).name in _SHELLS)
+    return index > 1 and _SCRIPT_OPTION.fullmatch(words[index - 1]) is not None and any(shells)
+
+
+def shown(words: Sequence[str]) -> str:
+    """Return words quoted for a shell; a placeholder alone asks for no quotes."""
+    return " ".join(one if _is_plain(_PLACEHOLDER.sub("", one)) else shlex.quote(one) for one in words)
+
+
+def _is_plain(word: str) -> bool:
+    return not word or shlex.quote(word) == word
+
+
+def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    return [(fill_script if is_script(words, index) else fill)(word, values) for index, word in enumerate(words)]
 
 
 def unknown_placeholders(argv: tuple[str, ...]) -> list[str]:

@@ -48,12 +48,18 @@ def ask_once(
     Args:
         log_path: Receives what the worker and the user's code print.
         environment: Variables of the worker beside this process's own.
+
+    Raises:
+        EngineError: A disk is full.
     """
     worker = WorkerProcess(log_path, environment=environment)
     try:
-        return worker.ask(request, limits=limits, on_progress=on_progress)
+        answer = worker.ask(request, limits=limits, on_progress=on_progress)
     finally:
         worker.close()
+    if isinstance(answer, Failed):
+        answer.check_host()
+    return answer
 
 
 def check_build(job: Job, log_path: Path, *, environment: Mapping[str, str] | None = None) -> None:

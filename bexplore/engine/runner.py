@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
+import signal
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from bexplore.engine.protocol.messages import (
 )
 from bexplore.engine.protocol.shared_mode import SharedMode, mode_after, shared_modes
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
+from bexplore.host.clocks import MOST_TRIES, SUSPENDED, Stopwatch, Suspension, suspended_text
 from bexplore.host.contention import Contention
 from bexplore.host.machine import package_version
 from bexplore.job import Job, Parallelism, device_kind
@@ -392,17 +393,27 @@ class EngineRunner:
                 return observation
             self._known_mode = next_mode
 
-    def _run(self, probe: Probe, kind: type[ProbeRequest]) -> Observation:
+    def _run(self, probe: Probe, kind: type[ProbeRequest], num_tries: int = MOST_TRIES) -> Observation:
         self._choose_worker(probe)
         with self._device_lock():
-            started_at_s, began = time.time(), time.monotonic()
+            stopwatch = Stopwatch()
             is_new = self._workers.current is None
             worker = self._workers.ensure()
-            spawn_s = time.monotonic() - began if is_new else 0.0
+            spawn_s = stopwatch.elapsed_s if is_new else 0.0
             request = self._request(kind, probe)
-            with Contention(worker.process.pids, self.settings.device_info) as contention:
+            with (
+                Suspension(lambda: worker.process.pids) as suspension,
+                Contention(worker.process.pids, self.settings.device_info) as contention,
+            ):
                 answer = self._ask(request, limit_s=probe.time_limit_s, stages_of=probe.micro_batch_size)
+            if suspension.seconds:
+                self._warnings.append(suspended_text(suspension.seconds))
+                details = {"ended_by": signal.SIGSTOP.name}
+                answer = Failed(outcome=Outcome.CRASHED, reason=SUSPENDED, details=details, has_ended=True)
             answer = self._blamed(answer, request)
+        if suspension.seconds and num_tries > 1:
+            self._workers.end_current()
+            return self._run(probe, kind, num_tries - 1)
         worker.ran(probe, answer)
         self._is_known_to_build = True
         if isinstance(answer, Done) or not answer.has_ended:
@@ -415,8 +426,7 @@ class EngineRunner:
             spawn_s=spawn_s,
             warnings=warnings,
             probe=probe,
-            elapsed_s=time.monotonic() - began,
-            started_at_s=started_at_s,
+            **stopwatch.times(),
             worker=worker.number,
             memory_budget_bytes=self.settings.budget_bytes,
             background_cpu_share=contention.background_cpu_share,

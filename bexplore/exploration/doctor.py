@@ -35,9 +35,9 @@ from bexplore.exploration.parallel_result import one_rank_caution
 from bexplore.host.accelerators import find_device
 from bexplore.host.contention import BUSY_SHARE, POWER_LIMIT, clock_events, selector, time_equal_work
 from bexplore.host.machine import (
-    CGROUP,
     accelerator_name,
     available_memory_bytes,
+    memory_limit_bytes,
     num_usable_processors,
     package_version,
     processor_name,
@@ -277,11 +277,8 @@ def _memory() -> Check:
 
 
 def _cgroup_limit() -> str:
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-    except OSError:
-        return ""  # no cgroup v2: only the kernel's own figure exists
-    return f", cgroup limit {format_bytes(int(limit))}" if limit.isdecimal() else ", no cgroup limit"
+    limit = memory_limit_bytes()
+    return ", no cgroup limit" if limit is None else f", cgroup limit {format_bytes(limit)}"
 
 
 def _threads(device_info: dict[str, Any]) -> Check:
@@ -298,7 +295,7 @@ def _threads(device_info: dict[str, Any]) -> Check:
 
 def _processor_quota() -> float | None:
     try:
-        quota, period = (CGROUP / "cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None  # no cgroup v2, or an unknown form: no quota is reported

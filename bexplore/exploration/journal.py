@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from bexplore.errors import EngineError, UserInputError
+from bexplore.host.json_files import parse_json
 from bexplore.host.locks import holding
 from bexplore.measurement.probe import Observation
 
@@ -32,8 +33,8 @@ class Journal:
         data = self._data()
         for number, line in enumerate(data[: _end_of_whole_lines(data)].splitlines(), start=1):
             try:
-                observations.append(Observation.from_dict(json.loads(line)))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                observations.append(Observation.from_dict(parse_json(line)))
+            except (ValueError, KeyError, TypeError) as error:
                 raise UserInputError(
                     f"{self.path}:{number}: this is not an observation: {error!r}",
                     hint="restore the file, or start over with --fresh; nothing was overwritten",

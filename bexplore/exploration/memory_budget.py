@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from bexplore.errors import UserInputError
-from bexplore.host.machine import available_memory_bytes
+from bexplore.host.machine import available_memory_bytes, total_memory_bytes
 from bexplore.job import Job, Mode, Precision, device_kind
 from bexplore.search.space import MemoryAccount
 from bexplore.units import format_bytes
@@ -99,7 +97,7 @@ def resolve_budget(
             f"the memory of device '{device}' is not known: torch keeps no account of it here",
             hint="give the size: explore.memory_budget: 16GiB",
         )
-    total = facts.get("total_memory_bytes") or psutil.virtual_memory().total
+    total = facts.get("total_memory_bytes") or total_memory_bytes()
     warnings: tuple[str, ...] = ()
     available = available_memory_bytes() if host_available_bytes is None else host_available_bytes
     given = settings.memory_budget_bytes(total)

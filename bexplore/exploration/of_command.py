@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+from bexplore.command.processes import end_leftovers
 from bexplore.command.runner import PROBING_ACCUMULATION, WARMUP_STEPS, CommandRunner, CommandSettings
 from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
@@ -21,6 +21,8 @@ from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
 from bexplore.exploration.result import RunResult
 from bexplore.exploration.resumable import ResumableExploration, keeping_sizes
+from bexplore.host import logs
+from bexplore.host.clocks import Stopwatch
 from bexplore.measurement.probe import Observation, Outcome, Probe, Purpose
 from bexplore.search import loop
 from bexplore.search.policy.decision import Decision, StopReason
@@ -60,6 +62,8 @@ class CommandExploration(ResumableExploration):
         return all(getattr(stored, name) == value for name, value in asked.items())
 
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
+        for text in end_leftovers(run.directory):
+            logs.log.warning(text)
         runner = CommandRunner(
             self._command,
             CommandSettings(
@@ -370,7 +374,7 @@ class CommandExploration(ResumableExploration):
 
 def _observed(runner: CommandRunner, probe: Probe, accumulation: int | None) -> Observation:
     """Run a probe with an accumulation; a training that does not take it has crashed, which its size has not."""
-    began_s = time.time()
+    stopwatch = Stopwatch()
     try:
         return runner.run(probe, accumulation)
     except UserProgramError as error:
@@ -379,8 +383,7 @@ def _observed(runner: CommandRunner, probe: Probe, accumulation: int | None) -> 
             outcome=Outcome.CRASHED,
             reason="; ".join(filter(None, (error.message, error.hint))),
             traceback_text=error.traceback_text,
-            started_at_s=began_s,
-            elapsed_s=time.time() - began_s,
+            **stopwatch.times(),
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
+from bexplore.host.json_files import parse_json
 from bexplore.trace.program_metrics import ProgramMetrics
 
 FORMAT_VERSION = 1
@@ -113,10 +114,10 @@ def read_baseline(path: Path) -> Baseline:
     """
     renew = f"write a new one with: bexplore guard CONFIG --baseline {path} --update"
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_text())
     except OSError as error:
         raise UserInputError(f"cannot read the baseline {path}: {error.strerror}", hint=renew) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserInputError(f"{path} is not JSON: {error}", hint=f"restore the file, or {renew}") from error
     if not isinstance(record, dict) or "any_device" not in record:
         raise UserInputError(f"{path} is not a baseline of bexplore guard", hint=renew)

@@ -12,6 +12,18 @@ from typing import Any
 from bexplore.errors import EngineError, UserInputError
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return the value that a text holds: the only place where the package reads JSON.
+
+    Raises:
+        ValueError: It is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object.
 
@@ -19,8 +31,8 @@ def read_json(path: Path) -> dict[str, Any]:
         UserInputError: The file is missing, unreadable or holds something else.
     """
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        value = parse_json(path.read_text())
+    except (OSError, ValueError) as error:
         raise UserInputError(
             f"cannot read {path}: {error}", hint="restore the file, or start over with --fresh"
         ) from error

@@ -7,7 +7,6 @@ fastest counts: what other programs took from the machine makes a step longer an
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import re
 import statistics
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bexplore.host.json_files import parse_json
 
 # Regions that the profiled steps are marked with, and the two halves of a pass, which autograd's own events tell apart.
 STEP, BATCH, PASS, UPDATE = "step", "make batch", "forward and backward", "update"
@@ -144,7 +145,7 @@ class Profile:
 def read_trace(path: Path) -> list[dict[str, Any]]:
     """Return the events of a Chrome trace."""
     data = path.read_bytes()
-    events: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    events: list[dict[str, Any]] = parse_json(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
     return events
 
 

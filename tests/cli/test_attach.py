@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from bexplore.cli import cli
 from bexplore.command import attach as pth
-from bexplore.command.processes import MARK
+from bexplore.command.reaper import MARK
 from bexplore.command.runner import CommandRunner, CommandSettings
 from bexplore.config.command import Command
 from bexplore.errors import UserInputError

@@ -166,8 +166,7 @@ def leaks(run: Ran, secrets=ALL) -> list[str]:
 
 
 @pytest.mark.promise(
-    "14 kinds of secrets (URLs, --env, headers, options, tokens, keys of W&B and HF) in an exploration of a command "
-    "that prints them all",
+    "14 kinds of secrets in an exploration of a command that prints them all",
     "none is in a file, a stream or a process title of bexplore",
 )
 def test_an_exploration_writes_and_shows_no_secret(first):

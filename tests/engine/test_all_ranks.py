@@ -43,6 +43,7 @@ def test_two_ranks_are_measured_in_lock_step_and_each_reports_its_memory(tmp_pat
     assert marked() == []
 
 
+@pytest.mark.promise("a rank is killed, stopped or out of memory", "it is named, and nothing is left")
 @pytest.mark.parametrize(
     ("fault", "rank", "outcome"),
     [("memory", 1, Outcome.OUT_OF_MEMORY), ("kill", 1, Outcome.CRASHED), ("stop", 0, Outcome.TIMED_OUT)],

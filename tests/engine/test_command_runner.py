@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import signal
 import socket
@@ -11,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ from bexplore.command.runner import MAX_TIMED_STEPS, WARMUP_STEPS, CommandRunner
 from bexplore.command.timing import MIN_TIMED_STEPS
 from bexplore.config.command import Command
 from bexplore.config.load import load_config
-from bexplore.errors import BexploreError, UserInputError, UserProgramError
+from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration.exploration import explore
 from bexplore.exploration.resumable import ExploreOptions
 from bexplore.measurement.probe import Compilation, Outcome
@@ -182,6 +184,7 @@ def test_a_program_that_drops_batches_without_a_word_is_out_of_memory_at_the_siz
 # Ranks that are lost, wait or differ
 
 
+@pytest.mark.promise("SIGKILL of one rank of a command", "that rank is named as the cause")
 def test_a_rank_that_is_killed_is_the_cause_and_not_the_connections_that_others_lose(run_of):
     observation = run_of(training("--fault", "update:killed", "--rank", "1", "--step", "2", ranks=2))(probe_of(4))
 
@@ -189,6 +192,7 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_the_connections_that_others_
     assert observation.reason.startswith("rank 1 was killed")
 
 
+@pytest.mark.promise("a rank of a command hangs", "timed out, with the last step; nothing is left")
 def test_a_rank_that_hangs_ends_the_probe_with_the_step_after_which_nothing_came(run_of, monkeypatch):
     monkeypatch.setattr(watch, "HANG_S", 2.0)
 
@@ -294,6 +298,7 @@ def test_a_script_that_spawns_its_ranks_runs_nothing_after_them(run_of, tmp_path
     assert not list(tmp_path.glob("*.pt"))
 
 
+@pytest.mark.promise("a shell script goes on after its launcher", "it is ended before its next line")
 @pytest.mark.parametrize("fault", [(), ("--fault", "update:injected", "--rank", "1", "--step", "3")])
 def test_a_shell_script_runs_nothing_after_its_launcher(run_of, tmp_path, fault):
     command = training(*fault, ranks=2)
@@ -306,6 +311,7 @@ def test_a_shell_script_runs_nothing_after_its_launcher(run_of, tmp_path, fault)
     assert not (tmp_path / "after").exists()
 
 
+@pytest.mark.promise("a training saves its state when it is ended", "it is ended before it can")
 def test_a_rank_that_is_ended_because_another_failed_saves_nothing(run_of, tmp_path):
     script = tmp_path / "run" / "saving.py"
     script.parent.mkdir()
@@ -472,6 +478,33 @@ def test_a_training_that_never_updates_is_refused_as_one_without_an_observed_ste
     assert "no step observed" in refused(run_of(training("--frozen"))).message
 
 
+@pytest.mark.promise("a disk is full in a step of a command", "an error of the host with exit code 4")
+def test_a_disk_that_is_full_in_a_step_is_an_error_of_the_host(run_of):
+    error = refused(run_of(training("--fault", "forward:full", "--step", "2")), EngineError)
+
+    assert error.message.startswith("a disk is full: OSError: [Errno 28]")
+
+
+@pytest.mark.promise("the training of a command is stopped for a while (SIGSTOP, SIGCONT)", "that start is not used")
+def test_a_start_whose_training_was_stopped_for_a_while_is_no_measurement(run_of, tmp_path):
+    stopped = []
+
+    def stop_once() -> bool:
+        """Stop the first training that steps, and let it go on two seconds later."""
+        pids = [int(path.name.rpartition("-")[2]) for path in (tmp_path / "run").rglob("steps-*")]
+        if pids and not stopped:
+            stopped.append(pids[0])
+            os.kill(pids[0], signal.SIGSTOP)
+            threading.Timer(2.0, os.kill, (pids[0], signal.SIGCONT)).start()
+        return False
+
+    observation = run_of(training(), should_stop=stop_once)(probe_of(4))
+
+    assert observation.is_measured, observation.reason
+    assert any("was suspended for" in warning for warning in observation.warnings)
+    assert starts(tmp_path / "run") == ["000_size_4", "000_size_4_2"]
+
+
 def test_a_command_that_is_not_found_is_refused_with_its_name(run_of):
     error = refused(run_of(Command(argv=("no-such-trainer", "{micro_batch_size}"))), UserInputError)
 
@@ -497,6 +530,7 @@ def test_a_python_that_ignores_the_environment_is_ended_and_refused_with_the_com
     assert "bexplore attach --install" in error.hint
 
 
+@pytest.mark.promise("Ctrl-C while a command trains", "all of its ranks are ended")
 def test_an_interrupt_in_the_middle_of_a_start_ends_all_of_its_ranks(run_of, tmp_path):
     def is_training() -> bool:
         return bool(list((tmp_path / "run").rglob("steps-*")))
@@ -521,6 +555,10 @@ def test_an_explorer_that_is_ended_by_a_signal_ends_its_training(tmp_path, numbe
     assert marked_processes(tmp_path) == []
 
 
+@pytest.mark.promise(
+    "the host of a command's explorer is gone",
+    "ranks on other hosts stop at a common step and save nothing",
+)
 def test_ranks_stop_at_a_common_step_where_no_sign_of_the_explorer_comes(run_of, monkeypatch):
     monkeypatch.setattr(ProbeFolder, "beat", lambda self: None)
     monkeypatch.setattr(open_start, "LIFE_LIMIT_S", 2.0)
@@ -697,6 +735,7 @@ def test_an_interrupt_while_a_start_serves_its_second_size_ends_all_of_its_ranks
         runner(search_probe_of(8, number=1))
 
 
+@pytest.mark.promise("ranks of a command wait for an explorer that does not come back", "they end by themselves")
 def test_ranks_that_wait_for_an_explorer_that_is_gone_end_by_themselves(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr("bexplore.command.open_start.PARK_S", 8.0)  # on busy cores a rank is seconds behind the other
     runner = run_of(training(ranks=2), sizes_per_start=8, candidates=(4, 8))

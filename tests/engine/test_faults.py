@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -394,3 +395,23 @@ def _until(holds) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.promise("a worker is stopped for a while in its probe (SIGSTOP, SIGCONT)", "the probe runs again")
+def test_a_probe_whose_worker_was_stopped_for_a_while_runs_again(run_on):
+    stopped = []
+
+    def stop_once(message: dict) -> None:
+        """Stop the worker once it times its passes, and let it go on two seconds later."""
+        if message.get("stage") == "passes" and not stopped:
+            stopped.append(runner.worker_pid)
+            os.kill(runner.worker_pid, signal.SIGSTOP)
+            threading.Timer(2.0, os.kill, (runner.worker_pid, signal.SIGCONT)).start()
+
+    runner = run_on(imported_job("perceptron", compile=CompileSettings(enabled=False)), on_progress=stop_once)
+
+    observation = runner(probe(4))
+
+    assert observation.is_measured, observation.reason
+    assert stopped and stopped[0] != runner.worker_pid
+    assert any("was suspended for" in warning for warning in observation.warnings)

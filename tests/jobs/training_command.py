@@ -72,6 +72,8 @@ def strike(place: str) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if HOW == "refused":
         torch.empty(REFUSED_BYTES, dtype=torch.uint8)
+    if HOW == "full":
+        raise OSError(28, "No space left on device", "/tmp/cache")
     if HOW == "bug":
         raise ValueError("the shapes of the batch and of the labels differ")
     if HOW == "killed":

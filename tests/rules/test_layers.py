@@ -17,15 +17,15 @@ PACKAGE = Path(bexplore.__file__).parent
 ORDER = {
     "": "errors units host job config workloads trace measurement search engine command replay "
     "testing exploration planning guard output cli pytest_plugin lightning transformers __main__",
-    "host": "blas_threads secret_values logs locks json_files accelerators machine contention",
+    "host": "blas_threads clocks secret_values logs locks json_files accelerators machine contention",
     "job": "batching lengths job",
     "config": "training_step document code_keys field_types schema command job_variant config sections dialects "
     "json_schema starter load",
     "measurement": "statistics depth_extrapolation interleaving probe profile",
     "search": "settings evidence space calibration posterior recommendation warnings policy result study loop",
     "engine": "protocol eager_comparison process worker program_client runner reduced_depth all_ranks variants_runner",
-    "command": "observer reports timing verdicts failures processes device_use attach probe_folder watch open_start "
-    "runner",
+    "command": "observer reports timing verdicts failures reaper processes device_use attach probe_folder watch "
+    "open_start runner",
     "exploration": "estimated parallel_result lengths_result settings_result bottlenecks result journal run_directory "
     "selection memory_budget launching loader_lengths variants fingerprint events event_records estimate further_files "
     "apply finish one_shot doctor resumable of_command exploration start_again decorator",

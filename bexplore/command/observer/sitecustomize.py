@@ -71,9 +71,32 @@ def _switch_trackers_off(folder):
         pass
 
 
+def _watch_host(folder):
+    """Begin what ends the start on this host when the explorer is gone: once on each, but for the explorer's own."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as stream:
+            place = stream.read().strip() + os.readlink("/proc/self/ns/pid")
+        with open(os.path.join(folder, "place")) as stream:
+            if stream.read() == place:
+                return
+        os.close(os.open(os.path.join(folder, "watched-" + place), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        words = [
+            sys.executable,
+            "-I",
+            "-S",
+            os.path.join(folder, "bexplore_reaper.py"),
+            "host",
+            os.path.dirname(folder),
+        ]
+        os.waitpid(os.posix_spawn(sys.executable, words, os.environ), 0)  # it goes on as an orphan
+    except Exception:  # it has begun already, or the host has no /proc: ranks leave by themselves after their steps
+        pass
+
+
 def _start():
     folder = os.path.dirname(os.path.abspath(__file__))
     _switch_trackers_off(folder)
+    _watch_host(folder)
     if not any(
         type(finder).__name__ == "_TorchFinder" for finder in sys.meta_path
     ):  # the .pth file may have been first

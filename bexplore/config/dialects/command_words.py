@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import PurePath
 from typing import Any
 
+from bexplore.config.command import is_script
 from bexplore.config.document.document import dotted_path
 from bexplore.config.document.reader import KeyPath
 from bexplore.host.secret_values import MASK, hidden
@@ -18,8 +18,6 @@ from bexplore.host.secret_values import MASK, hidden
 _ASSIGNMENT = re.compile(r"[-+]*(?P<key>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 _OPTION = re.compile(r"--?(?P<key>[A-Za-z][\w.-]*)")
 _NEXT_OPTION = re.compile(r"-(?!\d)")  # `-1` is a value
-_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
-_SCRIPT_OPTION = re.compile(r"-[a-z]*c")  # `bash -c SCRIPT`, `bash -lc SCRIPT`
 
 
 class Source(StrEnum):
@@ -62,7 +60,7 @@ def given_by_words(words: Sequence[str]) -> Iterator[Given]:
     """
     for index, word in enumerate(words):
         option, after = _OPTION.fullmatch(word), words[index + 1 : index + 2]
-        if _is_script(words, index):
+        if is_script(words, index):
             yield from given_by_words(_split(word))
         elif option is not None and after and not _NEXT_OPTION.match(after[0]):
             yield _word(option["key"], after[0], f"{word} {after[0]}")
@@ -111,12 +109,6 @@ def _assignments(text: str, parents: tuple[str, ...]) -> Iterator[Given]:
     elif "," in text:
         for part in text.split(","):
             yield from _assignments(part, parents)
-
-
-def _is_script(words: Sequence[str], index: int) -> bool:
-    """Return whether a word is a script in the words of a shell."""
-    shells = (word for word in words[:index] if PurePath(word).name in _SHELLS)
-    return index > 1 and _SCRIPT_OPTION.fullmatch(words[index - 1]) is not None and any(shells)
 
 
 def _split(script: str) -> list[str]:

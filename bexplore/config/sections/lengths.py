@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from bexplore.config.document.document import Problems
 from bexplore.config.document.reader import KeyPath, quoted
 from bexplore.config.field_types import MAX_TOKENS
 from bexplore.config.schema import ExploreSettings, LengthsOptions
+from bexplore.host.json_files import parse_json
 from bexplore.job import Job
 from bexplore.job.lengths import MAX_DISTINCT, Collation, Integers, Lengths
 
@@ -152,7 +152,7 @@ def _of_file(path: Path) -> Integers:
     if path.suffix == ".npy":
         found = np.load(path, allow_pickle=False).ravel()
     elif path.suffix == ".json":
-        found = np.asarray(json.loads(path.read_text()))
+        found = np.asarray(parse_json(path.read_text()))
     else:
         if not path.read_text().strip():
             raise ValueError("it is empty")

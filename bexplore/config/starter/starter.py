@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bexplore.config.command import PLACEHOLDERS
+from bexplore.config.command import PLACEHOLDERS, shown
 from bexplore.config.dialects.recognition import FamilyFile, read_family, recognise
 from bexplore.config.document import document
 from bexplore.config.document.document import Problems, dotted_path
@@ -171,10 +170,10 @@ def _hydra_script(path: Path) -> tuple[Path | None, list[str]]:
     for folder in dict.fromkeys((path.resolve().parent.parent, Path.cwd(), path.resolve().parent)):
         for script in sorted(folder.glob("*.py")):
             if training_script.is_of_hydra(script):
-                shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+                path_shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
                 chosen = training_script.hydra_configuration(script)
                 is_chosen = chosen is not None and chosen.resolve() == path.resolve()
-                return shown, [] if is_chosen else [f"--config-name={path.stem}"]
+                return path_shown, [] if is_chosen else [f"--config-name={path.stem}"]
     return None, []
 
 
@@ -206,11 +205,10 @@ def _without_size(scripts: Sequence[Path]) -> UserInputError:
 
 def _file_of_command(words: Sequence[str], found: set[str], *, replica_batch_size: int | None = None) -> str:
     """Return the YAML file of a command."""
-    shown = " ".join(word if re.search(r"\{\w+\}", word) else shlex.quote(word) for word in words)
     lines = [
         "# bexplore explore FILE: starts this command once for each size worth a start, and ends it after a few steps.",
         "explore:",
-        f"  command: {_quoted(shown)}",
+        f"  command: {_quoted(shown(words))}",
     ]
     if "output_dir" not in found:
         lines += [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bexplore.errors import EngineError
+from bexplore.host.json_files import parse_json
 from bexplore.host.locks import NO_LOCKS, open_lock, runtime_folder, try_lock
 
 
@@ -113,7 +114,7 @@ def _write_holder(handle: IO[str], holder: LockHolder) -> None:
 
 def _read_holder(path: Path) -> LockHolder | None:
     try:
-        return LockHolder(**json.loads(path.read_text()))
+        return LockHolder(**parse_json(path.read_text()))
     except (OSError, ValueError, TypeError):  # not written yet
         return None
 

@@ -127,7 +127,7 @@ class Workers:
         Raises:
             UserInputError: The job itself is wrong.
             UserProgramError: The user's own code fails while it is built.
-            EngineError: The device cannot be used.
+            EngineError: The device cannot be used, or a disk is full.
         """
         answer = self.ensure().process.ask(request, limits=limits, on_progress=on_progress)
         if isinstance(answer, Refused):
@@ -135,6 +135,8 @@ class Workers:
             raise answer.error()
         if isinstance(answer, Failed) and (answer.has_ended or answer.is_sticky):
             self.end_current()
+        if isinstance(answer, Failed):
+            answer.check_host()
         return answer
 
     def device_info(self, device: str, *, on_progress: Progress = lambda message: None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -28,7 +29,7 @@ from bexplore.engine.process.timeouts import FIRST_LIMITS_S, Limits, Patience, P
 from bexplore.engine.process.worker_process import CLOSED_PIPE_S, lost
 from bexplore.engine.protocol import messages
 from bexplore.engine.protocol.answers import blamed, merged, named
-from bexplore.engine.protocol.failures import classify_exit
+from bexplore.engine.protocol.failures import classify_exit, ended_with, last_line
 from bexplore.engine.protocol.messages import (
     FROM_RANK,
     Answer,
@@ -228,11 +229,11 @@ class RankGroup:
         self._called.clear()
 
     def _launcher_ended(self, status: int) -> Refused:
-        last = next((line for line in reversed(self._log.tail_text().splitlines()) if line.strip()), "it wrote nothing")
+        last = last_line(self._log.tail_text()) or "it wrote nothing"
         return Refused.of(
             EngineError(
-                f"the launcher ended with status {status} before its ranks called: {last.strip()}",
-                hint="run it by hand: " + " ".join(self._launcher.command("HOST:PORT", ())),
+                f"the launcher {ended_with(status)} before its ranks called: {last}",
+                hint="run it by hand: " + shlex.join(self._launcher.command("HOST:PORT", ())),
             )
         )
 

@@ -7,13 +7,14 @@ a bug is never reported as "too big".
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bexplore.errors import UnusableSizeError, first_line
+from bexplore.errors import EngineError, UnusableSizeError, first_line
 from bexplore.measurement.probe import Outcome
 
 # Message fragment -> reason. Matched against `RuntimeError` and what derives from it, so that a user's own text about
@@ -54,6 +55,7 @@ OUT_OF_MEMORY_MESSAGES: tuple[tuple[str, str], ...] = (
     (r"could not create a (memory|primitive)( object)?$", "oneDNN was refused memory"),
     # aten/src/ATen/MapAllocator.cpp: mappings of shared memory, with strerror of ENOMEM
     (r"unable to (mmap|allocate shared memory)\b.*Cannot allocate memory", "the kernel was refusing memory"),
+    (r"unable to write to file </torch_.*No space left on device", "the loader's processes had no shared memory left"),
     # numpy/_core/_exceptions.py, as torch/_utils.py passes it on from a process of a loader
     (r"_ArrayMemoryError: Unable to allocate", "numpy was refused memory"),
     # torch/utils/data/_utils/signal_handling.py: a mapping of shared memory that has no page left
@@ -87,6 +89,16 @@ _ENDS_WITH_ERROR = ("Error", "Exception", "Interrupt", "Exit", "Group")
 # Classes that derive from `RuntimeError`, as the last line of a traceback names them: torch/csrc/Exceptions.cpp.
 _ERRORS_OF_RUN_TIME = ("AcceleratorError", "DistBackendError", "DistError", "BackendCompilerFailed", "InductorError")
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:\s*)?\s*(?:\+ Exception Group )?Traceback \(most recent call last\):$")
+# Lines of loggers that are no reason of an end: torch/_logging/_internal.py (`W1126 12:00:00.123000 17 torch/x.py:5]`,
+# with a rank before it), its C++ part in brackets (c10/util/Logging.cpp), and the default of Python's `logging`.
+_LOG_LINE = re.compile(
+    r"^(\[?rank\d+\]?:\s?)?([VIWEC]\d{4} [\d:.]+ |\[[VIW]\d{4} [\d:.]+ |(DEBUG|INFO|WARNING):[\w.]+:)"
+)
+_WARNING_LINE = re.compile(r"^(\[?rank\d+\]?:\s?)?\S+:\d+: \w*Warning: ")
+# A full disk, by strerror(3) of ENOSPC and EDQUOT, which programs in any language print; and what is no disk: segments
+# that processes of a loader share, which take memory (torch/csrc/StorageSharing.cpp).
+_FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]")
+_SHARED_MEMORY = re.compile(r"</torch_|/dev/shm")
 # What stands in a traceback between an exception and what led to it: Lib/traceback.py.
 _CONTINUED = "the above exception"
 # Errors of launchers: torch/distributed/elastic and torch/multiprocessing/spawn.py; of those that start a subprocess.
@@ -261,6 +273,46 @@ def signal_name(return_code: int | None) -> str:
     return known.get(number, f"signal {number}" if return_code is not None and return_code < 0 else "")
 
 
+def full_disk(text: str) -> EngineError | None:
+    """Return the error of the host that a traceback or a last line of output shows; None where no disk was full.
+
+    It is no failure of the user's program: any size would fail, and all go on once there is room.
+    """
+    lines = [line.strip() for line in without_logs(text) if _FULL_DISK.search(line) and not _SHARED_MEMORY.search(line)]
+    if not lines:
+        return None
+    return EngineError(
+        f"a disk is full: {first_line(lines[-1])}",
+        hint=f"make room there (temporary files are in {os.environ.get('TMPDIR', '/tmp')}), then run the same command "
+        "again: it goes on from here",
+    )
+
+
+def ended_with(return_code: int) -> str:
+    """Return how a process ended, for people: by which signal, else with which status."""
+    name = signal_name(return_code)
+    return f"was ended by {name}" if name else f"ended with status {return_code}"
+
+
+def last_line(text: str) -> str:
+    """Return the last line of what a program wrote that may say why it ended; empty for none.
+
+    What a library logs while all is well, and warnings, are no reason.
+    """
+    return next((line.strip() for line in reversed(without_logs(text)) if line.strip()), "")
+
+
+def without_logs(text: str) -> list[str]:
+    """Return the lines of an output, but for those of libraries' loggers and of warnings."""
+    lines, is_of_warning = [], False
+    for line in text.splitlines():
+        is_code = is_of_warning and line.startswith("  ")  # the line of code that a warning shows below itself
+        is_of_warning = _WARNING_LINE.search(line) is not None
+        if not (is_code or is_of_warning or _LOG_LINE.search(line)):
+            lines.append(line)
+    return lines
+
+
 def signal_of_loader(message: str) -> str:
     """Return the signal that ended a process of a DataLoader, by the message of its error; empty for none."""
     found = _LOADER_KILLED.search(message)
@@ -276,7 +328,7 @@ def refusal_in_output(text: str) -> str:
     A line counts where it is the last of a traceback, or where it is what an allocator writes. Another error that ends
     the output after it shows that the program survived the refusal.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in without_logs(text) if line.strip()]
     told = [index for index, line in enumerate(lines) if not line.startswith((" ", "frame #"))]
     lines = lines[told[-LAST_LINES] if len(told) > LAST_LINES else 0 :]
     found = next((index for index in reversed(range(len(lines))) if _is_refusal(lines[index])), None)
@@ -341,12 +393,12 @@ def telling_line(error: BaseException) -> str:
     A DataLoader's message holds the traceback of its worker, whose last line is what went wrong. A line that ends with
     a colon (`backend='inductor' raised:`) takes the next one along.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in without_logs(str(error)) if line.strip()]
     if lines and "in DataLoader worker process" in lines[0]:
         lines.reverse()
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] = f"{lines[0]} {lines[1]}"
-    return first_line(lines[0] if lines else error)
+    return first_line(lines[0] if lines else type(error).__name__)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from bexplore.engine.protocol.failures import full_disk, last_line
 from bexplore.engine.protocol.shared_mode import SharedMode
 from bexplore.errors import BexploreError, EngineError, ExitCode, UserInputError, UserProgramError
+from bexplore.host.json_files import parse_json
 from bexplore.job import Job
 from bexplore.measurement.probe import Outcome, Probe
 
@@ -316,6 +318,17 @@ class Failed(Message):
     is_sticky: bool = False
     has_ended: bool = False
 
+    def check_host(self) -> None:
+        """Check that the host is not to blame.
+
+        Raises:
+            EngineError: A disk was full.
+        """
+        text = last_line(self.traceback_text) if self.has_ended else f"{self.traceback_text}\n{self.reason}"
+        error = None if self.outcome is Outcome.OUT_OF_MEMORY else full_disk(text)
+        if error is not None:
+            raise error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
@@ -382,7 +395,7 @@ def receive(connection: Connection, kinds: tuple[type[Message], ...]) -> Any:
         EOFError, OSError: The other side is gone.
         ValueError: What came is not a message of ours.
     """
-    values = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+    values = parse_json(connection.recv_bytes(MAX_MESSAGE_BYTES))
     try:
         kind = _KINDS[values.pop("kind")]
         if not issubclass(kind, kinds):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from bexplore.exploration.result import RunResult
 from bexplore.exploration.run_directory import Run
 from bexplore.exploration.selection import program_of_answer
 from bexplore.host.accelerators import published_device
+from bexplore.host.json_files import parse_json
 from bexplore.job import Job
 from bexplore.job.batching import INDIFFERENCE_ZONE
 from bexplore.measurement.probe import Observation
@@ -170,7 +170,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in path.read_text().splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             continue  # the last line of a run that was killed
         if isinstance(record, dict):

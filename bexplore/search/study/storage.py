@@ -79,7 +79,7 @@ def storage_errors() -> Iterator[None]:
     except StorageInternalError as error:  # Optuna's wrapper of a database's exception
         cause = error.__cause__ or error
         raise EngineError(f"the study's storage failed: {hidden(first_line(cause))}", hint=_SAFE) from error
-    except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, sqlite3.Error, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineError(f"the study's storage failed: {hidden(first_line(error))}", hint=_SAFE) from error
 
 

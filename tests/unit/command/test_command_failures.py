@@ -8,6 +8,7 @@ import pytest
 
 from bexplore.command.failures import of_end, of_errors, of_lost
 from bexplore.command.reports import Reports
+from bexplore.engine.protocol.failures import ended_with, last_line, telling_line
 from bexplore.measurement.probe import Outcome
 
 ROOT_CAUSE = """Root Cause (first observed failure):
@@ -105,3 +106,39 @@ def test_srun_tells_which_rank_ended_and_how(end: str, outcome: Outcome, reason:
 
     assert ended(log) == (outcome, reason)
     assert of_lost(log, Reports(errors=(LOST,))).reason == f"{reason}; the other ranks lost their connection to it"
+
+
+LOGS = [
+    "W1126 12:00:00.123000 1234 torch/_dynamo/convert_frame.py:1358] [0/0] torch._dynamo hit config.recompile_limit",
+    "[rank0]:W1126 12:00:00.123000 1234 torch/_logging/_internal.py:1089] [0/0] Profiler function <class 'x'>",
+    "I1126 12:00:00.123000 1234 torch/_inductor/async_compile.py:30] warm",
+    "E1126 12:00:00.123000 1234 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1)",
+    "[W1126 12:00:00.123456789 socket.cpp:464] [c10d] The server socket has failed to bind",
+    "[rank1]:[W1126 12:00:00.123456789 ProcessGroupNCCL.cpp:4718] [PG ID 0] using GPU 1",
+    "WARNING:torch.distributed.run: Setting OMP_NUM_THREADS",
+    "/opt/torch/nn/modules/module.py:1773: UserWarning: Full backward hook is firing\n  warnings.warn(",
+]
+
+
+@pytest.mark.promise("a library logs as a program fails", "its log lines are never given as the reason")
+@pytest.mark.parametrize("line", LOGS)
+def test_a_log_line_of_a_library_is_no_reason(line):
+    written = f"cannot open the corpus\n{line}\n{line}\n"
+
+    assert ended(written)[1] == "the command ended with status 1: cannot open the corpus"
+    assert ended(line)[1] == "the command ended with status 1: it wrote nothing else than logs"
+    assert ended("")[1] == "the command ended with status 1: it wrote nothing"
+    assert last_line(written) == "cannot open the corpus"
+    assert telling_line(RuntimeError(f"{line}\nthe shapes differ")) == "the shapes differ"
+
+
+def test_what_a_library_logs_of_memory_that_it_tried_is_no_refusal():
+    line = "W1126 12:00:00.123000 17 torch/_inductor/choose.py:9] CUDA out of memory. Tried to allocate 2.00 GiB"
+
+    assert ended(f"{line}\nit failed\n")[0] is Outcome.CRASHED
+
+
+@pytest.mark.promise("a process is ended by a signal", "the signal is told by its name")
+@pytest.mark.parametrize(("status", "told"), [(-15, "SIGTERM"), (137, "SIGKILL"), (-11, "SIGSEGV"), (3, "status 3")])
+def test_an_end_is_told_by_the_name_of_its_signal_or_by_its_status(status, told):
+    assert told in ended_with(status) and "-" not in ended_with(status)

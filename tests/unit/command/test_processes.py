@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bexplore.command.processes import Start, program_of
+from bexplore.command.processes import Start
+from bexplore.command.reaper import program_of
 
 SLEEPS = "import time; time.sleep(60)"
 
@@ -91,9 +92,11 @@ def test_a_process_that_has_the_observer_and_no_mark_is_of_the_start(started, tm
 
 def test_a_process_that_was_killed_from_outside_is_gone(started):
     start = started(sys.executable, "-c", SLEEPS)
-    assert start.process.pid in start.alive()
+    assert start.pid in start.alive()
 
-    os.kill(start.process.pid, signal.SIGKILL)
-    start.process.wait()
+    os.kill(start.pid, signal.SIGKILL)
+    while start.return_code is None:
+        time.sleep(0.01)
 
+    assert start.return_code == -signal.SIGKILL
     assert start.alive() == []

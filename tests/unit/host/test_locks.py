@@ -141,8 +141,7 @@ def test_the_sessions_own_runtime_folder_is_taken_where_there_is_one(no_runtime_
 
 
 @pytest.mark.promise(
-    "the folder of locks in the temporary folder is a link, is open to others, or another user made it first",
-    "refused; nothing is written in it",
+    "the folder of locks is a link, is open to others, or was made by another user", "refused; nothing is written in it"
 )
 @pytest.mark.parametrize("how", ["link", "open", pytest.param("other", marks=as_root)])
 def test_a_folder_of_locks_that_others_can_reach_is_refused(no_runtime_folder, tmp_path, how):

@@ -48,6 +48,7 @@ def result_of(runner: Struck, **options) -> Result:
     return last
 
 
+@pytest.mark.promise("one signal ends a probe", "it strikes no size out: the size is tried again")
 @pytest.mark.parametrize("size", [1, 32])
 def test_one_signal_strikes_no_size_out(size):
     runner = Struck(lambda probe: probe.micro_batch_size == size)
@@ -66,6 +67,7 @@ def test_one_signal_at_the_verification_leaves_the_answer():
     assert runner.seen[-1].is_measured and runner.seen[-1].probe.purpose is Purpose.VERIFY
 
 
+@pytest.mark.promise("a second signal ends a probe of the same size", "it counts as a crash of the size")
 def test_a_second_signal_at_a_size_counts_as_its_crash():
     runner = Struck(lambda probe: probe.micro_batch_size == 32, times=9)
     result = result_of(runner)

@@ -289,7 +289,7 @@ def test_a_mistake_is_one_error_on_a_line_of_the_section(folder, lengths, expect
         ("a.txt", "", "it is empty"),
         ("a.txt", "1²", "is no number of tokens"),
         ("a.npy", "", "No data left in file"),
-        ("a.json", "[" * 100_000, "recursion"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.json", "[10, 0]", "lengths are whole numbers from 1 to"),
         ("a.json", "[10, 1.5]", "lengths are whole numbers from 1 to"),
         ("a.json", "[10, NaN]", "lengths are whole numbers from 1 to"),

@@ -1,0 +1,208 @@
+"""What a command started ends with its killed explorer, whatever its processes did to get away, on each host."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bexplore.command import reaper
+from bexplore.command.processes import Start, end_leftovers
+from bexplore.command.reaper import MARK
+
+SLEEPS = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def started(tmp_path: Path):
+    """Return a function that starts a shell line or a Python program."""
+    starts = []
+
+    def start(*argv: str) -> Start:
+        starts.append(Start(argv, env={}, folder=tmp_path))
+        return starts[-1]
+
+    yield start
+    for one in starts:
+        assert one.end() == []
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+# Ways of a command to leave its parent, its session, its group or its environment; `{sleep}` writes its process id.
+WAYS_OUT = {
+    "a shell that waits for it": "bash -c {sleep}; echo {after}",
+    "a session of its own": "setsid bash -c {sleep} & wait",
+    "a session of its own, whose parent ends": "setsid --fork bash -c {sleep}",
+    "an empty environment": "env -i bash -c {sleep}; echo {after}",
+    "an empty environment in a session of its own, whose parent ends": "env -i setsid --fork bash -c {sleep}",
+    "a shell that goes on at each signal": "trap 'echo {after}' TERM INT HUP; bash -c {sleep}; echo {after}; sleep 600",
+    "a process that is stopped": "bash -c {sleep} & sleep 0.3; kill -STOP $!; wait",
+    "processes that start others all the time": "bash -c {sleep} & while true; do sleep 0.01 & done",
+}
+EXPLORER = """\
+import sys, time
+from pathlib import Path
+from bexplore.command.processes import Start
+start = Start(["bash", "-c", sys.argv[2]], env={}, folder=Path(sys.argv[1]))
+(Path(sys.argv[1]) / "started").touch()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def killed_explorer(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that kills the explorer of a shell line once that has written a process id."""
+
+    def kill(line: str, after: str = "started") -> Path:
+        folder = tmp_path / "probes" / "000_size_4"
+        for name in ("observer", "output"):
+            (folder / name).mkdir(parents=True)
+        explorer = subprocess.Popen([sys.executable, "-c", EXPLORER, str(folder), line])
+        wait_for(folder / after)
+        explorer.kill()
+        explorer.wait()
+        return folder
+
+    return kill
+
+
+def belongs(folder: Path, pid: int | None = None) -> list[int]:
+    """Return the processes that carry the mark of a start, its reaper included; and another one, if that runs."""
+    marked = [one for one in psutil.pids() if f"{MARK}={folder}\0" in reaper.environment_of(one)]
+    return [one for one in (*marked, *([pid] if pid else [])) if reaper.started(one)]
+
+
+def wait_until_gone(folder: Path, pid: int | None = None) -> None:
+    limit_s = time.monotonic() + 60.0  # 5 s by the limits of each stage; the rest is for a busy machine
+    num_looks = 0
+    while num_looks < 5 and time.monotonic() < limit_s:
+        num_looks = 0 if belongs(folder, pid) else num_looks + 1  # what has just been forked has no mark yet
+        time.sleep(0.05)
+    assert belongs(folder, pid) == []
+
+
+@pytest.mark.promise("SIGKILL of a command's explorer", "all that the command started is gone within 5 s")
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_nothing_of_a_command_outlives_its_killed_explorer(killed_explorer, tmp_path, way):
+    written, after = tmp_path / "pid", tmp_path / "after"
+    sleep = shlex.quote(f"echo $$ > {written}.part; mv {written}.part {written}; exec sleep 600")
+
+    folder = killed_explorer(WAYS_OUT[way].format(sleep=sleep, after=f"> {after}"), after=f"../../{written.name}")
+
+    wait_until_gone(folder, int(written.read_text()))
+    assert not after.exists()  # none of it ran on
+    assert not (folder / "output").exists() and not (folder / "observer").exists()
+    assert sum(reaper.ORPHANED_LIMITS_S) < 5.0
+
+
+@pytest.mark.promise("SIGKILL of a command's explorer while the command starts", "nothing of it is left")
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1])
+def test_nothing_is_left_where_the_explorer_is_killed_at_once(tmp_path, pause_s):
+    explorer = subprocess.Popen([sys.executable, "-c", EXPLORER, str(tmp_path), "sleep 600"])
+    wait_for(tmp_path / "log.txt")
+    time.sleep(pause_s)
+
+    explorer.kill()
+    explorer.wait()
+
+    wait_until_gone(tmp_path)
+
+
+def test_a_process_with_an_empty_environment_and_a_session_of_its_own_is_of_the_start(started, tmp_path):
+    start = started("env", "-i", "setsid", "--fork", "bash", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    wait_for(tmp_path / "pid")
+
+    while not (text := (tmp_path / "pid").read_text()):
+        time.sleep(0.01)
+    assert int(text) in start.alive()
+
+
+def test_the_status_of_a_command_is_its_own_and_one_that_does_not_start_tells_why(started, tmp_path):
+    start = started("bash", "-c", "exit 3")
+    while start.return_code is None:
+        time.sleep(0.01)
+    assert start.return_code == 3
+
+    with pytest.raises(FileNotFoundError):
+        started(str(tmp_path / "absent"))
+
+
+def test_the_end_of_a_start_ends_its_reaper(started):
+    start = started("sleep", "60")
+    while len(belongs(start.folder)) < 2:  # the command's environment is not there at once
+        time.sleep(0.01)
+
+    assert start.end() == []
+
+    assert belongs(start.folder) == []
+
+
+@pytest.mark.promise(
+    "SIGKILL of a command's explorer and of the process that ends its training", "the next explorer ends and names it"
+)
+def test_what_an_explorer_left_is_ended_and_named_and_what_lives_is_left_alone(started, tmp_path):
+    left, lives = (tmp_path / "probes" / name for name in ("000_size_4", "001_size_8"))
+    for folder in (left, lives):
+        folder.mkdir(parents=True)
+    orphan = subprocess.Popen(["sleep", "600"], env={MARK: str(left)}, start_new_session=True)
+    other = Start(["sleep", "600"], env={}, folder=lives)
+
+    (text,) = end_leftovers(tmp_path)
+
+    assert "000_size_4" in text and str(orphan.pid) in text
+    assert orphan.wait(60) == -signal.SIGKILL
+    assert other.alive() == [other.pid]
+    assert other.end() == []
+
+
+# Other hosts
+
+
+def is_watched(observer: Path) -> bool:
+    """Return whether a process watches this host as if it were another one, below nobody that trains."""
+    watching = [pid for pid in psutil.pids() if f"{observer}/bexplore_reaper.py\0" in reaper.read_of(pid, "cmdline")]
+    return len(watching) == 1 and reaper.parent_of(reaper.parent_of(watching[0])) != os.getpid()
+
+
+@pytest.mark.promise("SIGKILL of the explorer of a command that trains on several hosts", "gone on each host")
+@pytest.mark.parametrize("how", ["told", "removed"])
+def test_the_part_of_a_start_on_another_host_ends_when_its_explorer_is_gone(tmp_path, how):
+    observer = tmp_path / "observer"
+    observer.mkdir()
+    (observer / "place").write_text("another host")
+    (observer / reaper.LIFE).touch()
+    for source in Path(reaper.__file__).parent.joinpath("observer").glob("*.py"):
+        shutil.copyfile(source, observer / source.name)
+    shutil.copyfile(reaper.__file__, observer / "bexplore_reaper.py")
+    environment = {"PYTHONPATH": str(observer), "PATH": os.environ["PATH"]}  # a launcher carries no more
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SLEEPS], env=environment, start_new_session=True) for _ in range(2)
+    ]
+    while not is_watched(observer):
+        time.sleep(0.01)
+    assert all(rank.poll() is None for rank in ranks)
+
+    if how == "told":
+        (observer / reaper.LIFE).write_text("gone\n")
+    else:
+        shutil.rmtree(observer)
+
+    assert [rank.wait(60) for rank in ranks] == [-signal.SIGKILL] * 2
+
+
+def test_the_reaper_runs_on_the_oldest_python_of_a_training():
+    ast.parse(Path(reaper.__file__).read_text(), feature_version=(3, 8))

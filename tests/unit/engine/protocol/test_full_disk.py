@@ -1,0 +1,72 @@
+"""A full disk is a cause of the host: no size and no program is to blame for it."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+
+import pytest
+
+from bexplore.engine.protocol.failures import classify_exception, full_disk
+from bexplore.engine.protocol.messages import Failed
+from bexplore.errors import EngineError, ExitCode
+from bexplore.measurement.probe import Outcome
+
+OUTPUTS = [
+    "OSError: [Errno 28] No space left on device: '/tmp/torchinductor_me/x.py'",
+    "torch._inductor.exc.InductorError: CppCompileError: C++ compile error\n/tmp/a.cpp:1:1: fatal error: error "
+    "writing to /tmp/ccX.s: No space left on device",
+    "/usr/bin/ld: final link failed: No space left on device\ncollect2: error: ld returned 1 exit status",
+    "OSError: [Errno 122] Disk quota exceeded",
+    "bash: cannot create temp file for here-document: No space left on device",
+]
+
+
+def failed(**fields) -> Failed:
+    return Failed(**{"outcome": Outcome.COMPILE_FAILED, "reason": "it failed"} | fields)
+
+
+@pytest.mark.promise(
+    "a disk fills while a program is compiled or runs",
+    "an error of the host with exit code 4, and no failure of the program",
+)
+@pytest.mark.parametrize("text", OUTPUTS)
+def test_a_full_disk_is_told_as_such(text):
+    with pytest.raises(EngineError, match="a disk is full: ") as raised:
+        failed(traceback_text=f"Traceback (most recent call last):\n{text}").check_host()
+
+    assert raised.value.exit_code is ExitCode.ENGINE_BROKE
+    assert "\n" not in raised.value.message and "make room" in raised.value.hint
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_behind_another_exception_is_one_too(number):
+    try:
+        try:
+            raise OSError(number, "full")
+        except OSError as error:
+            raise RuntimeError("cannot write the cache") from error
+    except RuntimeError as error:
+        assert full_disk("".join(traceback.format_exception(error))) is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"traceback_text": "ValueError: the shapes differ"},
+        {"outcome": Outcome.OUT_OF_MEMORY, "traceback_text": OUTPUTS[0]},
+        {"traceback_text": f"{OUTPUTS[0]}\nSegmentation fault", "has_ended": True},  # it went on after that
+        {"traceback_text": "W1126 12:00:00.1 17 torch/_inductor/cache.py:9] No space left on device"},
+    ],
+)
+def test_what_is_no_full_disk_is_none(fields):
+    failed(**fields).check_host()
+
+
+def test_segments_of_a_loader_take_memory_and_no_disk():
+    error = RuntimeError("unable to write to file </torch_17_1>: No space left on device (28)")
+
+    failure = classify_exception(error)
+
+    assert failure.outcome is Outcome.OUT_OF_MEMORY
+    assert full_disk(failure.traceback_text) is None
