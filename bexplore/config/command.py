@@ -218,8 +218,9 @@ def is_script(words: Sequence[str], index: int) -> bool:
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return words quoted for a shell; a placeholder alone asks for no quotes."""
-    return " ".join(one if _is_plain(_PLACEHOLDER.sub("", one)) else shlex.quote(one) for one in words)
+    """Return words quoted for a shell; a placeholder or a masked secret alone asks for no quotes."""
+    bare = (_PLACEHOLDER.sub("", one).replace(MASK, "") for one in words)
+    return " ".join(one if _is_plain(rest) else shlex.quote(one) for one, rest in zip(words, bare, strict=True))
 
 
 def _is_plain(word: str) -> bool:

@@ -411,7 +411,9 @@ def test_trace_tells_of_one_rank_on_each_number_of_devices_each_traced_in_a_proc
     assert four["parallelism"]["data_parallel_replicate_degree"] == 4
     buckets = 4 * one["num_parameters"]  # of one more copy of the gradients, float32
     assert four["peak_memory_bytes"]["8"] - one["peak_memory_bytes"]["8"] == buckets
-    assert done.stderr.splitlines() == ["tracing one rank of 1 device", "tracing one rank of 4 devices"]
+    announced, *progress = done.stderr.splitlines()
+    assert announced.startswith("imports programs:perceptron, ")
+    assert progress == ["tracing one rank of 1 device", "tracing one rank of 4 devices"]
 
 
 def test_batch_sizes_lists_the_nearest_valid_ones_on_both_sides(in_process):
