@@ -15,9 +15,10 @@ PACKAGE = Path(bexplore.__file__).parent
 
 # Room -> its parts in import order: a part imports only from parts that stand before it.
 ORDER = {
-    "": "errors units host job config workloads trace measurement search engine command replay "
+    "": "errors units host emulated_gpu job config workloads trace measurement search engine command replay "
     "testing exploration planning guard output cli pytest_plugin lightning transformers __main__",
-    "host": "blas_threads logs locks json_files accelerators machine contention",
+    "host": "blas_threads logs locks json_files user_cache accelerators emulation machine contention",
+    "emulated_gpu": "cuda_torch libraries environment",
     "job": "batching lengths job",
     "config": "training_step document field_types schema command job_variant config sections dialects json_schema "
     "starter load",
