@@ -13,7 +13,7 @@ from pathlib import Path
 from bexplore.emulated_gpu.libraries import built_libraries
 from bexplore.errors import EmulationError
 from bexplore.host import accelerators
-from bexplore.host.user_cache import cache_folder
+from bexplore.host.json_files import cache_folder
 
 PREFIX = "BEXPLORE_EMULATED_"
 MAX_DEVICES = 64  # as device.hpp has it

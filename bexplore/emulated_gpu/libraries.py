@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bexplore.emulated_gpu.cuda_torch import CudaTorch, read_torch
 from bexplore.errors import EmulationError
+from bexplore.host.json_files import cache_folder
 from bexplore.host.locks import locked
-from bexplore.host.user_cache import cache_folder
 
 HEADERS_VARIABLE = "BEXPLORE_CUDA_HEADERS"
 _SOURCES = Path(__file__).parent / "sources"
@@ -135,19 +135,24 @@ def _build(torch: CudaTorch, folder: Path) -> None:
 
 
 def _found_tools(torch: CudaTorch) -> _Tools:
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise EmulationError(
-            "no C++ compiler builds the libraries of an emulated GPU", hint="install g++: apt install g++"
+            "no C++ compiler is here to build the libraries of an emulated GPU", hint="install g++: apt install g++"
         )
-    found = {name: shutil.which(name) for name in ("nm", "readelf")}
-    for name, path in found.items():
-        if path is None:
-            raise EmulationError(
-                f"{name}, which reads what PyTorch wants of CUDA's libraries, is missing",
-                hint="install binutils: apt install binutils",
-            )
-    return _Tools(compiler=compiler, nm=str(found["nm"]), readelf=str(found["readelf"]), headers=_found_headers(torch))
+    return _Tools(
+        compiler=compiler, nm=_found_tool("nm"), readelf=_found_tool("readelf"), headers=_found_headers(torch)
+    )
+
+
+def _found_tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise EmulationError(
+            f"{name}, which reads what PyTorch wants of CUDA's libraries, is missing",
+            hint="install binutils: apt install binutils",
+        )
+    return path
 
 
 def _found_headers(torch: CudaTorch) -> Path:

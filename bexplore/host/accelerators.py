@@ -77,8 +77,8 @@ def _chip(l2_mib: int, bus_bits: int, clock_mhz: int) -> Chip:
     return Chip(l2_bytes=l2_mib * 2**20, bus_bits=bus_bits, clock_khz=clock_mhz * 1000)
 
 
-# Key in DEVICES -> MiB of cache, bits of the bus, MHz. Sources: NVIDIA's architecture white papers, data sheets, outputs
-# of deviceQuery. No program and no memory of a training depends on them, only what a program prints.
+# Key in DEVICES -> MiB of cache, bits of the bus, MHz. Sources: NVIDIA's architecture white papers, data sheets, and
+# outputs of deviceQuery. No program and no memory of a training depends on them, only what a program prints.
 _CHIPS = {
     "v100": _chip(6, 4096, 1530),
     "v100-16gb": _chip(6, 4096, 1530),

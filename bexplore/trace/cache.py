@@ -23,8 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bexplore.errors import BexploreError
-from bexplore.host.json_files import read_json, write_json
-from bexplore.host.user_cache import cache_folder
+from bexplore.host.json_files import cache_folder, read_json, write_json
 from bexplore.job import Job
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bexplore.errors import TraceError
-from bexplore.host.user_cache import cache_folder
+from bexplore.host.json_files import cache_folder
 from bexplore.trace.gpu_properties import GpuProperties
 
 CHECKED_TORCH = ("2.13",)  # the private interfaces that are replaced here differ between versions

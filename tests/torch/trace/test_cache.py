@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bexplore.engine.program_client import recall_or_trace
-from bexplore.host.user_cache import cache_folder
+from bexplore.host.json_files import cache_folder
 from bexplore.job import CompileSettings, Job
 from bexplore.trace import CostModel
 from bexplore.trace.cache import Sources, recall, remember
