@@ -74,6 +74,7 @@ def emulated_environment(
         "DEVICES": num_devices,
         "MEMORY_BYTES": device.total_memory_bytes if memory_bytes is None else memory_bytes,
         "CONTEXT_BYTES": accelerators.CUDA_CONTEXT_BYTES,
+        "COLLECTIVES_BYTES": accelerators.COLLECTIVES_BYTES,
         "CAPABILITY_MAJOR": device.capability[0],
         "CAPABILITY_MINOR": device.capability[1],
         "MULTIPROCESSORS": device.num_multiprocessors,

@@ -17,6 +17,8 @@ SHARED_MEMORY_PER_BLOCK_BYTES = 48 * 1024  # without opting in to more
 # Device memory of a CUDA process before its first tensor: context, kernels of the libraries. Source: reports
 # of 0.4 to 0.6 GiB; to be measured.
 CUDA_CONTEXT_BYTES = int(0.6 * 2**30)
+# Memory that collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
+COLLECTIVES_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
