@@ -32,6 +32,10 @@ _OWN_SOURCES: Mapping[str, tuple[str, ...]] = {
     "libcublas": ("cublas.cpp",),
     "libcublasLt": ("cublaslt.cpp",),
     "libcudnn": ("cudnn.cpp",),
+    "libcufft": ("cufft.cpp",),
+    "libcusolver": ("cusolver.cpp",),
+    "libcusparse": ("cusparse.cpp",),
+    "libnvrtc": ("nvrtc.cpp",),
     "libnccl": ("nccl.cpp",),
 }
 # Libraries of the driver, which no library of torch names among those that it needs.

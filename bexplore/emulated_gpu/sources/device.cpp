@@ -369,26 +369,123 @@ cudaError_t release(void* pointer) {
     return remove_range(pointer) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-void copy(void* target, const void* source, size_t bytes) {
-    if (!bytes || target == source) return;
-    bool is_to_device = find_range(target, nullptr, nullptr, nullptr);
-    bool is_from_device = find_range(source, nullptr, nullptr, nullptr);
-    size_t most = is_to_device ? (is_from_device ? MOST_DEVICE_COPY_BYTES : MOST_HOST_COPY_BYTES) : SIZE_MAX;
-    if (bytes <= most) memmove(target, source, bytes);
+namespace {
+
+struct Known {
+    size_t bytes;
+    long at_launch;
+};
+
+std::mutex known_lock;
+std::map<char*, Known> known;  // disjoint
+
+char* page_after(char* address) {
+    return reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(address), PAGE_BYTES));
 }
 
-// Zeros cost nothing: whole pages are given back to the kernel, which returns them as zeros.
+char* page_before(char* address) {
+    return reinterpret_cast<char*>(reinterpret_cast<size_t>(address) / PAGE_BYTES * PAGE_BYTES);
+}
+
+void give_pages_back(char* start, size_t bytes) {
+    char* first = page_after(start);
+    char* last = page_before(start + bytes);
+    if (first < last) madvise(first, last - first, MADV_DONTNEED);
+}
+
+void forget_old() {
+    static long last_launch = 0;
+    if (num_launches == last_launch) return;
+    last_launch = num_launches;
+    for (auto entry = known.begin(); entry != known.end();) {
+        if (num_launches - entry->second.at_launch <= LAUNCHES_UNTIL_FORGOTTEN) {
+            ++entry;
+            continue;
+        }
+        if (find_range(entry->first, nullptr, nullptr, nullptr)) give_pages_back(entry->first, entry->second.bytes);
+        entry = known.erase(entry);
+    }
+}
+
+// Cuts a range out of what is known.
+void forget(char* start, size_t bytes) {
+    char* end = start + bytes;
+    auto entry = known.upper_bound(start);
+    if (entry != known.begin()) --entry;
+    while (entry != known.end() && entry->first < end) {
+        char* own_start = entry->first;
+        char* own_end = own_start + entry->second.bytes;
+        long at_launch = entry->second.at_launch;
+        if (own_end <= start) {
+            ++entry;
+            continue;
+        }
+        entry = known.erase(entry);
+        if (own_start < start) known[own_start] = {static_cast<size_t>(start - own_start), at_launch};
+        if (own_end > end) known[end] = {static_cast<size_t>(own_end - end), at_launch};
+    }
+}
+
+bool is_on_device(const void* pointer) { return find_range(pointer, nullptr, nullptr, nullptr); }
+
+}  // namespace
+
+void read(void* target, const void* source, size_t bytes) {
+    if (!is_on_device(source)) {
+        memmove(target, source, bytes);
+        return;
+    }
+    std::lock_guard<std::mutex> guard(known_lock);
+    forget_old();
+    char* start = static_cast<char*>(const_cast<void*>(source));
+    char* end = start + bytes;
+    memset(target, 0, bytes);
+    auto entry = known.upper_bound(start);
+    if (entry != known.begin()) --entry;
+    for (; entry != known.end() && entry->first < end; ++entry) {
+        char* from = entry->first > start ? entry->first : start;
+        char* to = entry->first + entry->second.bytes < end ? entry->first + entry->second.bytes : end;
+        if (from < to) memcpy(static_cast<char*>(target) + (from - start), from, to - from);
+    }
+}
+
+void write(void* target, const void* source, size_t bytes) {
+    if (!is_on_device(target)) {
+        memmove(target, source, bytes);
+        return;
+    }
+    std::lock_guard<std::mutex> guard(known_lock);
+    forget_old();
+    char* start = static_cast<char*>(target);
+    forget(start, bytes);
+    if (bytes > MOST_HOST_COPY_BYTES) return;
+    memcpy(start, source, bytes);
+    known[start] = {bytes, num_launches};
+}
+
+void copy(void* target, const void* source, size_t bytes) {
+    if (!bytes || target == source) return;
+    if (!is_on_device(target)) return read(target, source, bytes);
+    if (!is_on_device(source)) return write(target, source, bytes);
+    if (bytes <= MOST_DEVICE_COPY_BYTES) {
+        std::vector<char> contents(bytes);
+        read(contents.data(), source, bytes);
+        write(target, contents.data(), bytes);
+    } else {
+        std::lock_guard<std::mutex> guard(known_lock);
+        forget(static_cast<char*>(target), bytes);
+    }
+}
+
 void fill(void* target, int value, size_t bytes) {
     if (bytes <= MOST_DEVICE_COPY_BYTES) {
+        std::vector<char> contents(bytes, static_cast<char>(value));
+        write(target, contents.data(), bytes);
+    } else if (is_on_device(target)) {
+        std::lock_guard<std::mutex> guard(known_lock);
+        forget(static_cast<char*>(target), bytes);
+    } else {
         memset(target, value, bytes);
-    } else if (value == 0 && find_range(target, nullptr, nullptr, nullptr)) {
-        char* start = static_cast<char*>(target);
-        char* first_page = reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(start), PAGE_BYTES));
-        char* end = start + bytes;
-        char* last_page = reinterpret_cast<char*>(reinterpret_cast<size_t>(end) / PAGE_BYTES * PAGE_BYTES);
-        memset(start, 0, first_page - start);
-        madvise(first_page, last_page - first_page, MADV_DONTNEED);
-        memset(last_page, 0, end - last_page);
     }
 }
 
@@ -414,8 +511,8 @@ void count_launch() {
             if (getenv(fault.variable)) return true;
         return false;
     }();
-    if (!has_faults) return;
     long nth = ++num_launches;
+    if (!has_faults) return;
     for (const Fault& fault : faults) {
         if (nth != number_in_environment(fault.variable, 0)) continue;
         if (fault.error == cudaErrorUnknown)

@@ -26,6 +26,8 @@ constexpr size_t GRANULE_BYTES = 2 << 20;  // in which the driver hands out memo
 constexpr size_t MOST_HOST_COPY_BYTES = 16 << 20;
 constexpr size_t MOST_DEVICE_COPY_BYTES = 1 << 20;
 
+constexpr long LAUNCHES_UNTIL_FORGOTTEN = 64;
+
 struct Properties {
     std::string name;
     size_t memory_bytes;
@@ -71,8 +73,13 @@ SHARED void add_range(void* start, size_t bytes, int device, size_t charged_byte
 SHARED bool remove_range(void* start);  // and its addresses
 SHARED void forget_range(void* start);  // its addresses stay
 SHARED bool find_range(const void* pointer, void** start, size_t* bytes, int* device);
+
+// Contents. What was copied or filled in is known until some kernels have been launched, which might have overwritten
+// it. All else reads as zeros: the results of kernels, and what a block of the allocator held before.
 SHARED void copy(void* target, const void* source, size_t bytes);
 SHARED void fill(void* target, int value, size_t bytes);
+SHARED void read(void* target, const void* source, size_t bytes);         // from anywhere to the host
+SHARED void write(void* target, const void* source, size_t bytes);        // from the host to anywhere
 
 // Time and failures.
 SHARED double now_s();

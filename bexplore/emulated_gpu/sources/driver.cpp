@@ -269,13 +269,13 @@ API CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void* source, size_t byte
 }
 
 API CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream) {
-    if (count * sizeof value <= MOST_DEVICE_COPY_BYTES)
-        for (size_t at = 0; at < count; ++at) static_cast<unsigned*>(pointer_of(target))[at] = value;
+    std::vector<unsigned> contents(count * sizeof value <= MOST_DEVICE_COPY_BYTES ? count : 0, value);
+    write(pointer_of(target), contents.data(), contents.size() * sizeof value);
     return result_of(launch(stream));
 }
 
 API CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr target, cuuint32_t value, unsigned) {
-    *static_cast<cuuint32_t*>(pointer_of(target)) = value;
+    write(pointer_of(target), &value, sizeof value);
     return result_of(launch(stream));
 }
 
@@ -387,6 +387,6 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle
 API CUresult cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags,
                                  CUdriverProcAddressQueryResult*) {
     cudaDriverEntryPointQueryResult result;
-    cudaError_t error = cudaGetDriverEntryPointByVersion(name, function, version, flags, &result);
-    return error ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+    cudaGetDriverEntryPointByVersion(name, function, version, flags, &result);
+    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 #include "device.hpp"
@@ -103,7 +104,7 @@ int exchange(Communicator* own, const void* bytes, size_t size, const std::funct
     };
     if (nth > 0)
         if (int error = wait_for(own, each_rank([=](int rank) { return all[rank].num_read >= nth - 1; }))) return error;
-    memcpy(all[own->rank].bytes[nth % 2], bytes, size);
+    emulated::read(all[own->rank].bytes[nth % 2], bytes, size);
     all[own->rank].num_posted = nth + 1;
     if (int error = wait_for(own, each_rank([=](int rank) { return all[rank].num_posted >= nth + 1; }))) return error;
     for (int rank = 0; rank < own->num_ranks; ++rank) read(all[rank].bytes[nth % 2], rank);
@@ -242,6 +243,20 @@ void fold_typed(int type, char* sum, const char* added, size_t count, int operat
         case 8: return fold<double, Plain<double>>(sum, added, count, operation, ranks, is_last);
         case 9: return fold<uint16_t, Bfloat16>(sum, added, count, operation, ranks, is_last);
     }
+}
+
+// Folds the contributions of all ranks, each from `offset` on, and writes the result once the last is there.
+std::function<void(const char*, int)> reduction(Communicator* own, void* target, size_t offset, size_t count, int type,
+                                                int operation) {
+    auto result = std::make_shared<std::vector<char>>();
+    return [=](const char* bytes, int rank) {
+        bool is_last = rank == own->num_ranks - 1;
+        if (rank == 0)
+            result->assign(bytes + offset, bytes + offset + count * width_of(type));
+        else
+            fold_typed(type, result->data(), bytes + offset, count, operation, own->num_ranks, is_last);
+        if (is_last) write(target, result->data(), result->size());
+    };
 }
 
 // Operations. In a group they are done at its end, sends first, so that no two ranks wait for each other.
@@ -404,7 +419,7 @@ API int ncclAllGather(const void* sent, void* received, size_t count, int type, 
     size_t size = count * width_of(type);
     char* target = static_cast<char*>(received);
     return collective(
-        own, stream, sent, size, [=](const char* bytes, int rank) { memcpy(target + rank * size, bytes, size); },
+        own, stream, sent, size, [=](const char* bytes, int rank) { write(target + rank * size, bytes, size); },
         [=] {
             for (int rank = 0; rank < own->num_ranks; ++rank) copy(target + rank * size, sent, size);
         });
@@ -413,53 +428,31 @@ API int ncclAllGather(const void* sent, void* received, size_t count, int type, 
 API int ncclAllReduce(const void* sent, void* received, size_t count, int type, int operation, Communicator* own,
                       cudaStream_t stream) {
     size_t size = count * width_of(type);
-    char* target = static_cast<char*>(received);
-    auto read = [=](const char* bytes, int rank) {
-        bool is_last = rank == own->num_ranks - 1;
-        if (rank == 0)
-            memcpy(target, bytes, size);
-        else
-            fold_typed(type, target, bytes, count, operation, own->num_ranks, is_last);
-    };
-    return collective(own, stream, sent, size, read, [=] { copy(target, sent, size); });
+    return collective(own, stream, sent, size, reduction(own, received, 0, count, type, operation),
+                      [=] { copy(received, sent, size); });
 }
 
 API int ncclReduce(const void* sent, void* received, size_t count, int type, int operation, int root,
                    Communicator* own, cudaStream_t stream) {
     size_t size = count * width_of(type);
-    char* target = static_cast<char*>(received);
-    auto read = [=](const char* bytes, int rank) {
-        if (own->rank != root) return;
-        if (rank == 0)
-            memcpy(target, bytes, size);
-        else
-            fold_typed(type, target, bytes, count, operation, own->num_ranks, rank == own->num_ranks - 1);
-    };
-    return collective(own, stream, sent, size, read, [=] {
-        if (own->rank == root) copy(target, sent, size);
-    });
+    if (own->rank != root) return collective(own, stream, sent, size, [](const char*, int) {}, [] {});
+    return ncclAllReduce(sent, received, count, type, operation, own, stream);
 }
 
 API int ncclReduceScatter(const void* sent, void* received, size_t count, int type, int operation, Communicator* own,
                           cudaStream_t stream) {
     size_t size = count * width_of(type);
-    char* target = static_cast<char*>(received);
-    auto read = [=](const char* bytes, int rank) {
-        const char* part = bytes + own->rank * size;
-        if (rank == 0)
-            memcpy(target, part, size);
-        else
-            fold_typed(type, target, part, count, operation, own->num_ranks, rank == own->num_ranks - 1);
-    };
-    return collective(own, stream, sent, size * own->num_ranks, read,
-                      [=] { copy(target, static_cast<const char*>(sent) + own->rank * size, size); });
+    size_t offset = own->rank * size;
+    return collective(own, stream, sent, size * own->num_ranks,
+                      reduction(own, received, offset, count, type, operation),
+                      [=] { copy(received, static_cast<const char*>(sent) + offset, size); });
 }
 
 API int ncclBroadcast(const void* sent, void* received, size_t count, int type, int root, Communicator* own,
                       cudaStream_t stream) {
     size_t size = count * width_of(type);
     auto read = [=](const char* bytes, int rank) {
-        if (rank == root) memcpy(received, bytes, size);
+        if (rank == root) write(received, bytes, size);
     };
     const void* contributed = own->rank == root ? sent : received;
     return collective(own, stream, contributed, size, read, [=] {
@@ -475,7 +468,7 @@ API int ncclAlltoAll(const void* sent, void* received, size_t count, int type, C
                      cudaStream_t stream) {
     size_t size = count * width_of(type);
     char* target = static_cast<char*>(received);
-    auto read = [=](const char* bytes, int rank) { memcpy(target + rank * size, bytes + own->rank * size, size); };
+    auto read = [=](const char* bytes, int rank) { write(target + rank * size, bytes + own->rank * size, size); };
     return collective(own, stream, sent, size * own->num_ranks, read, [] {});
 }
 
@@ -490,7 +483,7 @@ API int ncclSend(const void* sent, size_t count, int type, int peer, Communicato
         uint64_t nth = box.num_posted;
         auto has_room = [&box, nth] { return nth - box.num_read < MESSAGES_ON_THE_WAY; };
         if (int error = wait_for(own, has_room)) return error;
-        memcpy(box.bytes[nth % MESSAGES_ON_THE_WAY], sent, size);
+        read(box.bytes[nth % MESSAGES_ON_THE_WAY], sent, size);
         box.sizes[nth % MESSAGES_ON_THE_WAY] = size;
         box.num_posted = nth + 1;
         return SUCCESS;
@@ -505,7 +498,7 @@ API int ncclRecv(void* received, size_t count, int type, int peer, Communicator*
         Mailbox& box = mailbox(own, peer, own->rank);
         uint64_t nth = box.num_read;
         if (int error = wait_for(own, [&box, nth] { return box.num_posted > nth; })) return error;
-        memcpy(received, box.bytes[nth % MESSAGES_ON_THE_WAY], std::min(size, box.sizes[nth % MESSAGES_ON_THE_WAY]));
+        write(received, box.bytes[nth % MESSAGES_ON_THE_WAY], std::min(size, box.sizes[nth % MESSAGES_ON_THE_WAY]));
         box.num_read = nth + 1;
         return SUCCESS;
     });
