@@ -26,7 +26,7 @@ _LONGEST_BUILD_S = 300.0  # of another process, before the wait for its lock end
 
 # Library -> its sources; the first holds the state of the devices, so the others are linked to it.
 _OWN_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "libcudart": ("device.cpp", "cudart.cpp"),
+    "libcudart": ("device.cpp", "kernels.cpp", "cudart.cpp"),
     "libcuda": ("driver.cpp",),
     "libnvidia-ml": ("nvml.cpp",),
     "libcublas": ("cublas.cpp",),
@@ -37,6 +37,13 @@ _OWN_SOURCES: Mapping[str, tuple[str, ...]] = {
     "libcusparse": ("cusparse.cpp",),
     "libnvrtc": ("nvrtc.cpp",),
     "libnccl": ("nccl.cpp",),
+}
+# Library -> the macro of stub.hpp that makes its stubs; others get the plainest.
+_STUBS = {
+    "libcublas": "CUBLAS_STUB",
+    "libcusolver": "RESULT_STUB",
+    "libcusparse": "RESULT_STUB",
+    "libcufft": "RESULT_STUB",
 }
 # Libraries of the driver, which no library of torch names among those that it needs.
 _DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -242,7 +249,7 @@ def _link(library: str, wanted: _Wanted, scratch: Path, finished: Path, tools: _
     objects = [_object_of(name, scratch) for name in _OWN_SOURCES.get(library, ())]
     defined = set(re.findall(r" [TDBVW] (\w+)", "".join(_run([tools.nm, str(path)]) for path in objects)))
     stubs = scratch / f"{library}.stubs.cpp"
-    stubs.write_text(_stub_source(wanted.symbols.get(library, set()) - defined))
+    stubs.write_text(_stub_source(library, wanted.symbols.get(library, set()) - defined))
     _compile(stubs, scratch, tools, torch)
     soname = wanted.sonames[library]
     command = [tools.compiler, "-shared", "-o", str(finished / soname), f"-Wl,-soname,{soname}"]
@@ -262,8 +269,9 @@ def _link(library: str, wanted: _Wanted, scratch: Path, finished: Path, tools: _
         _run(command)
 
 
-def _stub_source(symbols: set[str]) -> str:
-    functions = "".join(f"STUB({symbol})\n" for symbol in sorted(symbols))
+def _stub_source(library: str, symbols: set[str]) -> str:
+    macro = _STUBS.get(library, "STUB")
+    functions = "".join(f"{macro}({symbol})\n" for symbol in sorted(symbols))
     return f'#include "stub.hpp"\n\n{functions}'
 
 

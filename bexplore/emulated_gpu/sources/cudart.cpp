@@ -833,12 +833,19 @@ API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
 
 API char __cudaInitModule(void**) { return 1; }
 
-API cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t stream) {
+API void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*, void*,
+                                int*) {
+    register_kernel(function, name);
+}
+
+API cudaError_t cudaLaunchKernel(const void* function, dim3, dim3, void** arguments, size_t, cudaStream_t stream) {
+    if (!stream_of(stream)->capture) do_kernel(function, arguments);
     return launch(stream);
 }
 
-API cudaError_t cudaLaunchKernel(const void*, dim3, dim3, void**, size_t, cudaStream_t stream) {
-    return launch(stream);
+API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
+                                   cudaStream_t stream) {
+    return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
 }
 
 API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* configuration, const void*, void**) {

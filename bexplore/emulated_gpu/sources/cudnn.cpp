@@ -22,7 +22,22 @@ int write_zero(size_t* bytes) {
 
 }  // namespace
 
+struct Handle {
+    cudaStream_t stream;
+};
+
 API int cudnnCreate(void** handle) { return make_descriptor(handle); }
+
+API int cudnnSetStream(void* handle, cudaStream_t stream) {
+    static_cast<Handle*>(handle)->stream = stream;
+    return 0;
+}
+
+API int cudnnGetStream(void* handle, cudaStream_t* stream) {
+    *stream = static_cast<Handle*>(handle)->stream;
+    return 0;
+}
+
 API size_t cudnnGetVersion() { return BEXPLORE_CUDNN_VERSION; }
 API size_t cudnnGetCudartVersion() { return BEXPLORE_CUDA_VERSION; }
 API const char* cudnnGetErrorString(int) { return "emulated cuDNN"; }
@@ -73,6 +88,10 @@ API int cudnnBackendGetAttribute(void*, int name, int, int64_t, int64_t* count, 
     }
     if (count) *count = found;
     return 0;
+}
+
+API int cudnnBackendExecute(void* handle, void*, void*) {
+    return launch(static_cast<Handle*>(handle)->stream) ? 5000 : 0;  // 5000: CUDNN_STATUS_EXECUTION_FAILED
 }
 
 // Layers. None needs a workspace.
@@ -192,7 +211,8 @@ API int cudnnGetRNNTempSpaceSizes(void*, void* descriptor, int is_training, void
     const Recurrent& layers = *static_cast<Recurrent*>(descriptor);
     const RecurrentData& data = *static_cast<RecurrentData*>(data_descriptor);
     int64_t kept = layers.num_gates() + (layers.cell == LSTM ? 2 : 1);
-    *work_bytes = 0;
+    if (work_bytes) *work_bytes = 0;
+    if (!reserve_bytes) return 0;
     *reserve_bytes = is_training ? layers.num_pseudo_layers() * data.num_steps * data.batch_size * kept *
                                        layers.hidden * layers.width()
                                  : 0;

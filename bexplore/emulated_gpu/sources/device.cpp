@@ -393,12 +393,10 @@ void give_pages_back(char* start, size_t bytes) {
     if (first < last) madvise(first, last - first, MADV_DONTNEED);
 }
 
-void forget_old() {
-    static long last_launch = 0;
-    if (num_launches == last_launch) return;
-    last_launch = num_launches;
+template <typename Condition>
+void forget_where(Condition holds) {
     for (auto entry = known.begin(); entry != known.end();) {
-        if (num_launches - entry->second.at_launch <= LAUNCHES_UNTIL_FORGOTTEN) {
+        if (!holds(entry->second)) {
             ++entry;
             continue;
         }
@@ -407,8 +405,15 @@ void forget_old() {
     }
 }
 
+void forget_old() {
+    static long last_launch = 0;
+    if (num_launches == last_launch) return;
+    last_launch = num_launches;
+    forget_where([](const Known& one) { return num_launches - one.at_launch > LAUNCHES_UNTIL_FORGOTTEN; });
+}
+
 // Cuts a range out of what is known.
-void forget(char* start, size_t bytes) {
+void cut_out(char* start, size_t bytes) {
     char* end = start + bytes;
     auto entry = known.upper_bound(start);
     if (entry != known.begin()) --entry;
@@ -457,10 +462,20 @@ void write(void* target, const void* source, size_t bytes) {
     std::lock_guard<std::mutex> guard(known_lock);
     forget_old();
     char* start = static_cast<char*>(target);
-    forget(start, bytes);
+    cut_out(start, bytes);
     if (bytes > MOST_HOST_COPY_BYTES) return;
     memcpy(start, source, bytes);
     known[start] = {bytes, num_launches};
+}
+
+void forget(void* start, size_t bytes) {
+    std::lock_guard<std::mutex> guard(known_lock);
+    cut_out(static_cast<char*>(start), bytes);
+}
+
+void forget_all() {
+    std::lock_guard<std::mutex> guard(known_lock);
+    forget_where([](const Known&) { return true; });
 }
 
 void copy(void* target, const void* source, size_t bytes) {
@@ -472,8 +487,7 @@ void copy(void* target, const void* source, size_t bytes) {
         read(contents.data(), source, bytes);
         write(target, contents.data(), bytes);
     } else {
-        std::lock_guard<std::mutex> guard(known_lock);
-        forget(static_cast<char*>(target), bytes);
+        forget(target, bytes);
     }
 }
 
@@ -482,8 +496,7 @@ void fill(void* target, int value, size_t bytes) {
         std::vector<char> contents(bytes, static_cast<char>(value));
         write(target, contents.data(), bytes);
     } else if (is_on_device(target)) {
-        std::lock_guard<std::mutex> guard(known_lock);
-        forget(static_cast<char*>(target), bytes);
+        forget(target, bytes);
     } else {
         memset(target, value, bytes);
     }

@@ -81,6 +81,13 @@ SHARED void fill(void* target, int value, size_t bytes);
 SHARED void read(void* target, const void* source, size_t bytes);         // from anywhere to the host
 SHARED void write(void* target, const void* source, size_t bytes);        // from the host to anywhere
 
+SHARED void forget(void* start, size_t bytes);
+SHARED void forget_all();
+
+// PyTorch's own kernels (kernels.cpp).
+void register_kernel(const void* function, const char* mangled_name);
+void do_kernel(const void* function, void** arguments);
+
 // Time and failures.
 SHARED double now_s();
 SHARED cudaError_t launch(cudaStream_t stream, double duration_s = -1);  // of a kernel, -1: as long as each takes

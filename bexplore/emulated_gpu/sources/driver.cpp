@@ -135,7 +135,14 @@ API CUresult cuCtxGetLimit(size_t* value, CUlimit) {
 API CUresult cuCtxSetLimit(CUlimit, size_t) { return CUDA_SUCCESS; }
 API CUresult cuCtxSynchronize() { return result_of(cudaDeviceSynchronize()); }
 
-// Modules of kernels: a function is its name.
+// Modules of kernels: a function is its name. What one writes is not known.
+
+namespace {
+CUresult launch_unknown(CUstream stream) {
+    forget_all();
+    return result_of(launch(stream));
+}
+}  // namespace
 
 API CUresult cuModuleLoadData(CUmodule* module, const void*) {
     *module = reinterpret_cast<CUmodule>(module);
@@ -166,16 +173,16 @@ API CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCES
 
 API CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             CUstream stream, void**, void**) {
-    return result_of(launch(stream));
+    return launch_unknown(stream);
 }
 
 API CUresult cuLaunchKernelEx(const CUlaunchConfig* configuration, CUfunction, void**, void**) {
-    return result_of(launch(configuration->hStream));
+    return launch_unknown(configuration->hStream);
 }
 
 API CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                                        unsigned, CUstream stream, void**) {
-    return result_of(launch(stream));
+    return launch_unknown(stream);
 }
 
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, CUfunction, int block_threads, size_t bytes) {
