@@ -1,6 +1,8 @@
 // What is known of PyTorch's own kernels by their names. Those that fill a tensor with one value are done, not only
-// launched: programs decide by zeros, ones and constants (the scale of a gradient scaler, flags of errors). Of others it
-// is known what they overwrite, so that the host does not read what an earlier tensor held in that place.
+// launched: programs decide by zeros, ones and constants (the scale of a gradient scaler, flags of errors); so are sums
+// of a few integers (lengths of pickled objects). Of others it is known what they overwrite, so that the host does not
+// read what an earlier tensor held in that place.
+#include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
@@ -11,7 +13,9 @@ namespace {
 
 constexpr size_t BLOCK_BYTES = 512;  // to which PyTorch's allocator rounds tensors up
 
-enum Kind { FILLS, IS_ELEMENTWISE, REDUCES };
+constexpr int MOST_SUMMED = 4096;    // integers
+
+enum Kind { FILLS, IS_ELEMENTWISE, SUMS_INTEGERS, REDUCES };
 
 struct Kernel {
     Kind kind;
@@ -49,6 +53,31 @@ void fill_with(char* target, size_t count, const void* value, size_t width) {
     emulated::write(target, contents.data(), contents.size());
 }
 
+// The argument of PyTorch's reduction of 64-bit integers: a functor without state, the sum of nothing, the sizes of an
+// element and of the reduction, and further on, side by side, the addresses of what is reduced and of the result.
+// Between them lie arrays that are not filled, with whatever the stack held. Says whether it was done: not where there
+// are several results or too many elements.
+bool sum_integers(const char* argument) {
+    constexpr size_t SIZES_AT = 16, ADDRESSES_FROM = 64, ADDRESSES_UNTIL = 1536;
+    int sizes[3];  // of an element, number of elements, number of results
+    memcpy(sizes, argument + SIZES_AT, sizeof sizes);
+    if (sizes[0] != sizeof(int64_t) || sizes[1] < 1 || sizes[1] > MOST_SUMMED || sizes[2] != 1) return false;
+    for (size_t at = ADDRESSES_FROM; at < ADDRESSES_UNTIL; at += sizeof(void*)) {
+        void* addresses[2];
+        memcpy(addresses, argument + at, sizeof addresses);
+        if (!emulated::find_range(addresses[0], nullptr, nullptr, nullptr) ||
+            !emulated::find_range(addresses[1], nullptr, nullptr, nullptr))
+            continue;
+        std::vector<int64_t> values(sizes[1]);
+        emulated::read(values.data(), addresses[0], values.size() * sizeof(int64_t));
+        int64_t sum = 0;
+        for (int64_t value : values) sum += value;
+        emulated::write(addresses[1], &sum, sizeof sum);
+        return true;
+    }
+    return false;
+}
+
 }  // namespace
 
 void emulated::register_kernel(const void* function, const char* mangled_name) {
@@ -57,9 +86,10 @@ void emulated::register_kernel(const void* function, const char* mangled_name) {
                           strstr(mangled_name, "unrolled_elementwise_kernel");
     bool reduces = strstr(mangled_name, "reduce") || strstr(mangled_name, "3cub");
     if (!is_elementwise && !reduces) return;
+    bool sums_integers = strstr(mangled_name, "8ReduceOpIl") && strstr(mangled_name, "11sum_functorIlll");
     size_t width = is_elementwise ? width_of_fill(mangled_name) : 0;
     std::lock_guard<std::mutex> guard(lock);
-    kernels[function] = {width ? FILLS : is_elementwise ? IS_ELEMENTWISE : REDUCES, width};
+    kernels[function] = {width ? FILLS : is_elementwise ? IS_ELEMENTWISE : sums_integers ? SUMS_INTEGERS : REDUCES, width};
 }
 
 void emulated::do_kernel(const void* function, void** arguments) {
@@ -70,7 +100,8 @@ void emulated::do_kernel(const void* function, void** arguments) {
         if (found == kernels.end()) return;
         kernel = found->second;
     }
-    if (kernel.kind == REDUCES) return forget_all();  // a host often reads what it reduced to
+    if (kernel.kind == SUMS_INTEGERS && sum_integers(static_cast<char*>(arguments[0]))) return;
+    if (kernel.kind == REDUCES || kernel.kind == SUMS_INTEGERS) return forget_all();  // a host often reads what it reduced to
     size_t count = *static_cast<int*>(arguments[0]);
     char* result = *static_cast<char**>(arguments[2]);
     if (kernel.kind == FILLS && count * kernel.width <= MOST_DEVICE_COPY_BYTES)
