@@ -1,6 +1,6 @@
 // What is known of PyTorch's own kernels by their names. Those that fill a tensor with one value are done, not only
 // launched: programs decide by zeros, ones and constants (the scale of a gradient scaler, flags of errors); so are sums
-// of a few integers (lengths of pickled objects). Of others it is known what they overwrite, so that the host does not
+// of a few integers (lengths and offsets of pickled objects). Of others it is known what they overwrite, so that the host does not
 // read what an earlier tensor held in that place.
 #include <cstdint>
 #include <cstring>
@@ -13,9 +13,9 @@ namespace {
 
 constexpr size_t BLOCK_BYTES = 512;  // to which PyTorch's allocator rounds tensors up
 
-constexpr int MOST_SUMMED = 4096;    // integers
+constexpr size_t MOST_SUMMED = 4096;  // integers
 
-enum Kind { FILLS, IS_ELEMENTWISE, SUMS_INTEGERS, REDUCES };
+enum Kind { FILLS, ADDS_INTEGER, ADDS_INTEGERS, IS_ELEMENTWISE, SUMS_INTEGERS, REDUCES };
 
 struct Kernel {
     Kind kind;
@@ -47,6 +47,22 @@ size_t width_of_fill(const char* mangled_name) {
     return 0;
 }
 
+std::vector<int64_t> read_integers(const void* source, size_t count) {
+    std::vector<int64_t> values(count);
+    emulated::read(values.data(), source, count * sizeof(int64_t));
+    return values;
+}
+
+// The functor holds what is multiplied: a number and a factor where one is added to each element, else the factor alone.
+void add_integers(Kind kind, size_t count, const int64_t* functor, char** addresses) {
+    std::vector<int64_t> values = read_integers(addresses[1], count);
+    std::vector<int64_t> others = kind == ADDS_INTEGERS ? read_integers(addresses[2], count)
+                                                        : std::vector<int64_t>(count, functor[0]);
+    int64_t factor = kind == ADDS_INTEGERS ? functor[0] : functor[1];
+    for (size_t at = 0; at < count; ++at) values[at] += factor * others[at];
+    emulated::write(addresses[0], values.data(), count * sizeof(int64_t));
+}
+
 void fill_with(char* target, size_t count, const void* value, size_t width) {
     std::vector<char> contents(count * width);
     for (size_t at = 0; at < count; ++at) memcpy(contents.data() + at * width, value, width);
@@ -61,17 +77,15 @@ bool sum_integers(const char* argument) {
     constexpr size_t SIZES_AT = 16, ADDRESSES_FROM = 64, ADDRESSES_UNTIL = 1536;
     int sizes[3];  // of an element, number of elements, number of results
     memcpy(sizes, argument + SIZES_AT, sizeof sizes);
-    if (sizes[0] != sizeof(int64_t) || sizes[1] < 1 || sizes[1] > MOST_SUMMED || sizes[2] != 1) return false;
+    if (sizes[0] != sizeof(int64_t) || sizes[1] < 1 || static_cast<size_t>(sizes[1]) > MOST_SUMMED || sizes[2] != 1) return false;
     for (size_t at = ADDRESSES_FROM; at < ADDRESSES_UNTIL; at += sizeof(void*)) {
         void* addresses[2];
         memcpy(addresses, argument + at, sizeof addresses);
         if (!emulated::find_range(addresses[0], nullptr, nullptr, nullptr) ||
             !emulated::find_range(addresses[1], nullptr, nullptr, nullptr))
             continue;
-        std::vector<int64_t> values(sizes[1]);
-        emulated::read(values.data(), addresses[0], values.size() * sizeof(int64_t));
         int64_t sum = 0;
-        for (int64_t value : values) sum += value;
+        for (int64_t value : read_integers(addresses[0], sizes[1])) sum += value;
         emulated::write(addresses[1], &sum, sizeof sum);
         return true;
     }
@@ -86,10 +100,18 @@ void emulated::register_kernel(const void* function, const char* mangled_name) {
                           strstr(mangled_name, "unrolled_elementwise_kernel");
     bool reduces = strstr(mangled_name, "reduce") || strstr(mangled_name, "3cub");
     if (!is_elementwise && !reduces) return;
-    bool sums_integers = strstr(mangled_name, "8ReduceOpIl") && strstr(mangled_name, "11sum_functorIlll");
     size_t width = is_elementwise ? width_of_fill(mangled_name) : 0;
+    Kind kind = is_elementwise ? IS_ELEMENTWISE : REDUCES;
+    if (width)
+        kind = FILLS;
+    else if (is_elementwise && strstr(mangled_name, "21CUDAFunctorOnSelf_addIlE"))
+        kind = ADDS_INTEGER;
+    else if (is_elementwise && strstr(mangled_name, "15CUDAFunctor_addIlE"))
+        kind = ADDS_INTEGERS;
+    else if (strstr(mangled_name, "8ReduceOpIl") && strstr(mangled_name, "11sum_functorIlll"))
+        kind = SUMS_INTEGERS;
     std::lock_guard<std::mutex> guard(lock);
-    kernels[function] = {width ? FILLS : is_elementwise ? IS_ELEMENTWISE : sums_integers ? SUMS_INTEGERS : REDUCES, width};
+    kernels[function] = {kind, width};
 }
 
 void emulated::do_kernel(const void* function, void** arguments) {
@@ -103,8 +125,12 @@ void emulated::do_kernel(const void* function, void** arguments) {
     if (kernel.kind == SUMS_INTEGERS && sum_integers(static_cast<char*>(arguments[0]))) return;
     if (kernel.kind == REDUCES || kernel.kind == SUMS_INTEGERS) return forget_all();  // a host often reads what it reduced to
     size_t count = *static_cast<int*>(arguments[0]);
-    char* result = *static_cast<char**>(arguments[2]);
-    if (kernel.kind == FILLS && count * kernel.width <= MOST_DEVICE_COPY_BYTES)
+    char** addresses = static_cast<char**>(arguments[2]);
+    char* result = addresses[0];
+    bool adds = kernel.kind == ADDS_INTEGER || kernel.kind == ADDS_INTEGERS;
+    if (adds && count <= MOST_SUMMED)
+        add_integers(kernel.kind, count, static_cast<int64_t*>(arguments[1]), addresses);
+    else if (kernel.kind == FILLS && count * kernel.width <= MOST_DEVICE_COPY_BYTES)
         fill_with(result, count, arguments[1], kernel.width);
     else
         forget(result, (count + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES);
