@@ -274,11 +274,23 @@ int attribute(int attribute, int device) {
     }
 }
 
+namespace {
+
+// The allocation that shall fail, and the one by which PyTorch tries it again.
+bool is_refused(size_t bytes) {
+    static const long refused = number_in_environment("BEXPLORE_EMULATED_OUT_OF_MEMORY_AT_ALLOCATION", 0);
+    static std::atomic<size_t> refused_bytes{0};
+    long nth = ++num_allocations;
+    if (nth == refused) refused_bytes = bytes;
+    return nth == refused || (nth == refused + 1 && bytes == refused_bytes);
+}
+
+}  // namespace
+
 bool has_context(int device) { return make_context(driver_number(device)); }
 
 bool charge(int device, size_t bytes) {
-    long nth = ++num_allocations;
-    if (nth == number_in_environment("BEXPLORE_EMULATED_OUT_OF_MEMORY_AT_ALLOCATION", 0)) return false;
+    if (is_refused(bytes)) return false;
     int number = driver_number(device);
     return make_context(number) && add_usage(number, rounded_up(bytes, GRANULE_BYTES));
 }
