@@ -19,6 +19,7 @@ from bexplore.host.json_files import cache_folder
 from bexplore.host.locks import locked
 
 HEADERS_VARIABLE = "BEXPLORE_CUDA_HEADERS"
+_TOOLKIT = Path("/usr/local/cuda/include")
 _SOURCES = Path(__file__).parent / "sources"
 _COMPILERS = ("g++", "c++", "clang++")
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-w")
@@ -175,7 +176,7 @@ def _found_headers(torch: CudaTorch) -> Path:
         beside / "nvidia" / "cuda_runtime" / "include",
         beside / "triton" / "backends" / "nvidia" / "include",
         *(Path(os.environ[name], "include") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)),
-        Path("/usr/local/cuda/include"),
+        _TOOLKIT,
     ]
     for folder in folders:
         if _cuda_major_of(folder) == torch.cuda[0]:

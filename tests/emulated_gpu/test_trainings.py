@@ -34,8 +34,8 @@ def test_a_training_step_takes_more_memory_at_a_larger_size(emulate):
     print(sum(state["exp_avg"].nbytes for state in optimizer.state.values()) == parameter_bytes)
     """
     )
-    kept = 4096 * 2048 * 4 * 3  # activations of the wide layers, in float32
-    assert int(large) - int(small) == pytest.approx(kept, rel=0.35)
+    wide_bytes = 4096 * 2048 * 4  # of one wide layer's activations; three are kept, and gradients come beside them
+    assert 3 * wide_bytes <= int(large) - int(small) <= 6 * wide_bytes
     assert states == "True"
 
 
@@ -224,6 +224,9 @@ RANKS = """
     torch.cuda.set_device(rank)
     distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
 
+    def tell(*values):  # in one piece: both ranks write to one pipe
+        os.write(1, (" ".join(str(value) for value in values) + "\\n").encode())
+
     def made():
         return nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
 
@@ -262,7 +265,7 @@ def test_two_ranks_exchange_numbers_and_objects(emulate):
     received = distributed.P2POp(distributed.irecv, other, 1 - rank)
     for work in distributed.batch_isend_irecv([sent, received]):
         work.wait()
-    print(rank, total.item(), found, told, [part.item() for part in parts], other.item(), flush=True)
+    tell(rank, total.item(), found, told, [part.item() for part in parts], other.item())
     distributed.destroy_process_group()
     """,
     ) == [
@@ -275,7 +278,7 @@ def test_ddp_trains_on_two_ranks(emulate):
     lines = of_ranks(
         emulate,
         """
-    print(rank, train(nn.parallel.DistributedDataParallel(made(), device_ids=[rank])) > 16, flush=True)
+    tell(rank, train(nn.parallel.DistributedDataParallel(made(), device_ids=[rank])) > 16)
     distributed.destroy_process_group()
     """,
     )
@@ -295,7 +298,7 @@ def test_fsdp2_and_hsdp_hold_a_share_of_the_parameters_on_each_rank(emulate):
         fully_shard(model, mesh=mesh)
         train(model)
         shares = {parameter.to_local().numel() * shape[1] / parameter.numel() for parameter in model.parameters()}
-        print(rank, shape, shares, flush=True)
+        tell(rank, shape, shares)
     distributed.destroy_process_group()
     """,
         num_ranks=4,
@@ -313,7 +316,7 @@ def test_a_rank_that_dies_ends_the_wait_of_the_others(emulate):
         total = torch.ones(1, device="cuda")
         distributed.all_reduce(total)
     except distributed.DistBackendError as error:
-        print("remote process exited" in str(error), flush=True)
+        tell("remote process exited" in str(error))
     """,
         launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
         num_devices=2,

@@ -538,12 +538,12 @@ API cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, 
     memcpy(&other, &handle, sizeof other);
     *pointer = reserve_addresses(other.bytes, 0);
     if (!*pointer) return answer(cudaErrorMemoryAllocation);
-    size_t bytes = other.bytes < MOST_HOST_COPY_BYTES ? other.bytes : MOST_HOST_COPY_BYTES;
-    iovec target{*pointer, bytes}, source{other.start, bytes};
-    if (process_vm_readv(other.process, &target, 1, &source, 1, 0) < 0) {
-        // Not permitted here: the memory holds zeros.
-    }
     add_range(*pointer, other.bytes, current_device(), 0);
+    std::vector<char> contents(other.bytes < MOST_HOST_COPY_BYTES ? other.bytes : MOST_HOST_COPY_BYTES);
+    iovec target{contents.data(), contents.size()}, source{other.start, contents.size()};
+    // Where the kernel does not permit it, the memory holds zeros.
+    ssize_t num_read = process_vm_readv(other.process, &target, 1, &source, 1, 0);
+    if (num_read > 0) write(*pointer, contents.data(), num_read);
     return cudaSuccess;
 }
 

@@ -208,4 +208,9 @@ API int nvmlDeviceGetCurrentClocksThrottleReasons(Device, unsigned long long* re
 API int nvmlDeviceGetMigMode(Device, unsigned*, unsigned*) { return NOT_SUPPORTED; }
 API int nvmlDeviceGetNvLinkRemoteDeviceType(Device, unsigned, unsigned*) { return NOT_SUPPORTED; }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device, unsigned, Pci*) { return NOT_SUPPORTED; }
-API int nvmlDeviceGetGpuFabricInfoV(Device, void*) { return NOT_SUPPORTED; }
+
+// No fabric between hosts. The structure begins with its version, whose lower bits are its size.
+API int nvmlDeviceGetGpuFabricInfoV(Device device, unsigned* info) {
+    memset(info + 1, 0, (*info & 0xffffff) - sizeof *info);
+    return status(device);
+}
