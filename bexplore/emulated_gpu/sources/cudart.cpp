@@ -54,12 +54,12 @@ struct Pool {
     size_t release_threshold = 0;
 };
 
-std::mutex lock;  // of all that follows
-std::set<Stream*> streams;
-std::map<const void*, void*> variables;
-std::map<char*, size_t> host_ranges;
-std::map<void*, std::pair<Pool*, size_t>> pool_blocks;
-std::atomic<int> num_captures{0};
+// The lock is of all that follows. None is destroyed: threads of PyTorch still call while the process ends.
+std::mutex& lock = *new std::mutex();
+auto& streams = *new std::set<Stream*>();
+auto& variables = *new std::map<const void*, void*>();
+auto& host_ranges = *new std::map<char*, size_t>();
+auto& pool_blocks = *new std::map<void*, std::pair<Pool*, size_t>>();
 thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t answer(cudaError_t error) {
@@ -718,16 +718,9 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStat
     return cudaSuccess;
 }
 
-#if CUDART_VERSION >= 13000
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                         cudaGraph_t* graph, const cudaGraphNode_t** nodes,
-                                         const cudaGraphEdgeData** edges, size_t* num_nodes) {
-    if (edges) *edges = nullptr;
-#else
-API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t handle, cudaStreamCaptureStatus* status,
-                                            unsigned long long* id, cudaGraph_t* graph, const cudaGraphNode_t** nodes,
-                                            size_t* num_nodes) {
-#endif
+namespace {
+cudaError_t capture_info(cudaStream_t handle, cudaStreamCaptureStatus* status, unsigned long long* id,
+                         cudaGraph_t* graph, const cudaGraphNode_t** nodes, size_t* num_nodes) {
     cudaStreamIsCapturing(handle, status);
     std::lock_guard<std::mutex> guard(lock);
     Capture* capture = stream_of(handle)->capture;
@@ -736,6 +729,24 @@ API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t handle, cudaStreamCaptu
     if (nodes) *nodes = nullptr;
     if (num_nodes) *num_nodes = 0;
     return cudaSuccess;
+}
+}  // namespace
+
+#if CUDART_VERSION >= 13000
+API cudaError_t cudaStreamGetCaptureInfo(
+#else
+API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t handle, cudaStreamCaptureStatus* status,
+                                            unsigned long long* id, cudaGraph_t* graph, const cudaGraphNode_t** nodes,
+                                            size_t* num_nodes) {
+    return capture_info(handle, status, id, graph, nodes, num_nodes);
+}
+
+API cudaError_t cudaStreamGetCaptureInfo_v3(
+#endif
+    cudaStream_t handle, cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph,
+    const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges, size_t* num_nodes) {
+    if (edges) *edges = nullptr;
+    return capture_info(handle, status, id, graph, nodes, num_nodes);
 }
 
 API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
@@ -775,7 +786,11 @@ API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, siz
     return cudaSuccess;
 }
 
-API cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*, size_t* count) {
+API cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*,
+#if CUDART_VERSION >= 13000
+                                             cudaGraphEdgeData*,
+#endif
+                                             size_t* count) {
     *count = 0;
     return cudaSuccess;
 }

@@ -38,8 +38,9 @@ struct Range {
     int device;
 };
 
-std::mutex ranges_lock;
-std::map<char*, Range> ranges;
+// Never destroyed, as all containers here: threads of PyTorch still call while the process ends.
+std::mutex& ranges_lock = *new std::mutex();
+std::map<char*, Range>& ranges = *new std::map<char*, Range>();
 std::atomic<long> num_allocations{0};
 std::atomic<long> num_launches{0};
 std::atomic<int> sticky_error{cudaSuccess};
@@ -184,7 +185,7 @@ std::vector<int> read_visible_devices() {
 }
 
 const std::vector<int>& visible_devices() {
-    static const std::vector<int> visible = read_visible_devices();
+    static const auto& visible = *new std::vector<int>(read_visible_devices());
     return visible;
 }
 
@@ -198,7 +199,7 @@ long number_in_environment(const char* name, long otherwise) {
 std::string shared_folder() { return text_in_environment("BEXPLORE_EMULATED_SHARED_FOLDER"); }
 
 const Properties& properties() {
-    static const Properties read = read_properties();
+    static const Properties& read = *new Properties(read_properties());
     return read;
 }
 
@@ -388,8 +389,8 @@ struct Known {
     long at_launch;
 };
 
-std::mutex known_lock;
-std::map<char*, Known> known;  // disjoint
+std::mutex& known_lock = *new std::mutex();
+std::map<char*, Known>& known = *new std::map<char*, Known>();  // disjoint
 
 char* page_after(char* address) {
     return reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(address), PAGE_BYTES));

@@ -28,9 +28,9 @@ struct Allocation {
     int num_references;
 };
 
-std::mutex lock;
-std::map<CUmemGenericAllocationHandle, Allocation> allocations;
-std::map<CUdeviceptr, std::pair<size_t, CUmemGenericAllocationHandle>> mappings;
+std::mutex& lock = *new std::mutex();
+auto& allocations = *new std::map<CUmemGenericAllocationHandle, Allocation>();
+auto& mappings = *new std::map<CUdeviceptr, std::pair<size_t, CUmemGenericAllocationHandle>>();
 CUmemGenericAllocationHandle last_handle = 0;
 
 void drop_reference(CUmemGenericAllocationHandle handle) {

@@ -21,8 +21,8 @@ struct Kernel {
     size_t width;  // of the elements that it fills, or casts to
 };
 
-std::mutex lock;
-std::unordered_map<const void*, Kernel> kernels;  // by address on the host
+std::mutex& lock = *new std::mutex();
+auto& kernels = *new std::unordered_map<const void*, Kernel>();  // by address on the host; never destroyed
 
 struct Name {
     const char* part;
