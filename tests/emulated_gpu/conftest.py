@@ -17,6 +17,14 @@ from tests.builders import ROOT
 
 VARIABLE = "BEXPLORE_CUDA_TORCH"
 LIMIT_S = 240.0  # for a program that compiles while both processors are busy
+# While Python ends, autograd's thread for a device may take its lock for the first time: that ends the process by a
+# signal, which is PyTorch's own matter.
+END = """
+if __name__ == "__main__":
+    import os, sys
+    sys.stdout.flush()
+    os._exit(0)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +58,7 @@ def emulate(cuda_folder, kept_cache, tmp_path):
         **settings: int,
     ) -> list[str]:
         path = tmp_path / "program.py"
-        path.write_text(textwrap.dedent(program))
+        path.write_text(textwrap.dedent(program) + END)
         emulated = emulated_environment(DEVICES[device], torch_folder=cuda_folder / "torch", faults=faults, **settings)
         folders = (cuda_folder, ROOT, Path(sysconfig.get_path("purelib")))
         own = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in folders), "OMP_NUM_THREADS": "1"}

@@ -138,8 +138,8 @@ API int cudnnCreatePoolingDescriptor(void** descriptor) { return make_descriptor
 API int cudnnCreateCTCLossDescriptor(void** descriptor) { return make_descriptor(descriptor); }
 API int cudnnCreateSpatialTransformerDescriptor(void** descriptor) { return make_descriptor(descriptor); }
 
-// Recurrent layers: their weights lie in one space, first all matrices and then all biases, layer by layer, and of each
-// layer those of the input before those of the state.
+// Recurrent layers: their weights lie in one space, first all matrices and then all biases, layer by layer, and of
+// each layer those of the input before those of the state.
 
 namespace {
 
@@ -178,7 +178,8 @@ struct Tensor {
 };
 
 void write_matrix(void* descriptor, int type, int64_t rows, int64_t columns) {
-    if (descriptor) *static_cast<Tensor*>(descriptor) = {type, 3, {1, static_cast<int>(rows), static_cast<int>(columns)}};
+    if (!descriptor) return;
+    *static_cast<Tensor*>(descriptor) = {type, 3, {1, static_cast<int>(rows), static_cast<int>(columns)}};
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// PyTorch's own kernels, by their names. Programs decide by some results, and the memory that they take then depends on
-// them: masks of ones that are left out, flags of errors, the scale of a gradient scaler, lengths of pickled objects. So
-// the kernels that make and combine constants, masks and integers are done on the host, up to a size. Of others it is
-// known what they overwrite, so that the host does not read what an earlier tensor held in that place.
+// PyTorch's own kernels, by their names. Programs decide by some results, and then the memory that they take depends on
+// them: masks of ones that are left out, flags of errors, the scale of a gradient scaler, lengths of pickled objects.
+// So the kernels that make and combine constants, masks and integers are done on the host, up to a size. Of others it
+// is known what they overwrite, so that the host does not read what an earlier tensor held in that place.
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -107,7 +107,7 @@ void fill_with(char* target, size_t count, const void* value, size_t width) {
     write_elements(target, contents);
 }
 
-// The functor holds what is multiplied: a number and a factor where one is added to each element, else the factor alone.
+// The functor holds a number and its factor where one is added to each element, else the factor alone.
 void add(Kind kind, size_t count, const int64_t* functor, char** addresses) {
     auto values = read_elements<int64_t>(addresses[1], count);
     auto others = kind == Kind::ADD ? read_elements<int64_t>(addresses[2], count)
@@ -129,7 +129,8 @@ void compare(size_t count, const char* functor, char** addresses) {
     write_elements(addresses[0], results);
 }
 
-// Elements of one of PyTorch's types as integers; of floating point, whether they differ from zero. Empty: unknown type.
+// Elements of one of PyTorch's types as integers; of floating point, whether they differ from zero.
+// Empty: an unknown type.
 std::vector<int64_t> read_as_integers(const void* source, size_t count, int type) {
     std::vector<int64_t> values(count);
     auto convert = [&](auto sample) {
