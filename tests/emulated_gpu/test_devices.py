@@ -116,6 +116,19 @@ def test_the_result_of_a_kernel_reads_as_zeros_whatever_its_place_held(emulate):
     )
 
 
+def test_masks_and_integers_by_which_programs_decide_are_computed(emulate):
+    assert emulate(
+        """
+        import torch
+        mask = torch.ones(64, 512, dtype=torch.long, device="cuda")
+        print(mask.to(torch.bool).all().item(), (mask == 1).all().item(), torch.zeros(9, device="cuda").any().item())
+        labels = torch.tensor([[5, -100, 7], [1, -100, -100]]).cuda()
+        print((labels != -100).sum().item(), labels.max().item(), labels.min().item(), (labels + labels)[0, 0].item())
+        print(torch.full((), 65536.0, device="cuda").item(), mask.sum().item())
+        """
+    ) == ["True True False", "3 7 -100 10", "65536.0 32768"]
+
+
 def test_streams_and_events_follow_a_clock(emulate):
     assert emulate(
         """
@@ -172,8 +185,8 @@ def test_nvidias_own_libraries_beside_pytorch_stay_unused(emulate, cuda_folder, 
         ["g++", "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", "-o", library, real], check=True
     )
     for name in ("torch", "torchgen", "functorch", "triton"):
-        # The loader resolves $ORIGIN to the folder that a link points to, so the files are linked, not the folder.
-        subprocess.run(["cp", "-rl", cuda_folder / name, site / name], check=True)
+        # The files are linked, not the folders: through those the loader would come back to where they lie.
+        subprocess.run(["cp", "-rs", cuda_folder.resolve() / name, site / name], check=True)
 
     assert emulate(
         "import torch; print(torch.cuda.device_count(), torch.__file__)", environment={"PYTHONPATH": str(site)}
