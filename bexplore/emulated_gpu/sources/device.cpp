@@ -481,6 +481,16 @@ void write(void* target, const void* source, size_t bytes) {
     known[start] = {bytes, num_launches};
 }
 
+bool is_known(const void* start, size_t bytes) {
+    std::lock_guard<std::mutex> guard(known_lock);
+    forget_old();
+    char* address = static_cast<char*>(const_cast<void*>(start));
+    auto entry = known.upper_bound(address);
+    if (entry == known.begin()) return false;
+    --entry;
+    return address + bytes <= entry->first + entry->second.bytes;
+}
+
 void forget(void* start, size_t bytes) {
     std::lock_guard<std::mutex> guard(known_lock);
     cut_out(static_cast<char*>(start), bytes);

@@ -211,7 +211,8 @@ int64_t reduced(Kind kind, const std::vector<int64_t>& values) {
 
 // The argument of a reduction: a functor without state, the result of nothing, the sizes of an element and of the
 // reduction, and further on, side by side, the addresses of what is reduced and of the result. Between them lie arrays
-// that are not filled, with whatever the stack held. Says whether it was done: not where there are several results.
+// that are not filled, with whatever the stack held. Says whether it was done: not where there are several results, or
+// where what is reduced is not known.
 bool do_reduction(const Kernel& kernel, const char* argument) {
     constexpr size_t ADDRESSES_FROM = 64, ADDRESSES_UNTIL = 1536;
     size_t sizes_at = kernel.width == sizeof(int64_t) ? 16 : 4;
@@ -223,7 +224,7 @@ bool do_reduction(const Kernel& kernel, const char* argument) {
     for (size_t at = ADDRESSES_FROM; at < ADDRESSES_UNTIL; at += sizeof(void*)) {
         void* addresses[2];
         memcpy(addresses, argument + at, sizeof addresses);
-        if (!emulated::find_range(addresses[0], nullptr, nullptr, nullptr) ||
+        if (!emulated::is_known(addresses[0], count * kernel.width) ||
             !emulated::find_range(addresses[1], nullptr, nullptr, nullptr))
             continue;
         int type = kernel.width == sizeof(int64_t) ? 4 : 11;
