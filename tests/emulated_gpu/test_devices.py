@@ -33,6 +33,22 @@ def test_the_properties_are_those_of_the_table(emulate, name):
     ]
 
 
+@pytest.mark.parametrize("name", ["t4", "a100", "rtx-4090", "b300", "rtx-5090"])
+def test_sorting_and_embeddings_run_on_each_generation(emulate, name):
+    (capability,) = emulate(
+        """
+        import torch
+        numbers = torch.randint(9, (4, 512), device="cuda")
+        numbers.flatten().sort(), numbers.unique(), numbers.cumsum(1), torch.nonzero(numbers)
+        torch.nn.Embedding(99, 8).cuda()(torch.arange(3000).cuda() % 99).sum().backward()
+        torch.cuda.synchronize()
+        print(torch.cuda.get_device_capability())
+        """,
+        device=name,
+    )
+    assert capability == str(DEVICES[name].capability)
+
+
 def test_an_allocation_beyond_the_capacity_is_refused_in_the_words_of_pytorch(emulate):
     (text,) = emulate(
         """

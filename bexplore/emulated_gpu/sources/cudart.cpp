@@ -871,11 +871,21 @@ API cudaError_t cudaLaunchCooperativeKernel(const void*, dim3, dim3, void**, siz
     return launch(stream);
 }
 
+namespace {
+// The architecture that a kernel is compiled for. PyTorch's wheels hold code for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0
+// (those of CUDA 12 for 7.0 too), and a device takes the nearest before it; CUB refuses one that it has no code for.
+int code_version() {
+    int major = properties().major, minor = properties().minor;
+    if (major == 7) return major * 10 + minor;
+    return major * 10 + (major == 8 && minor >= 6 ? 6 : 0);
+}
+}  // namespace
+
 API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
     memset(found, 0, sizeof *found);
     found->maxThreadsPerBlock = 1024;
     found->numRegs = 32;
-    found->binaryVersion = found->ptxVersion = properties().major * 10 + properties().minor;
+    found->binaryVersion = found->ptxVersion = code_version();
     found->maxDynamicSharedSizeBytes = 48 << 10;
     return cudaSuccess;
 }
