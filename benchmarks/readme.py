@@ -38,6 +38,7 @@ TREE = {
     "search/": "observations -> the next probe, the recommendation (no torch)",
     "engine/": "a Runner on real hardware: worker processes that compile and time one size",
     "command/": "a Runner of your own training command: starts it, observes its steps, ends it",
+    "emulated_gpu/": "libraries in place of NVIDIA's: the CUDA build of PyTorch runs where there is no GPU",
     "replay/": "a Runner over a recorded table",
     "testing/": "a Runner with a known answer: a simulator, for tests and benchmarks",
     "exploration/": "one run from plan to result: events, journal, run directory, apply, doctor",

@@ -81,6 +81,12 @@ class TraceError(BexploreError):
     """A job that cannot be traced; an exploration reports it once and goes on without a cost model."""
 
 
+class EmulationError(BexploreError):
+    """No emulated device can be had here; the hint says what to install."""
+
+    exit_code = ExitCode.USER_INPUT
+
+
 class UserProgramError(BexploreError):
     """The user's own program is broken in a way that would show at every size.
 

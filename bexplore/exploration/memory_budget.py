@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bexplore.errors import UserInputError
+from bexplore.host.accelerators import COLLECTIVES_BYTES, CUDA_CONTEXT_BYTES
 from bexplore.host.machine import available_memory_bytes, total_memory_bytes
 from bexplore.job import Job, Mode, Precision, device_kind
 from bexplore.search.space import MemoryAccount
@@ -23,11 +24,6 @@ HOST_OVERHEAD_BYTES = int(1.5 * 2**30)
 # Kept free on an accelerator: fragmentation, and libraries that load late.
 DEVICE_MARGIN_SHARE = 0.03
 DEVICE_MARGIN_BYTES = 512 * 2**20
-# Memory that collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
-COLLECTIVES_BYTES = 2**30
-# Device memory of a CUDA process before its first tensor: context, kernels of the libraries. Source: reports
-# of 0.4 to 0.6 GiB; to be measured.
-CUDA_CONTEXT_BYTES = int(0.6 * 2**30)
 
 _COUNTED_OF_RANK = "; gradient buckets and shards of a rank are in its trace and its probes"
 

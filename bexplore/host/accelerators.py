@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bexplore.errors import UserInputError
@@ -14,6 +14,11 @@ WARP_SIZE = 32  # threads; this and the next three are the same for every comput
 MAX_THREADS_PER_BLOCK = 1024
 REGISTERS_PER_MULTIPROCESSOR = 65536  # of 32 bits
 SHARED_MEMORY_PER_BLOCK_BYTES = 48 * 1024  # without opting in to more
+# Device memory of a CUDA process before its first tensor: context, kernels of the libraries. Source: reports
+# of 0.4 to 0.6 GiB; to be measured.
+CUDA_CONTEXT_BYTES = int(0.6 * 2**30)
+# Memory that collectives allocate outside torch's allocator: 1 to 2 GiB by reports from the field.
+COLLECTIVES_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,57 @@ MULTIPROCESSORS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """What a driver tells of a CUDA device beside its size.
+
+    Attributes:
+        l2_bytes: Cache of the second level.
+        bus_bits: Width of the memory's bus.
+        clock_khz: Highest clock of the multiprocessors.
+    """
+
+    l2_bytes: int
+    bus_bits: int
+    clock_khz: int
+
+
+def _chip(l2_mib: int, bus_bits: int, clock_mhz: int) -> Chip:
+    return Chip(l2_bytes=l2_mib * 2**20, bus_bits=bus_bits, clock_khz=clock_mhz * 1000)
+
+
+# Key in DEVICES -> MiB of cache, bits of the bus, MHz. Sources: NVIDIA's architecture white papers, data sheets, and
+# outputs of deviceQuery. No program and no memory of a training depends on them, only what a program prints.
+_CHIPS = {
+    "v100": _chip(6, 4096, 1530),
+    "v100-16gb": _chip(6, 4096, 1530),
+    "t4": _chip(4, 256, 1590),
+    "a10": _chip(6, 384, 1695),
+    "a10g": _chip(6, 384, 1710),
+    "a30": _chip(24, 3072, 1440),
+    "a40": _chip(6, 384, 1740),
+    "a6000": _chip(6, 384, 1800),
+    "a100": _chip(40, 5120, 1410),
+    "a100-40gb": _chip(40, 5120, 1410),
+    "rtx-3090": _chip(6, 384, 1695),
+    "l4": _chip(48, 192, 2040),
+    "l40": _chip(96, 384, 2490),
+    "l40s": _chip(96, 384, 2520),
+    "rtx-4090": _chip(72, 384, 2520),
+    "rtx-6000-ada": _chip(96, 384, 2505),
+    "h100": _chip(50, 5120, 1980),
+    "h100-pcie": _chip(50, 5120, 1755),
+    "h100-nvl": _chip(60, 6144, 1785),
+    "gh200": _chip(60, 6144, 1980),
+    "h200": _chip(60, 6144, 1980),
+    "b200": _chip(126, 8192, 1965),
+    "gb200": _chip(126, 8192, 1965),
+    "b300": _chip(126, 8192, 1920),
+    "rtx-5090": _chip(96, 512, 2407),
+    "rtx-pro-6000": _chip(128, 512, 2617),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator.
 
@@ -69,6 +125,7 @@ class Device:
         bfloat16_flops_per_s: Peak of dense bfloat16 arithmetic with float32 accumulation; None where the device has no
             such units.
         bandwidth_bytes_per_s: Peak of the memory.
+        chip: What the driver tells beside; None where it is not a CUDA device.
     """
 
     name: str
@@ -78,6 +135,14 @@ class Device:
     num_multiprocessors: int | None
     bfloat16_flops_per_s: float | None
     bandwidth_bytes_per_s: float | None
+    chip: Chip | None = None
+
+    @property
+    def memory_clock_khz(self) -> int:
+        """The memory's clock, from its peak: two transfers of the bus's width each period; 0 where one is unknown."""
+        if self.chip is None or self.bandwidth_bytes_per_s is None:
+            return 0
+        return round(self.bandwidth_bytes_per_s / (2 * self.chip.bus_bits / 8) / 1000)
 
 
 def _device(
@@ -149,6 +214,8 @@ DEVICES = {
     "mi325x": _device("AMD Instinct MI325X", "256gb oam", 255.69, None, None, 1300, 6.0),  # 255.69 to 255.98
     "mi355x": _device("AMD Instinct MI355X", "288gb oam", 287.98, None, None, 2500, 8.0),  # 287.98
 }
+
+DEVICES = {key: replace(device, chip=_CHIPS.get(key)) for key, device in DEVICES.items()}
 
 # Words of a name that distinguish no devices.
 _IGNORED_WORDS = frozenset(

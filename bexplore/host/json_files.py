@@ -1,4 +1,4 @@
-"""JSON files that are read whole and replaced in one step."""
+"""JSON files that are read whole and replaced in one step, and the user's cache, which holds some."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.errors import EngineError, UserInputError
+
+CACHE_VARIABLE = "BEXPLORE_CACHE_DIR"
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache: in `$BEXPLORE_CACHE_DIR`, else in `$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises:
+        RuntimeError: The user has no home folder.
+    """
+    own = os.environ.get(CACHE_VARIABLE)
+    if own:
+        return Path(own, name)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bexplore", name)
 
 
 def parse_json(text: str | bytes) -> Any:

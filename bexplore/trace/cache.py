@@ -23,13 +23,13 @@ from importlib import metadata
 from pathlib import Path
 
 from bexplore.errors import BexploreError
-from bexplore.host.json_files import read_json, write_json
+from bexplore.host.json_files import cache_folder, read_json, write_json
 from bexplore.host.secret_values import hidden_record
 from bexplore.job import Job
 from bexplore.trace.cost_model import CostModel
 from bexplore.trace.gpu_properties import GpuProperties
 
-FOLDER_VARIABLE = "BEXPLORE_CACHE_DIR"
+_FOLDER = "traces"
 MAX_ENTRIES = 100  # each is some 20 KiB
 _FORMAT = 1  # of an entry; entries of other formats are ignored
 _INSTALLED = ("site-packages", "dist-packages")
@@ -110,24 +110,16 @@ def remember(job: Job, cost_model: CostModel, sources: Sources, *, gpu: GpuPrope
         "cost_model": cost_model.as_dict(),
     }
     with suppress(OSError, RuntimeError, BexploreError):  # no room, no home
-        folder().mkdir(parents=True, exist_ok=True)
-        write_json(folder() / f"{cost_model.fingerprint}-{_key(job, gpu)}.json", entry)
+        cache_folder(_FOLDER).mkdir(parents=True, exist_ok=True)
+        write_json(cache_folder(_FOLDER) / f"{cost_model.fingerprint}-{_key(job, gpu)}.json", entry)
         for path in _entries("*.json")[MAX_ENTRIES:]:
             path.unlink(missing_ok=True)
-
-
-def folder(name: str = "traces") -> Path:
-    """Return a folder of the user's cache: in `$BEXPLORE_CACHE_DIR`, else in `$XDG_CACHE_HOME` or `~/.cache`."""
-    own = os.environ.get(FOLDER_VARIABLE)
-    if own:
-        return Path(own, name)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bexplore", name)
 
 
 def _entries(pattern: str) -> list[Path]:
     """Return the paths of entries, those used last first."""
     with suppress(OSError, RuntimeError):  # another process removed one meanwhile; no home
-        return sorted(folder().glob(pattern), key=lambda path: -path.stat().st_mtime_ns)
+        return sorted(cache_folder(_FOLDER).glob(pattern), key=lambda path: -path.stat().st_mtime_ns)
     return []
 
 

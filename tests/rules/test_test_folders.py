@@ -12,7 +12,7 @@ from tests.builders import ROOT
 
 TESTS = ROOT / "tests"
 UNIT = sorted((TESTS / "unit").rglob("*.py"))
-FOLDERS = {"cli", "engine", "gpu_trace", "jobs", "recorded", "rules", "slurm", "torch", "unit"}
+FOLDERS = {"cli", "emulated_gpu", "engine", "gpu_trace", "jobs", "recorded", "rules", "slurm", "torch", "unit"}
 # Starting a process, or a runner that does. `run_on` and `warm_on` make engine runners.
 NEVER_IN_UNIT = frozenset({"torch", "transformers", "subprocess", "EngineRunner", "WorkerProcess", "run_on", "warm_on"})
 

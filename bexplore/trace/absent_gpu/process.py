@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bexplore.errors import TraceError
-from bexplore.trace.cache import folder
+from bexplore.host.json_files import cache_folder
 from bexplore.trace.gpu_properties import GpuProperties
 
 CHECKED_TORCH = ("2.13",)  # the private interfaces that are replaced here differ between versions
@@ -84,7 +84,7 @@ def _torch_folder() -> Path:
 def _built(torch_folder: Path) -> Path:
     """Return the library for this version of PyTorch, after building it where no earlier run did."""
     digest = hashlib.sha256(_SOURCE.read_bytes() + version("torch").encode() + bytes(torch_folder)).hexdigest()[:16]
-    library = folder("absent_gpu") / f"guard-{digest}.so"
+    library = cache_folder("absent_gpu") / f"guard-{digest}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as build_folder:

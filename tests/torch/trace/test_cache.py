@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bexplore.engine.program_client import recall_or_trace
+from bexplore.host.json_files import cache_folder
 from bexplore.job import CompileSettings, Job
-from bexplore.trace import CostModel, cache
+from bexplore.trace import CostModel
 from bexplore.trace.cache import Sources, recall, remember
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Peak, Phase
@@ -58,7 +59,7 @@ def looked_at(job: Job, tmp_path: Path, *, fresh: bool = False) -> CostModel:
 
 
 def entries() -> list[Path]:
-    return sorted(cache.folder().iterdir())
+    return sorted(cache_folder("traces").iterdir())
 
 
 def test_a_program_is_traced_again_only_when_a_module_that_it_imports_has_changed(tmp_path):

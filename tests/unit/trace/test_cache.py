@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bexplore.host import json_files
 from bexplore.host.accelerators import device_by_name
+from bexplore.host.json_files import cache_folder
 from bexplore.job import Job
 from bexplore.trace import CostModel, cache
 from bexplore.trace.cache import Sources, imported_sources, recall, remember
@@ -36,7 +38,7 @@ def cost_model(*, fingerprint: str = "0123456789abcdef") -> CostModel:
 
 
 def entries() -> list[Path]:
-    return sorted(cache.folder().iterdir())
+    return sorted(cache_folder("traces").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,6 @@ def test_only_the_entries_that_were_used_last_are_kept(monkeypatch):
 
 def test_a_folder_that_cannot_be_written_costs_only_the_time(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(json_files.CACHE_VARIABLE, str(tmp_path / "file"))
     remember(Job(workload="decoder"), cost_model(), UNCHANGED, gpu=None)
     assert recall(Job(workload="decoder"), gpu=None) is None

@@ -1,0 +1,265 @@
+// PyTorch's own kernels, by their names. Programs decide by some results, and then the memory that they take depends on
+// them: masks of ones that are left out, flags of errors, the scale of a gradient scaler, lengths of pickled objects.
+// So the kernels that make and combine constants, masks and integers are done on the host, up to a size. Of others it
+// is known what they overwrite, so that the host does not read what an earlier tensor held in that place.
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include "device.hpp"
+
+namespace {
+
+constexpr size_t BLOCK_BYTES = 512;       // to which PyTorch's allocator rounds tensors up
+constexpr size_t MOST_ELEMENTS = 1 << 21; // of masks and integers; a batch of token numbers has fewer
+
+enum class Kind { FILL, ADD_NUMBER, ADD, COMPARE, CAST, OTHER_ELEMENTWISE, SUM, MAXIMUM, MINIMUM, ALL, ANY, REDUCTION };
+
+struct Kernel {
+    Kind kind;
+    size_t width;  // of the elements that it fills, or casts to
+};
+
+std::mutex& lock = *new std::mutex();
+auto& kernels = *new std::unordered_map<const void*, Kernel>();  // by address on the host; never destroyed
+
+struct Name {
+    const char* part;
+    Kind kind;
+};
+
+// All numbers here are 64-bit integers, all flags are bool.
+const Name ELEMENTWISE_NAMES[] = {
+    {"21CUDAFunctorOnSelf_addIlE", Kind::ADD_NUMBER},
+    {"15CUDAFunctor_addIlE", Kind::ADD},
+    {"16CompareEqFunctorIlE", Kind::COMPARE},
+};
+const Name INTEGER_REDUCTIONS[] = {
+    {"11sum_functorIlll", Kind::SUM}, {"13MaxNanFunctorIlE", Kind::MAXIMUM}, {"13MinNanFunctorIlE", Kind::MINIMUM}};
+const Name FLAG_REDUCTIONS[] = {{"15and_kernel_cuda", Kind::ALL}, {"14or_kernel_cuda", Kind::ANY}};
+
+struct TypeWidth {
+    const char* mangled;
+    size_t bytes;
+};
+
+const TypeWidth TYPE_WIDTHS[] = {
+    {"b", 1}, {"h", 1}, {"a", 1}, {"s", 2}, {"N3c104HalfE", 2}, {"N3c108BFloat16E", 2},
+    {"i", 4}, {"f", 4}, {"l", 8}, {"d", 8}, {"N3c107complexIfEE", 8},
+};
+
+const char FILL_FUNCTOR[] = "11FillFunctorI";
+
+bool contains(const char* name, const char* part) { return strstr(name, part) != nullptr; }
+
+template <size_t N>
+Kind kind_of(const char* name, const Name (&known)[N], Kind otherwise) {
+    for (const Name& one : known)
+        if (contains(name, one.part)) return one.kind;
+    return otherwise;
+}
+
+size_t width_of_fill(const char* name) {
+    const char* functor = strstr(name, FILL_FUNCTOR);
+    if (!functor) return 0;
+    functor += strlen(FILL_FUNCTOR);
+    for (const TypeWidth& known : TYPE_WIDTHS)
+        if (strncmp(functor, known.mangled, strlen(known.mangled)) == 0) return known.bytes;
+    return 0;
+}
+
+// To bool or to integers of 64 bits, from whatever type.
+size_t width_of_cast(const char* name) {
+    if (!contains(name, "direct_copy_kernel_cuda") || !contains(name, "LoadWithCast")) return 0;
+    return contains(name, "EUlbE_St5array") ? 1 : contains(name, "EUllE_St5array") ? 8 : 0;
+}
+
+Kernel elementwise_kernel(const char* name) {
+    if (size_t width = width_of_fill(name)) return {Kind::FILL, width};
+    if (size_t width = width_of_cast(name)) return {Kind::CAST, width};
+    Kind kind = kind_of(name, ELEMENTWISE_NAMES, Kind::OTHER_ELEMENTWISE);
+    bool has_number = contains(name, "13AUnaryFunctorIllb") || contains(name, "13BUnaryFunctorIllb");
+    return {kind == Kind::COMPARE && !has_number ? Kind::OTHER_ELEMENTWISE : kind, 0};
+}
+
+Kernel reduction_kernel(const char* name) {
+    if (contains(name, "8ReduceOpIl")) return {kind_of(name, INTEGER_REDUCTIONS, Kind::REDUCTION), sizeof(int64_t)};
+    if (contains(name, "8ReduceOpIb")) return {kind_of(name, FLAG_REDUCTIONS, Kind::REDUCTION), sizeof(bool)};
+    return {Kind::REDUCTION, 0};
+}
+
+template <typename Element>
+std::vector<Element> read_elements(const void* source, size_t count) {
+    std::vector<Element> values(count);
+    emulated::read(values.data(), source, count * sizeof(Element));
+    return values;
+}
+
+template <typename Element>
+void write_elements(void* target, const std::vector<Element>& values) {
+    emulated::write(target, values.data(), values.size() * sizeof(Element));
+}
+
+void fill_with(char* target, size_t count, const void* value, size_t width) {
+    std::vector<char> contents(count * width);
+    for (size_t at = 0; at < count; ++at) memcpy(contents.data() + at * width, value, width);
+    write_elements(target, contents);
+}
+
+// The functor holds a number and its factor where one is added to each element, else the factor alone.
+void add(Kind kind, size_t count, const int64_t* functor, char** addresses) {
+    auto values = read_elements<int64_t>(addresses[1], count);
+    auto others = kind == Kind::ADD ? read_elements<int64_t>(addresses[2], count)
+                                    : std::vector<int64_t>(count, functor[0]);
+    int64_t factor = kind == Kind::ADD ? functor[0] : functor[1];
+    for (size_t at = 0; at < count; ++at) values[at] += factor * others[at];
+    write_elements(addresses[0], values);
+}
+
+// The functor holds which comparison it is (0: equal, 1: not equal), and the number.
+void compare(size_t count, const char* functor, char** addresses) {
+    int comparison;
+    int64_t number;
+    memcpy(&comparison, functor, sizeof comparison);
+    memcpy(&number, functor + sizeof number, sizeof number);
+    auto values = read_elements<int64_t>(addresses[1], count);
+    std::vector<char> results(count);
+    for (size_t at = 0; at < count; ++at) results[at] = (values[at] == number) == (comparison == 0);
+    write_elements(addresses[0], results);
+}
+
+// Elements of one of PyTorch's types as integers; of floating point, whether they differ from zero.
+// Empty: an unknown type.
+std::vector<int64_t> read_as_integers(const void* source, size_t count, int type) {
+    std::vector<int64_t> values(count);
+    auto convert = [&](auto sample) {
+        auto elements = read_elements<decltype(sample)>(source, count);
+        for (size_t at = 0; at < count; ++at) values[at] = elements[at];
+    };
+    auto convert_floating = [&](auto sample) {
+        auto elements = read_elements<decltype(sample)>(source, count);
+        for (size_t at = 0; at < count; ++at) values[at] = elements[at] != 0;
+    };
+    switch (type) {  // c10::ScalarType
+        case 0: convert(uint8_t()); break;
+        case 1: convert(int8_t()); break;
+        case 2: convert(int16_t()); break;
+        case 3: convert(int32_t()); break;
+        case 4: convert(int64_t()); break;
+        case 6: convert_floating(float()); break;
+        case 7: convert_floating(double()); break;
+        case 11: convert(char()); break;
+        default: values.clear();
+    }
+    return values;
+}
+
+bool cast(size_t count, size_t width, int type, char** addresses) {
+    bool is_floating = type == 6 || type == 7;
+    if (is_floating && width != sizeof(bool)) return false;
+    std::vector<int64_t> values = read_as_integers(addresses[1], count, type);
+    if (values.size() != count) return false;
+    if (width == sizeof(int64_t)) {
+        write_elements(addresses[0], values);
+        return true;
+    }
+    std::vector<char> flags(count);
+    for (size_t at = 0; at < count; ++at) flags[at] = values[at] != 0;
+    write_elements(addresses[0], flags);
+    return true;
+}
+
+bool do_elementwise(const Kernel& kernel, void** arguments) {
+    size_t count = *static_cast<int*>(arguments[0]);
+    char** addresses = static_cast<char**>(arguments[2]);  // of the result first
+    char* functor = static_cast<char*>(arguments[1]);
+    if (kernel.kind == Kind::FILL) {
+        bool is_small = count * kernel.width <= emulated::MOST_DEVICE_COPY_BYTES;
+        bool may_be_mask = kernel.width == sizeof(bool) || kernel.width == sizeof(int64_t);
+        if (!is_small && (!may_be_mask || count > MOST_ELEMENTS)) return false;
+        fill_with(addresses[0], count, functor, kernel.width);
+        return true;
+    }
+    if (count > MOST_ELEMENTS) return false;
+    switch (kernel.kind) {
+        case Kind::ADD_NUMBER:
+        case Kind::ADD:
+            add(kernel.kind, count, reinterpret_cast<int64_t*>(functor), addresses);
+            return true;
+        case Kind::COMPARE:
+            compare(count, functor, addresses);
+            return true;
+        case Kind::CAST:  // arguments: ..., two calculators of offsets, how it loads (a type first), how it stores
+            return cast(count, kernel.width, *static_cast<int8_t*>(arguments[5]), addresses);
+        default:
+            return false;
+    }
+}
+
+int64_t reduced(Kind kind, const std::vector<int64_t>& values) {
+    int64_t result = kind == Kind::SUM || kind == Kind::ANY ? 0 : kind == Kind::ALL ? 1 : values[0];
+    for (int64_t value : values) switch (kind) {
+            case Kind::SUM: result += value; break;
+            case Kind::MAXIMUM: result = value > result ? value : result; break;
+            case Kind::MINIMUM: result = value < result ? value : result; break;
+            case Kind::ALL: result = result && value; break;
+            default: result = result || value;
+        }
+    return result;
+}
+
+// The argument of a reduction: a functor without state, the result of nothing, the sizes of an element and of the
+// reduction, and further on, side by side, the addresses of what is reduced and of the result. Between them lie arrays
+// that are not filled, with whatever the stack held. Says whether it was done: not where there are several results, or
+// where what is reduced is not known.
+bool do_reduction(const Kernel& kernel, const char* argument) {
+    constexpr size_t ADDRESSES_FROM = 64, ADDRESSES_UNTIL = 1536;
+    size_t sizes_at = kernel.width == sizeof(int64_t) ? 16 : 4;
+    int sizes[3];  // of an element, number of elements, number of results
+    memcpy(sizes, argument + sizes_at, sizeof sizes);
+    size_t count = sizes[1];
+    if (static_cast<size_t>(sizes[0]) != kernel.width || sizes[1] < 1 || count > MOST_ELEMENTS || sizes[2] != 1)
+        return false;
+    for (size_t at = ADDRESSES_FROM; at < ADDRESSES_UNTIL; at += sizeof(void*)) {
+        void* addresses[2];
+        memcpy(addresses, argument + at, sizeof addresses);
+        if (!emulated::is_known(addresses[0], count * kernel.width) ||
+            !emulated::find_range(addresses[1], nullptr, nullptr, nullptr))
+            continue;
+        int type = kernel.width == sizeof(int64_t) ? 4 : 11;
+        int64_t result = reduced(kernel.kind, read_as_integers(addresses[0], count, type));
+        emulated::write(addresses[1], &result, kernel.width);  // the lowest bytes come first
+        return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+void emulated::register_kernel(const void* function, const char* name) {
+    // Both take the number of elements, the functor, and an array of pointers, the first of which is the result's.
+    bool is_elementwise =
+        contains(name, "vectorized_elementwise_kernel") || contains(name, "unrolled_elementwise_kernel");
+    if (!is_elementwise && !contains(name, "reduce") && !contains(name, "3cub")) return;
+    std::lock_guard<std::mutex> guard(lock);
+    kernels[function] = is_elementwise ? elementwise_kernel(name) : reduction_kernel(name);
+}
+
+void emulated::do_kernel(const void* function, void** arguments) {
+    Kernel kernel;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        auto found = kernels.find(function);
+        if (found == kernels.end()) return;
+        kernel = found->second;
+    }
+    if (kernel.kind == Kind::REDUCTION) return forget_all();  // a host often reads what it reduced to
+    if (kernel.kind >= Kind::SUM) {
+        if (!do_reduction(kernel, static_cast<char*>(arguments[0]))) forget_all();
+        return;
+    }
+    if (do_elementwise(kernel, arguments)) return;
+    size_t count = *static_cast<int*>(arguments[0]);
+    forget(*static_cast<char**>(arguments[2]), (count + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES);
+}

@@ -1,0 +1,76 @@
+"""Programs in an emulated device's environment, under the CUDA build of PyTorch in $BEXPLORE_CUDA_TORCH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bexplore.emulated_gpu import Faults, emulated_environment
+from bexplore.host.accelerators import DEVICES
+from tests.builders import ROOT
+
+VARIABLE = "BEXPLORE_CUDA_TORCH"
+LIMIT_S = 240.0  # for a program that compiles while both processors are busy
+# While Python ends, autograd's thread for a device may take its lock for the first time: that ends the process by a
+# signal, which is PyTorch's own matter.
+END = """
+if __name__ == "__main__":
+    import os, sys
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+@pytest.fixture(scope="session")
+def cuda_folder() -> Path:
+    """The folder with `torch/` and `triton/`."""
+    folder = os.environ.get(VARIABLE)
+    if not folder or not Path(folder, "torch", "version.py").is_file():
+        pytest.skip(f"{VARIABLE} names no folder with the CUDA build of torch, and triton: make test-gpu fetches them")
+    return Path(folder)
+
+
+@pytest.fixture
+def kept_cache(tmp_path_factory, monkeypatch) -> None:
+    """One cache for all tests of a process, so that the libraries are built once."""
+    folder = tmp_path_factory.getbasetemp() / "kept-cache"
+    monkeypatch.setenv("BEXPLORE_CACHE_DIR", str(folder))
+
+
+@pytest.fixture
+def emulate(cuda_folder, kept_cache, tmp_path):
+    """Run a program on emulated devices; returns what it prints, by line."""
+
+    def run(
+        program: str,
+        *,
+        device: str = "h100",
+        launcher: tuple[str, ...] = (),
+        status: int = 0,
+        environment: dict[str, str] | None = None,
+        faults: Faults | None = None,
+        **settings: int,
+    ) -> list[str]:
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(program) + END)
+        emulated = emulated_environment(DEVICES[device], torch_folder=cuda_folder / "torch", faults=faults, **settings)
+        folders = (cuda_folder, ROOT, Path(sysconfig.get_path("purelib")))
+        own = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in folders), "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(
+            [sys.executable, *launcher, str(path)],
+            env={**os.environ, **emulated, **own, **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert result.returncode == status, result.stdout + result.stderr
+        return result.stdout.splitlines()
+
+    return run
