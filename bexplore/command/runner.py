@@ -791,4 +791,5 @@ def _last_batch(reports: Reports, micro_batch_size: int) -> int | None:
 def _device_info(reports: Reports) -> dict[str, Any]:
     first = reports.ranks[0].record
     names = {"device": first["device"], "device_name": first["device_name"] or None, "torch": first["torch"]}
+    names["is_emulated"] = first["is_emulated"]
     return {name: value for name, value in names.items() if value}

@@ -144,7 +144,8 @@ class EngineExploration(ResumableExploration):
                 elif isinstance(event, SearchEnded):
                     end_of(_variant_of(event.result)).compare_eager(event.result)
                 elif isinstance(event, Recommendation):
-                    yield self._recommended(event)
+                    if not facts["is_emulated"]:  # where no speed was measured, none is streamed
+                        yield self._recommended(event)
                 else:
                     yield event
             assert result is not None  # the loop ends with a result or an error

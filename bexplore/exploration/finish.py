@@ -126,6 +126,12 @@ def not_compared_in_command(ran: Observation | None) -> dict[str, Any]:
     return {"same": None, "message": message, "modules": list(coupled)}
 
 
+def not_compared_on_emulated_device() -> dict[str, Any]:
+    """Return what is known of gradients on a device that computes nothing."""
+    message = "Gradients of two micro-batch sizes were not compared: the device is emulated, and computes nothing."
+    return {"same": None, "message": message, "modules": []}
+
+
 def failures_of(observations: Sequence[Observation]) -> tuple[FailureGroup, ...]:
     """Group the failed probes by reasons that differ in more than numbers."""
     by_reason: dict[tuple[str, str], list[Observation]] = {}
@@ -224,7 +230,7 @@ class Finish:
             outcomes=dict(searched.outcomes),
             runs_at=searched.runs_at,
             failures=failures_of(observations),
-            warnings=(*self._caution_of_one_rank(observations), *searched.warnings),
+            warnings=(*self._caution_of_emulation(), *self._caution_of_one_rank(observations), *searched.warnings),
             device_info=dict(self.device_info),
             throughput_band=CredibleBand.of(searched.posterior and searched.posterior.part(self.variant)),
             run_dir=str(self.run.directory),
@@ -233,6 +239,15 @@ class Finish:
             return known
         recommended = self._recommended(known, searched, self._own(observations))
         return replace(recommended, **self._of_settings(searched, observations)) if self.searched else recommended
+
+    def _caution_of_emulation(self) -> tuple[str, ...]:
+        if not self.device_info.get("is_emulated"):
+            return ()
+        name = self.device_info.get("device_name")
+        return (
+            f"{name} is emulated: its memory, and which sizes fit, are as on a real one; its times mean nothing, "
+            "and so neither does any speed, score or fastest size here",
+        )
 
     def _of_settings(self, searched: Result, observations: Sequence[Observation]) -> dict[str, Any]:
         """Return what the result tells of the settings: what they gain, cost and change, and the front."""
@@ -376,6 +391,8 @@ class Finish:
         smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=size)
         if self.config.mode is Mode.EVAL or smallest == size:
             return None
+        if self.device_info.get("is_emulated"):
+            return not_compared_on_emulated_device()
         return self._engine.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=size)
 
     def _loader(self, size: int) -> dict[str, Any] | None:

@@ -87,6 +87,8 @@ class CommandExploration(ResumableExploration):
             if isinstance(event, Result):
                 result = event
             elif isinstance(event, Recommendation):
+                if runner.device_info.get("is_emulated"):
+                    continue  # where no speed was measured, none is streamed
                 config = self._with_own_batch(self.config, event.micro_batch_size)
                 sizes = global_batch_sizes(config, event.micro_batch_size)
                 yield Recommended(recommendation=event, global_batch_sizes=sizes)

@@ -24,6 +24,7 @@ systems of several hosts promise what is there now.
 """
 
 import bisect
+import ctypes
 import os
 import sys
 import threading
@@ -907,6 +908,7 @@ class Observer:
             backend=backend,
             device=device,
             device_name=cuda.get_device_name() if device != "cpu" else "",
+            is_emulated=hasattr(ctypes.CDLL(None), "bexplore_is_emulated"),
             steps=steps,
             num_passes=self.total_passes,
             rows={str(rows): count for rows, count in self.fetches.rows().items() if rows != UNKNOWN},

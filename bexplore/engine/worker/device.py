@@ -11,6 +11,7 @@ import torch
 from bexplore.engine.protocol.messages import DeviceInfo, Done
 from bexplore.engine.worker.server import Handlers, Server
 from bexplore.errors import UserInputError
+from bexplore.host.emulation import is_emulated
 from bexplore.job import device_kind
 
 # Free share of the device's memory below which a library that fails is taken to have lacked memory.
@@ -49,7 +50,8 @@ def device_info(name: str) -> dict[str, Any]:
     Returns:
         `device`, with its index where it is an accelerator; `device_name`, `total_memory_bytes`, `free_memory_bytes`
         (None on the CPU, and where torch keeps no account), `torch_version`, `num_threads`, `capability`,
-        `num_multiprocessors`; `uuid`, `uuids` of all devices that torch sees, and `pci_bus_id` (None but on CUDA).
+        `num_multiprocessors`; `is_emulated`, whether its results and times mean nothing; `uuid`, `uuids` of all devices
+        that torch sees, and `pci_bus_id` (None but on CUDA).
 
     Raises:
         UserInputError: torch does not know the name, or sees no such device.
@@ -71,6 +73,7 @@ def device_info(name: str) -> dict[str, Any]:
         "uuid": None,
         "uuids": None,
         "pci_bus_id": None,
+        "is_emulated": is_emulated(),
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
