@@ -239,6 +239,10 @@ def _kernel(device_info: dict[str, Any]) -> Iterator[Check]:
     if device == "cpu":
         return
     answer = _answer(CheckCompiler(device=device))
+    if isinstance(answer, Done) and device_info.get("is_emulated"):
+        message = f"torch.compile built and ran a kernel on {device}; it is emulated, so no result was compared"
+        yield Check("kernel", Status.OK, message)
+        return
     if isinstance(answer, Done) and answer.values["is_right"]:
         yield Check("kernel", Status.OK, f"torch.compile built and ran a kernel on {device}")
         return
