@@ -144,7 +144,7 @@ class EngineExploration(ResumableExploration):
                 elif isinstance(event, SearchEnded):
                     end_of(_variant_of(event.result)).compare_eager(event.result)
                 elif isinstance(event, Recommendation):
-                    if not facts["is_emulated"]:  # where no speed was measured, none is streamed
+                    if not facts.get("is_emulated"):  # where no speed was measured, none is streamed
                         yield self._recommended(event)
                 else:
                     yield event
