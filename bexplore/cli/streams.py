@@ -32,9 +32,9 @@ def prepare() -> None:
         if not _is_open(descriptor, for_writing=descriptor > 0):
             silence(descriptor)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  # open as long as the process
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  # likewise
     if sys.stderr is None:
-        sys.stderr = _LossyStream(open(2, "wb", closefd=False), errors="backslashreplace")  # noqa: SIM115
+        sys.stderr = _LossyStream(open(2, "wb", closefd=False), errors="backslashreplace")  # noqa: SIM115  # likewise
     elif type(sys.stderr) is io.TextIOWrapper:
         own = sys.stderr
         sys.stderr = _LossyStream(own.buffer, encoding=own.encoding, errors=own.errors, line_buffering=True)
