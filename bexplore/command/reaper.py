@@ -14,8 +14,10 @@ have a Python of their own.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import sys
@@ -68,6 +70,7 @@ class Processes:
         self._marks = f"{MARK}={folder}\0", os.path.join(folder, OBSERVER)  # noqa: PTH118 - text, as it stands there
         self.reaper = reaper
         self._known: dict[int, str] = {}  # process id -> the time at which it started
+        self._seen: set[int] = set()  # the process ids of those that have ended too
         self._shared_before = _shared_memory()
 
     def alive(self) -> list[int]:
@@ -81,6 +84,7 @@ class Processes:
             environment = environment_of(pid)
             if any(mark in environment for mark in self._marks) or self._descends(pid, parents):
                 self._known[pid] = started(pid)
+                self._seen.add(pid)
         self._known = {pid: at for pid, at in self._known.items() if at and started(pid) == at}
         return sorted(self._known)
 
@@ -112,8 +116,9 @@ class Processes:
             release: Lets them leave.
         """
         leave_s, term_s, kill_s = limits_s
-        shared = {word for pid in self.alive() for word in read_of(pid, "maps").split() if _is_shared(word)}
+        shared = self._segments()
         self.signal(lambda pid: pid not in ranks, signal.SIGSTOP)
+        shared |= self._segments()  # what they made until they stopped
         release()
         if ranks:
             self._wait(lambda pid: pid in ranks or is_launcher(pid), leave_s)
@@ -124,9 +129,20 @@ class Processes:
                 _kill(pid, number)
             if self._wait(lambda pid: True, wait_s):
                 break
-        for path in shared - self._shared_before:
+        for path in (shared - self._shared_before) | {path for path in _shared_memory() if self._named(path)}:
             Path(path).unlink(missing_ok=True)
         return self.alive()
+
+    def _segments(self) -> set[str]:
+        """Return the segments of shared memory that the processes map or hold open."""
+        pids = self.alive()
+        mapped = {word for pid in pids for word in read_of(pid, "maps").split()}
+        return {path for path in mapped.union(*map(_open_files, pids)) if path.startswith(f"{SHARED_MEMORY}/")}
+
+    def _named(self, path: str) -> bool:
+        """Return whether a segment has the process id of one of them in its name, as those of torch have."""
+        numbers = re.split(r"[_.-]", os.path.basename(path))  # noqa: PTH119 - text
+        return any(str(pid) in numbers for pid in self._seen)
 
     def signal(self, is_meant: Callable[[int], bool], number: signal.Signals) -> None:
         """Send a signal to processes that are no launchers, and to those that they start meanwhile."""
@@ -255,8 +271,13 @@ def _shared_memory() -> set[str]:
     return {str(path) for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def _is_shared(word: str) -> bool:
-    return word.startswith(f"{SHARED_MEMORY}/")
+def _open_files(pid: int) -> Iterator[str]:
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                yield os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115
+    except OSError:
+        return  # it ended meanwhile, or is another user's
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

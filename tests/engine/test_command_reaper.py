@@ -206,3 +206,28 @@ def test_the_part_of_a_start_on_another_host_ends_when_its_explorer_is_gone(tmp_
 
 def test_the_reaper_runs_on_the_oldest_python_of_a_training():
     ast.parse(Path(reaper.__file__).read_text(), feature_version=(3, 8))
+
+
+# How a process leaves a segment behind that is killed before it unlinks it, as torch does right after mapping one.
+SEGMENTS = {
+    "open and not mapped yet": "kept = os.open(path, os.O_CREAT | os.O_RDWR)",
+    "mapped and closed": "file = os.open(path, os.O_CREAT | os.O_RDWR); os.ftruncate(file, 4096); "
+    "kept = mmap.mmap(file, 4096); os.close(file)",
+    "neither, with its process id": "path = f'/dev/shm/torch_{os.getpid()}_7_0'; open(path, 'w').close()",
+}
+
+
+@pytest.mark.parametrize("way", SEGMENTS)
+@pytest.mark.skipif(not Path(reaper.SHARED_MEMORY).is_dir(), reason="no shared memory in files")
+def test_shared_memory_of_a_killed_process_is_removed(started, tmp_path, way):
+    path = Path(reaper.SHARED_MEMORY) / f"bexplore_test_{tmp_path.name}"
+    code = f"import mmap, os, sys, time; path = {str(path)!r}; {SEGMENTS[way]}; "
+    code += "print(path, file=open(sys.argv[1] + '.part', 'w')); os.rename(sys.argv[1] + '.part', sys.argv[1]); "
+    start = started(sys.executable, "-c", code + SLEEPS.removeprefix("import time; "), str(tmp_path / "made"))
+    wait_for(tmp_path / "made")
+    made = Path((tmp_path / "made").read_text().strip())
+    assert made.exists()
+
+    assert start.end() == []
+
+    assert not made.exists()
