@@ -120,10 +120,13 @@ def apply(
 def _show(edit: Edit) -> None:
     answer = edit.answer
     settings = f" with {name_of(edit.settings)}" if edit.settings else ""
-    click.echo(
-        f"micro_batch_size {answer.micro_batch_size}{settings}: {answer.relative_performance:.2f}x the speed of size "
-        f"{edit.base_micro_batch_size}, confidence {answer.confidence} out of 100 ({edit.run.directory})"
+    found = (
+        "the largest size that fits an emulated device; its speed is not known"
+        if answer.relative_performance is None
+        else f"{answer.relative_performance:.2f}x the speed of size {edit.base_micro_batch_size}, "
+        f"confidence {answer.confidence} out of 100"
     )
+    click.echo(f"micro_batch_size {answer.micro_batch_size}{settings}: {found} ({edit.run.directory})")
     click.echo(f"\n{hidden(edit.diff)}" if edit.diff else f"{edit.file.path} has this size already")
     if edit.keeps_section:
         click.echo("the section explore stays; --drop-section removes it, for a program that refuses keys of others")

@@ -47,6 +47,11 @@ from bexplore.search.policy.decision import StopReason
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--fresh", is_flag=True, help="Start over, even if there is an earlier run.")
 @click.option("--dry-run", is_flag=True, help="Only report the plan and its expected duration.")
+@click.option(
+    "--device-name",
+    metavar="NAME",
+    help="Emulate an NVIDIA device that is not here, such as h100 or 8xh100: which sizes fit it, and no speed.",
+)
 @click.option("--storage", metavar="URL", help="Optuna storage (sqlite:///study.db, postgresql://...).")
 @command_options
 @common_options
@@ -56,6 +61,7 @@ def explore(
     config: Path | None,
     fresh: bool,
     dry_run: bool,
+    device_name: str | None,
     storage: str | None,
     common: Common,
     **of_command: Any,
@@ -68,12 +74,15 @@ def explore(
     Examples:
       bexplore explore job.yaml
       bexplore explore job.yaml --dry-run                       the plan, and its expected duration
+      bexplore explore job.yaml --device-name h100              which sizes fit a GPU that is not here
       bexplore explore job.yaml --set explore.effort=thorough   more and longer probes
       bexplore explore job.yaml --set micro_batch_size='{explore: {min: 4, max: 64}}'
       bexplore explore job.yaml --json | jq 'select(.event == "result")'   the answer, for programs
       bexplore explore axolotl.yaml -- axolotl train {config} --output-dir {output_dir}
       bexplore explore -- torchrun --nproc-per-node 8 train.py --micro-batch-size {micro_batch_size} --out {output_dir}
     """
+    if device_name is not None:
+        common = common.with_override(f"explore.device_name={json.dumps(device_name)}")
     if storage is not None:
         common = common.with_override(f"explore.storage={json.dumps(storage)}")
     typed = of_command | {"command": context.meta.get(COMMAND, ())}

@@ -7,8 +7,8 @@ import math
 import re
 import signal
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,7 @@ class CommandSettings:
         memory_limit_bytes: Memory of one replica; None for no limit.
         sizes_per_start: Sizes that one start may serve.
         candidates: Sizes that may be asked for, ascending; a start that serves several is given one of them.
+        environment: Variables of a start beside this process's own and the command's.
         should_stop: Whether the exploration was interrupted; polled while a start runs.
         on_progress: Called with what happens, for people.
     """
@@ -110,6 +111,7 @@ class CommandSettings:
     memory_limit_bytes: int | None = None
     sizes_per_start: int = 1
     candidates: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     should_stop: Callable[[], bool] = lambda: False
     on_progress: Callable[[dict[str, Any]], None] = lambda message: None
 
@@ -441,7 +443,7 @@ class CommandRunner:
         self.settings.on_progress({"stage": "start", "micro_batch_size": size})
         devices = DeviceUse()
         try:
-            start = Start(argv, env=env, folder=folder.path)
+            start = Start(argv, env={**self.settings.environment, **env}, folder=folder.path)
         except OSError as error:
             if error.errno in OF_HOST:
                 raise EngineError(

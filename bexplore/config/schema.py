@@ -408,6 +408,11 @@ class ExploreSettings(_Section):
     device: Annotated[str, Field(min_length=1, max_length=64)] = Field(
         "auto", description="A torch device such as cpu, cuda, cuda:1; auto: the accelerator if there is one, else cpu."
     )
+    device_name: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None,
+        description="An NVIDIA device to emulate, such as h100 or 8xh100: which sizes fit it is found without it, and "
+        "no speed; null: the devices of this machine.",
+    )
     memory_budget: Memory = Field(
         "auto", description='Memory of one replica: a size ("12GiB"), a fraction of the device (0.8), or auto.'
     )

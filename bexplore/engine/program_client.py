@@ -83,13 +83,20 @@ def check_build(job: Job, log_path: Path, *, environment: Mapping[str, str] | No
 
 
 def recall_or_trace(
-    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None = None, fresh: bool
+    job: Job,
+    run_dir: Path,
+    on_progress: Progress,
+    *,
+    gpu: GpuProperties | None = None,
+    fresh: bool,
+    environment: Mapping[str, str] | None = None,
 ) -> CostModel | str:
     """Return the job's trace of an earlier run if nothing has changed since, else a new one, kept for later runs.
 
     Args:
         run_dir: Receives the worker's log.
         gpu: The device of a CUDA job, present or absent; None for a job on the CPU.
+        environment: Variables of the worker beside this process's own.
 
     Returns:
         The trace; the reason in one line where there can be none.
@@ -99,7 +106,7 @@ def recall_or_trace(
         UserProgramError: The user's own code fails while it is built.
     """
     known = None if fresh else cache.recall(job, gpu=gpu)
-    return known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True)
+    return known or _trace(job, run_dir, on_progress, gpu=gpu, keeps=True, environment=environment)
 
 
 def trace_in_worker(
@@ -110,12 +117,18 @@ def trace_in_worker(
 
 
 def _trace(
-    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None, keeps: bool
+    job: Job,
+    run_dir: Path,
+    on_progress: Progress,
+    *,
+    gpu: GpuProperties | None,
+    keeps: bool,
+    environment: Mapping[str, str] | None = None,
 ) -> CostModel | str:
     # The device that is stood in for takes the place of one that is here: tracing takes nothing of its memory.
     why_not = reason_against() if gpu is not None else ""
     properties = gpu.as_dict() if gpu is not None and not why_not else None
-    environment = {"CUDA_VISIBLE_DEVICES": ""} if properties else {}
+    environment = {**(environment or {}), **({"CUDA_VISIBLE_DEVICES": ""} if properties else {})}
     environment |= {name: value for name, value in _FAST_SYMPY.items() if name not in os.environ}
     traced_job = dataclasses.replace(job, device="cuda:0") if properties else job  # the only device that there is then
     answer = ask_once(

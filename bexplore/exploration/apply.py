@@ -58,7 +58,8 @@ class Choice:
             return f"micro_batch_size {self.micro_batch_size}, batch_size {self.nearest}"
         if self.keeps is None:
             return f"nothing: no size that was run keeps batch_size {self.batch_size}"
-        speed = f"{self.keeps.over_recommended:.2f}x the speed of {self.keeps.free_micro_batch_size}"
+        over, free = self.keeps.over_recommended, self.keeps.free_micro_batch_size
+        speed = "whose speed is not known" if over is None else f"{over:.2f}x the speed of {free}"
         return f"micro_batch_size {self.keeps.micro_batch_size}, {speed}; batch_size stays {self.batch_size}"
 
     def refused(self) -> UserInputError:

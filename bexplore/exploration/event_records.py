@@ -127,7 +127,7 @@ def probe_record(observation: Observation) -> dict[str, Any]:
         "num_graph_breaks": observation.num_graph_breaks,
         "graph_break_reasons": list(observation.graph_break_reasons),
         "num_recompiles": observation.num_recompiles,
-        "samples_per_s": _known(observation.samples_per_s),
+        "samples_per_s": None if observation.is_emulated else _known(observation.samples_per_s),
         "loss": observation.loss,
         "parallel": observation.details.get("parallel"),
         "warnings": list(observation.warnings),

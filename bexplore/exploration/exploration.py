@@ -24,6 +24,7 @@ from bexplore.engine.runner import EngineRunner, RunnerSettings, begin
 from bexplore.engine.variants_runner import VariantsRunner
 from bexplore.errors import NothingFitsError, UserInputError
 from bexplore.exploration import run_directory
+from bexplore.exploration.emulated import without_times
 from bexplore.exploration.estimate import expected_duration
 from bexplore.exploration.event_records import event_record, trace_record
 from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended, Traced, TracedSettings
@@ -118,7 +119,7 @@ class EngineExploration(ResumableExploration):
     def _run(self, run: run_directory.Run) -> Iterator[JobEvent]:
         started_in = run.directory
         with ExitStack() as stack:
-            workers = stack.enter_context(Workers(started_in, environment_alone(self.config)))
+            workers = stack.enter_context(Workers(started_in, self._environment | environment_alone(self.config)))
             traced, facts = self._traced_device(workers, run)
             own = traced[0]
             cost_model, reason = (own, "") if isinstance(own, CostModel) else (None, own)
@@ -138,7 +139,7 @@ class EngineExploration(ResumableExploration):
                 self._prepare(runner, cost_model, budget)
             end_of = functools.cache(lambda variant: self._end(variant, runner, run, cost_model, facts))
             result = None
-            for event in self._search(runner, run, cost_model, budget):
+            for event in self._search(runner, run, cost_model, budget, facts):
                 if isinstance(event, Result):
                     result = event
                 elif isinstance(event, SearchEnded):
@@ -202,7 +203,8 @@ class EngineExploration(ResumableExploration):
         if variant == 0 or cost_model is None or self._should_stop() is not None:
             return self.memory_by_length if variant == 0 else None
         gpu = GpuProperties.of_device_info(facts)
-        return trace_lengths(job, cost_model, run.directory, self.on_progress, gpu=gpu, fresh=self.options.fresh)
+        given = self._of_traces(gpu)
+        return trace_lengths(job, cost_model, run.directory, self.on_progress, **given)
 
     def _selected(self, run: run_directory.Run, traced: Sequence[CostModel | str], budget: MemoryBudget) -> Selection:
         """Return the variants of the search: those of a resumed run, else those that may be the answer."""
@@ -264,11 +266,14 @@ class EngineExploration(ResumableExploration):
 
     def _trace(self, run: run_directory.Run, gpu: GpuProperties | None) -> list[CostModel | str]:
         """Trace the job, or each of its variants, the file's own first; and the job at other lengths of its samples."""
-        given: dict[str, Any] = {"gpu": gpu, "fresh": self.options.fresh}
+        given = self._of_traces(gpu)
         traced = trace_all(self.config, run.directory, self.on_progress, **given)
         if isinstance(traced[0], CostModel):
             self.memory_by_length = trace_lengths(self.config.job, traced[0], run.directory, self.on_progress, **given)
         return traced
+
+    def _of_traces(self, gpu: GpuProperties | None) -> dict[str, Any]:
+        return {"gpu": gpu, "fresh": self.options.fresh, "environment": self._environment}
 
     def _begin(self, workers: Workers, run: run_directory.Run, facts: Mapping[str, Any]) -> None:
         """Begin to compile during the trace, where a processor is free and the probe does not depend on the trace."""
@@ -409,8 +414,12 @@ class EngineExploration(ResumableExploration):
         run: run_directory.Run,
         cost_model: CostModel | None,
         budget: MemoryBudget,
+        facts: Mapping[str, Any],
     ) -> Iterator[Event]:
+        is_emulated = bool(facts.get("is_emulated"))
         settings, candidates = self._settings(cost_model), self._candidates(cost_model, budget)
+        if is_emulated:  # what two depths take would mean nothing
+            settings = dataclasses.replace(settings, depths=None)
         memory_of = functools.partial(self._memory_prior, budget=budget)
         variants: tuple[Variant, ...] = (Variant(memory=memory_of(cost_model)),)
         if not self.selection.is_plain:
@@ -418,7 +427,7 @@ class EngineExploration(ResumableExploration):
             variants = expected(self.selection.searched, memory_of, size=middle)
         with self._at_reduced_depth(runner, settings) as probes:
             yield from loop.explore(
-                probes,
+                without_times(probes, lambda: is_emulated),
                 space=Space.of(candidates),
                 settings=settings,
                 variants=variants,
@@ -536,9 +545,9 @@ class EngineExploration(ResumableExploration):
         gpu = None
         with tempfile.TemporaryDirectory() as folder:
             if self.config.job.device != "cpu":
-                with Workers(Path(folder)) as workers:
+                with Workers(Path(folder), self._environment) as workers:
                     gpu = GpuProperties.of_device_info(self._on_device(workers))
-            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, gpu=gpu, fresh=self.options.fresh)
+            traced = recall_or_trace(self.config.job, Path(folder), self.on_progress, **self._of_traces(gpu))
         cost_model = traced if isinstance(traced, CostModel) else None
         plan, settings = self._plan(None, changes), search_settings(self.config)
         environment = self.fingerprint.environment()

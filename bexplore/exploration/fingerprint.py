@@ -53,7 +53,7 @@ class Fingerprint:
             "torch": package_version("torch"),
             "transformers": package_version("transformers") if self.config.job.workload in OF_TRANSFORMERS else "",
             "processor": processor_name(),
-            "accelerator": accelerator_name(),
+            "accelerator": f"emulated {name}" if (name := self.config.explore.device_name) else accelerator_name(),
             "threads": os.environ.get("OMP_NUM_THREADS", "") or str(num_usable_processors()),
             "engine": str(ENGINE_VERSION),
             "code": code_digests(self.config.job),

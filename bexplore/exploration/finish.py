@@ -14,6 +14,7 @@ from bexplore.config.job_variant import changes_training
 from bexplore.engine import eager_comparison
 from bexplore.engine.runner import EngineRunner
 from bexplore.exploration.bottlenecks import Bottleneck, JobEvidence, find_bottlenecks
+from bexplore.exploration.emulated import without_speeds
 from bexplore.exploration.estimated import estimated
 from bexplore.exploration.lengths_result import lengths_result
 from bexplore.exploration.parallel_result import one_rank_caution, parallel_result, pass_times_by_kind, ranks_of
@@ -205,6 +206,8 @@ class Finish:
         measured = self._measured(own, known, is_interrupted=is_interrupted)
         found = self._bottlenecks(own, measured)
         finished = replace(measured, bottlenecks=found, elapsed_s=self.elapsed_s())
+        if finished.is_emulated:
+            finished = without_speeds(finished)
         if not is_interrupted:
             self.run.write_result(finished)
         return finished
@@ -240,13 +243,17 @@ class Finish:
         recommended = self._recommended(known, searched, self._own(observations))
         return replace(recommended, **self._of_settings(searched, observations)) if self.searched else recommended
 
+    @property
+    def _is_emulated(self) -> bool:
+        return bool(self.device_info.get("is_emulated"))
+
     def _caution_of_emulation(self) -> tuple[str, ...]:
-        if not self.device_info.get("is_emulated"):
+        if not self._is_emulated:
             return ()
         name = self.device_info.get("device_name")
         return (
-            f"{name} is emulated: its memory, and which sizes fit, are as on a real one; its times mean nothing, "
-            "and so neither does any speed, score or fastest size here",
+            f"{name} is emulated: its memory, and which sizes fit, are as on a real one; no speed was measured, and a "
+            "smaller size may be as fast: bexplore explore on the device itself finds it",
         )
 
     def _of_settings(self, searched: Result, observations: Sequence[Observation]) -> dict[str, Any]:
@@ -305,6 +312,7 @@ class Finish:
             num_replicas=None if self.config.command is None else self.config.num_replicas,
             batch_message=self._batch_message(size),
             keeps_batch_size=keeps_batch_size(self.config, searched.second_answer, observations),
+            predicted_peak_memory_bytes=ran.probe.predicted_peak_memory_bytes if ran else None,
             compilation=ran.probe.compilation.value if ran else None,
             optimizers=ran.details.get("optimizers") if ran else None,
             samples_are_seen=samples_are_seen([ran] if ran else []),
@@ -362,6 +370,8 @@ class Finish:
         return self._eager_by_size[size]
 
     def _eager_passes(self, verified: Observation) -> eager_comparison.EagerComparison | None:
+        if self._is_emulated:
+            return None
         asked = self.config.explore.compile.enabled == "both"
         elapsed_s = self.elapsed_s()
         if not asked and not eager_comparison.comparison_is_cheap(
@@ -391,13 +401,14 @@ class Finish:
         smallest = min((o.micro_batch_size for o in observations if o.is_measured), default=size)
         if self.config.mode is Mode.EVAL or smallest == size:
             return None
-        if self.device_info.get("is_emulated"):
+        if self._is_emulated:
             return not_compared_on_emulated_device()
         return self._engine.gradient_equivalence(base_micro_batch_size=smallest, micro_batch_size=size)
 
     def _loader(self, size: int) -> dict[str, Any] | None:
         """Time the user's own data loader; None where the configuration names none."""
-        return self._engine.time_loader(size) if self.config.job.model.get("loader") else None
+        has_loader = self.config.job.model.get("loader") and not self._is_emulated
+        return self._engine.time_loader(size) if has_loader else None
 
     def _bottlenecks(self, observations: Sequence[Observation], result: RunResult) -> tuple[Bottleneck, ...]:
         sizes = result.global_batch_sizes

@@ -16,6 +16,7 @@ from bexplore.config.command import Command
 from bexplore.config.config import Config
 from bexplore.errors import UserInputError, UserProgramError
 from bexplore.exploration import run_directory
+from bexplore.exploration.emulated import without_times
 from bexplore.exploration.events import Finished, JobEvent, Planned, Recommended
 from bexplore.exploration.fingerprint import describe, search_settings
 from bexplore.exploration.finish import Finish, batch_size_request, global_batch_sizes, step_time_s, verified_by
@@ -71,6 +72,7 @@ class CommandExploration(ResumableExploration):
                 memory_limit_bytes=self._memory_limit_bytes,
                 sizes_per_start=self.config.explore.sizes_per_start,
                 candidates=self._candidates,
+                environment=self._environment,
                 should_stop=lambda: self._should_stop() is not None,
                 on_progress=self.on_progress,
             ),
@@ -118,7 +120,7 @@ class CommandExploration(ResumableExploration):
 
     def _search(self, runner: CommandRunner, run: run_directory.Run) -> Iterator[Any]:
         yield from loop.explore(
-            runner,
+            without_times(runner, lambda: bool(runner.device_info.get("is_emulated"))),
             space=self._space,
             settings=search_settings(self.config),
             keeping=keeping_sizes(self.config, self._candidates),
@@ -181,6 +183,8 @@ class CommandExploration(ResumableExploration):
             The result, with a warning where the step differs from its prediction; and its seconds, None where none was
             seen.
         """
+        if runner.device_info.get("is_emulated"):  # its seconds would mean nothing
+            return result, None
         best = result.recommendation
         accumulation = None if best is None else self._own_accumulation(best.micro_batch_size)
         if best is None or accumulation is None or result.stop_reason == StopReason.INTERRUPTED:

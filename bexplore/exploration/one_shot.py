@@ -18,6 +18,7 @@ from bexplore.engine.program_client import recall_or_trace
 from bexplore.engine.runner import EngineRunner, RunnerSettings
 from bexplore.errors import BexploreError, EngineError, UserInputError, UserProgramError
 from bexplore.exploration import run_directory
+from bexplore.exploration.emulated import named_device, started_environment, without_times
 from bexplore.exploration.event_records import listed_sizes, trace_record
 from bexplore.exploration.fingerprint import Fingerprint
 from bexplore.exploration.launching import environment_alone, launcher_of, worker_key
@@ -75,11 +76,13 @@ def probe_once(
         max_passes=config.explore.passes_per_probe,
         time_limit_s=config.explore.probe_time_limit_s,
     )
+    environment = started_environment(config, on_progress)
     if config.command is not None:
         run_dir.mkdir(run_directory.PRIVATE, parents=True, exist_ok=True)
-        runner = CommandRunner(config.command, CommandSettings(run_dir=run_dir, on_progress=on_progress))
-        return Probed(observation=runner(probe))
-    with Workers(run_dir, environment_alone(config)) as workers:
+        settings = CommandSettings(run_dir=run_dir, environment=environment, on_progress=on_progress)
+        runner = CommandRunner(config.command, settings)
+        return Probed(observation=without_times(runner, lambda: bool(runner.device_info.get("is_emulated")))(probe))
+    with Workers(run_dir, environment | environment_alone(config)) as workers:
         device_info = workers.device_info(config.job.device, on_progress=on_progress)
         budget = resolve_budget(
             config.explore,
@@ -89,7 +92,7 @@ def probe_once(
             is_traced_for_ranks=config.job.parallelism.is_distributed,
             num_ranks_here=config.num_ranks_here,
         )
-        settings = RunnerSettings(
+        of_engine = RunnerSettings(
             job=config.on_device(device_info["device"]).job,
             run_dir=run_dir,
             budget_bytes=budget.budget_bytes,
@@ -99,9 +102,9 @@ def probe_once(
             launcher=launcher_of(config),
             worker_key=worker_key(),
         )
-        kind = EngineRunner if settings.launcher is None else AllRanksRunner
-        with kind(settings, workers=workers, on_progress=on_progress) as engine:
-            observation = engine(probe)
+        kind = EngineRunner if of_engine.launcher is None else AllRanksRunner
+        with kind(of_engine, workers=workers, on_progress=on_progress) as engine:
+            observation = without_times(engine, lambda: bool(device_info["is_emulated"]))(probe)
             if trace_path is None or not observation.is_measured:
                 return Probed(observation=observation)
             profile = engine.profile(micro_batch_size=micro_batch_size, trace_path=trace_path.resolve())
@@ -323,10 +326,11 @@ class _Tracing:
     ) -> _Tracing:
         folder = run_directory.model_directory(config.mode, model_dir or config.model_dir) / "traces"
         log_dir = folder / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
-        device = device_by_name(device_name) if device_name else None
+        emulated = config.explore.device_name
+        device = device_by_name(device_name) if device_name else emulated and named_device(emulated)[1]
         return cls(
-            device=device,
-            device_info=_device_info_here(config, log_dir) if device is None else _device_info_of(device),
+            device=device or None,
+            device_info=_device_info_here(config, log_dir) if not device else _device_info_of(device),
             log_dir=log_dir,
             model_dir=model_dir,
             fresh=fresh,

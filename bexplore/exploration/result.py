@@ -15,6 +15,7 @@ from bexplore.exploration.bottlenecks import Bottleneck
 from bexplore.exploration.lengths_result import LengthsResult
 from bexplore.exploration.parallel_result import ParallelResult
 from bexplore.exploration.settings_result import FrontPoint
+from bexplore.measurement.probe import Outcome
 from bexplore.search.posterior.credible_band import CredibleBand
 from bexplore.search.recommendation import Speed
 
@@ -41,7 +42,9 @@ class ValidBatchSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepsBatchSize:
-    """The fastest size with which the user's own global batch size is valid.
+    """The fastest size with which the user's own global batch size is valid; on an emulated device the largest.
+
+    There its speeds and its score are None.
 
     Attributes:
         micro_batch_size: Samples of one replica in one pass.
@@ -57,10 +60,10 @@ class KeepsBatchSize:
 
     micro_batch_size: int
     accumulation_steps: int
-    samples_per_s: float
-    relative_performance: float
-    confidence: int
-    over_recommended: float
+    samples_per_s: float | None
+    relative_performance: float | None
+    confidence: int | None
+    over_recommended: float | None
     free_micro_batch_size: int
     compilation: str | None = None
     step_time_s: float | None = None
@@ -86,6 +89,8 @@ class FailureGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """The result of a run. None means unknown or not applicable, never 0.
+
+    On an emulated device `micro_batch_size` is the largest size that ran, and all speeds and scores are None.
 
     Attributes:
         micro_batch_size: The size to use; None where an interruption came before the first measurement.
@@ -114,6 +119,7 @@ class RunResult:
         exact_over_shared: Throughput as the training runs over that in the search, at the sizes that ran both.
         full_over_reduced: Throughput at full depth over its extrapolation from reduced depths.
         peak_memory_bytes: Peak of the live tensors at the recommended size.
+        predicted_peak_memory_bytes: The same by the trace; None without a trace.
         resident_memory_bytes: Memory that the process or the allocator held for these tensors.
         memory_headroom_bytes: Memory budget less the larger of peak and resident memory.
         outcomes: Number of probes by outcome.
@@ -176,6 +182,7 @@ class RunResult:
     exact_over_shared: float | None = None
     full_over_reduced: float | None = None
     peak_memory_bytes: int | None = None
+    predicted_peak_memory_bytes: int | None = None
     resident_memory_bytes: int | None = None
     memory_headroom_bytes: int | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
@@ -211,6 +218,17 @@ class RunResult:
     device_info: Mapping[str, Any] = field(default_factory=dict)
     throughput_band: CredibleBand | None = None
     run_dir: str = ""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the device was emulated: the size is the largest that fits, and no speed is known."""
+        return bool(self.device_info.get("is_emulated"))
+
+    @property
+    def smallest_out_of_memory(self) -> int | None:
+        """The smallest size beyond the answer for which memory did not suffice; None where none was tried."""
+        groups = (one.micro_batch_sizes for one in self.failures if one.outcome == Outcome.OUT_OF_MEMORY)
+        return min((size for sizes in groups for size in sizes if size > (self.micro_batch_size or 0)), default=None)
 
     def as_record(self) -> dict[str, Any]:
         """Return the `result` event."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import NothingFitsError, UserProgramError
 from bexplore.exploration import run_directory
+from bexplore.exploration.emulated import started_environment
 from bexplore.exploration.events import AlreadyFinished, JobEvent, Planned
 from bexplore.exploration.fingerprint import Fingerprint
 from bexplore.exploration.finish import batch_size_request
@@ -132,6 +134,11 @@ class ResumableExploration(ABC):
     @abstractmethod
     def _planned_only(self, changes: Sequence[str]) -> Planned:
         """Return the plan of a dry run, which keeps nothing."""
+
+    @functools.cached_property
+    def _environment(self) -> dict[str, str]:
+        """The variables of the processes that this exploration starts, beside this process's own."""
+        return started_environment(self.config, self.on_progress)
 
     def _record(self, run: run_directory.Run) -> loop.RunRecord:
         """Return where the search is recorded."""

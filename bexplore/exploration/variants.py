@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from bexplore.config.config import Config
 from bexplore.engine.process.timeouts import Progress
@@ -77,6 +78,7 @@ def trace_all(
     *,
     gpu: GpuProperties | None,
     fresh: bool,
+    environment: Mapping[str, str] | None = None,
 ) -> list[CostModel | str]:
     """Trace each variant of a job, or the job itself; return the reason in one line where that is not possible.
 
@@ -84,12 +86,13 @@ def trace_all(
         UserInputError: The job is wrong, or a variant of it that the user has named.
         UserProgramError: The user's own code fails while it is built.
     """
+    given: dict[str, Any] = {"gpu": gpu, "fresh": fresh, "environment": environment}
     jobs = [config.job, *(variant.job for variant in config.variants[1:])]
     if len(jobs) == 1:
-        return [recall_or_trace(config.job, run_dir, on_progress, gpu=gpu, fresh=fresh)]
+        return [recall_or_trace(config.job, run_dir, on_progress, **given)]
     pool = ThreadPoolExecutor(max_workers=min(MAX_TRACES_AT_ONCE, num_usable_processors()))
     try:
-        futures = [pool.submit(recall_or_trace, job, run_dir, on_progress, gpu=gpu, fresh=fresh) for job in jobs]
+        futures = [pool.submit(recall_or_trace, job, run_dir, on_progress, **given) for job in jobs]
         traced = [futures[0].result()]
         for variant, future in zip(config.variants[1:], futures[1:], strict=True):
             try:
@@ -111,6 +114,7 @@ def trace_lengths(
     *,
     gpu: GpuProperties | None,
     fresh: bool,
+    environment: Mapping[str, str] | None = None,
 ) -> MemoryByLength | None:
     """Trace a job at some lengths of its samples; return None where all are as long, or where it cannot be traced.
 
@@ -121,7 +125,8 @@ def trace_lengths(
         return None
     models = {job.lengths.longest: at_longest}
     for length in traced_lengths(job.lengths)[1:]:
-        traced = recall_or_trace(job.at_length(length), run_dir, on_progress, gpu=gpu, fresh=fresh)
+        at_length = job.at_length(length)
+        traced = recall_or_trace(at_length, run_dir, on_progress, gpu=gpu, fresh=fresh, environment=environment)
         if not isinstance(traced, CostModel):
             return None
         models[length] = traced

@@ -116,6 +116,11 @@ def guard(config: Config, options: GuardOptions) -> Report:
 
 
 def _setup(config: Config, options: GuardOptions) -> tuple[Setup, Path]:
+    if config.explore.device_name is not None:
+        raise UserInputError(
+            "explore.device_name emulates a device, and the guard compares this machine's program and speed",
+            hint="leave it out for the guard: --set explore.device_name=null",
+        )
     folder = run_directory.model_directory(config.mode, options.model_dir or config.model_dir)
     run_dir = folder / "guard" / f"{datetime.now(UTC):%Y%m%d_%H%M%S}"
     return Setup(run_dir=run_dir, tiers=options.tiers, say=options.say), folder

@@ -222,6 +222,11 @@ class Observation:
         return self.outcome is Outcome.MEASURED
 
     @property
+    def is_emulated(self) -> bool:
+        """Whether it ran on an emulated device: its memory is that of a real one, and its times mean nothing."""
+        return bool(self.details.get("is_emulated"))
+
+    @property
     def needed_memory_bytes(self) -> int | None:
         """Bytes that must fit the budget; None if unknown."""
         return needed_bytes(self.peak_memory_bytes, self.resident_memory_bytes)
@@ -277,7 +282,9 @@ class Observation:
 
     @property
     def times_s(self) -> dict[str, Any]:
-        """All raw times by the names of their fields, JSON values only."""
+        """All raw times by the names of their fields, JSON values only; none of an emulated device."""
+        if self.is_emulated:
+            return {"pass_times_s": [], "update_times_s": [], "interleaved_times_s": {}}
         rounds = {str(size): list(times_s) for size, times_s in self.interleaved_times_s.items()}
         passes, updates = list(self.pass_times_s), list(self.update_times_s)
         return {"pass_times_s": passes, "update_times_s": updates, "interleaved_times_s": rounds}

@@ -165,6 +165,8 @@ def probe_sentence(event: ProbeFinished) -> str:
         return f"{head}: {observation.outcome.value}: {observation.reason} {tail}"
     memory = memory_words(observation.peak_memory_bytes, observation.resident_memory_bytes)
     compiled = f", compiled in {format_seconds(observation.compile_time_s)}" if observation.compile_time_s else ""
+    if observation.is_emulated:
+        return f"{head}: fits, {memory}{compiled}, {tail}"
     return (
         f"{head}: measured {observation.samples_per_s:.4g} samples/s, pass {format_seconds(observation.pass_time_s)} "
         f"({len(observation.pass_times_s)} timed){_words_beside(observation)}, {memory}{compiled}, {tail}"

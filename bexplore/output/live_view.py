@@ -23,6 +23,7 @@ from bexplore.search.result import ProbeFinished, ProbeStarted
 from bexplore.units import format_bytes, format_seconds
 
 STAGES = {
+    "emulate": "preparing the emulated device",
     "start": "starting a worker",
     "import": "importing torch",
     "trace": "tracing the step",
@@ -99,7 +100,7 @@ class View:
     def render(self, width: int, height: int, *, is_unicode: bool = True) -> RenderableType:
         """Return the lines for a terminal of this width and height."""
         parts: list[RenderableType] = []
-        has_curve = any(item.is_measured for item in self._shown)
+        has_curve = any(item.is_measured and not item.is_emulated for item in self._shown)
         if has_curve and width >= SMALLEST_WIDTH and height >= SMALLEST_HEIGHT:
             picture = self._plot(min(width, 100), is_unicode)
             of_settings = f", {self._names[self._variant]}" if self._names else ""

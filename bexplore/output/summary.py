@@ -119,10 +119,19 @@ def _row(label: str, text: str) -> str:
 
 
 def _headline(result: RunResult) -> str:
+    if result.is_emulated:
+        return f"{_size_words(result)}{settings_words(result)} is {fitting_words(result)}."
     return (
         f"Use {_size_words(result)}{settings_words(result)}: {_factor_words(result)}{speed_words(result)}; "
         f"confidence {result.confidence} out of 100."
     )
+
+
+def fitting_words(result: RunResult) -> str:
+    """Return what is known of the answer on an emulated device: that it fits, and which larger size does not."""
+    larger = result.smallest_out_of_memory
+    limit = "no larger one was tried" if larger is None else f"size {larger} is out of memory"
+    return f"the largest size that ran on {result.device_info.get('device_name')}, emulated; {limit}; no speed is known"
 
 
 def _factor_words(result: RunResult) -> str:
@@ -163,7 +172,8 @@ def loader_sentence(result: RunResult) -> str | None:
 def _why(result: RunResult, target_confidence: float | None) -> str:
     outcomes = outcomes_words(result.outcomes)
     took, stopped = format_seconds(result.elapsed_s), stop_words(result.stop_reason, target_confidence)
-    return f"fastest of {counted(result.num_probes or 0, 'probe')} ({outcomes}) in {took}; ended because {stopped}"
+    best = "largest" if result.is_emulated else "fastest"
+    return f"{best} of {counted(result.num_probes or 0, 'probe')} ({outcomes}) in {took}; ended because {stopped}"
 
 
 def outcomes_words(outcomes: Mapping[str, int]) -> str:
@@ -213,7 +223,15 @@ def _memory(result: RunResult) -> str:
     text = memory_words(
         result.peak_memory_bytes, result.resident_memory_bytes, is_full=result.memory_headroom_bytes == 0
     )
-    return ", ".join(filter(None, [text, headroom_words(result)]))
+    return ", ".join(filter(None, [text, headroom_words(result), _prediction(result)]))
+
+
+def _prediction(result: RunResult) -> str:
+    """Return how far the trace is from the peak, where the peak is all that was looked for; else empty."""
+    predicted, peak = result.predicted_peak_memory_bytes, result.peak_memory_bytes
+    if not (result.is_emulated and predicted and peak):
+        return ""
+    return f"the trace predicted {format_bytes(predicted)}, {100 * (predicted / peak - 1.0):+.1f}%"
 
 
 def headroom_words(result: RunResult) -> str:
@@ -417,6 +435,8 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
     in_steps = counted(keeps.accumulation_steps, "accumulation step")
     if size == free:
         return f"It keeps batch_size {own}, in {in_steps}."
+    if keeps.over_recommended is None:
+        return f"The largest size that ran and keeps batch_size {own} is {size}, in {in_steps}."
     speed = f"{keeps.over_recommended:.2f}x the speed of size {free}"
     if size == result.micro_batch_size:
         return f"It keeps batch_size {own}, in {in_steps}, at {speed}, which does not."
@@ -425,5 +445,5 @@ def keeping_sentence(result: RunResult, target_confidence: float | None) -> str 
         f"To keep batch_size {own}, use micro_batch_size {size} in {in_steps}: {speed}, "
         f"{keeps.samples_per_s:.4g} samples/s{of_each}; confidence {keeps.confidence} out of 100."
     )
-    is_sure = target_confidence is None or keeps.confidence >= target_confidence
+    is_sure = target_confidence is None or (keeps.confidence or 0) >= target_confidence
     return text if is_sure else f"{text} explore.candidates: {rule} tries only such sizes."

@@ -38,6 +38,11 @@ def costs_of_run(run: Run) -> StepCosts:
         raise UserInputError(
             f"{run.directory} has no result yet", hint=f"bexplore explore {run.meta().get('typed', '')} finishes it"
         )
+    if result.is_emulated:
+        raise UserInputError(
+            f"{run.directory} ran on an emulated device, and knows no time of a step",
+            hint="bexplore plan CONFIG --device-name h100 --mfu 0.4 plans without a run",
+        )
     meta = run.meta()
     job, model, _ = program_of_answer(run, meta, result)
     measured = (one for one in run.journal.read() if one.is_measured and one.probe.variant == result.variant)

@@ -21,7 +21,8 @@ def figures(data: ReportData) -> tuple[Figure, ...]:
     """Return every figure that the run has data for."""
     if not data.measured:
         return ()
-    candidates = (throughput(data), curves(data), front(data), memory(data), confidence(data))
+    of_speed = () if data.result.is_emulated else (throughput(data), curves(data), front(data))
+    candidates = (*of_speed, memory(data), confidence(data))
     return tuple(figure for figure in candidates if figure is not None)
 
 

@@ -109,6 +109,7 @@ def _rendered(name: str, data: ReportData, **values: Any) -> str:
         eager=eager_line(data),
         left=left_line(data),
         speed=summary.speed_words(data.result),
+        fitting=summary.fitting_words(data.result),
         ranks=summary.ranks_sentence(data.result),
         settings=list(settings_text.settings_sentences(data.result)),
         settings_words=settings_text.settings_words(data.result),
@@ -157,7 +158,7 @@ def first_steps(data: ReportData) -> tuple[tuple[str, str], ...]:
         steps.append((f"To save memory: {smaller}.", ""))
     if not data.is_finished:
         steps.append(("The exploration is not finished; this command resumes it:", f"bexplore explore {typed}"))
-    elif (result.confidence or 0) < target:
+    elif not result.is_emulated and (result.confidence or 0) < target:
         score = summary.score_sentence(result, data.tolerance)
         is_final = result.stop_reason == StopReason.COSTS_MORE_THAN_IT_SAVES
         then = ", and another probe would not pay." if is_final else ": see below how to raise it."
@@ -192,9 +193,9 @@ def sizes_table(data: ReportData) -> Table:
     unit, scale = ("TFLOP/s", 1e-12) if fastest >= SMALLEST_TERAFLOPS * 1e12 else ("GFLOP/s", 1e-9)
     columns: list[tuple[str, list[str]]] = [
         ("size", [str(number) for number in numbers]),
-        ("samples/s", [f"{item.observation.samples_per_s:.4g}" for item in sizes]),
+        ("samples/s", [_speed(item.observation) for item in sizes]),
         ("tokens/s", [_or_unknown(item.tokens_per_s, "{:,.0f}") for item in sizes]),
-        ("pass", [format_seconds(item.observation.pass_time_s) for item in sizes]),
+        ("pass", [_pass(item.observation) for item in sizes]),
         ("update", [_update(item) for item in sizes]),
         (unit, [_or_unknown(item.flops_per_s, "{:.3g}", scale) for item in sizes]),
         ("MFU", [_or_unknown(item.mfu, "{:.1%}") for item in sizes]),
@@ -352,6 +353,14 @@ def _drawn(figure: Figure) -> Mapping[str, Any]:
     }
 
 
+def _speed(item: Observation) -> str:
+    return f"{item.samples_per_s:.4g}" if item.is_measured and not item.is_emulated else UNKNOWN
+
+
+def _pass(item: Observation) -> str:
+    return format_seconds(item.pass_time_s) if item.is_measured and not item.is_emulated else UNKNOWN
+
+
 def _probe_row(item: Observation, names: tuple[str, ...]) -> tuple[str, ...]:
     return (
         str(item.probe.number),
@@ -360,8 +369,8 @@ def _probe_row(item: Observation, names: tuple[str, ...]) -> tuple[str, ...]:
         item.probe.purpose.value,
         item.program_name,
         item.outcome.value.replace("_", " "),
-        f"{item.samples_per_s:.4g}" if item.is_measured else UNKNOWN,
-        format_seconds(item.pass_time_s) if item.is_measured else UNKNOWN,
+        _speed(item),
+        _pass(item),
         str(len(item.pass_times_s)),
         format_seconds(item.compile_time_s) if item.compile_time_s else UNKNOWN,
         _bytes(item.peak_memory_bytes),

@@ -110,6 +110,8 @@ class ReportData:
         return [self._size(latest[size]) for size in sorted(latest)]
 
     def _size(self, item: Observation) -> SizeData:
+        if item.is_emulated:
+            return SizeData(observation=item, tokens_per_s=None, flops_per_s=None, mfu=None, hfu=None)
         item = estimated(item, self.result.speeds)
         # The trace is of the longest samples: its operations are not those of batches of many lengths.
         model = self.cost_model if self.job.lengths is None else None
