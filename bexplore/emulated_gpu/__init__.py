@@ -5,6 +5,6 @@ counted, never filled; kernels do nothing, so no result and no time of such a de
 """
 
 from bexplore.emulated_gpu.environment import Faults, emulated_environment
-from bexplore.emulated_gpu.libraries import built_libraries
+from bexplore.emulated_gpu.libraries import built_libraries, describe_tools
 
-__all__ = ["Faults", "built_libraries", "emulated_environment"]
+__all__ = ["Faults", "built_libraries", "describe_tools", "emulated_environment"]

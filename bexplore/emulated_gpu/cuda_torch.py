@@ -10,7 +10,10 @@ from pathlib import Path
 
 from bexplore.errors import EmulationError
 
-_INSTALL = "install PyTorch's CUDA build: https://pytorch.org/get-started/locally"
+_INSTALL = (
+    "install PyTorch's CUDA build, which needs no GPU: https://pytorch.org/get-started/locally; without it "
+    "bexplore trace CONFIG --device-name h100 tells what fits, by the trace"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,20 @@ def built_libraries(torch_folder: Path | None = None) -> Path:
     return folder
 
 
+def describe_tools(torch_folder: Path | None = None) -> str:
+    """Return what the libraries are built for and with, in words; nothing is built.
+
+    Args:
+        torch_folder: The package `torch`; by default that of this interpreter.
+
+    Raises:
+        EmulationError: As `built_libraries`.
+    """
+    torch = read_torch(torch_folder)
+    tools = _found_tools(torch)
+    return f"torch {torch.version}, {tools.compiler}, headers in {tools.headers}"
+
+
 def _digest(torch: CudaTorch) -> str:
     digest = hashlib.sha256(repr(torch).encode())
     for path in (Path(__file__), *sorted(_SOURCES.iterdir())):

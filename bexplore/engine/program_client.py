@@ -110,10 +110,15 @@ def recall_or_trace(
 
 
 def trace_in_worker(
-    job: Job, run_dir: Path, on_progress: Progress, *, gpu: GpuProperties | None = None
+    job: Job,
+    run_dir: Path,
+    on_progress: Progress,
+    *,
+    gpu: GpuProperties | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> CostModel | str:
     """Trace the job whatever earlier runs kept; return the reason in one line where that is not possible."""
-    return _trace(job, run_dir, on_progress, gpu=gpu, keeps=False)
+    return _trace(job, run_dir, on_progress, gpu=gpu, keeps=False, environment=environment)
 
 
 def _trace(

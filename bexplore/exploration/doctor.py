@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from getpass import getuser
@@ -25,10 +25,12 @@ import numpy as np
 
 from bexplore.config.command import Command
 from bexplore.config.config import Config
+from bexplore.emulated_gpu import describe_tools
 from bexplore.engine.process.timeouts import Limits
 from bexplore.engine.program_client import ask_once, trace_in_worker
 from bexplore.engine.protocol.messages import Answer, CheckCompiler, DeviceInfo, Done, Failed, Refused, Request
-from bexplore.errors import UserInputError
+from bexplore.errors import EmulationError, UserInputError
+from bexplore.exploration.emulated import started_environment
 from bexplore.exploration.launching import launcher_of
 from bexplore.exploration.one_shot import probe_once
 from bexplore.exploration.parallel_result import one_rank_caution
@@ -104,13 +106,18 @@ def examine(config: Config | None = None, *, noise_s: float = 10.0) -> Iterator[
     yield _python()
     torch = _torch()
     yield torch
+    device_name = None if config is None else config.explore.device_name
+    emulation = list(_emulation(torch.message, device_name))
+    yield from emulation
+    is_possible = not any(check.status is Status.PROBLEM for check in (torch, *emulation))
+    environment = {} if config is None or not is_possible else started_environment(config)
     device_info: dict[str, Any] = {}
-    if torch.status is not Status.PROBLEM:
-        device_info, device = _device("auto" if config is None else config.job.device)
+    if is_possible:
+        device_info, device = _device("auto" if config is None else config.job.device, environment)
         yield device
     yield from _driver(device_info)
     yield from _compilers(device_info)
-    yield from _kernel(device_info)
+    yield from _kernel(device_info, environment)
     yield _memory()
     yield _threads(device_info)
     yield _cache()
@@ -118,7 +125,7 @@ def examine(config: Config | None = None, *, noise_s: float = 10.0) -> Iterator[
     if noise_s > 0:
         yield _noise(noise_s)
     if config is not None and device_info:
-        yield from _job(config, device_info) if config.command is None else _command(config.command)
+        yield from _job(config, device_info, environment) if config.command is None else _command(config.command)
 
 
 def _python() -> Check:
@@ -141,15 +148,16 @@ def _torch() -> Check:
     return Check("torch", Status.OK, version)
 
 
-def _answer(request: Request) -> Answer:
+def _answer(request: Request, environment: Mapping[str, str]) -> Answer:
     """Return the answer of a new worker, which may fail."""
     with tempfile.TemporaryDirectory() as folder:
-        return ask_once(request, Path(folder) / "worker.log", limits=Limits(stage_s=IMPORT_LIMIT_S))
+        log_path, limits = Path(folder) / "worker.log", Limits(stage_s=IMPORT_LIMIT_S)
+        return ask_once(request, log_path, limits=limits, environment=environment)
 
 
-def _device(name: str) -> tuple[dict[str, Any], Check]:
+def _device(name: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], Check]:
     """Return torch's description of a device, empty where it has none, and the check."""
-    answer = _answer(DeviceInfo(device=name))
+    answer = _answer(DeviceInfo(device=name), environment)
     if isinstance(answer, Refused):
         return {}, Check("device", Status.PROBLEM, answer.message, answer.hint)
     if isinstance(answer, Failed):
@@ -190,6 +198,17 @@ def _driver(device_info: dict[str, Any]) -> Iterator[Check]:
         yield Check("driver", Status.WARNING, message, "nvidia-smi -q -d PERFORMANCE")
     else:
         yield Check("driver", Status.OK, text)
+
+
+def _emulation(torch_version: str, device_name: str | None) -> Iterator[Check]:
+    """Check what an emulated device needs, where one is named, or where a CUDA build could use one."""
+    if device_name is None and "cpu" in torch_version:
+        return
+    try:
+        yield Check("emulation", Status.OK, f"--device-name h100: {describe_tools()}")
+    except EmulationError as error:
+        status = Status.OK if device_name is None else Status.PROBLEM
+        yield Check("emulation", status, f"--device-name cannot be used: {error.message}", error.hint)
 
 
 def _compilers(device_info: dict[str, Any]) -> Iterator[Check]:
@@ -233,12 +252,12 @@ def _launcher() -> Check:
     return Check("launcher", Status.OK, f"{found}, {header}")
 
 
-def _kernel(device_info: dict[str, Any]) -> Iterator[Check]:
+def _kernel(device_info: dict[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
     """Check that torch.compile builds and runs a program on an accelerator."""
     device = str(device_info.get("device", "cpu"))
     if device == "cpu":
         return
-    answer = _answer(CheckCompiler(device=device))
+    answer = _answer(CheckCompiler(device=device), environment)
     if isinstance(answer, Done) and device_info.get("is_emulated"):
         message = f"torch.compile built and ran a kernel on {device}; it is emulated, so no result was compared"
         yield Check("kernel", Status.OK, message)
@@ -374,14 +393,14 @@ def _ranks(config: Config) -> Iterator[Check]:
     yield Check("ranks", Status.OK, f"{text}: bexplore explore shows whether they come")
 
 
-def _job(config: Config, device_info: dict[str, Any]) -> Iterator[Check]:
+def _job(config: Config, device_info: dict[str, Any], environment: Mapping[str, str]) -> Iterator[Check]:
     """Check that the job builds and can be traced; if it cannot be traced, that one eager pass runs."""
     for text in config.warnings:
         yield Check("config", Status.WARNING, text)
     yield from _ranks(config)
     job: Job = config.on_device(str(device_info["device"])).job
     with tempfile.TemporaryDirectory() as folder:
-        traced = trace_in_worker(job, Path(folder), lambda message: None)
+        traced = trace_in_worker(job, Path(folder), lambda message: None, environment=environment)
         if not isinstance(traced, str):
             message = f"builds and traces in {format_seconds(traced.trace_s)}: {traced.num_parameters:,} parameters"
             yield Check("job", Status.OK, message)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bexplore.config.config import Config
+from bexplore.emulated_gpu import emulated_environment
 from bexplore.engine.process.timeouts import Progress
 from bexplore.errors import UserInputError
 from bexplore.exploration.launching import launcher_of
@@ -56,7 +57,10 @@ def named_device(name: str) -> tuple[int | None, Device]:
             f"explore.device_name: {device.name} cannot be emulated: it is no CUDA device",
             hint="name an NVIDIA device, such as h100, or explore on the device itself",
         )
-    return int(counted[1]) if counted else None, device
+    number = int(counted[1]) if counted else None
+    if number == 0:
+        raise UserInputError(f'explore.device_name: "{name}" is no device', hint="type h100, or 8xh100 for eight")
+    return number, device
 
 
 def started_environment(config: Config, on_progress: Progress = lambda report: None) -> dict[str, str]:
@@ -79,11 +83,7 @@ def started_environment(config: Config, on_progress: Progress = lambda report: N
         )
     number, emulated = named_device(name)
     on_progress({"stage": "emulate", "device": emulated.name})
-    from bexplore.emulated_gpu import emulated_environment  # a room beside this one, for those who ask for it
-
-    return emulated_environment(
-        emulated, num_devices=number or _num_devices(config), torch_folder=_torch_folder(config)
-    )
+    return emulated_environment(emulated, num_devices=number or num_devices(config), torch_folder=_torch_folder(config))
 
 
 def without_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:
@@ -94,26 +94,10 @@ def without_times(runner: Runner, is_emulated: Callable[[], bool]) -> Runner:
     """
 
     def run(probe: Probe) -> Observation:
-        ran = runner(dataclasses.replace(probe, interleaved_with=()) if is_emulated() else probe)
-        return _only_memory(dataclasses.replace(ran, probe=probe)) if is_emulated() else ran
+        ran = runner(probe.alone if is_emulated() else probe)
+        return dataclasses.replace(ran, probe=probe).without_times(PASS_TIME_S) if is_emulated() else ran
 
     return run
-
-
-def _only_memory(observation: Observation) -> Observation:
-    if not observation.is_measured:
-        return dataclasses.replace(observation, warnings=())
-    return dataclasses.replace(
-        observation,
-        pass_times_s=(PASS_TIME_S,) * len(observation.pass_times_s),
-        update_times_s=(),
-        interleaved_times_s={},
-        background_cpu_share=None,
-        scheduler_wait_fraction=None,
-        loss=None,
-        warnings=(),
-        details={**observation.details, "is_emulated": True},
-    )
 
 
 def without_speeds(result: RunResult) -> RunResult:
@@ -135,7 +119,7 @@ def without_speeds(result: RunResult) -> RunResult:
     )
 
 
-def _num_devices(config: Config) -> int:
+def num_devices(config: Config) -> int:
     """Return the devices that a job's or a command's ranks take on this host; 1 where no number is to be seen."""
     if config.command is None:
         launcher = launcher_of(config)

@@ -84,6 +84,7 @@ class ResumableExploration(ABC):
         if run is not None and stored is not None and self._answers(stored):
             yield AlreadyFinished(result=stored, run=run)
             return
+        assert self._environment is not None  # it fails before there is a run
         if self.options.dry_run:
             yield self._planned_only(changes)
             return

@@ -100,18 +100,19 @@ class Probe:
     variant: int = 0
 
     @property
+    def alone(self) -> Probe:
+        """The same probe, timed alone."""
+        return dataclasses.replace(self, interleaved_with=())
+
+    @property
     def of_shallow_model(self) -> Probe:
         """The probe of a copy of the model with fewer blocks: timed alone, with a peak that no trace predicts."""
-        return dataclasses.replace(
-            self, compilation=Compilation.SHARED, predicted_peak_memory_bytes=None, interleaved_with=()
-        )
+        return dataclasses.replace(self.alone, compilation=Compilation.SHARED, predicted_peak_memory_bytes=None)
 
     def of_one_rank(self, max_passes: int) -> Probe:
         """Return the probe of one rank alone: of the shared program, so that it is compiled once, and timed alone."""
         compilation = Compilation.EAGER if self.compilation is Compilation.EAGER else Compilation.SHARED
-        return dataclasses.replace(
-            self, compilation=compilation, max_passes=max_passes, fresh_worker=False, interleaved_with=()
-        )
+        return dataclasses.replace(self.alone, compilation=compilation, max_passes=max_passes, fresh_worker=False)
 
     @property
     def program(self) -> tuple[Compilation, int]:
@@ -278,6 +279,26 @@ class Observation:
             pass_times_s=scaled(self.pass_times_s),
             update_times_s=scaled(self.update_times_s),
             interleaved_times_s={size: scaled(times_s) for size, times_s in self.interleaved_times_s.items()},
+        )
+
+    def without_times(self, pass_time_s: float) -> Observation:
+        """Return the observation of an emulated device: its memory, and nothing that its clock and its losses say.
+
+        Args:
+            pass_time_s: Seconds that stand for each pass.
+        """
+        if not self.is_measured:
+            return dataclasses.replace(self, warnings=())
+        return dataclasses.replace(
+            self,
+            pass_times_s=(pass_time_s,) * len(self.pass_times_s),
+            update_times_s=(),
+            interleaved_times_s={},
+            loss=None,
+            background_cpu_share=None,
+            scheduler_wait_fraction=None,
+            warnings=(),
+            details={**self.details, "is_emulated": True},
         )
 
     @property

@@ -59,7 +59,7 @@ def summary_text(
     """
     if result.micro_batch_size is None:
         rows = [_row("failed", text) for text in _failed(result)]
-        stopped = stop_words(result.stop_reason, target_confidence)
+        stopped = stop_words(result, target_confidence)
         return "\n".join([f"No recommendation: {stopped}.", *rows, f"Results: {result.run_dir}"])
     keeping = keeping_sentence(result, target_confidence)
     front = front_table(result, tolerance)
@@ -171,7 +171,7 @@ def loader_sentence(result: RunResult) -> str | None:
 
 def _why(result: RunResult, target_confidence: float | None) -> str:
     outcomes = outcomes_words(result.outcomes)
-    took, stopped = format_seconds(result.elapsed_s), stop_words(result.stop_reason, target_confidence)
+    took, stopped = format_seconds(result.elapsed_s), stop_words(result, target_confidence)
     best = "largest" if result.is_emulated else "fastest"
     return f"{best} of {counted(result.num_probes or 0, 'probe')} ({outcomes}) in {took}; ended because {stopped}"
 
@@ -211,8 +211,11 @@ def left_sentence(result: RunResult) -> str | None:
     )
 
 
-def stop_words(stop_reason: str, target_confidence: float | None) -> str:
+def stop_words(result: RunResult, target_confidence: float | None) -> str:
     """Return why an exploration ended, in words; a text of `should_stop` is returned as it is."""
+    stop_reason = result.stop_reason
+    if result.is_emulated and stop_reason in (StopReason.TARGET_CONFIDENCE, StopReason.COSTS_MORE_THAN_IT_SAVES):
+        return "a clearly larger size is unlikely to fit"
     target = "" if target_confidence is None else f", {target_confidence:g} out of 100,"
     return STOP_REASONS.get(stop_reason, stop_reason).replace("{target}", target)
 

@@ -74,3 +74,25 @@ def emulate(cuda_folder, kept_cache, tmp_path):
         return result.stdout.splitlines()
 
     return run
+
+
+@pytest.fixture
+def bexplore(cuda_folder, kept_cache, tmp_path, monkeypatch):
+    """Run the command line in a folder of its own, under the CUDA build and without any device; returns its output."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, status: int = 0) -> str:
+        folders = (cuda_folder, ROOT, Path(sysconfig.get_path("purelib")))
+        own = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in folders), "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(
+            [sys.executable, "-m", "bexplore", *words],
+            env={**os.environ, **own},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert result.returncode == status, result.stdout + result.stderr
+        return result.stdout + (result.stderr if status else "")
+
+    return run

@@ -45,6 +45,74 @@ def test_a_job_is_explored_and_its_result_says_that_the_device_is_emulated(emula
     assert all(event["peak_memory_bytes"] for event in events if event["event"] == "probe")
 
 
+JOB = """
+train_input: {batch_size: 64, micro_batch_size: explore}
+explore:
+  max_probes: 5
+  compile: false
+  memory_budget: 80MiB
+  workload: {model: "programs:perceptron", batch: "programs:samples", loss: "programs:cross_entropy"}
+"""
+
+
+def test_a_device_is_named_and_the_largest_size_that_fits_it_is_found(bexplore, tmp_path):
+    (tmp_path / "programs.py").write_text((ROOT / "tests" / "jobs" / "programs.py").read_text())
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    events = [
+        json.loads(line) for line in bexplore("explore", "job.yaml", "--device-name", "h100", "--json").split("\n")[:-1]
+    ]
+
+    result = events[-1]
+    assert not any(event["event"] == "recommendation" for event in events)
+    probes = {event["micro_batch_size"]: event["outcome"] for event in events if event["event"] == "probe"}
+    assert result["micro_batch_size"] == max(size for size, outcome in probes.items() if outcome == "measured")
+    assert "out_of_memory" in probes.values()
+    assert result["samples_per_s"] is None and result["confidence"] is None
+    assert result["peak_memory_bytes"] == pytest.approx(result["predicted_peak_memory_bytes"], rel=0.05)
+    text = bexplore("explore", "job.yaml", "--device-name", "h100")
+    assert "is the largest size that ran on NVIDIA H100 80GB HBM3, emulated" in text and "BEXP202" not in text
+    page = (tmp_path / result["run_dir"] / "report.html").read_text()
+    assert "emulated" in page and "samples/s" not in page
+    assert "knows no time of a step" in bexplore("plan", result["run_dir"], status=2)
+    written = bexplore("apply", "job.yaml", "--set", "explore.device_name=h100", "--change-batch-size", "--yes")
+    assert "its speed is not known" in written
+    assert f"micro_batch_size: {result['micro_batch_size']}" in (tmp_path / "job.yaml").read_text()
+
+
+TRAIN = """
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--size", type=int)
+parser.add_argument("--out")
+size = parser.parse_args().size
+assert torch.cuda.device_count() == 2
+data = torch.utils.data.TensorDataset(torch.randn(4096, 8))
+model = torch.nn.Linear(8, 8 * 2**20, bias=False).cuda(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(1000):
+    for (batch,) in torch.utils.data.DataLoader(data, size):
+        model(batch.cuda(1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_command_is_explored_on_as_many_devices_as_are_named(bexplore, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ("--", "python3", "train.py", "--size", "{micro_batch_size}", "--out", "{output_dir}")
+
+    lines = bexplore("explore", "--device-name", "2xl4", "--set", "explore.max_probes=8", "--json", *words).split("\n")
+
+    result = json.loads(lines[-2])
+    bytes_of_sample = 8 * 2**20 * 4
+    fits = (21.95 - 1.5) * 2**30 / bytes_of_sample  # less the context, the weights and their gradients
+    assert 0.4 * fits < result["micro_batch_size"] <= fits
+    assert result["device_info"]["is_emulated"]
+
+
 def test_doctor_says_that_the_device_is_emulated_and_compares_no_result(emulate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = """

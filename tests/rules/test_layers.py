@@ -28,8 +28,8 @@ ORDER = {
     "command": "observer reports timing verdicts failures reaper processes device_use attach probe_folder watch "
     "open_start runner",
     "exploration": "estimated parallel_result lengths_result settings_result bottlenecks result journal run_directory "
-    "selection memory_budget launching loader_lengths variants fingerprint events event_records estimate further_files "
-    "apply finish one_shot doctor resumable of_command exploration start_again decorator",
+    "selection memory_budget launching emulated loader_lengths variants fingerprint events event_records estimate "
+    "further_files apply finish one_shot doctor resumable of_command exploration start_again decorator",
     "planning": "network_figures collective_times network_timing communication request request_text step_costs "
     "layout nearest rank_memory step_communication step published plan cautions request_checks planner from_run "
     "from_config api",

@@ -74,7 +74,7 @@ def html(data: ReportData) -> str:
         shapes=SHAPES,
         headroom=summary.headroom_words(data.result),
         loader=summary.loader_sentence(data.result),
-        stop_reason=summary.stop_words(data.result.stop_reason, data.settings.get("target_confidence")),
+        stop_reason=summary.stop_words(data.result, data.settings.get("target_confidence")),
         probes=probes_table(data),
         environment=environment_table(data),
         buffers=buffers(data),
@@ -230,30 +230,36 @@ def comparisons_table(data: ReportData) -> Table:
 
 
 def probes_table(data: ReportData) -> Table:
-    """Return every probe with its outcome and reason, and highlight the one that verifies the recommended size."""
-    names = data.names
-    headings = (
-        "probe",
-        "size",
-        "why",
-        "program",
-        "outcome",
-        "measured samples/s",
-        "pass",
-        "passes",
-        "compile",
-        "peak",
-        "took",
-    )
-    is_number = (True, True, False, False, False, True, True, True, True, True, True)
+    """Return every probe with its outcome and reason, and highlight the one that verifies the recommended size.
+
+    On an emulated device there are no columns of times of a pass.
+    """
+    probes, names = data.observations, data.names
+    speeds: list[tuple[str, bool, list[str]]] = [
+        ("measured samples/s", True, [_speed(item) for item in probes]),
+        ("pass", True, [_pass(item) for item in probes]),
+        ("passes", True, [str(len(item.pass_times_s)) for item in probes]),
+    ]
+    columns: list[tuple[str, bool, list[str]]] = [
+        ("probe", True, [str(item.probe.number) for item in probes]),
+        ("size", True, [str(item.micro_batch_size) for item in probes]),
+        *([("settings", False, [names[item.probe.variant] for item in probes])] if names else []),
+        ("why", False, [item.probe.purpose.value for item in probes]),
+        ("program", False, [item.program_name for item in probes]),
+        ("outcome", False, [item.outcome.value.replace("_", " ") for item in probes]),
+        *([] if data.result.is_emulated else speeds),
+        ("compile", True, [format_seconds(item.compile_time_s) if item.compile_time_s else UNKNOWN for item in probes]),
+        ("peak", True, [_bytes(item.peak_memory_bytes) for item in probes]),
+        ("took", True, [format_seconds(item.elapsed_s) for item in probes]),
+    ]
     verified = {item.observation.micro_batch_size: item.observation.probe.number for item in data.sizes()}
     answer = verified.get(data.micro_batch_size or 0)
     return Table(
-        headings=(*headings[:2], *(["settings"] if names else []), *headings[2:]),
-        rows=tuple(_probe_row(item, names) for item in data.observations),
-        highlighted=next((index for index, item in enumerate(data.observations) if item.probe.number == answer), None),
-        is_number=(*is_number[:2], *([False] if names else []), *is_number[2:]),
-        remarks=tuple("; ".join(text for text in (item.reason, *item.warnings) if text) for item in data.observations),
+        headings=tuple(name for name, _, _ in columns),
+        rows=tuple(zip(*(cells for _, _, cells in columns), strict=True)),
+        highlighted=next((index for index, item in enumerate(probes) if item.probe.number == answer), None),
+        is_number=tuple(is_number for _, is_number, _ in columns),
+        remarks=tuple("; ".join(text for text in (item.reason, *item.warnings) if text) for item in probes),
     )
 
 
@@ -359,23 +365,6 @@ def _speed(item: Observation) -> str:
 
 def _pass(item: Observation) -> str:
     return format_seconds(item.pass_time_s) if item.is_measured and not item.is_emulated else UNKNOWN
-
-
-def _probe_row(item: Observation, names: tuple[str, ...]) -> tuple[str, ...]:
-    return (
-        str(item.probe.number),
-        str(item.micro_batch_size),
-        *([names[item.probe.variant]] if names else []),
-        item.probe.purpose.value,
-        item.program_name,
-        item.outcome.value.replace("_", " "),
-        _speed(item),
-        _pass(item),
-        str(len(item.pass_times_s)),
-        format_seconds(item.compile_time_s) if item.compile_time_s else UNKNOWN,
-        _bytes(item.peak_memory_bytes),
-        format_seconds(item.elapsed_s),
-    )
 
 
 def _search(data: ReportData) -> str:

@@ -50,9 +50,9 @@ def test_tritons_launcher_needs_a_c_compiler_and_pythons_header(monkeypatch, tmp
     ],
 )
 def test_a_kernel_is_built_and_run_on_an_accelerator_and_what_it_lacks_is_told(monkeypatch, answer, status):
-    monkeypatch.setattr(doctor, "_answer", lambda request: answer)
-    assert list(doctor._kernel(CPU)) == []
-    [check] = doctor._kernel(CPU | {"device": "cuda:0"})
+    monkeypatch.setattr(doctor, "_answer", lambda request, environment: answer)
+    assert list(doctor._kernel(CPU, {})) == []
+    [check] = doctor._kernel(CPU | {"device": "cuda:0"}, {})
     assert check.status is status and getattr(answer, "reason", "") in check.message
 
 

@@ -199,7 +199,7 @@ def test_operations_over_the_files_own_are_unknown_without_both_traces():
 def refusing(monkeypatch):
     """A trace that refuses to recompute blocks."""
 
-    def traced(job, run_dir, on_progress, *, gpu, fresh):
+    def traced(job, run_dir, on_progress, **given):
         if job.activation_checkpointing == "full":
             raise UserInputError("The model has no list of repeated blocks.", hint="Name its blocks.")
         return trace()
@@ -230,7 +230,7 @@ def test_of_auto_a_variant_that_cannot_be_built_says_why(tmp_path, refusing):
 def test_variants_are_traced_at_the_same_time_and_keep_their_order(tmp_path, monkeypatch):
     both_run = threading.Barrier(2, timeout=10)
 
-    def traced(job, run_dir, on_progress, *, gpu, fresh):
+    def traced(job, run_dir, on_progress, **given):
         both_run.wait()
         return job.activation_checkpointing
 
