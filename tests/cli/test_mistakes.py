@@ -14,6 +14,7 @@ from bexplore.engine.process.worker_process import WorkerProcess
 from bexplore.engine.worker.place import ALONE
 from bexplore.engine.worker.server import Server
 from bexplore.errors import ExitCode
+from bexplore.host.machine import torch_is_for_cpu
 
 MODEL = "{name: gpt2, vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, num_heads: 2, max_position_embeddings: 16}"
 DATA = "train_input: {batch_size: 24, micro_batch_size: explore}"
@@ -107,6 +108,8 @@ KNOWN_BEFORE: dict[str, tuple[str, str, str, str]] = {
     "nothing to apply": (job(), "apply job.yaml", "no finished run of this job", "bexplore explore job.yaml"),
     "no run to apply": (job(), "apply job.yaml --run runs/7", "is not a run of bexplore", "run_<timestamp>"),
     "no run to show": ("", "report runs/7", "is not a run of bexplore", "run_<timestamp>"),
+    "a device that no library emulates": (job(explore=""), f"{EXPLORE} --device-name mi300x", "it is no CUDA", "h100"),
+    "a processor to emulate": (job(), f"{EXPLORE} --device-name h100", "explore.device is cpu", "leave one"),
     "a guard of nothing": (job(), "guard job.yaml", "there is nothing to compare with", "--baseline FILE"),
     "a guard both ways": (job(), "guard job.yaml --update --against main", "exclude each other", "keep one"),
     "a table that is not there": ("", "replay sweeps.csv", "cannot read the table sweeps.csv", "a CSV file"),
@@ -167,6 +170,19 @@ def test_a_mistake_is_one_message_with_what_to_type_and_starts_no_worker(name, t
     assert hint in err
     assert err.lower().count("error: ") == 1
     assert "Traceback" not in err
+
+
+@pytest.mark.skipif(not torch_is_for_cpu(), reason="this PyTorch is a CUDA build, which can use an emulated device")
+def test_a_build_for_the_processor_says_what_an_emulated_device_needs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(job(explore=""))
+
+    code, _, err = said(["explore", "job.yaml", "--device-name", "h100"], capsys)
+
+    assert code == ExitCode.USER_INPUT
+    assert "needs a CUDA build of PyTorch" in err and "install PyTorch's CUDA build" in err
+    assert "bexplore trace CONFIG --device-name h100" in err
+    assert list(Path().rglob("run_*")) == []
 
 
 @pytest.mark.parametrize("name", ["a score out of 1", "a misspelt option"])
