@@ -444,9 +444,12 @@ def find_device(name: str) -> Device | None:
     return next((device for own, device in keys if own <= words <= own | device.further_words), None)
 
 
+def _spaced(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name.lower()).strip()
+
+
 def _words(name: str) -> list[str]:
-    text = re.sub(r"[\s_-]+", " ", name.lower())
-    text = re.sub(r"\b(\d+) ?gi?b?\b", r"\1gb", text)  # "80 GB", "80G" and "80GiB" are one word
+    text = re.sub(r"\b(\d+) ?gi?b?\b", r"\1gb", _spaced(name))  # "80 GB", "80G" and "80GiB" are one word
     text = re.sub(r"\brtx(?=\S)", "rtx ", text)  # "rtx4090"
     text = re.sub(r"\b(\d{4})(ti)?(super|d)?\b", r"\1 \2 \3", text)  # "4070ti"
     return [word for word in text.split() if word not in _IGNORED_WORDS]
@@ -454,21 +457,31 @@ def _words(name: str) -> list[str]:
 
 def _nearest_key(name: str) -> str | None:
     """Return the key that a name means but for a slip, or but for what follows the number; None where there is none."""
-    typed, words = _parts(name), _words(name)
+    typed, words, text = _parts(name), set(_words(name)), _spaced(name)
 
-    def likeness(key: str) -> tuple[bool, bool, float]:
-        own = _words(key)
-        ratio = difflib.SequenceMatcher(None, " ".join(words), " ".join(own)).ratio()
-        return _parts(key)[1] == typed[1], set(own) <= set(words), ratio
+    def is_near(key: str) -> bool:
+        is_misspelt = _is_slip(text, _spaced(key)) and re.findall(r"\d", text) == re.findall(r"\d", key)
+        return is_misspelt or _is_near(typed, _parts(key))
 
-    return max((key for key in DEVICES if _is_near(typed, _parts(key))), key=likeness, default=None)
+    def likeness(key: str) -> tuple[bool, bool, bool, float]:
+        ratio = difflib.SequenceMatcher(None, text, _spaced(key)).ratio()
+        return _is_slip(text, _spaced(key)), _parts(key)[1] == typed[1], words.issuperset(_words(key)), ratio
+
+    near = list(filter(is_near, DEVICES))
+    meant = set(map(_parts, near))
+    if len(meant) > 1 and typed not in meant:  # 100 is A100 as well as H100
+        return None
+    return max(near, key=likeness, default=None)
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Return the letters before the number of a device, all words where it has none, and the number."""
+    """Return the letters before the first digit of a device, all words where it has none, and its digits.
+
+    Those of its memory's size are left out.
+    """
     text = " ".join(word for word in _words(name) if not re.fullmatch(r"\d+gb", word))
-    match = re.search(r"([a-z]*)(\d+)", text)
-    return (match[1], match[2]) if match else (text, "")
+    match = re.search(r"([a-z]*)\d", text)
+    return (match[1] if match else text, "".join(re.findall(r"\d", text)))
 
 
 def _is_near(typed: tuple[str, str], known: tuple[str, str]) -> bool:
@@ -482,11 +495,11 @@ def _is_number_slip(typed: str, meant: str) -> bool:
     """Return whether a number is another one but for a slip.
 
     Most slips make the number of another device (A1000 of A100, L2 of L20, RX 580 of RTX 5080, RTX 500 Ada of 5000):
-    only a fifth digit, and a last one that lacks, make none.
+    only a fifth digit, and a zero that lacks at the end, make none.
     """
     if len(typed) > 4:
         return _is_slip(typed, meant)
-    return len(typed) > 1 and typed == meant[:-1] and not typed.endswith("00")
+    return len(typed) > 1 and f"{typed}0" == meant and not typed.endswith("00")
 
 
 def _is_slip(typed: str, meant: str) -> bool:
