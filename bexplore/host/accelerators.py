@@ -221,6 +221,7 @@ def _device(
 # Peaks: makers' data sheets and white papers, halved where they count sparsity. For a GeForce that they leave out, 512
 # operations a clock for each multiprocessor, which gives the white papers' figures of the others; 1024 for an RTX A.
 # Words: drivers name a GH200 by its processor's memory; the server's edition of the RTX PRO 6000 has slower memory.
+# Bandwidth: of an RTX 3060 Ti with GDDR6 (with GDDR6X 0.608), and an RTX 4070 with GDDR6X (with GDDR6 0.48).
 # Sizes: where a driver has one name for several, the key without a size is the one that was sold first, or the smaller.
 DEVICES = {
     "p100": _device("Tesla P100-PCIE-16GB", "16gb pcie", 15.88, (6, 0), 56, None, 0.732),  # 15.88 to 15.90

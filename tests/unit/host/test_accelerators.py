@@ -138,14 +138,14 @@ def test_a_slip_leads_to_the_device_that_was_meant_or_to_none_of_another_number(
 
 
 def test_most_slips_lead_to_the_device_or_to_one_of_its_number():
-    names = [(name, key) for key in DEVICES for name in slips(key) if find_device(name) is None]
-    helped = 0
-    for name, key in names:
+    names = [(name, key) for key in DEVICES for name in sorted(slips(key)) if find_device(name) is None]
+    some, helped = names[::10], 0
+    for name, key in some:
         with pytest.raises(UserInputError) as caught:
             device_by_name(name)
         guess = re.match(r'did you mean "([^"]+)"', caught.value.hint)
         helped += guess is not None and number_of(guess[1]) == number_of(key)
-    assert helped > 0.5 * len(names)
+    assert helped > 0.5 * len(some)
 
 
 @pytest.mark.parametrize(
