@@ -428,13 +428,17 @@ def _notes(config: Config) -> list[str]:
     return notes
 
 
+_TOO_OLD = "GPUTooOldForTriton"  # an exception of torch/_inductor/exc.py: Triton starts at compute capability 7.0
+
+
 def _untraceable(
     config: Config, reason: str, *, is_here: bool, model_dir: str | None, on_progress: Progress
 ) -> BexploreError:
     """Return the error of a job that cannot be traced; one eager pass shows whether the program itself fails."""
     message = f"this job cannot be traced: {reason}"
     if not is_here:
-        return EngineError(message)
+        eager = "the compiler has no kernels for such a device; trace its eager program: --set explore.compile=false"
+        return EngineError(message, hint=eager if _TOO_OLD in reason else "")
     size = config.minimum
     options: dict[str, Any] = {"compilation": "eager", "model_dir": model_dir, "on_progress": on_progress}
     run = probe_once(config, micro_batch_size=size, **options).observation

@@ -20,7 +20,7 @@ PROPERTIES = """
 """
 
 
-@pytest.mark.parametrize("name", ["h100", "t4", "rtx-4090", "b200"])
+@pytest.mark.parametrize("name", ["h100", "p100", "t4", "rtx-4090", "b200", "gb10"])
 def test_the_properties_are_those_of_the_table(emulate, name):
     device = DEVICES[name]
     multiprocessor = MULTIPROCESSORS[device.capability]
@@ -33,7 +33,7 @@ def test_the_properties_are_those_of_the_table(emulate, name):
     ]
 
 
-@pytest.mark.parametrize("name", ["t4", "a100", "rtx-4090", "b300", "rtx-5090"])
+@pytest.mark.parametrize("name", ["t4", "a100", "rtx-4090", "b300", "rtx-5090", "gb10"])
 def test_sorting_and_embeddings_run_on_each_generation(emulate, name):
     (capability,) = emulate(
         """

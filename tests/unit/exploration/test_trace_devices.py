@@ -8,13 +8,15 @@ import pytest
 
 from bexplore.config.config import Config
 from bexplore.config.load import load_config
-from bexplore.errors import UserInputError
+from bexplore.errors import EngineError, UserInputError
 from bexplore.exploration import one_shot
 from bexplore.exploration.memory_budget import COLLECTIVES_BYTES
-from bexplore.exploration.one_shot import on_devices, trace_devices
+from bexplore.exploration.one_shot import on_devices, trace_devices, trace_once
+from bexplore.host.accelerators import DEVICES
 from bexplore.job import Job
 from bexplore.output.tables import devices_table, trace_table
 from bexplore.trace.cost_model import CostModel
+from bexplore.trace.gpu_properties import GpuProperties
 from bexplore.trace.polynomial import Polynomial
 from bexplore.trace.timeline import Peak, Phase
 
@@ -190,3 +192,28 @@ def test_each_trace_is_announced(config, traced, tmp_path):
     told = []
     records(config(), (1, 4), tmp_path, on_progress=told.append)
     assert told == [{"stage": "trace", "num_devices": 1}, {"stage": "trace", "num_devices": 4}]
+
+
+@pytest.mark.parametrize("key", DEVICES)
+def test_each_device_of_the_table_is_traced_as_itself_and_with_its_memory(config, monkeypatch, tmp_path, key):
+    asked = []
+
+    def trace(job, *_, gpu, **__):
+        asked.append((job.device, gpu))
+        return of_rank(job)
+
+    monkeypatch.setattr(one_shot, "recall_or_trace", trace)
+    record = trace_once(config("compile: true"), micro_batch_sizes=None, device_name=key, model_dir=str(tmp_path / "x"))
+
+    assert set(asked) == {("cuda:0", GpuProperties.of_device(DEVICES[key]))}
+    assert 0.8 < record["memory_budget_bytes"] / DEVICES[key].total_memory_bytes < 1
+
+
+def test_a_device_that_the_compiler_has_no_kernels_for_is_traced_eagerly_by_what_the_hint_says(
+    config, monkeypatch, tmp_path
+):
+    reason = "InductorError: GPUTooOldForTriton: Found Tesla P100-PCIE-16GB which is too old"
+    monkeypatch.setattr(one_shot, "recall_or_trace", lambda *_, **__: reason)
+    with pytest.raises(EngineError, match="GPUTooOldForTriton") as caught:
+        trace_once(config("compile: true"), micro_batch_sizes=None, device_name="p100", model_dir=str(tmp_path / "x"))
+    assert "--set explore.compile=false" in caught.value.hint

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from bexplore.host.accelerators import DEVICES
 from bexplore.planning import from_config
 from bexplore.planning.from_config import costs_of_config
+from bexplore.planning.step_costs import peak_of
 from tests.config_builders import Folder, sections
 
 
@@ -48,3 +50,13 @@ def test_settings_of_another_precision_are_left_out_since_operations_do_not_tell
 def test_a_job_of_which_no_sample_fits_says_so(costs):
     assert "not even one sample fits" in " ".join(costs(record(max_micro_batch_size=None)).notes)
     assert costs(record()).notes == ()
+
+
+@pytest.mark.parametrize("key", DEVICES)
+def test_a_plan_has_the_name_and_the_peak_of_each_device_of_the_table(tmp_path, monkeypatch, key):
+    config = Folder(tmp_path).load(sections(explore={"precision": "bfloat16"}))
+    monkeypatch.setattr(from_config, "trace_once", lambda *_, **__: record())
+    found = costs_of_config(config, device_name=key, model_dir=None)
+
+    assert found.device_name == DEVICES[key].name
+    assert found.peak_flops_per_s == peak_of(config.job, DEVICES[key].bfloat16_flops_per_s)
