@@ -295,6 +295,7 @@ class EngineExploration(ResumableExploration):
             device_info=facts,
             free_memory_bytes=facts["free_memory_bytes"],
             largest_measured=self._largest_measured(0),
+            environment=self._environment,
             keeps_artifacts=True,
             replica_batch_size=self.config.replica_batch_size,
             launcher=launcher_of(self.config),

@@ -98,6 +98,7 @@ def probe_once(
             budget_bytes=budget.budget_bytes,
             device_info=device_info,
             free_memory_bytes=device_info["free_memory_bytes"],
+            environment=environment,
             replica_batch_size=config.replica_batch_size,
             launcher=launcher_of(config),
             worker_key=worker_key(),
