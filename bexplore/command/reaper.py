@@ -38,6 +38,9 @@ _LOOK_S = 1.0  # between two looks for the explorer, should a fork of it hold th
 _HOST_LOOK_S = 0.5
 _HOST_IDLE_S = 10.0  # without a process of the start on this host, after which nothing is left to wait for
 SHARED_MEMORY = "/dev/shm"
+# Temporary folders that multiprocessing and torch make for a socket, and that a process removes which ends by itself.
+# Sources: multiprocessing/util.py; torch/lib/libshm/libshm.h.
+_SOCKET_FOLDERS = ("pymp-", "torch-shm-dir-")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 # Programs and modules that start ranks, or pass signals to those in a container or on another host, and run no code of
 # the user. Sources: the console scripts of torch, accelerate and DeepSpeed; Slurm, MPI and container runtimes.
@@ -116,9 +119,9 @@ class Processes:
             release: Lets them leave.
         """
         leave_s, term_s, kill_s = limits_s
-        shared = self._segments()
+        shared, folders = self._segments(), self._socket_folders()
         self.signal(lambda pid: pid not in ranks, signal.SIGSTOP)
-        shared |= self._segments()  # what they made until they stopped
+        shared, folders = shared | self._segments(), folders | self._socket_folders()  # made until they stopped
         release()
         if ranks:
             self._wait(lambda pid: pid in ranks or is_launcher(pid), leave_s)
@@ -131,6 +134,8 @@ class Processes:
                 break
         for path in (shared - self._shared_before) | {path for path in _shared_memory() if self._named(path)}:
             Path(path).unlink(missing_ok=True)
+        for path in folders:
+            shutil.rmtree(path, ignore_errors=True)
         return self.alive()
 
     def _segments(self) -> set[str]:
@@ -138,6 +143,15 @@ class Processes:
         pids = self.alive()
         mapped = {word for pid in pids for word in read_of(pid, "maps").split()}
         return {path for path in mapped.union(*map(_open_files, pids)) if path.startswith(f"{SHARED_MEMORY}/")}
+
+    def _socket_folders(self) -> set[str]:
+        """Return the temporary folders that were made for a socket that the processes hold."""
+        pids = self.alive()
+        held = set().union(*map(_open_files, pids))
+        lines = {line for pid in pids for line in read_of(pid, "net/unix").splitlines()[1:]}  # each has its network
+        bound = (line.split(None, 7) for line in lines)  # the number of a socket stands before its path
+        folders = {os.path.dirname(words[7]) for words in bound if len(words) > 7 and f"socket:[{words[6]}]" in held}  # noqa: PTH120
+        return {path for path in folders if os.path.basename(path).startswith(_SOCKET_FOLDERS)}  # noqa: PTH119
 
     def _named(self, path: str) -> bool:
         """Return whether a segment has the process id of one of them in its name, as those of torch have."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import psutil
@@ -231,3 +232,29 @@ def test_shared_memory_of_a_killed_process_is_removed(started, tmp_path, way):
     assert start.end() == []
 
     assert not made.exists()
+
+
+# Folders of sockets that a process removes which ends by itself: those of worker processes of a data loader, and that
+# of torch's manager of shared memory.
+SOCKETS = {
+    "multiprocessing": "from multiprocessing.connection import Listener; kept = Listener(family='AF_UNIX'); "
+    "path = os.path.dirname(kept.address)",
+    "torch": "import socket, tempfile; path = tempfile.mkdtemp(prefix='torch-shm-dir-'); "
+    "kept = socket.socket(socket.AF_UNIX); kept.bind(path + '/manager.sock'); kept.listen()",
+}
+
+
+@pytest.mark.parametrize("way", SOCKETS)
+def test_the_folder_of_a_killed_process_s_socket_is_removed_and_that_of_another_stays(started, tmp_path, way):
+    code = f"import os, sys; {SOCKETS[way]}; "
+    code += "print(path, file=open(sys.argv[1] + '.part', 'w')); os.rename(sys.argv[1] + '.part', sys.argv[1]); "
+    start = started(sys.executable, "-c", code + SLEEPS, str(tmp_path / "made"))
+    wait_for(tmp_path / "made")
+    made = Path((tmp_path / "made").read_text().strip())
+    assert made.is_dir()
+
+    with Listener(family="AF_UNIX") as others:
+        assert start.end() == []
+
+        assert not made.exists()
+        assert Path(others.address).exists()
