@@ -3,7 +3,8 @@
 Trainings of many frameworks, those of the command benchmark and some that a GPU alone can run, each explored as a user
 would: `bexplore explore -- COMMAND`, in an environment in which PyTorch's CUDA build finds emulated devices. Of each
 are shown the ranks, the samples of a step, what was verified of the answer's own start, the memory of each rank, what
-did not fit, and what was left behind. `make bench-emulated` fetches what it needs.
+did not fit, and what was left behind. `--cost` times a start on an emulated device
+beside one on the CPU, and the build of the libraries. `make bench-emulated` fetches what it needs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import platform
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,7 @@ GIB = 2**30
 LIMIT_S = 900.0  # of one exploration, on a machine with other work
 SIZES = (64, 4)  # the largest size and the number of probes, where a training names no others
 ON_GPU = "--device cuda"
+COST_STARTS, COST_BUILDS = 9, 3
 EIGHT_RANKS = "torchrun --standalone --nproc-per-node 8"
 
 
@@ -178,9 +181,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--environment", type=Path, default=ROOT / ".venv-command", help="virtual environment of the frameworks"
     )
+    parser.add_argument("--cost", action="store_true", help="time starts and the build of the libraries instead")
     options = parser.parse_args(arguments)
     site = Path(os.environ[TORCH_VARIABLE]).resolve()
     report = _earlier()
+    if options.cost:
+        report["cost"] = cost(site, options)
+        _write(report)
+        print(report["cost"])
+        return 0
     for training in TRAININGS:
         if training.name not in options.only:
             continue
@@ -318,6 +327,41 @@ def _judged(training: Training, runs: Path, left: list[str], text: str) -> dict[
     }
 
 
+def cost(site: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Time a start to its third step on the CPU, under PyTorch's CPU build, and on an emulated device, by turns."""
+    emulated = environment_of(TRAININGS[0], site, options.environment, device_by_name(options.device))
+    environments = {"cpu": {**os.environ, "PATH": emulated["PATH"], "OMP_NUM_THREADS": "1"}, "cuda": emulated}
+    seconds: dict[str, list[float]] = {name: [] for name in environments}
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["python", "plain.py", "--steps", "3", "--out", folder]
+        for number in range(COST_STARTS + 1):
+            for name, env in environments.items():
+                began_s = time.monotonic()
+                words = [*command, "--device", name]
+                subprocess.run(words, cwd=FOLDER, env=env, check=True, stdout=subprocess.DEVNULL)
+                if number:  # the first reads the files
+                    seconds[name].append(time.monotonic() - began_s)
+        builds = [_build_s(site, Path(folder, f"cache-{number}")) for number in range(COST_BUILDS)]
+    medians = {name: round(statistics.median(values), 2) for name, values in seconds.items()}
+    beyond = [one - other for one, other in zip(seconds["cuda"], seconds["cpu"], strict=True)]
+    return {
+        "starts": COST_STARTS,
+        "start_s": medians,
+        "beyond_s": round(statistics.median(beyond), 2),
+        "most_beyond_s": round(max(beyond), 2),
+        "build_s": [round(value, 1) for value in builds],
+    }
+
+
+def _build_s(site: Path, cache: Path) -> float:
+    code = "import sys; from pathlib import Path; from bexplore.emulated_gpu import built_libraries as build; "
+    code += "build(Path(sys.argv[1]))"
+    began_s = time.monotonic()
+    env = os.environ | {"BEXPLORE_CACHE_DIR": str(cache)}
+    subprocess.run([sys.executable, "-c", code, str(site / "torch")], env=env, check=True, cwd=ROOT)
+    return time.monotonic() - began_s
+
+
 def _is_there(package: str, environment: Path) -> bool:
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     python = environment / "bin" / "python"
@@ -350,6 +394,7 @@ def _markdown(report: Mapping[str, Any]) -> str:
     order = [training.name for training in TRAININGS]
     rows = {name: report["trainings"][name] for name in order if name in report["trainings"]}
     ran = {name: row for name, row in rows.items() if "left out" not in row}
+    found = report.get("cost")
     lines = ["# Trainings on an emulated GPU", "", "Written by `make bench-emulated`.", ""]
     lines += [f"* {name}: {report[name]}" for name in ("device", "machine", "versions", "at")]
     lines += [
@@ -365,6 +410,14 @@ def _markdown(report: Mapping[str, Any]) -> str:
     ]
     for name, row in ran.items():
         lines.append(f"| {name} | {' | '.join(_cell(row.get(column, '')) for column in COLUMNS)} |")
+    if found:
+        lines += ["", "## Cost", ""]
+        lines += [
+            f"* a start to its third step, median of {found['starts']} by turns: {found['start_s']['cpu']} s on the CPU "
+            f"under the CPU build and {found['start_s']['cuda']} s on an emulated device; {found['beyond_s']} s more, "
+            f"{found['most_beyond_s']} s at most",
+            f"* the libraries build in {', '.join(str(value) for value in found['build_s'])} s",
+        ]
     absent = {name: row["left out"] for name, row in rows.items() if "left out" in row}
     lines += ["", *(f"* not run: {name} needs {needs}" for name, needs in absent.items())] if absent else []
     return "\n".join(lines).rstrip() + "\n"

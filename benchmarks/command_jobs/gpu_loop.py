@@ -11,7 +11,7 @@ PROFILED = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
 
 def captured(model, args, device):
-    """Return the model with its forward and backward as graphs that are replayed; they have no autocast of their own."""
+    """Return the model with its forward and backward as graphs that are replayed, in autocast."""
     sample = next(iter(torch.utils.data.DataLoader(Rows(args.micro_batch_size), batch_size=args.micro_batch_size)))[0]
     with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
         return torch.cuda.make_graphed_callables(model, (sample.to(device),))
