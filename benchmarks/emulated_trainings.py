@@ -413,7 +413,7 @@ def _markdown(report: Mapping[str, Any]) -> str:
     if found:
         lines += ["", "## Cost", ""]
         lines += [
-            f"* a start to its third step, median of {found['starts']} by turns: {found['start_s']['cpu']} s on the CPU "
+            f"* a start and three steps, median of {found['starts']} by turns: {found['start_s']['cpu']} s on the CPU "
             f"under the CPU build and {found['start_s']['cuda']} s on an emulated device; {found['beyond_s']} s more, "
             f"{found['most_beyond_s']} s at most",
             f"* the libraries build in {', '.join(str(value) for value in found['build_s'])} s",
