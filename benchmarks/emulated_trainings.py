@@ -100,7 +100,7 @@ TRAININGS = (
     _gpu_loop("torch.compile, max-autotune", "--mode max-autotune --model layers"),
     _gpu_loop("captured graphs", "--mode captured"),
     _gpu_loop("torch.profiler", "--profile 1"),
-    _gpu_loop("NVML", "--nvml 1"),
+    _gpu_loop("NVML", "--nvml 1", packages=("pynvml",)),
     _gpu_loop("expandable segments", "", env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, **_TO_THE_LIMIT),
     _gpu_loop("cudaMallocAsync", "", env={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, **_TO_THE_LIMIT),
     _script("GradScaler, autocast", "grad_scaler.py --autocast float16 --model encoder", OPTIONS),

@@ -43,6 +43,9 @@ def main():
     args = options(("--model", "encoder"), ("--mode", "eager"), ("--workers", 0), ("--profile", 0), ("--nvml", 0))
     device = own_device(args)
     model = made(args, device)
+    has_graphs = args.mode != "eager"
+    for parameter in model.parameters() if has_graphs else ():
+        parameter.grad = torch.zeros_like(parameter)  # graphs add to gradients that stay in their place
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps)
     loader = torch.utils.data.DataLoader(
@@ -60,7 +63,7 @@ def main():
                 continue
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=args.mode != "captured")
+            optimizer.zero_grad(set_to_none=not has_graphs)
             log(loss.item())
             if args.nvml:
                 print(device_use(device), flush=True)
