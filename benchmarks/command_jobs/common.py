@@ -82,7 +82,7 @@ def image_classifier() -> torch.nn.Sequential:
 
 
 def encoder(depth: int = 6, width: int = 1024) -> torch.nn.Sequential:
-    """A transformer encoder over rows as 64 tokens; a sample takes some 40 MiB of a device in float32."""
+    """A transformer encoder over rows as 64 tokens; a sample takes some 20 MiB of a device in float32."""
     torch.manual_seed(0)
     layers = [torch.nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, batch_first=True) for _ in range(depth)]
     head = torch.nn.Flatten(), torch.nn.Linear(64 * width, CLASSES)
