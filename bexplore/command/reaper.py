@@ -41,6 +41,9 @@ SHARED_MEMORY = "/dev/shm"
 # Temporary folders that multiprocessing and torch make for a socket, and that a process removes which ends by itself.
 # Sources: multiprocessing/util.py; torch/lib/libshm/libshm.h.
 _SOCKET_FOLDERS = ("pymp-", "torch-shm-dir-")
+# The temporary folder of torchrun, which it never removes, and the variable of its ranks that names a file below it.
+# Source: torch/distributed/elastic/multiprocessing/api.py.
+_LOG_FOLDER, _ERROR_FILE = "torchelastic_", "TORCHELASTIC_ERROR_FILE="
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 # Programs and modules that start ranks, or pass signals to those in a container or on another host, and run no code of
 # the user. Sources: the console scripts of torch, accelerate and DeepSpeed; Slurm, MPI and container runtimes.
@@ -74,6 +77,7 @@ class Processes:
         self.reaper = reaper
         self._known: dict[int, str] = {}  # process id -> the time at which it started
         self._seen: set[int] = set()  # the process ids of those that have ended too
+        self._log_folders: set[str] = set()
         self._shared_before = _shared_memory()
 
     def alive(self) -> list[int]:
@@ -88,6 +92,7 @@ class Processes:
             if any(mark in environment for mark in self._marks) or self._descends(pid, parents):
                 self._known[pid] = started(pid)
                 self._seen.add(pid)
+                self._log_folders |= _log_folders(environment)
         self._known = {pid: at for pid, at in self._known.items() if at and started(pid) == at}
         return sorted(self._known)
 
@@ -134,7 +139,7 @@ class Processes:
                 break
         for path in (shared - self._shared_before) | {path for path in _shared_memory() if self._named(path)}:
             Path(path).unlink(missing_ok=True)
-        for path in folders:
+        for path in folders | self._log_folders:
             shutil.rmtree(path, ignore_errors=True)
         return self.alive()
 
@@ -292,6 +297,12 @@ def _open_files(pid: int) -> Iterator[str]:
                 yield os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115
     except OSError:
         return  # it ended meanwhile, or is another user's
+
+
+def _log_folders(environment: str) -> set[str]:
+    named = (word[len(_ERROR_FILE) :] for word in environment.split("\0") if word.startswith(_ERROR_FILE))
+    above = (path for name in named for path in Path(name).parents)
+    return {str(path) for path in above if path.name.startswith(_LOG_FOLDER)}
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

@@ -258,3 +258,27 @@ def test_the_folder_of_a_killed_process_s_socket_is_removed_and_that_of_another_
 
         assert not made.exists()
         assert Path(others.address).exists()
+
+
+@pytest.mark.parametrize("ends_itself", [False, True], ids=["ended", "ended by itself"])
+def test_the_log_folder_of_torchrun_goes_with_its_start_and_one_that_the_user_names_stays(
+    started, tmp_path, ends_itself
+):
+    own, named = tmp_path / "torchelastic_x1", tmp_path / "logs"
+    for folder in (own, named):
+        (folder / "none_y" / "attempt_0" / "0").mkdir(parents=True)
+    seconds = 0.3 if ends_itself else 60
+    files = [f"TORCHELASTIC_ERROR_FILE={folder}/none_y/attempt_0/0/error.json" for folder in (own, named)]
+    start = started(
+        "bash", "-c", "; ".join(f"env {file} sleep {seconds} &" for file in files).replace("&;", "&") + " wait"
+    )
+    limit_s = time.monotonic() + 60.0
+    while len(start.alive()) < 3 and time.monotonic() < limit_s:
+        time.sleep(0.01)
+    while ends_itself and start.alive():
+        time.sleep(0.01)
+
+    assert start.end() == []
+
+    assert not own.exists()
+    assert named.exists()
