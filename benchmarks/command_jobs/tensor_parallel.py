@@ -4,6 +4,7 @@ import torch
 from common import BACKENDS, Rows, StepLog, classifier, options, own_device
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
@@ -15,6 +16,7 @@ def main():
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     model = classifier().to(device)  # its linear layers have even numbers; by pairs, columns and then rows are shared
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(), "6": RowwiseParallel()}
+    plan["8"] = ColwiseParallel(output_layouts=Replicate())  # the scores, which each rank needs whole
     parallelize_module(model, init_device_mesh(args.device, (ranks,)), plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps)
