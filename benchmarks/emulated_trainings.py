@@ -31,7 +31,7 @@ import psutil
 from benchmarks.command_jobs.table import ACCUMULATING, FOLDER, OPTIONS, TWO_RANKS
 from bexplore.emulated_gpu import emulated_environment
 from bexplore.emulated_gpu.cuda_torch import read_torch
-from bexplore.host.accelerators import device_by_name
+from bexplore.host.accelerators import Device, device_by_name
 from bexplore.host.machine import package_version, processor_name
 
 ROOT = Path(__file__).parent.parent
@@ -183,10 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--cost", action="store_true", help="time starts and the build of the libraries instead")
     options = parser.parse_args(arguments)
-    site = Path(os.environ[TORCH_VARIABLE]).resolve()
+    site, device = Path(os.environ[TORCH_VARIABLE]).resolve(), device_by_name(options.device)
     report = _earlier()
     if options.cost:
-        report["cost"] = cost(site, options)
+        report["cost"] = cost(site, options.environment, device)
         _write(report)
         print(report["cost"])
         return 0
@@ -194,9 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if training.name not in options.only:
             continue
         absent = [name for name in training.packages if not _is_there(name, options.environment)]
-        row = {"left out": ", ".join(absent)} if absent else explored(training, site, options)
+        row = {"left out": ", ".join(absent)} if absent else explored(training, site, options.environment, device)
         report["trainings"][training.name] = row
-        _write(report | _facts(site, options.device))
+        _write(report | _facts(site, device))
         print(training.name, {name: row[name] for name in row if name != "log"}, flush=True)
         if row.get("log"):
             print(row["log"], file=sys.stderr, flush=True)
@@ -204,12 +204,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(row["right"] for row in rows) else 1
 
 
-def explored(training: Training, site: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Explore a training on emulated devices; return its row."""
+def explored(training: Training, site: Path, environment: Path, device: Device) -> dict[str, Any]:
+    """Explore a training on emulated devices; return its row.
+
+    Args:
+        training: The training.
+        site: Folder with PyTorch's CUDA build.
+        environment: Virtual environment with the frameworks.
+        device: What is emulated.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="bexplore-emulated-trainings-"))
     temporary = scratch / "temporary"
     temporary.mkdir()
-    env = environment_of(training, site, options.environment, device_by_name(options.device))
+    env = environment_of(training, site, environment, device)
     shared = Path(env["BEXPLORE_EMULATED_SHARED_FOLDER"])
     began_s = time.monotonic()
     try:
@@ -222,7 +229,7 @@ def explored(training: Training, site: Path, options: argparse.Namespace) -> dic
         shutil.rmtree(shared, ignore_errors=True)
 
 
-def environment_of(training: Training, site: Path, environment: Path, device: Any) -> dict[str, str]:
+def environment_of(training: Training, site: Path, environment: Path, device: Device) -> dict[str, str]:
     """Return an environment with emulated devices, the programs of the frameworks, and PyTorch's CUDA build."""
     emulated = emulated_environment(
         device,
@@ -327,9 +334,9 @@ def _judged(training: Training, runs: Path, left: list[str], text: str) -> dict[
     }
 
 
-def cost(site: Path, options: argparse.Namespace) -> dict[str, Any]:
+def cost(site: Path, environment: Path, device: Device) -> dict[str, Any]:
     """Time a start to its third step on the CPU, under PyTorch's CPU build, and on an emulated device, by turns."""
-    emulated = environment_of(TRAININGS[0], site, options.environment, device_by_name(options.device))
+    emulated = environment_of(TRAININGS[0], site, environment, device)
     environments = {"cpu": {**os.environ, "PATH": emulated["PATH"], "OMP_NUM_THREADS": "1"}, "cuda": emulated}
     seconds: dict[str, list[float]] = {name: [] for name in environments}
     with tempfile.TemporaryDirectory() as folder:
@@ -374,13 +381,13 @@ def _earlier() -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"trainings": {}}
 
 
-def _facts(site: Path, device: str) -> dict[str, str]:
+def _facts(site: Path, device: Device) -> dict[str, str]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{processor_name()}, {os.cpu_count()} processors, no GPU",
         "versions": f"Python {platform.python_version()}, torch {read_torch(site / 'torch').version}, transformers "
         f"{package_version('transformers')}",
-        "device": f"emulated {device_by_name(device).name}",
+        "device": f"emulated {device.name}",
     }
 
 
