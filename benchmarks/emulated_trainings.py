@@ -41,6 +41,7 @@ GIB = 2**30
 LIMIT_S = 900.0  # of one exploration, on a machine with other work
 SIZES = (64, 4)  # the largest size and the number of probes, where a training names no others
 ON_GPU = "--device cuda"
+ACCUMULATION = 2  # with which a command is started that takes one
 COST_STARTS, COST_BUILDS = 9, 3
 EIGHT_RANKS = "torchrun --standalone --nproc-per-node 8"
 
@@ -60,7 +61,7 @@ class Training:
         memory_gib: Memory of a device.
         sizes: The largest size that is tried, and the number of probes.
         runs_out: Whether some sizes below the largest do not fit.
-        accumulation: Micro-batches of a step, where the command fixes them itself.
+        own_accumulation: Micro-batches of a step, where the command fixes them itself.
     """
 
     name: str
@@ -73,12 +74,18 @@ class Training:
     memory_gib: int = 24
     sizes: tuple[int, int] = SIZES
     runs_out: bool = False
-    accumulation: int | None = None
+    own_accumulation: int = 1
 
     @property
     def replicas(self) -> int:
         """Data-parallel replicas."""
         return self.num_ranks if self.num_replicas is None else self.num_replicas
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        is_told = "{accumulation}" in self.command or "{global_batch_size}" in self.command
+        return ACCUMULATION if is_told else self.own_accumulation
 
 
 def _gpu_loop(name: str, words: str, **more) -> Training:
@@ -142,7 +149,7 @@ TRAININGS = (
         config="torchtune.yaml",
         env={"PYTHONPATH": "{folder}"},
         packages=("torchtune", "torchao"),
-        accumulation=2,
+        own_accumulation=2,
     ),
     _script("timm ResNet", "timm_classifier.py --model resnet18", OPTIONS, packages=("timm",)),
     _script("timm ViT", "timm_classifier.py --model vit_tiny_patch16_224", OPTIONS, packages=("timm",)),
@@ -308,10 +315,10 @@ def _judged(training: Training, runs: Path, left: list[str], text: str) -> dict[
     memory = details["peak_memory_bytes_by_rank"]
     accumulation = details["micro_batches_per_step"]
     samples = size * accumulation * details["num_replicas"]
+    expected = training.num_ranks, training.replicas, training.accumulation
     right = (
         set(details["verdicts"].values()) == {"verified"}
-        and (details["num_ranks"], details["num_replicas"]) == (training.num_ranks, training.replicas)
-        and accumulation == (training.accumulation or accumulation)
+        and (details["num_ranks"], details["num_replicas"], accumulation) == expected
         and len(memory) == training.num_ranks
         and all(0 < number < training.memory_gib * GIB for number in memory)
         and bool(refused) == training.runs_out
