@@ -161,6 +161,7 @@ $(COMMAND_STAMP): $(STAMP) benchmarks/command_jobs/requirements.txt
 	test -x $(COMMAND_VENV)/bin/python || $(BIN)/python -m venv $(COMMAND_VENV)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > "$$($(COMMAND_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"
 	$(COMMAND_VENV)/bin/python -m pip install --quiet --no-deps --requirement benchmarks/command_jobs/requirements.txt
+	$(COMMAND_VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(COMMAND_VENV)/timm timm==1.0.31
 	touch $(COMMAND_STAMP)
 
 bench-command: $(COMMAND_STAMP)

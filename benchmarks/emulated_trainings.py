@@ -54,7 +54,8 @@ class Training:
         name: Short name.
         command: As typed in a shell in the folder of the jobs.
         config: File of that folder for the placeholder `{config}`; None for none.
-        env: Variables of the command; `{folder}` is the folder of the jobs.
+        env: Variables of the command; `{folder}` is the folder of the jobs, `{site}` that of PyTorch's CUDA build, and
+            `{environment}` the virtual environment of the frameworks.
         packages: Packages that it needs beside torch.
         num_ranks: Processes that train, each on a device of its own.
         num_replicas: Data-parallel replicas; None for one a rank.
@@ -99,6 +100,8 @@ def _script(name: str, script: str, options: str = ACCUMULATING, start: str = "p
 # A sample of the encoder takes some 20 MiB in float32, and 13 in autocast.
 _TO_THE_LIMIT: Mapping[str, Any] = {"sizes": (2048, 6), "runs_out": True}
 _HF = ("transformers",)
+# In a folder of its own, where no other framework finds it: it imports torchvision, for which a stand-in is.
+_TIMM = {"PYTHONPATH": "{site}:{environment}/timm"}
 TRAININGS = (
     _script("plain loop", "plain.py --model encoder", **_TO_THE_LIMIT),
     _script("plain loop, images", "plain.py --model images"),
@@ -136,7 +139,7 @@ TRAININGS = (
         command="litgpt pretrain --config {config} --devices 2 --train.global_batch_size {global_batch_size} "
         "--precision bf16-true --out_dir {output_dir}",
         config="litgpt.yaml",
-        env={"PYTHONPATH": "{folder}"},
+        env={"PYTHONPATH": "{site}:{folder}"},
         packages=("litgpt", "jsonargparse"),
         num_ranks=2,
     ),
@@ -147,12 +150,14 @@ TRAININGS = (
         command="python -m torchtune._cli.tune run full_finetune_single_device --config {config} device=cuda "
         "dtype=bf16",
         config="torchtune.yaml",
-        env={"PYTHONPATH": "{folder}"},
+        env={"PYTHONPATH": "{site}:{folder}"},
         packages=("torchtune", "torchao"),
         own_accumulation=2,
     ),
-    _script("timm ResNet", "timm_classifier.py --model resnet18", OPTIONS, packages=("timm",)),
-    _script("timm ViT", "timm_classifier.py --model vit_tiny_patch16_224", OPTIONS, packages=("timm",)),
+    _script("timm ResNet", "timm_classifier.py --model resnet18", OPTIONS, env=_TIMM, packages=("timm",)),
+    _script(
+        "timm ViT", "timm_classifier.py --model vit_tiny_patch16_224 --side 224", OPTIONS, env=_TIMM, packages=("timm",)
+    ),
     _script("sentence-transformers", "sentence_pairs.py", packages=("sentence_transformers", "datasets")),
     *(
         _script(
@@ -227,7 +232,7 @@ def explored(training: Training, site: Path, environment: Path, device: Device) 
     shared = Path(env["BEXPLORE_EMULATED_SHARED_FOLDER"])
     began_s = time.monotonic()
     try:
-        code, text = _started(_command(training, scratch), env | {"TMPDIR": str(temporary)})
+        code, text = _started(_command(training, scratch, site, environment), env | {"TMPDIR": str(temporary)})
         row = {"s": round(time.monotonic() - began_s, 1), "status": code}
         left = _left_by(shared, temporary, scratch / "runs")
         return row | _judged(training, scratch / "runs", left, text)
@@ -254,7 +259,8 @@ def environment_of(training: Training, site: Path, environment: Path, device: De
     }
 
 
-def _command(training: Training, scratch: Path) -> list[str]:
+def _command(training: Training, scratch: Path, site: Path, environment: Path) -> list[str]:
+    folders = {"{folder}": FOLDER, "{site}": site, "{environment}": environment.resolve()}
     most, num_probes = training.sizes
     words = ["bexplore", "explore", *([training.config] if training.config else [])]
     words += ["--json", "--model-dir", str(scratch / "runs"), "--writes-are-fine"]
@@ -262,7 +268,9 @@ def _command(training: Training, scratch: Path) -> list[str]:
     if training.replicas > 1:
         words += ["--replicas", str(training.replicas)]
     for name, value in training.env.items():
-        words += ["--env", f"{name}={value.replace('{folder}', str(FOLDER))}"]
+        for placeholder, folder in folders.items():
+            value = value.replace(placeholder, str(folder))
+        words += ["--env", f"{name}={value}"]
     return [*words, "--", *shlex.split(training.command)]
 
 
@@ -315,10 +323,12 @@ def _judged(training: Training, runs: Path, left: list[str], text: str) -> dict[
     memory = details["peak_memory_bytes_by_rank"]
     accumulation = details["micro_batches_per_step"]
     samples = size * accumulation * details["num_replicas"]
+    # The last step of an epoch may have fewer micro-batches.
     expected = training.num_ranks, training.replicas, training.accumulation
+    seen = details["num_ranks"], details["num_replicas"], round(accumulation)
     right = (
         set(details["verdicts"].values()) == {"verified"}
-        and (details["num_ranks"], details["num_replicas"], accumulation) == expected
+        and seen == expected
         and len(memory) == training.num_ranks
         and all(0 < number < training.memory_gib * GIB for number in memory)
         and bool(refused) == training.runs_out
@@ -377,6 +387,8 @@ def _build_s(site: Path, cache: Path) -> float:
 
 
 def _is_there(package: str, environment: Path) -> bool:
+    if (environment / package).is_dir():  # in a folder of its own
+        return True
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
     python = environment / "bin" / "python"
     return subprocess.run([python, "-c", code, package], check=False, capture_output=True).returncode == 0

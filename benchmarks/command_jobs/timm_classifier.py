@@ -7,8 +7,6 @@ import types
 import torch
 from common import CLASSES, StepLog, options, own_device
 
-SIDE = 64
-
 
 class AnyName(type):
     """A class that has each attribute that is asked for."""
@@ -43,18 +41,18 @@ from timm.loss import LabelSmoothingCrossEntropy  # noqa: E402
 class Images(torch.utils.data.Dataset):
     """Random images with a class each."""
 
-    def __init__(self, length):
-        self.length = length
+    def __init__(self, length, side):
+        self.length, self.side = length, side
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, index):
-        return torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(index)), index % CLASSES
+        return torch.rand(3, self.side, self.side, generator=torch.Generator().manual_seed(index)), index % CLASSES
 
 
 def main():
-    args = options(("--model", "resnet18"))
+    args = options(("--model", "resnet18"), ("--side", 64))
     device = own_device(args)
     torch.manual_seed(0)
     model = timm.create_model(args.model, num_classes=CLASSES).to(device, memory_format=torch.channels_last)
@@ -63,7 +61,7 @@ def main():
     average = timm.utils.ModelEmaV3(model)
     loss_function = LabelSmoothingCrossEntropy().to(device)
     scaler = timm.utils.NativeScaler(device=args.device)
-    rows = Images(args.micro_batch_size * args.steps)
+    rows = Images(args.micro_batch_size * args.steps, args.side)
     log = StepLog()
     for step, (images, classes) in enumerate(torch.utils.data.DataLoader(rows, batch_size=args.micro_batch_size)):
         images, classes = images.to(device, memory_format=torch.channels_last), classes.to(device)
