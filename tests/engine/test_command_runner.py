@@ -345,10 +345,10 @@ def test_a_training_that_cannot_be_observed_behind_a_launcher_that_can_is_ended_
 
 def test_a_compiler_of_a_training_with_torch_and_without_the_observer_is_no_training(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "UNOBSERVED_S", 1.0)
-    worker = tmp_path / "torch" / "_inductor" / "compile_worker" / "__main__.py"
+    worker = tmp_path / "run" / "torch" / "_inductor" / "compile_worker" / "__main__.py"
     worker.parent.mkdir(parents=True)
     worker.write_text("import sys, torch; open(sys.argv[1], 'w').close(); sys.stdin.read()")
-    loaded = tmp_path / "loaded"
+    loaded = tmp_path / "run" / "loaded"
     compiling = (
         f"import os, runpy, subprocess, sys, time; words = [sys.executable, '-I', {str(worker)!r}, {str(loaded)!r}]; "
         "kept = subprocess.Popen(words, stdin=subprocess.PIPE); import torch\n"
