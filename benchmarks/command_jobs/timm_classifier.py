@@ -68,7 +68,7 @@ def main():
         with torch.autocast(args.device, torch.float16, enabled=args.device == "cuda"):
             loss = loss_function(model(images), classes)
         optimizer.zero_grad()
-        scaler(loss, optimizer, clip_grad=1.0, parameters=timm.utils.model_parameters(model))
+        scaler(loss, optimizer, clip_grad=1.0, parameters=model.parameters())
         average.update(model)
         scheduler.step_update(step + 1)
         log(loss.item())
