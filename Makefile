@@ -23,7 +23,7 @@ ARGS ?=
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 
-.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command clean dist
+.PHONY: help setup explore test test-fast test-gpu-trace test-oldest-numpy test-gpu check docs guard gpu-wheels gpu-check bench bench-gpu bench-all bench-search fit-calibration bench-trace bench-trace-cuda bench-guard bench-faults bench-view bench-warm-start bench-kernels bench-command bench-emulated clean dist
 help:
 	@echo "make setup         install everything into $(VENV)"
 	@echo "make explore       find the micro-batch size of CONFIG=$(CONFIG)"
@@ -49,6 +49,7 @@ help:
 	@echo "make bench-warm-start  the first step of a training, cold and from kept artifacts"
 	@echo "make bench-kernels  kernels of the shared program against the exact one, for a CUDA device that is not there"
 	@echo "make bench-command  training commands of many frameworks under the observer"
+	@echo "make bench-emulated trainings of many frameworks on an emulated GPU; ARGS=--cost times their start"
 	@echo "make bench-all     all of these but bench-gpu, ARGS=--quick for short ones"
 	@echo "make dist          build the wheel"
 	@echo "make clean         remove $(VENV) and everything that was built"
@@ -160,10 +161,14 @@ $(COMMAND_STAMP): $(STAMP) benchmarks/command_jobs/requirements.txt
 	test -x $(COMMAND_VENV)/bin/python || $(BIN)/python -m venv $(COMMAND_VENV)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > "$$($(COMMAND_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"
 	$(COMMAND_VENV)/bin/python -m pip install --quiet --no-deps --requirement benchmarks/command_jobs/requirements.txt
+	$(COMMAND_VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(COMMAND_VENV)/timm timm==1.0.31
 	touch $(COMMAND_STAMP)
 
 bench-command: $(COMMAND_STAMP)
 	$(BIN)/python -m benchmarks.command --unmodified $(ARGS)
+
+bench-emulated: $(COMMAND_STAMP) $(CUDA_STAMP)
+	BEXPLORE_CUDA_TORCH=$(CURDIR)/$(CUDA_FOLDER) $(BIN)/python -m benchmarks.emulated_trainings $(ARGS)
 
 # One thread for numpy, as the explorer has it.
 bench-view: $(STAMP)

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 def main():
     args = options()
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=args.accumulation)
+    accelerator = Accelerator(cpu=args.device == "cpu", gradient_accumulation_steps=args.accumulation)
     model = classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps * accelerator.num_processes)

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 WIDTH = 512
 CLASSES = 16
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # of the process group of ranks on such devices
 
 
 def options(*more: tuple[str, object]) -> argparse.Namespace:
@@ -19,11 +21,21 @@ def options(*more: tuple[str, object]) -> argparse.Namespace:
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", choices=sorted(BACKENDS), default="cpu")
     for name, default in more:
         parser.add_argument(name, type=type(default), default=default)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     return given
+
+
+def own_device(args: argparse.Namespace, rank: int | None = None) -> torch.device:
+    """Return the device of this process: each rank of a host takes the one of its number."""
+    if args.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 class StepLog:
@@ -69,4 +81,12 @@ def image_classifier() -> torch.nn.Sequential:
     return torch.nn.Sequential(*image, *layers, torch.nn.Flatten(), torch.nn.Linear(32 * 48 * 48, CLASSES))
 
 
-MODELS = {"layers": classifier, "images": image_classifier}
+def encoder(depth: int = 6, width: int = 1024) -> torch.nn.Sequential:
+    """A transformer encoder over rows as 64 tokens; a sample takes some 20 MiB of a device in float32."""
+    torch.manual_seed(0)
+    layers = [torch.nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, batch_first=True) for _ in range(depth)]
+    head = torch.nn.Flatten(), torch.nn.Linear(64 * width, CLASSES)
+    return torch.nn.Sequential(torch.nn.Unflatten(1, (64, 8)), torch.nn.Linear(8, width), *layers, *head)
+
+
+MODELS = {"layers": classifier, "images": image_classifier, "encoder": encoder}

@@ -1,7 +1,7 @@
 """The whole step (forward, backward, update) inside one torch.compile, on batches with or without a DataLoader."""
 
 import torch
-from common import CLASSES, WIDTH, Rows, StepLog, classifier, options
+from common import CLASSES, WIDTH, Rows, StepLog, classifier, options, own_device
 from torch.nn.functional import cross_entropy
 
 
@@ -12,7 +12,8 @@ def made(args):
 
 def main():
     args = options(("--loader", 1))
-    model = classifier()
+    device = own_device(args)
+    model = classifier().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     @torch.compile
@@ -27,7 +28,7 @@ def main():
     batches = torch.utils.data.DataLoader(rows, batch_size=args.micro_batch_size) if args.loader else made(args)
     log = StepLog()
     for inputs, classes in batches:
-        log(step(inputs, classes).item())
+        log(step(inputs.to(device), classes.to(device)).item())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import contextlib
 import os
 
 import torch
-from common import MODELS, Rows, StepLog, options
+from common import BACKENDS, MODELS, Rows, StepLog, options, own_device
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -22,14 +22,16 @@ def main():
     args = options(("--model", "layers"))
     if "RANK" not in os.environ:
         ranks_of_slurm()
-    distributed.init_process_group("gloo")
+    device = own_device(args)
+    distributed.init_process_group(BACKENDS[args.device])
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    model = DistributedDataParallel(MODELS[args.model]())
+    model = DistributedDataParallel(MODELS[args.model]().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps * ranks)
     loader = DataLoader(rows, batch_size=args.micro_batch_size, sampler=DistributedSampler(rows))
     log, loss_of_step = StepLog(), 0.0
     for micro_batch, (inputs, classes) in enumerate(loader, start=1):
+        inputs, classes = inputs.to(device), classes.to(device)
         last = micro_batch % args.accumulation == 0
         with contextlib.nullcontext() if last else model.no_sync():
             loss = cross_entropy(model(inputs), classes) / args.accumulation

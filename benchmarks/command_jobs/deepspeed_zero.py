@@ -1,14 +1,15 @@
 """DeepSpeed's engine with any ZeRO stage, started by its launcher on two processes."""
 
 import deepspeed
-from common import Rows, StepLog, classifier, options
+from common import BACKENDS, Rows, StepLog, classifier, options, own_device
 from torch import distributed
 from torch.nn.functional import cross_entropy
 
 
 def main():
     args = options(("--stage", 0), ("--local_rank", -1))
-    deepspeed.init_distributed("gloo")
+    device = own_device(args)
+    deepspeed.init_distributed(BACKENDS[args.device])
     ranks = distributed.get_world_size()
     model = classifier()
     engine, _, loader, _ = deepspeed.initialize(
@@ -25,6 +26,7 @@ def main():
     )
     log, loss_of_step = StepLog(), 0.0
     for inputs, classes in loader:
+        inputs, classes = inputs.to(device), classes.to(device)
         loss = cross_entropy(engine(inputs), classes)
         engine.backward(loss)
         loss_of_step += loss.item()

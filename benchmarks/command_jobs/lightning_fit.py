@@ -62,7 +62,7 @@ def main():
     module = Classifier() if args.optimization == "automatic" else TwoOptimizers()
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps * args.devices)
     trainer = lightning.Trainer(
-        accelerator="cpu",
+        accelerator=args.device,
         devices=args.devices,
         strategy=args.strategy,
         max_epochs=1,

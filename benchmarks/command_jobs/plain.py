@@ -1,18 +1,20 @@
 """A training loop on one device, with a DataLoader and gradient accumulation."""
 
 import torch
-from common import MODELS, Rows, StepLog, options
+from common import MODELS, Rows, StepLog, options, own_device
 from torch.nn.functional import cross_entropy
 
 
 def main():
     args = options(("--model", "layers"))
-    model = MODELS[args.model]()
+    device = own_device(args)
+    model = MODELS[args.model]().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps)
     loader = torch.utils.data.DataLoader(rows, batch_size=args.micro_batch_size)
     log, loss_of_step = StepLog(), 0.0
     for micro_batch, (inputs, classes) in enumerate(loader, start=1):
+        inputs, classes = inputs.to(device), classes.to(device)
         loss = cross_entropy(model(inputs), classes) / args.accumulation
         loss.backward()
         loss_of_step += loss.item()

@@ -3,7 +3,7 @@
 import socket
 
 import torch
-from common import Rows, StepLog, classifier, options
+from common import BACKENDS, Rows, StepLog, classifier, options, own_device
 from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -13,13 +13,17 @@ RANKS = 2
 
 
 def train(rank, port, args):
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
-    model = DistributedDataParallel(classifier())
+    device = own_device(args, rank)
+    distributed.init_process_group(
+        BACKENDS[args.device], init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS
+    )
+    model = DistributedDataParallel(classifier().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = Rows(args.micro_batch_size * args.accumulation * args.steps * RANKS)
     loader = DataLoader(rows, batch_size=args.micro_batch_size, sampler=DistributedSampler(rows, RANKS, rank))
     log, loss_of_step = StepLog(), 0.0
     for micro_batch, (inputs, classes) in enumerate(loader, start=1):
+        inputs, classes = inputs.to(device), classes.to(device)
         loss = cross_entropy(model(inputs), classes) / args.accumulation
         loss.backward()
         loss_of_step += loss.item()

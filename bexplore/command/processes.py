@@ -17,6 +17,9 @@ from bexplore.host.secret_values import hidden
 LOG = "log.txt"  # of the folder of a start: what the training prints
 # A module of torch's core that every process with torch has mapped.
 _TORCH = "libtorch_python"
+# Programs of Inductor, which compile or tune kernels in processes of their own: these get the folders of sys.path as
+# their PYTHONPATH, without the observer's. Source: python_subprocess_env of torch/_inductor/utils.py.
+_COMPILERS = "/torch/_inductor/"
 _REAPER_S = 5.0  # that a reaper gets to end once all that it cares for has. Source: as of `reaper.LIMITS_S`
 
 
@@ -90,12 +93,12 @@ class Start:
     def unobserved(self) -> list[int]:
         """Return the processes with torch in them, on this host, in which no observer is loaded.
 
-        Forks of an observed process have its command line, and are its helpers.
+        Forks of an observed process have its command line, and are its helpers; so are those that compile for it.
         """
         observed = self._observed()
         known = {read_of(pid, "cmdline") for pid in observed}
         others = (pid for pid in self.alive() if pid not in observed and _TORCH in read_of(pid, "maps"))
-        return [pid for pid in others if read_of(pid, "cmdline") not in known]
+        return [pid for pid in others if read_of(pid, "cmdline") not in known and not _compiles(pid)]
 
     def _observed(self) -> set[int]:
         """Return the processes of this host that have loaded the observer, those that have ended too."""
@@ -146,6 +149,11 @@ def end_leftovers(run_dir: Path) -> list[str]:
         if left:
             texts.append(f"processes of {name} could not be ended, and disturb what is measured: {left}")
     return texts
+
+
+def _compiles(pid: int) -> bool:
+    """Return whether a process is one of Inductor's, or was started by one."""
+    return any(_COMPILERS in read_of(one, "cmdline") for one in (pid, *_ancestors(pid)))
 
 
 def _ancestors(pid: int) -> set[int]:

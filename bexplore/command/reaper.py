@@ -38,6 +38,12 @@ _LOOK_S = 1.0  # between two looks for the explorer, should a fork of it hold th
 _HOST_LOOK_S = 0.5
 _HOST_IDLE_S = 10.0  # without a process of the start on this host, after which nothing is left to wait for
 SHARED_MEMORY = "/dev/shm"
+# Temporary folders that multiprocessing and torch make for a socket, and that a process removes which ends by itself.
+# Sources: multiprocessing/util.py; torch/lib/libshm/libshm.h.
+_SOCKET_FOLDERS = ("pymp-", "torch-shm-dir-")
+# The temporary folder of torchrun, which it never removes, and the variable of its ranks that names a file below it.
+# Source: torch/distributed/elastic/multiprocessing/api.py.
+_LOG_FOLDER, _ERROR_FILE = "torchelastic_", "TORCHELASTIC_ERROR_FILE="
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 # Programs and modules that start ranks, or pass signals to those in a container or on another host, and run no code of
 # the user. Sources: the console scripts of torch, accelerate and DeepSpeed; Slurm, MPI and container runtimes.
@@ -71,6 +77,7 @@ class Processes:
         self.reaper = reaper
         self._known: dict[int, str] = {}  # process id -> the time at which it started
         self._seen: set[int] = set()  # the process ids of those that have ended too
+        self._log_folders: set[str] = set()
         self._shared_before = _shared_memory()
 
     def alive(self) -> list[int]:
@@ -85,6 +92,7 @@ class Processes:
             if any(mark in environment for mark in self._marks) or self._descends(pid, parents):
                 self._known[pid] = started(pid)
                 self._seen.add(pid)
+                self._log_folders |= _log_folders(environment)
         self._known = {pid: at for pid, at in self._known.items() if at and started(pid) == at}
         return sorted(self._known)
 
@@ -116,9 +124,9 @@ class Processes:
             release: Lets them leave.
         """
         leave_s, term_s, kill_s = limits_s
-        shared = self._segments()
+        shared, folders = self._segments(), self._socket_folders()
         self.signal(lambda pid: pid not in ranks, signal.SIGSTOP)
-        shared |= self._segments()  # what they made until they stopped
+        shared, folders = shared | self._segments(), folders | self._socket_folders()  # made until they stopped
         release()
         if ranks:
             self._wait(lambda pid: pid in ranks or is_launcher(pid), leave_s)
@@ -131,6 +139,8 @@ class Processes:
                 break
         for path in (shared - self._shared_before) | {path for path in _shared_memory() if self._named(path)}:
             Path(path).unlink(missing_ok=True)
+        for path in folders | self._log_folders:
+            shutil.rmtree(path, ignore_errors=True)
         return self.alive()
 
     def _segments(self) -> set[str]:
@@ -138,6 +148,15 @@ class Processes:
         pids = self.alive()
         mapped = {word for pid in pids for word in read_of(pid, "maps").split()}
         return {path for path in mapped.union(*map(_open_files, pids)) if path.startswith(f"{SHARED_MEMORY}/")}
+
+    def _socket_folders(self) -> set[str]:
+        """Return the temporary folders that were made for a socket that the processes hold."""
+        pids = self.alive()
+        held = set().union(*map(_open_files, pids))
+        lines = {line for pid in pids for line in read_of(pid, "net/unix").splitlines()[1:]}  # each has its network
+        bound = (line.split(None, 7) for line in lines)  # the number of a socket stands before its path
+        folders = {os.path.dirname(words[7]) for words in bound if len(words) > 7 and f"socket:[{words[6]}]" in held}  # noqa: PTH120
+        return {path for path in folders if os.path.basename(path).startswith(_SOCKET_FOLDERS)}  # noqa: PTH119
 
     def _named(self, path: str) -> bool:
         """Return whether a segment has the process id of one of them in its name, as those of torch have."""
@@ -278,6 +297,12 @@ def _open_files(pid: int) -> Iterator[str]:
                 yield os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115
     except OSError:
         return  # it ended meanwhile, or is another user's
+
+
+def _log_folders(environment: str) -> set[str]:
+    named = (word[len(_ERROR_FILE) :] for word in environment.split("\0") if word.startswith(_ERROR_FILE))
+    above = (path for name in named for path in Path(name).parents)
+    return {str(path) for path in above if path.name.startswith(_LOG_FOLDER)}
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

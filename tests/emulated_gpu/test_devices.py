@@ -185,6 +185,39 @@ def test_nvml_tells_names_memory_and_processes(emulate):
     ) == ["NVIDIA H100 80GB HBM3 True", "1 True"]
 
 
+# What logs and trackers of trainings ask, beside names and memory: of a number or a text, and where a device lacks it.
+ASKED_OF_NVML = (
+    *("ApplicationsClock 0", "Architecture", "BoardId", "Brand", "ClockInfo 0", "Clock 0 0", "ComputeMode"),
+    *("CurrPcieLinkGeneration", "CurrentClocksEventReasons", "DisplayActive", "EncoderUtilization"),
+    *("EnforcedPowerLimit", "FanSpeed", "Index", "MaxClockInfo 1", "MaxPcieLinkWidth", "MemoryBusWidth", "MinorNumber"),
+    *("NumGpuCores", "P2PStatus", "PcieThroughput 0", "PerformanceState", "PersistenceMode", "PowerManagementLimit"),
+    *("PowerUsage", "Serial", "Temperature 0", "TotalEccErrors 0 0", "TotalEnergyConsumption", "UtilizationRates"),
+)
+
+
+def test_nvml_answers_what_logs_of_trainings_ask(emulate):
+    lines = emulate(
+        f"""
+        import ctypes
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        device = ctypes.c_void_p()
+        nvml.nvmlInit_v2()
+        nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+        for asked in {ASKED_OF_NVML}:
+            name, *words = asked.split()
+            others = [device, 0] if name == "P2PStatus" else [int(word) for word in words]
+            found = (ctypes.c_ulonglong * 16)()
+            print(name, getattr(nvml, f"nvmlDeviceGet{{name}}")(device, *others, found, 64))
+        """
+    )
+    answers = dict(line.split() for line in lines)
+    assert len(answers) == len(ASKED_OF_NVML)
+    assert set(answers.values()) == {"0", "3"}  # NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED
+    assert [answers[name] for name in ("TotalEnergyConsumption", "Architecture", "PowerUsage", "FanSpeed")] == list(
+        "0003"
+    )
+
+
 def test_a_process_knows_whether_its_devices_are_emulated(emulate):
     (answer,) = emulate("from bexplore.host.emulation import is_emulated; print(is_emulated())")
 

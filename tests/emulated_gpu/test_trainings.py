@@ -135,6 +135,8 @@ def test_recurrent_layers_transforms_factorizations_and_sparse_products_run(emul
         torch.fft.rfft2(square).abs().sum()
         for name in ("cholesky", "qr", "svd", "eigh", "inv", "eigvals"):
             getattr(torch.linalg, name)(square)
+        stacked = torch.randn(3, 16, 16, device="cuda")
+        torch.linalg.qr(stacked), torch.linalg.lstsq(stacked, stacked), torch.linalg.solve(stacked, stacked)
         torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (16, 16)).cuda() @ square
         torch.special.i1(square)
         """
@@ -157,6 +159,25 @@ def test_a_gradient_scaler_takes_its_steps_and_optimizers_have_their_states(emul
     print(len(optimizer.state) == len(list(model.parameters())))
     """
     ) == ["True"]
+
+
+def test_the_scale_of_a_gradient_scaler_grows_as_on_a_device(emulate):
+    lines = emulate(
+        """
+        import torch
+        from torch import nn
+        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(40)]).cuda()  # more kernels than are remembered
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=2)
+        for step in range(5):
+            scaler.scale(model(torch.randn(4, 8, device="cuda")).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            print(scaler.get_scale(), scaler._growth_tracker.item())
+        """
+    )
+    assert lines == ["1024.0 1", "2048.0 0", "2048.0 1", "4096.0 0", "4096.0 1"]
 
 
 @pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import psutil
@@ -231,3 +232,53 @@ def test_shared_memory_of_a_killed_process_is_removed(started, tmp_path, way):
     assert start.end() == []
 
     assert not made.exists()
+
+
+# Folders of sockets that a process removes which ends by itself: those of worker processes of a data loader, and that
+# of torch's manager of shared memory.
+SOCKETS = {
+    "multiprocessing": "from multiprocessing.connection import Listener; kept = Listener(family='AF_UNIX'); "
+    "path = os.path.dirname(kept.address)",
+    "torch": "import socket, tempfile; path = tempfile.mkdtemp(prefix='torch-shm-dir-'); "
+    "kept = socket.socket(socket.AF_UNIX); kept.bind(path + '/manager.sock'); kept.listen()",
+}
+
+
+@pytest.mark.parametrize("way", SOCKETS)
+def test_the_folder_of_a_killed_process_s_socket_is_removed_and_that_of_another_stays(started, tmp_path, way):
+    code = f"import os, sys; {SOCKETS[way]}; "
+    code += "print(path, file=open(sys.argv[1] + '.part', 'w')); os.rename(sys.argv[1] + '.part', sys.argv[1]); "
+    start = started(sys.executable, "-c", code + SLEEPS, str(tmp_path / "made"))
+    wait_for(tmp_path / "made")
+    made = Path((tmp_path / "made").read_text().strip())
+    assert made.is_dir()
+
+    with Listener(family="AF_UNIX") as others:
+        assert start.end() == []
+
+        assert not made.exists()
+        assert Path(others.address).exists()
+
+
+@pytest.mark.parametrize("ends_itself", [False, True], ids=["ended", "ended by itself"])
+def test_the_log_folder_of_torchrun_goes_with_its_start_and_one_that_the_user_names_stays(
+    started, tmp_path, ends_itself
+):
+    own, named = tmp_path / "torchelastic_x1", tmp_path / "logs"
+    for folder in (own, named):
+        (folder / "none_y" / "attempt_0" / "0").mkdir(parents=True)
+    seconds = 0.3 if ends_itself else 60
+    files = [f"TORCHELASTIC_ERROR_FILE={folder}/none_y/attempt_0/0/error.json" for folder in (own, named)]
+    start = started(
+        "bash", "-c", "; ".join(f"env {file} sleep {seconds} &" for file in files).replace("&;", "&") + " wait"
+    )
+    limit_s = time.monotonic() + 60.0
+    while len(start.alive()) < 3 and time.monotonic() < limit_s:
+        time.sleep(0.01)
+    while ends_itself and start.alive():
+        time.sleep(0.01)
+
+    assert start.end() == []
+
+    assert not own.exists()
+    assert named.exists()

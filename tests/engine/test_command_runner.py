@@ -343,6 +343,24 @@ def test_a_training_that_cannot_be_observed_behind_a_launcher_that_can_is_ended_
     assert "the observer was not loaded into it" in refused(runner).message
 
 
+def test_a_compiler_of_a_training_with_torch_and_without_the_observer_is_no_training(run_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "UNOBSERVED_S", 1.0)
+    worker = tmp_path / "run" / "torch" / "_inductor" / "compile_worker" / "__main__.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text("import sys, torch; open(sys.argv[1], 'w').close(); sys.stdin.read()")
+    loaded = tmp_path / "run" / "loaded"
+    compiling = (
+        f"import os, runpy, subprocess, sys, time; words = [sys.executable, '-I', {str(worker)!r}, {str(loaded)!r}]; "
+        "kept = subprocess.Popen(words, stdin=subprocess.PIPE); import torch\n"
+        f"while not os.path.exists({str(loaded)!r}): time.sleep(0.01)\n"
+        "time.sleep(3); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = training()
+    runner = run_of(dataclasses.replace(command, argv=(sys.executable, "-c", compiling, *command.argv[1:])))
+
+    assert runner(probe_of(4)).outcome is Outcome.MEASURED
+
+
 def test_trackers_are_off_and_the_users_own_sitecustomize_runs(run_of, tmp_path):
     own = tmp_path / "run" / "own"
     own.mkdir(parents=True)

@@ -55,5 +55,24 @@ API int cublasGetPointerMode_v2(void* handle, int* mode) {
 API const char* cublasGetStatusString(int) { return "emulated cuBLAS"; }
 API size_t cublasGetCudartVersion() { return BEXPLORE_CUDA_VERSION; }
 
+// Factorizations of several matrices, which also write on the host whether an argument was wrong. Others write on the
+// device alone.
+#define FILLER_6 void*, void*, void*, void*, void*, void*
+#define BATCHED(name, ...)                                            \
+    API int name(void* handle, __VA_ARGS__, int* wrong_argument) {    \
+        *wrong_argument = 0;                                          \
+        return launch_on_handle(handle);                              \
+    }
+#define BATCHED_ALL(name, ...)                    \
+    BATCHED(cublasS##name##Batched, __VA_ARGS__)  \
+    BATCHED(cublasD##name##Batched, __VA_ARGS__)  \
+    BATCHED(cublasC##name##Batched, __VA_ARGS__)  \
+    BATCHED(cublasZ##name##Batched, __VA_ARGS__)
+
+int launch_on_handle(void* handle);
+BATCHED_ALL(geqrf, void*, void*, void*, void*, void*)
+BATCHED_ALL(gels, FILLER_6, void*, void*)
+BATCHED_ALL(getrs, FILLER_6, void*, void*)
+
 // What every other function does, which gets the handle first (stub.hpp).
 int launch_on_handle(void* handle) { return launch(handle_of(handle)->stream) ? 13 : 0; }  // 13: execution failed

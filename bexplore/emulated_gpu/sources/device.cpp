@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -389,6 +390,8 @@ struct Known {
     long at_launch;
 };
 
+constexpr long LASTING = LONG_MAX;  // as the launch at which something was known: never forgotten
+
 std::mutex& known_lock = *new std::mutex();
 std::map<char*, Known>& known = *new std::map<char*, Known>();  // disjoint
 
@@ -481,6 +484,13 @@ void write(void* target, const void* source, size_t bytes) {
     known[start] = {bytes, num_launches};
 }
 
+void write_lasting(void* target, const void* source, size_t bytes) {
+    write(target, source, bytes);
+    std::lock_guard<std::mutex> guard(known_lock);
+    auto entry = known.find(static_cast<char*>(target));
+    if (entry != known.end()) entry->second.at_launch = LASTING;
+}
+
 bool is_known(const void* start, size_t bytes) {
     std::lock_guard<std::mutex> guard(known_lock);
     forget_old();
@@ -498,7 +508,7 @@ void forget(void* start, size_t bytes) {
 
 void forget_all() {
     std::lock_guard<std::mutex> guard(known_lock);
-    forget_where([](const Known&) { return true; });
+    forget_where([](const Known& one) { return one.at_launch != LASTING; });
 }
 
 void copy(void* target, const void* source, size_t bytes) {

@@ -80,6 +80,7 @@ SHARED void copy(void* target, const void* source, size_t bytes);
 SHARED void fill(void* target, int value, size_t bytes);
 SHARED void read(void* target, const void* source, size_t bytes);         // from anywhere to the host
 SHARED void write(void* target, const void* source, size_t bytes);        // from the host to anywhere
+SHARED void write_lasting(void* target, const void* source, size_t bytes);  // what one kind of kernel alone changes
 
 SHARED bool is_known(const void* start, size_t bytes);  // all of them
 SHARED void forget(void* start, size_t bytes);

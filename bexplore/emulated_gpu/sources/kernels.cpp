@@ -14,7 +14,7 @@ namespace {
 constexpr size_t BLOCK_BYTES = 512;       // to which PyTorch's allocator rounds tensors up
 constexpr size_t MOST_ELEMENTS = 1 << 21; // of masks and integers; a batch of token numbers has fewer
 
-enum class Kind { FILL, ADD_NUMBER, ADD, COMPARE, CAST, OTHER_ELEMENTWISE, SUM, MAXIMUM, MINIMUM, ALL, ANY, REDUCTION };
+enum class Kind { FILL, ADD_NUMBER, ADD, COMPARE, CAST, OTHER_ELEMENTWISE, UPDATE_SCALE, SUM, MAXIMUM, MINIMUM, ALL, ANY, REDUCTION };
 
 struct Kernel {
     Kind kind;
@@ -23,6 +23,14 @@ struct Kernel {
 
 std::mutex& lock = *new std::mutex();
 auto& kernels = *new std::unordered_map<const void*, Kernel>();  // by address on the host; never destroyed
+
+// The scale of a gradient scaler, and the updates since it last grew.
+struct Scale {
+    float factor;
+    int num_updates;
+};
+auto& filled_scalars = *new std::unordered_map<const void*, float>();  // by address: where a scale may begin
+auto& scales = *new std::unordered_map<const void*, Scale>();          // by address, once they were updated
 
 struct Name {
     const char* part;
@@ -170,6 +178,37 @@ bool cast(size_t count, size_t width, int type, char** addresses) {
     return true;
 }
 
+void note_scalar(const void* address, const void* value) {
+    std::lock_guard<std::mutex> guard(lock);
+    memcpy(&filled_scalars[address], value, sizeof(float));
+    scales.erase(address);
+}
+
+// The arguments: the scale, the updates since it grew, whether a gradient was not finite, by how much the scale grows
+// and falls, and after how many updates it grows. PyTorch fills the scale when it makes it, and no other kernel
+// changes it. Whether a gradient was not finite is a kernel's result, so it reads as zero unless the host wrote it.
+void update_scale(void** arguments) {
+    void* addresses[3];
+    double growth, backoff;
+    int interval;
+    for (int at = 0; at < 3; ++at) memcpy(&addresses[at], arguments[at], sizeof(void*));
+    memcpy(&growth, arguments[3], sizeof growth);
+    memcpy(&backoff, arguments[4], sizeof backoff);
+    memcpy(&interval, arguments[5], sizeof interval);
+    float is_infinite;
+    emulated::read(&is_infinite, addresses[2], sizeof is_infinite);
+    std::lock_guard<std::mutex> guard(lock);
+    auto [entry, is_new] = scales.try_emplace(addresses[0], Scale{filled_scalars[addresses[0]], 0});
+    Scale& scale = entry->second;
+    if (is_infinite) {
+        scale = {static_cast<float>(scale.factor * backoff), 0};
+    } else if (++scale.num_updates == interval) {
+        scale = {static_cast<float>(scale.factor * growth), 0};
+    }
+    emulated::write_lasting(addresses[0], &scale.factor, sizeof scale.factor);
+    emulated::write_lasting(addresses[1], &scale.num_updates, sizeof scale.num_updates);
+}
+
 bool do_elementwise(const Kernel& kernel, void** arguments) {
     size_t count = *static_cast<int*>(arguments[0]);
     char** addresses = static_cast<char**>(arguments[2]);  // of the result first
@@ -179,6 +218,7 @@ bool do_elementwise(const Kernel& kernel, void** arguments) {
         bool may_be_mask = kernel.width == sizeof(bool) || kernel.width == sizeof(int64_t);
         if (!is_small && (!may_be_mask || count > MOST_ELEMENTS)) return false;
         fill_with(addresses[0], count, functor, kernel.width);
+        if (count == 1 && kernel.width == sizeof(float)) note_scalar(addresses[0], functor);
         return true;
     }
     if (count > MOST_ELEMENTS) return false;
@@ -241,9 +281,12 @@ void emulated::register_kernel(const void* function, const char* name) {
     // Both take the number of elements, the functor, and an array of pointers, the first of which is the result's.
     bool is_elementwise =
         contains(name, "vectorized_elementwise_kernel") || contains(name, "unrolled_elementwise_kernel");
-    if (!is_elementwise && !contains(name, "reduce") && !contains(name, "3cub")) return;
+    bool is_of_scale = contains(name, "amp_update_scale_cuda_kernel");
+    if (!is_elementwise && !is_of_scale && !contains(name, "reduce") && !contains(name, "3cub")) return;
     std::lock_guard<std::mutex> guard(lock);
-    kernels[function] = is_elementwise ? elementwise_kernel(name) : reduction_kernel(name);
+    kernels[function] = is_elementwise ? elementwise_kernel(name)
+                        : is_of_scale  ? Kernel{Kind::UPDATE_SCALE, 0}
+                                       : reduction_kernel(name);
 }
 
 void emulated::do_kernel(const void* function, void** arguments) {
@@ -254,6 +297,7 @@ void emulated::do_kernel(const void* function, void** arguments) {
         if (found == kernels.end()) return;
         kernel = found->second;
     }
+    if (kernel.kind == Kind::UPDATE_SCALE) return update_scale(arguments);
     if (kernel.kind == Kind::REDUCTION) return forget_all();  // a host often reads what it reduced to
     if (kernel.kind >= Kind::SUM) {
         if (!do_reduction(kernel, static_cast<char*>(arguments[0]))) forget_all();

@@ -205,6 +205,153 @@ API int nvmlDeviceGetCurrentClocksThrottleReasons(Device, unsigned long long* re
     return SUCCESS;
 }
 
+API int nvmlDeviceGetCurrentClocksEventReasons(Device device, unsigned long long* reasons) {
+    return nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons);
+}
+
+API int nvmlDeviceGetClock(Device, unsigned type, unsigned, unsigned* megahertz) { return clock(type, megahertz); }
+API int nvmlDeviceGetApplicationsClock(Device, unsigned type, unsigned* found) { return clock(type, found); }
+
+API int nvmlDeviceGetTotalEnergyConsumption(Device, unsigned long long* millijoules) {
+    *millijoules = 0;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetMinorNumber(Device device, unsigned* number) { return nvmlDeviceGetIndex(device, number); }
+API int nvmlDeviceGetVbiosVersion(Device, char* text, unsigned size) { return write(text, size, "emulated"); }
+
+API int nvmlDeviceGetMemoryBusWidth(Device, unsigned* bits) {
+    *bits = properties().bus_bits;
+    return SUCCESS;
+}
+
+// nvmlDeviceArchitecture_t: 5 is Volta, and each generation one more.
+API int nvmlDeviceGetArchitecture(Device, unsigned* architecture) {
+    int major = properties().major, minor = properties().minor;
+    *architecture = major >= 10 ? 10 : major == 9 ? 9 : major == 8 ? (minor == 9 ? 8 : 7) : minor >= 5 ? 6 : 5;
+    return SUCCESS;
+}
+
+// Nothing but what trains is here: no graphics, no other process server, no error of the memory, no display, no power
+// state but the highest, and all devices reach each other.
+#define NONE(name, ...)                             \
+    API int name(__VA_ARGS__, unsigned* found) {    \
+        *found = 0;                                 \
+        return SUCCESS;                             \
+    }
+NONE(nvmlDeviceGetComputeMode, Device)
+NONE(nvmlDeviceGetPerformanceState, Device)
+NONE(nvmlDeviceGetPowerState, Device)
+NONE(nvmlDeviceGetDisplayActive, Device)
+NONE(nvmlDeviceGetDisplayMode, Device)
+NONE(nvmlDeviceGetMultiGpuBoard, Device)
+NONE(nvmlDeviceIsMigDeviceHandle, Device)
+NONE(nvmlDeviceGetPcieThroughput, Device, unsigned)
+NONE(nvmlDeviceGetP2PStatus, Device, Device, unsigned)
+
+API int nvmlDeviceGetGraphicsRunningProcesses(Device, unsigned* count, void*) {
+    *count = 0;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetGraphicsRunningProcesses_v2(Device device, unsigned* count, void* found) {
+    return nvmlDeviceGetGraphicsRunningProcesses(device, count, found);
+}
+
+API int nvmlDeviceGetGraphicsRunningProcesses_v3(Device device, unsigned* count, void* found) {
+    return nvmlDeviceGetGraphicsRunningProcesses(device, count, found);
+}
+
+API int nvmlDeviceGetMPSComputeRunningProcesses_v3(Device device, unsigned* count, void* found) {
+    return nvmlDeviceGetGraphicsRunningProcesses(device, count, found);
+}
+
+API int nvmlDeviceGetEccMode(Device, unsigned* current, unsigned* pending) {
+    *current = *pending = 1;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetTotalEccErrors(Device, unsigned, unsigned, unsigned long long* count) {
+    *count = 0;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetMemoryErrorCounter(Device, unsigned, unsigned, unsigned, unsigned long long* count) {
+    *count = 0;
+    return SUCCESS;
+}
+
+API int nvmlDeviceGetRemappedRows(Device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+                                  unsigned* failed) {
+    *corrected = *uncorrected = *pending = *failed = 0;
+    return SUCCESS;
+}
+
+API int nvmlSystemGetProcessName(unsigned process, char* text, unsigned size) {
+    char path[32], name[64] = "";
+    snprintf(path, sizeof path, "/proc/%u/comm", process);
+    FILE* file = fopen(path, "r");
+    if (!file) return NOT_FOUND;
+    fscanf(file, "%63[^\n]", name);
+    fclose(file);
+    return write(text, size, name);
+}
+
+API int nvmlUnitGetCount(unsigned* count) {
+    *count = 0;
+    return SUCCESS;
+}
+
+// No sample of the use by processes was taken yet.
+API int nvmlDeviceGetProcessUtilization(Device, void*, unsigned* count, unsigned long long) {
+    *count = 0;
+    return NOT_FOUND;
+}
+
+API int nvmlDeviceGetSamples(Device, unsigned, unsigned long long, unsigned*, unsigned*, void*) { return NOT_FOUND; }
+
+// What the table of devices does not say, in the answer of devices that lack it, for which programs are prepared.
+#define NOT_KNOWN(name) \
+    API int name(void) { return NOT_SUPPORTED; }
+NOT_KNOWN(nvmlDeviceGetEnforcedPowerLimit)
+NOT_KNOWN(nvmlDeviceGetPowerManagementLimit)
+NOT_KNOWN(nvmlDeviceGetPowerManagementDefaultLimit)
+NOT_KNOWN(nvmlDeviceGetPowerManagementLimitConstraints)
+NOT_KNOWN(nvmlDeviceGetPowerManagementMode)
+NOT_KNOWN(nvmlDeviceGetSerial)
+NOT_KNOWN(nvmlDeviceGetBrand)
+NOT_KNOWN(nvmlDeviceGetBoardId)
+NOT_KNOWN(nvmlDeviceGetNumGpuCores)
+NOT_KNOWN(nvmlDeviceGetFanSpeed)
+NOT_KNOWN(nvmlDeviceGetFanSpeed_v2)
+NOT_KNOWN(nvmlDeviceGetNumFans)
+NOT_KNOWN(nvmlDeviceGetEncoderUtilization)
+NOT_KNOWN(nvmlDeviceGetDecoderUtilization)
+NOT_KNOWN(nvmlDeviceGetBAR1MemoryInfo)
+NOT_KNOWN(nvmlDeviceGetTemperatureThreshold)
+NOT_KNOWN(nvmlDeviceGetCurrPcieLinkGeneration)
+NOT_KNOWN(nvmlDeviceGetCurrPcieLinkWidth)
+NOT_KNOWN(nvmlDeviceGetMaxPcieLinkGeneration)
+NOT_KNOWN(nvmlDeviceGetMaxPcieLinkWidth)
+NOT_KNOWN(nvmlDeviceGetPcieReplayCounter)
+NOT_KNOWN(nvmlDeviceGetSupportedClocksThrottleReasons)
+NOT_KNOWN(nvmlDeviceGetSupportedMemoryClocks)
+NOT_KNOWN(nvmlDeviceGetSupportedGraphicsClocks)
+NOT_KNOWN(nvmlDeviceGetRetiredPages)
+NOT_KNOWN(nvmlDeviceGetFieldValues)
+NOT_KNOWN(nvmlDeviceGetTopologyCommonAncestor)
+NOT_KNOWN(nvmlDeviceGetTopologyNearestGpus)
+NOT_KNOWN(nvmlDeviceGetCpuAffinity)
+NOT_KNOWN(nvmlDeviceGetMemoryAffinity)
+NOT_KNOWN(nvmlDeviceSetCpuAffinity)
+NOT_KNOWN(nvmlDeviceGetNvLinkState)
+NOT_KNOWN(nvmlDeviceGetNvLinkVersion)
+NOT_KNOWN(nvmlDeviceGetNvLinkCapability)
+NOT_KNOWN(nvmlDeviceGetNvLinkErrorCounter)
+NOT_KNOWN(nvmlDeviceGetNvLinkUtilizationCounter)
+NOT_KNOWN(nvmlDeviceGetMaxMigDeviceCount)
+NOT_KNOWN(nvmlDeviceGetMigDeviceHandleByIndex)
+
 API int nvmlDeviceGetMigMode(Device, unsigned*, unsigned*) { return NOT_SUPPORTED; }
 API int nvmlDeviceGetNvLinkRemoteDeviceType(Device, unsigned, unsigned*) { return NOT_SUPPORTED; }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device, unsigned, Pci*) { return NOT_SUPPORTED; }
