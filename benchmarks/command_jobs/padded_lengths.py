@@ -47,3 +47,4 @@ while step < arguments.steps:
         step += 1
         if step >= arguments.steps:
             break
+print("trained")
