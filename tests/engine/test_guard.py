@@ -17,6 +17,7 @@ from tests.guard_builders import write_job
 pytest_plugins = ["pytester"]
 
 
+@pytest.mark.on_device
 def test_live_workers_are_interleaved_without_compiling_again(run_on):
     runner = run_on(imported_job())
     observation = runner(Probe(number=0, micro_batch_size=4, compilation=Compilation.EXACT, max_passes=3))
@@ -56,6 +57,7 @@ def test_workers_that_are_compared_run_a_round_on_the_same_processors_and_the_ne
     assert set(processors(everywhere, 0)) == {frozenset(allowed)}
 
 
+@pytest.mark.on_device
 def test_a_worker_that_was_started_ahead_runs_the_first_probe(run_on):
     runner = run_on(imported_job())
     runner.start()

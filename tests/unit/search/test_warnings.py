@@ -45,9 +45,7 @@ def test_the_program_of_one_sample_beside_that_of_all_others_is_nothing_to_tell(
 def test_a_third_program_is_told_whether_a_size_of_its_own_was_compiled_ahead_or_not():
     reason = "51463168*samples <= 2147483647"
     again = {"num_graphs": 1, "num_recompiles": 1, "compile_time_s": 9.0, "worker": 1}
-    one, third = (
-        observed(size, details=DYNAMIC | {"recompile_reasons": (reason,)}, **again) for size in (1, 64)
-    )
+    one, third = (observed(size, details=DYNAMIC | {"recompile_reasons": (reason,)}, **again) for size in (1, 64))
 
     (warning,) = program_warnings([one, observed(8, worker=1, details=DYNAMIC), third])
     (of_ahead,) = program_warnings([one, third])
