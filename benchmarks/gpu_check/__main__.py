@@ -1,4 +1,4 @@
-"""The command: `python -m benchmarks.gpu_check [--cpu | --emulated] [--minutes 9] [--sections 1 | --only NAME] [--retry]`.
+"""The command: `python -m benchmarks.gpu_check [--cpu | --emulated] [--minutes 9] [--sections 1 2 | --only NAME]`.
 
 Results: `gpu_check.json` (all facts; the state from which the same command goes on) and `gpu_check.md` (the table).
 """

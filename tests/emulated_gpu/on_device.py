@@ -24,7 +24,8 @@ NUM_DEVICES = 2  # as many as the jobs of several ranks need
 def environment(cuda_folder: Path, emulated: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a program that shall see emulated devices under the CUDA build of a folder."""
     folders = (cuda_folder, ROOT, Path(sysconfig.get_path("purelib")))
-    own = {"PYTHONPATH": os.pathsep.join(str(folder) for folder in folders), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return {**os.environ, **emulated, **own}
 
 
