@@ -92,7 +92,7 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.ones(1)
 for batch in torch.utils.data.DataLoader(Rows(), batch_size=size):
-    model(batch.expand(-1, 4096).contiguous())""",
+    model(batch.to(device).expand(-1, 4096).contiguous())""",
 )
 
 
