@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 LISTED = os.environ.get("BEXPLORE_DEVICE_LINES", "")  # {path: [lines]} as JSON
+OBSERVER = "bexplore_observer.py"  # which a start of a command compiles from a copy
 SEEN = os.environ.get("BEXPLORE_DEVICE_LINES_SEEN", "")  # a line `path:line` for each, from all processes
 
 
@@ -33,15 +34,28 @@ def _install() -> None:
         path = self.get_filename(fullname)
         if path not in listed:
             return get_code(self, fullname)
-        tree = ast.parse(self.get_data(path))
-        for node in list(ast.walk(tree)):
-            for name in ("body", "orelse", "finalbody"):
-                statements = getattr(node, name, None)
-                if isinstance(statements, list):
-                    setattr(node, name, _noting(statements, path, listed[path]))
-        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        return compile_source(_noting_tree(self.get_data(path), path, listed[path]), path, "exec", dont_inherit=True)
 
     loader.get_code = get_noting_code
+    compile_source = builtins.compile
+    observers = [path for path in listed if path.endswith(OBSERVER)]
+
+    def compile_noting(source, filename, *arguments, **named):
+        if observers and isinstance(source, str) and str(filename).endswith(OBSERVER):
+            source = _noting_tree(source, observers[0], listed[observers[0]])
+        return compile_source(source, filename, *arguments, **named)
+
+    builtins.compile = compile_noting
+
+
+def _noting_tree(source, path, lines):
+    tree = ast.parse(source)
+    for node in list(ast.walk(tree)):
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                setattr(node, name, _noting(statements, path, lines))
+    return ast.fix_missing_locations(tree)
 
 
 def _noting(statements, path, lines):
