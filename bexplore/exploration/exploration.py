@@ -280,11 +280,11 @@ class EngineExploration(ResumableExploration):
         if self.known or trace_decides or num_usable_processors() < 2 or not (is_plain and self._compiles_ahead):
             return
         budget = self._budget(facts, None)
-        settings = self._runner_settings(run.directory, facts, budget, None)
+        settings = self._runner_settings(run.directory, facts, budget)
         begin(workers, settings, self._first_probe(None, budget))
 
     def _runner_settings(
-        self, run_dir: Path, facts: Mapping[str, Any], budget: MemoryBudget, cost_model: CostModel | None
+        self, run_dir: Path, facts: Mapping[str, Any], budget: MemoryBudget, cost_model: CostModel | None = None
     ) -> RunnerSettings:
         return RunnerSettings(
             job=self.config.job,
